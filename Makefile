@@ -1,0 +1,48 @@
+# `make demo` and `make test` do all the set-up they need: Python 3.11+, pip and nothing else.
+# pip's own configuration decides where packages come from (PIP_EXTRA_INDEX_URL, PIP_INDEX_URL, pip.conf …).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check unit format clean
+
+demo: $(VENV)/.core
+	@$(BIN)/python examples/quickstart.py
+
+# Everything CI runs. pytest is last, so that its summary is the last line.
+test: check unit
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: $(VENV)/.dev $(VENV)/.model
+	$(BIN)/python -m pytest
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"Python 3.11 or newer is needed; $$(command -v $(PYTHON)) is {v[0]}.{v[1]}. Say which with: make PYTHON=python3.12 …")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: pyproject.toml | $(BIN)/python
+	@echo "Installing into $(VENV) (the first time takes a few minutes) …"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	@echo "Installing into $(VENV) (the first time takes a few minutes) …"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,openai,anthropic]'
+	@touch $@ $(VENV)/.core
+
+# The tests use no network: the default model is fetched here, once.
+$(VENV)/.model: | $(VENV)/.core
+	$(BIN)/sglang-lite models pull smollm2-135m
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

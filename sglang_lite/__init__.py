@@ -1,0 +1,105 @@
+"""Programs for language models, written as plain Python.
+
+    import sglang_lite as sgl
+
+    @sgl.function
+    def capital(s, country):
+        s += sgl.user(f"What is the capital of {country}?")
+        s += sgl.assistant(sgl.gen("answer", max_tokens=32, temperature=0))
+
+    print(capital.run("France")["answer"])
+
+Names are loaded when they are first used: importing this package loads neither torch nor any SDK.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from sglang_lite.version import __version__
+
+if TYPE_CHECKING:
+    from sglang_lite.lang.api import (
+        assistant,
+        assistant_begin,
+        assistant_end,
+        flush_cache,
+        function,
+        gen,
+        gen_int,
+        gen_string,
+        get_server_info,
+        select,
+        set_default_backend,
+        system,
+        system_begin,
+        system_end,
+        user,
+        user_begin,
+        user_end,
+    )
+    from sglang_lite.lang.backend.base_backend import BaseBackend
+    from sglang_lite.lang.backend.scripted import ScriptedBackend
+    from sglang_lite.lang.choices import (
+        greedy_token_selection,
+        token_length_normalized,
+        unconditional_likelihood_normalized,
+    )
+    from sglang_lite.lang.global_config import global_config
+    from sglang_lite.lang.state import ProgramState, ProgramStateGroup
+    from sglang_lite.protocol import (
+        BackendError,
+        BatchError,
+        CapabilityError,
+        ConstraintError,
+        DownloadError,
+        EngineClosedError,
+        ModelError,
+        OverloadedError,
+        ParameterError,
+        ProgramError,
+        RequestAbortedError,
+        RequestTimeoutError,
+        SglError,
+        TemplateError,
+        UnknownVariableError,
+        ValueValidationError,
+    )
+    from sglang_lite.runtime.engine import Engine
+
+_HOMES = {
+    "lang.api": (
+        "assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int", "gen_string",
+        "get_server_info", "select", "set_default_backend", "system", "system_begin", "system_end", "user",
+        "user_begin", "user_end",
+    ),
+    "lang.backend.base_backend": ("BaseBackend",),
+    "lang.backend.scripted": ("ScriptedBackend",),
+    "lang.choices": (
+        "greedy_token_selection", "token_length_normalized", "unconditional_likelihood_normalized",
+    ),
+    "lang.global_config": ("global_config",),
+    "lang.state": ("ProgramState", "ProgramStateGroup"),
+    "protocol": (
+        "BackendError", "BatchError", "CapabilityError", "ConstraintError", "DownloadError", "EngineClosedError",
+        "ModelError", "OverloadedError", "ParameterError", "ProgramError", "RequestAbortedError",
+        "RequestTimeoutError", "SglError", "TemplateError", "UnknownVariableError", "ValueValidationError",
+    ),
+    "runtime.engine": ("Engine",),
+}  # fmt: skip
+_HOME = {name: f"sglang_lite.{home}" for home, names in _HOMES.items() for name in names}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'sglang_lite' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

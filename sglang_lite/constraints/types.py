@@ -1,0 +1,168 @@
+"""Python types as constraints: what text spells a value of a type, and how to read it back.
+
+A scalar is written bare (`42`, `positive`, `2024-05-01`), everything else as JSON. Reading back is pydantic's, so a
+value is always valid under the type or an error.
+"""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import inspect
+import json
+import sys
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, NotRequired, get_args, get_origin
+
+from typing_extensions import TypedDict
+
+from sglang_lite.constraints.schema import json_schema
+from sglang_lite.protocol import Choices, Constraint, ConstraintError, Regex, ValueValidationError
+
+# JSON's safe integers: an unbounded one lets a small model write digits for ever.
+MAX_INT = 2**53 - 1
+INT = r"-?(?:0|[1-9][0-9]{0,15})"
+FLOAT = r"-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,15})?"
+NUMBER_ENDS = " \n,;:)"
+NUMBER_END = f"[{NUMBER_ENDS}]?"
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[2468][048]|0[48]|[13579][26])00)"
+_DATE = (
+    "(?:(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])-"
+    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
+    "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+    f"|{_LEAP_YEAR}-02-29)"
+)
+_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
+_ZONE = r"(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])?"
+
+
+@dataclass(frozen=True, slots=True)
+class ValueType:
+    """A type to generate.
+
+    Attributes:
+        constraint: what the text must look like; None for `str`, which is any text.
+        parse: the value of a text; raises ValueValidationError.
+        stop: what ends the text of a number, and is no part of it. The constraint allows one such character after
+            the number, so that a model which would go on with text need not go on with digits.
+    """
+
+    constraint: Constraint | None
+    parse: Callable[[str], Any]
+    stop: tuple[str, ...] = ()
+
+
+def value_type(annotation: Any) -> ValueType:
+    """How values of `annotation` are written and read.
+
+    Args:
+        annotation: a pydantic model, dataclass, TypedDict, Literal, Enum, int, float, bool, str, date, datetime, time,
+            list[…], dict[str, …], … | None, or Annotated with constraints.
+
+    Raises:
+        ConstraintError: the type has no JSON schema.
+    """
+    try:
+        return _value_type(annotation)
+    except TypeError:  # unhashable metadata in Annotated
+        return _value_type.__wrapped__(annotation)
+
+
+@lru_cache(maxsize=512)
+def _value_type(annotation: Any) -> ValueType:
+    if annotation is str:
+        return ValueType(None, lambda text: text)
+    if annotation is int:
+        return ValueType(Regex(INT + NUMBER_END), _reader(annotation, json.loads), tuple(NUMBER_ENDS))
+    if annotation is float:
+        return ValueType(Regex(FLOAT + NUMBER_END), _reader(annotation, json.loads), tuple(NUMBER_ENDS))
+    if annotation is bool:
+        return ValueType(Choices(("true", "false")), _reader(annotation, json.loads))
+    iso = {datetime.date: _DATE, datetime.time: _TIME + _ZONE, datetime.datetime: f"{_DATE}T{_TIME}{_ZONE}"}
+    if annotation in iso:
+        return ValueType(Regex(iso[annotation]), _reader(annotation, str))
+    members = _members(annotation)
+    if members is not None:
+        return ValueType(Choices(tuple(members)), members.__getitem__)
+    schema = _schema(annotation)
+    if schema.get("type") == "integer":
+        if "exclusiveMinimum" not in schema:
+            schema.setdefault("minimum", -MAX_INT)
+        if "exclusiveMaximum" not in schema:
+            schema.setdefault("maximum", MAX_INT)
+    return ValueType(json_schema(schema), _reader(annotation, json.loads))
+
+
+def _members(annotation: Any) -> dict[str, Any] | None:
+    """The texts of a Literal or Enum and the value of each, None for other types."""
+    if get_origin(annotation) is Literal:
+        values = {_bare(value): value for value in get_args(annotation)}
+    elif isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        values = {_bare(member.value): member for member in annotation}
+    else:
+        return None
+    if not values:
+        raise ConstraintError(f"type: {annotation!r} has no members.")
+    return values
+
+
+def _bare(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _adapter(annotation: Any) -> Any:
+    from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
+
+    if inspect.isroutine(annotation):
+        raise ConstraintError(f"type: {annotation!r} is a function, not a type.")
+    try:
+        return TypeAdapter(_for_pydantic(annotation))
+    except (PydanticSchemaGenerationError, PydanticUserError, NameError) as error:
+        raise ConstraintError(f"type: {annotation!r} is no type that can be generated: {error}") from error
+
+
+def _for_pydantic(annotation: Any) -> Any:
+    """Before Python 3.12 pydantic takes only typing_extensions' TypedDict: one of typing's is made again as such."""
+    if typing.is_typeddict(annotation) and sys.version_info < (3, 12):
+        hints = typing.get_type_hints(annotation, include_extras=True)
+        fields = {
+            name: _for_pydantic(hint) if name in annotation.__required_keys__ else NotRequired[_for_pydantic(hint)]
+            for name, hint in hints.items()
+        }
+        return TypedDict(annotation.__name__, fields)  # type: ignore[operator] # made at run time, as documented
+    arguments = get_args(annotation)
+    if arguments and get_origin(annotation) in (list, dict, tuple, set):
+        return get_origin(annotation)[tuple(map(_for_pydantic, arguments))]
+    return annotation
+
+
+def _schema(annotation: Any) -> dict[str, Any]:
+    from pydantic.errors import PydanticInvalidForJsonSchema
+
+    try:
+        schema: dict[str, Any] = _adapter(annotation).json_schema()
+    except PydanticInvalidForJsonSchema as error:
+        raise ConstraintError(f"type: {annotation!r} has no JSON schema: {error}") from error
+    return schema
+
+
+def _reader(annotation: Any, load: Callable[[str], Any]) -> Callable[[str], Any]:
+    from pydantic import ValidationError
+
+    adapter = _adapter(annotation)
+
+    def read(text: str) -> Any:
+        try:
+            value = load(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueValidationError(f"the text is not JSON: {error}", text=text) from error
+        try:
+            return adapter.validate_python(value) if load is str else adapter.validate_json(text)
+        except ValidationError as error:
+            raise ValueValidationError(str(error), text=text, value=value) from error
+
+    return read

@@ -1,0 +1,272 @@
+"""The functions programs are written with: `gen`, `select`, roles and the rest build nodes (ir.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, overload
+
+from sglang_lite.constraints.regex import parse as parse_regex
+from sglang_lite.constraints.schema import json_schema as checked_schema
+from sglang_lite.constraints.types import value_type
+from sglang_lite.lang.backend.default import as_backend
+from sglang_lite.lang.choices import ChoicesSamplingMethod, token_length_normalized
+from sglang_lite.lang.function import SglFunction
+from sglang_lite.lang.global_config import global_config
+from sglang_lite.lang.ir import (
+    DTYPES,
+    SglExpr,
+    SglExprList,
+    SglGen,
+    SglRoleBegin,
+    SglRoleEnd,
+    SglSelect,
+    as_expr,
+)
+from sglang_lite.lang.params import sampling_params
+from sglang_lite.protocol import Constraint, ParameterError, Regex
+
+
+@overload
+def function(func: Callable[..., Any], num_api_spec_tokens: int | None = None) -> SglFunction: ...
+@overload
+def function(
+    func: None = None, num_api_spec_tokens: int | None = None
+) -> Callable[[Callable[..., Any]], SglFunction]: ...
+def function(
+    func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None
+) -> SglFunction | Callable[[Callable[..., Any]], SglFunction]:
+    """Makes a program of a function whose first parameter is the state. With or without parentheses."""
+    if func is None:
+        return lambda func: SglFunction(func, num_api_spec_tokens)
+    return SglFunction(func, num_api_spec_tokens)
+
+
+def set_default_backend(backend: Any) -> None:
+    """Sets what programs run on that name no backend: an Engine or a BaseBackend; None for the default engine."""
+    global_config.default_backend = None if backend is None else as_backend(backend)
+
+
+def flush_cache(backend: Any = None) -> bool:
+    """Drops the backend's cached prefixes. False where there is no backend or nothing to drop."""
+    chosen = backend if backend is not None else global_config.default_backend
+    return bool(as_backend(chosen).flush_cache()) if chosen is not None else False
+
+
+def get_server_info(backend: Any = None) -> dict[str, Any] | None:
+    """What runs behind the backend, None where there is none or it does not tell."""
+    chosen = backend if backend is not None else global_config.default_backend
+    return as_backend(chosen).get_server_info() if chosen is not None else None
+
+
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: str | Sequence[str] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    dtype: Any = None,
+    choices: Sequence[str] | None = None,
+    choices_method: ChoicesSamplingMethod | None = None,
+    regex: str | None = None,
+    json_schema: str | Mapping[str, Any] | type | None = None,
+    *,
+    type: Any = None,
+    seed: int | None = None,
+    include_stop: bool | None = None,
+    repetition_penalty: float | None = None,
+    logit_bias: Mapping[int, float] | None = None,
+) -> SglGen | SglSelect:
+    """A generation. What is None comes from the run.
+
+    Args:
+        name: of the variable that gets the result.
+        max_tokens … return_text_in_logprobs, seed … logit_bias: see SamplingParams. With `n` > 1 the variable is a
+            list; the first sample continues the text.
+        dtype: int, float, bool or str: text that spells such a value; the result stays text.
+        choices, choices_method: as `select`.
+        regex: text that matches from beginning to end; docs/constraints.md has the dialect.
+        json_schema: text that is JSON valid under a schema: schema text, a dict, or a pydantic model.
+        type: a Python type: the variable's value is of it, and the text is whatever spells it.
+
+    Raises:
+        ParameterError: a parameter that can't be honoured, or two that exclude each other.
+        ConstraintError: an invalid regex, schema or type.
+    """
+    if name is not None and not isinstance(name, str):
+        raise ParameterError("name", f"{name!r} is not a string.")
+    named = {"dtype": dtype, "choices": choices, "regex": regex, "json_schema": json_schema, "type": type}
+    kinds = [kind for kind, value in named.items() if value is not None]
+    if len(kinds) > 1:
+        raise ParameterError(kinds[1], f"can't be combined with {kinds[0]}.", hint="A generation has one constraint.")
+    if choices is not None:
+        return select(name, choices, temperature or 0.0, choices_method or token_length_normalized)
+    if choices_method is not None:
+        raise ParameterError("choices_method", "needs choices.")
+    params = sampling_params({
+        "max_tokens": max_tokens, "min_tokens": min_tokens, "n": n, "stop": stop, "stop_token_ids": stop_token_ids,
+        "stop_regex": stop_regex, "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p,
+        "frequency_penalty": frequency_penalty, "presence_penalty": presence_penalty, "ignore_eos": ignore_eos,
+        "return_logprob": return_logprob, "logprob_start_len": logprob_start_len,
+        "top_logprobs_num": top_logprobs_num, "return_text_in_logprobs": return_text_in_logprobs, "seed": seed,
+        "include_stop": include_stop, "repetition_penalty": repetition_penalty, "logit_bias": logit_bias,
+    })  # fmt: skip
+    if not kinds:
+        return SglGen(name, params)
+    if type is not None:
+        wanted = value_type(type)
+        return SglGen(name, params, wanted.constraint, wanted, wanted.stop)
+    if dtype is not None:
+        if dtype not in DTYPES:
+            raise ParameterError("dtype", f"{dtype!r} is not int, float, bool or str.", hint="type= takes any type.")
+        pattern, stops = DTYPES[dtype]
+        return SglGen(name, params, Regex(pattern), stop=stops)
+    return SglGen(name, params, _constraint(regex, json_schema))
+
+
+def _constraint(regex: Any, json_schema: Any) -> Constraint:
+    if regex is not None:
+        if not isinstance(regex, str):
+            raise ParameterError("regex", f"{regex!r} is not a string.")
+        parse_regex(regex)
+        return Regex(regex)
+    if hasattr(json_schema, "model_json_schema"):
+        json_schema = json_schema.model_json_schema()
+    return checked_schema(json_schema)
+
+
+def gen_int(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: str | Sequence[str] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+) -> SglGen:
+    """`gen` of the text of a whole number; the result stays text."""
+    given = {key: value for key, value in locals().items() if key != "name"}
+    node = gen(name, dtype=int, **given)
+    assert isinstance(node, SglGen)
+    return node
+
+
+def gen_string(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: str | Sequence[str] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+) -> SglGen:
+    """`gen` of a string in double quotes, which are part of the result."""
+    given = {key: value for key, value in locals().items() if key != "name"}
+    node = gen(name, dtype=str, **given)
+    assert isinstance(node, SglGen)
+    return node
+
+
+def select(
+    name: str | None = None,
+    choices: Sequence[str] | None = None,
+    temperature: float = 0.0,
+    choices_method: ChoicesSamplingMethod = token_length_normalized,
+) -> SglSelect:
+    """A choice among texts, each scored by the model as what comes next.
+
+    Args:
+        name: of the variable that gets the choice.
+        choices: at least one text, none empty, none twice.
+        temperature: 0 takes the best by the method; more draws from the softmax of the method's scores.
+        choices_method: how the scores are compared; see choices.py.
+
+    Raises:
+        ParameterError: no choices, or bad ones.
+    """
+    if choices is None or isinstance(choices, str) or not list(choices):
+        raise ParameterError("choices", f"{choices!r} is not a list of at least one text.")
+    for choice in choices:
+        if not isinstance(choice, str) or not choice:
+            raise ParameterError("choices", f"{choice!r} is not a non-empty text.")
+    if len(set(choices)) < len(choices):
+        raise ParameterError("choices", "the same text stands in it twice.")
+    if not isinstance(temperature, int | float) or not 0 <= temperature < float("inf"):
+        raise ParameterError("temperature", f"{temperature!r} is not a number of at least 0.")
+    return SglSelect(name, tuple(choices), float(temperature), choices_method)
+
+
+def _turn(role: str, expr: str | SglExpr | None) -> SglExprList:
+    begin, end = SglRoleBegin(role), SglRoleEnd(role)
+    return SglExprList((begin, end) if expr is None else (begin, as_expr(expr), end))
+
+
+def system(expr: str | SglExpr | None = None) -> SglExprList:
+    """A system turn."""
+    return _turn("system", expr)
+
+
+def user(expr: str | SglExpr | None = None) -> SglExprList:
+    """A user turn."""
+    return _turn("user", expr)
+
+
+def assistant(expr: str | SglExpr | None = None) -> SglExprList:
+    """An assistant turn."""
+    return _turn("assistant", expr)
+
+
+def system_begin() -> SglRoleBegin:
+    return SglRoleBegin("system")
+
+
+def system_end() -> SglRoleEnd:
+    return SglRoleEnd("system")
+
+
+def user_begin() -> SglRoleBegin:
+    return SglRoleBegin("user")
+
+
+def user_end() -> SglRoleEnd:
+    return SglRoleEnd("user")
+
+
+def assistant_begin() -> SglRoleBegin:
+    return SglRoleBegin("assistant")
+
+
+def assistant_end() -> SglRoleEnd:
+    return SglRoleEnd("assistant")

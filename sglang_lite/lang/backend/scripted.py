@@ -1,0 +1,198 @@
+"""A backend without a model, for tests of programs: answers by rule, in microseconds."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import TypeAlias
+
+from sglang_lite.constraints.regex import parse, to_python
+from sglang_lite.constraints.sampling import sample
+from sglang_lite.constraints.schema import parse_json
+from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
+from sglang_lite.protocol import (
+    BackendError,
+    Choices,
+    ChoiceScore,
+    Constraint,
+    Delta,
+    Generation,
+    JsonSchema,
+    ParameterError,
+    Prompt,
+    Regex,
+    SamplingParams,
+    Selection,
+    Unset,
+    Usage,
+    ValueValidationError,
+)
+from sglang_lite.text.chat_template import CHATML, ChatTemplate
+from sglang_lite.text.stop import StopMatcher
+
+_TOKEN = re.compile(r"\s*\S+|\s+")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a scripted backend was asked. `choices` only for a selection."""
+
+    prompt: Prompt
+    params: SamplingParams
+    constraint: Constraint | None = None
+    choices: tuple[str, ...] | None = None
+
+
+Answer: TypeAlias = "str | Exception | Sequence[str | Exception] | Callable[[Call], str]"
+
+
+class ScriptedBackend(BaseBackend):
+    """
+    Args:
+        answers: what to say. A callable gets each Call. A mapping goes from text or compiled patterns to answers: of
+            those found in the prompt, the one found last, nearest to the end, answers. An answer is text, an exception
+            to raise, a list that is gone through (its last item stays), or a callable of the Call.
+        default: the answer where no rule fits; a node with a constraint gets a random text that satisfies it.
+        latency: seconds each call takes, or a function of the Call.
+        seed: of random texts.
+
+    An answer is cut at the node's stop strings and after `max_tokens` words. One that breaks the node's constraint is
+    an error, as it could not have been generated.
+
+    Attributes:
+        calls: every Call, in order.
+    """
+
+    capabilities = Capabilities()
+
+    def __init__(
+        self,
+        answers: Callable[[Call], str] | Mapping[str | re.Pattern[str], Answer] | None = None,
+        *,
+        default: str = "",
+        latency: float | Callable[[Call], float] = 0.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if answers is not None and not callable(answers) and not isinstance(answers, Mapping):
+            raise ParameterError("answers", f"a {type(answers).__name__} is neither a mapping nor a callable.")
+        self.calls: list[Call] = []
+        self._answers = answers
+        self._default = default
+        self._latency = latency
+        self._random = Random(seed)
+        self._taken: dict[int, int] = {}
+
+    async def agenerate(
+        self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        call = Call(prompt, params, constraint)
+        self.calls.append(call)
+        await self._wait(call)
+        count = 1 if isinstance(params.n, Unset) else params.n
+        for index in range(count):
+            generation = self._generate(call, index)
+            if stream:
+                for piece in _TOKEN.findall(generation.text):
+                    yield Delta(piece, index=index)
+            yield generation
+
+    async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
+        call = Call(prompt, SamplingParams(), choices=tuple(choices))
+        self.calls.append(call)
+        await self._wait(call)
+        answer = self._answer(call)
+        picked = answer if answer in choices else self._random.choice(call.choices or ("",))
+        scores = []
+        for choice in choices:
+            words = _TOKEN.findall(choice)
+            each = (-0.01 if choice == picked else -5.0) / len(words)
+            alone = (None, *(-3.0 for _ in words[1:])) if unconditional else None
+            ids = tuple(hash(word) % 50_000 for word in words)
+            scores.append(ChoiceScore(choice, ids, (each,) * len(words), alone))
+        return Selection(tuple(scores), Usage(prompt_tokens=_count(prompt.text)))
+
+    def get_model_name(self) -> str:
+        return "scripted"
+
+    def get_chat_template(self) -> ChatTemplate:
+        return self.chat_template or CHATML
+
+    async def _wait(self, call: Call) -> None:
+        latency = self._latency(call) if callable(self._latency) else self._latency
+        if latency:
+            await asyncio.sleep(latency)
+
+    def _generate(self, call: Call, index: int) -> Generation:
+        text = self._answer(call)
+        if text is None:
+            text = self._default if call.constraint is None else sample(call.constraint, self._random)
+        params = call.params
+        stops = StopMatcher(() if isinstance(params.stop, Unset) else params.stop)
+        text = stops.push(text) + stops.flush()
+        words = _TOKEN.findall(text)
+        limit = math.inf if isinstance(params.max_tokens, Unset) else params.max_tokens
+        cut = len(words) > limit
+        if cut:
+            text = "".join(words[: int(limit)])
+        elif call.constraint is not None:
+            _check(call.constraint, text)
+        if stops.matched is not None and params.include_stop is True:
+            text += stops.matched
+        return Generation(
+            text,
+            finish_reason="length" if cut else "stop",
+            matched=None if cut else stops.matched,
+            usage=Usage(prompt_tokens=_count(call.prompt.text), completion_tokens=_count(text)),
+            index=index,
+        )
+
+    def _answer(self, call: Call) -> str | None:
+        if self._answers is None:
+            return None
+        if callable(self._answers):
+            return self._answers(call)
+        text = call.prompt.text
+        found = [(_last(rule, text), i, answer) for i, (rule, answer) in enumerate(self._answers.items())]
+        at, rule, answer = max(found, key=lambda f: f[0], default=(-1, 0, ""))
+        if at < 0:
+            return None
+        if isinstance(answer, Sequence) and not isinstance(answer, str):
+            taken = self._taken.get(rule, 0)
+            self._taken[rule] = taken + 1
+            answer = answer[min(taken, len(answer) - 1)]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer(call) if callable(answer) else answer
+
+
+def _last(rule: str | re.Pattern[str], text: str) -> int:
+    """Where the last occurrence of a rule ends, -1 for nowhere."""
+    if isinstance(rule, str):
+        at = text.rfind(rule)
+        return at + len(rule) if at >= 0 else -1
+    return max((match.end() for match in rule.finditer(text)), default=-1)
+
+
+def _check(constraint: Constraint, text: str) -> None:
+    match constraint:
+        case Regex(pattern):
+            fits = re.fullmatch(to_python(parse(pattern)), text) is not None
+        case Choices(options):
+            fits = text in options
+        case JsonSchema():
+            try:
+                parse_json(constraint, text)
+                fits = True
+            except ValueValidationError:
+                fits = False
+    if not fits:
+        raise BackendError(f"the scripted answer {text!r} does not satisfy {constraint!r}.")
+
+
+def _count(text: str) -> int:
+    return len(_TOKEN.findall(text))

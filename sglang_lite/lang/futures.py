@@ -1,0 +1,209 @@
+"""Values and texts that are still being made, for any number of threads and event loops that wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+from sglang_lite.protocol import Location, ProgramError, RequestTimeoutError, SglError
+
+
+def located(error: BaseException, where: Location | None) -> SglError:
+    """A fresh error to raise for `error`, which stays its `__cause__`: of the same class if it is one of ours, else a
+    ProgramError. It names the line of the user's program.
+
+    Fresh, because several readers raise it, each in its own thread.
+    """
+    if not isinstance(error, SglError):
+        fresh: SglError = ProgramError(f"{type(error).__name__}: {error}", where=where)
+        fresh.__cause__ = error
+        return fresh
+    fresh = copy.copy(error)
+    fresh.where = error.where or where
+    # An error that has its place already is one that this function made: its cause is the real one.
+    fresh.__cause__ = error.__cause__ if error.where is not None else error
+    return fresh
+
+
+class Cell:
+    """The value of a node: set once or failed once, read any number of times.
+
+    Attributes:
+        where: the user's line that made it.
+        record: what the backend said about the node (a list for several samples); None for values set by hand.
+    """
+
+    __slots__ = ("_callbacks", "_done", "_error", "_lock", "_value", "record", "where")
+
+    def __init__(self, where: Location | None = None) -> None:
+        self.where = where
+        self.record: Any = None
+        self._lock = threading.Lock()
+        self._done = False
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._callbacks: list[Callable[[], object]] | None = None
+
+    @staticmethod
+    def of(value: Any) -> Cell:
+        """A cell that has its value already."""
+        cell = Cell()
+        cell.set(value)
+        return cell
+
+    @property
+    def done(self) -> bool:
+        return self._done
+
+    def set(self, value: Any) -> None:
+        """Gives the value. A cell that has failed or was set keeps what it has."""
+        self._settle(value, None)
+
+    def fail(self, error: BaseException) -> None:
+        self._settle(None, error)
+
+    def _settle(self, value: Any, error: BaseException | None) -> None:
+        with self._lock:
+            if self._done:
+                return
+            self._value, self._error, self._done = value, error, True
+            callbacks, self._callbacks = self._callbacks, None
+        for callback in callbacks or ():
+            callback()
+
+    def when_done(self, callback: Callable[[], object]) -> None:
+        """Calls `callback` once, when the cell is settled: now, or later on the thread that settles it."""
+        with self._lock:
+            if not self._done:
+                if self._callbacks is None:
+                    self._callbacks = []
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def result(self) -> Any:
+        """The value of a settled cell; raises what it failed with."""
+        if self._error is not None:
+            raise located(self._error, self.where)
+        return self._value
+
+    def error(self) -> BaseException | None:
+        return self._error
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Blocks until the cell is settled.
+
+        Raises:
+            RequestTimeoutError: not within `timeout` seconds.
+        """
+        if not self._done:
+            settled = threading.Lock()
+            settled.acquire()
+            self.when_done(settled.release)
+            if not settled.acquire(timeout=-1 if timeout is None else timeout):
+                raise RequestTimeoutError(f"no value within {timeout:g} s.", where=self.where)
+        return self.result()
+
+    async def get(self) -> Any:
+        """`wait` for coroutines, on any event loop."""
+        if not self._done:
+            loop = asyncio.get_running_loop()
+            future: asyncio.Future[None] = loop.create_future()
+
+            def settle() -> None:
+                with contextlib.suppress(RuntimeError):  # the loop was closed while we waited
+                    loop.call_soon_threadsafe(_resolve, future)
+
+            self.when_done(settle)
+            await future
+        return self.result()
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class TextLog:
+    """A text that grows: a replayable broadcast. Every reader, early or late, gets every piece from the first on.
+
+    A piece is (text, metadata); metadata is None where there is none.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pieces: list[tuple[str, dict[str, Any] | None]] = []
+        self._closed = False
+        self._error: BaseException | None = None
+        self._where: Location | None = None
+        self._waiters: list[Callable[[], object]] = []
+
+    def append(self, text: str, meta: dict[str, Any] | None = None) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._pieces.append((text, meta))
+            waiters, self._waiters = self._waiters, []
+        for wake in waiters:
+            wake()
+
+    def close(self, error: BaseException | None = None, where: Location | None = None) -> None:
+        """Ends the text. With `error`, readers raise it after the last piece."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed, self._error, self._where = True, error, where
+            waiters, self._waiters = self._waiters, []
+        for wake in waiters:
+            wake()
+
+    def __iter__(self) -> Iterator[tuple[str, dict[str, Any] | None]]:
+        at = 0
+        while True:
+            ready = threading.Lock()
+            ready.acquire()
+            pieces, ended = self._from(at, ready.release)
+            yield from pieces
+            at += len(pieces)
+            if ended:
+                break
+            if not pieces:
+                ready.acquire()
+        self._raise()
+
+    async def __aiter__(self) -> AsyncIterator[tuple[str, dict[str, Any] | None]]:
+        loop = asyncio.get_running_loop()
+        at = 0
+        while True:
+            future: asyncio.Future[None] = loop.create_future()
+
+            def wake(future: asyncio.Future[None] = future) -> None:
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(_resolve, future)
+
+            pieces, ended = self._from(at, wake)
+            for piece in pieces:
+                yield piece
+            at += len(pieces)
+            if ended:
+                break
+            if not pieces:
+                await future
+        self._raise()
+
+    def _from(self, at: int, wake: Callable[[], object]) -> tuple[list[tuple[str, dict[str, Any] | None]], bool]:
+        """The pieces from `at` on, and whether they are the last. With none of either, `wake` is called when there
+        is more."""
+        with self._lock:
+            pieces = self._pieces[at:]
+            if not pieces and not self._closed:
+                self._waiters.append(wake)
+            return pieces, self._closed
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise located(self._error, self._where)

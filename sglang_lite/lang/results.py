@@ -1,0 +1,124 @@
+"""What a backend said, in the shapes that SGLang's users read; and how `select` decides."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sglang_lite.lang.choices import ChoicesDecision
+from sglang_lite.lang.ir import SglSelect
+from sglang_lite.protocol import CapabilityError, Delta, Generation, Selection, TokenLogprob, Unset, Usage
+
+
+def meta_info(record: Any) -> dict[str, Any] | None:
+    """SGLang's meta_info of a node: of a generation (a list of them for several samples) or a selection."""
+    if isinstance(record, Generation):
+        return _generation(record)
+    if isinstance(record, list):
+        return {"samples": [_generation(g) for g in record]}
+    if isinstance(record, tuple):
+        selection, decision = record
+        usage = selection.usage
+        return {
+            **(decision.meta_info or {}),
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "e2e_latency": usage.total_s,
+        }
+    return dict(record) if isinstance(record, dict) else None
+
+
+def _generation(g: Generation) -> dict[str, Any]:
+    reason: dict[str, Any] = {"type": g.finish_reason}
+    reason["length" if g.finish_reason == "length" else "matched"] = (
+        g.usage.completion_tokens if g.finish_reason == "length" else g.matched
+    )
+    meta = {
+        **g.meta,
+        "finish_reason": reason,
+        "prompt_tokens": g.usage.prompt_tokens,
+        "completion_tokens": g.usage.completion_tokens,
+        "cached_tokens": g.usage.cached_tokens,
+        "e2e_latency": g.usage.total_s,
+    }
+    return {**meta, **_logprobs("output", g.output_logprobs), **_logprobs("input", g.prompt_logprobs)}
+
+
+def delta_meta(delta: Delta) -> dict[str, Any]:
+    """The metadata of one piece of a stream."""
+    return _logprobs("output", delta.logprobs)
+
+
+def _logprobs(kind: str, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+    if not entries:
+        return {}
+    meta: dict[str, Any] = {f"{kind}_token_logprobs": [[e.logprob, e.token_id, e.text] for e in entries]}
+    if any(e.top for e in entries):
+        meta[f"{kind}_top_logprobs"] = [[list(t) for t in e.top] for e in entries]
+    if any(e.ids for e in entries):
+        meta[f"{kind}_token_ids_logprobs"] = [[list(t) for t in e.ids] for e in entries]
+    return meta
+
+
+def decide(node: SglSelect, selection: Selection, seed: int | Unset) -> ChoicesDecision:
+    """What the node's method picks; with a temperature, a draw from the softmax of the method's scores."""
+    if not selection.scores:
+        if selection.picked is None:
+            raise CapabilityError("the backend neither scored the choices nor picked one.")
+        return ChoicesDecision(selection.picked)
+    scores = selection.scores
+    entries = [[[lp, i, None] for lp, i in zip(s.logprobs, s.token_ids)] for s in scores]
+    keywords: dict[str, Any] = {
+        "choices": [s.text for s in scores],
+        "normalized_prompt_logprobs": [sum(s.logprobs) / len(s.logprobs) for s in scores],
+        "input_token_logprobs": entries,
+        "output_token_logprobs": [[] for _ in scores],
+        "unconditional_token_logprobs": None,
+    }
+    if node.choices_method.requires_unconditional_logprobs:
+        keywords["unconditional_token_logprobs"] = [[[lp, None, None] for lp in s.unconditional or ()] for s in scores]
+    decision = node.choices_method(**keywords)
+    if node.temperature > 0:
+        values = node.choices_method.scores(**keywords)
+        top = max(values)
+        weights = [math.exp((v - top) / node.temperature) for v in values]
+        draw = random.Random(None if isinstance(seed, Unset) else seed)
+        return ChoicesDecision(draw.choices(node.choices, weights)[0], decision.meta_info)
+    return decision
+
+
+def probabilities(selection: Selection) -> dict[str, float]:
+    """The softmax over the choices of their summed log-probabilities."""
+    if not selection.scores:
+        raise CapabilityError("the backend reports no probabilities for a selection.")
+    totals = [sum(s.logprobs) for s in selection.scores]
+    top = max(totals)
+    weights = [math.exp(t - top) for t in totals]
+    return {s.text: w / sum(weights) for s, w in zip(selection.scores, weights)}
+
+
+def usages_of(record: Any) -> list[Usage]:
+    """The usages in a record: of a node, of its samples, or of the branches it was gathered from."""
+    if isinstance(record, Generation):
+        return [record.usage]
+    if isinstance(record, tuple):
+        return [record[0].usage]
+    if isinstance(record, list):
+        return [usage for each in record for usage in usages_of(each)]
+    return []
+
+
+def total_usage(usages: Iterable[Usage]) -> Usage:
+    """Summed tokens; times are the longest."""
+    usages = list(usages)
+    return Usage(
+        prompt_tokens=sum(u.prompt_tokens for u in usages),
+        cached_tokens=sum(u.cached_tokens for u in usages),
+        completion_tokens=sum(u.completion_tokens for u in usages),
+        forced_tokens=sum(u.forced_tokens for u in usages),
+        queue_s=max((u.queue_s for u in usages), default=0.0),
+        first_token_s=max((u.first_token_s for u in usages), default=0.0),
+        total_s=max((u.total_s for u in usages), default=0.0),
+    )

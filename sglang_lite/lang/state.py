@@ -1,0 +1,403 @@
+"""What the user's function holds as `s`: the state of a program, and the group that a fork gives."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from types import FrameType, TracebackType
+from typing import Any
+
+from sglang_lite.lang.futures import Cell, TextLog
+from sglang_lite.lang.interpreter import StreamExecutor
+from sglang_lite.lang.ir import (
+    SglExpr,
+    SglExprList,
+    SglRoleBegin,
+    SglRoleEnd,
+    SglVarScopeBegin,
+    SglVarScopeEnd,
+    as_expr,
+)
+from sglang_lite.lang.results import meta_info, probabilities, total_usage, usages_of
+from sglang_lite.protocol import Generation, Location, ParameterError, ProgramError, Selection, Usage
+
+
+def user_location() -> Location | None:
+    """The nearest line up the stack that is not this package's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("sglang_lite."):
+        frame = frame.f_back
+    return Location(frame.f_code, frame.f_lineno) if frame is not None else None
+
+
+class _Scope:
+    """`with`: one expression before, one after, whatever happens between."""
+
+    def __init__(self, state: ProgramState, begin: SglExpr, end: SglExpr) -> None:
+        self._state, self._begin, self._end = state, begin, end
+
+    def __enter__(self) -> ProgramState:
+        self._state.stream_executor.submit(self._begin, user_location())
+        return self._state
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._state.stream_executor.submit(self._end, user_location())
+
+
+class _CopyScope:
+    """`with s.copy() as c`: a branch whose new variables are the state's own afterwards."""
+
+    def __init__(self, state: ProgramState) -> None:
+        self._state = state
+        self._group: ProgramStateGroup | None = None
+
+    def __enter__(self) -> ProgramState:
+        self._group = self._state.fork(1)
+        return self._group[0]
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        assert self._group is not None
+        parent, child = self._state.stream_executor, self._group[0].stream_executor
+        for name, cell in child._cells.items():
+            if parent._cells.get(name) is not cell:
+                parent._name(name, cell)
+
+
+class ProgramState:
+    """The state of a program: `s += …` adds to its text, `s["name"]` reads a variable.
+
+    Adding returns at once; reading waits. What went wrong is raised where something is read.
+
+    Attributes:
+        ret_value: what the body returned.
+        stream_executor: the branch behind it.
+    """
+
+    def __init__(self, stream_executor: StreamExecutor) -> None:
+        self.stream_executor = stream_executor
+        self.ret_value: Any = None
+        self._submitted: SglExpr | None = None
+
+    # ------------------------------------------------------------------------------------------ writing
+
+    def __iadd__(self, other: Any) -> ProgramState:
+        if other is None:
+            raise ParameterError("+=", "None can't be added to a program.", where=user_location())
+        submitted, self._submitted = self._submitted, None
+        if submitted is None or other is not submitted:  # `s += s.user(…)` adds the turn once
+            self.stream_executor.submit(other, user_location())
+        return self
+
+    def system(self, expr: str | SglExpr | None = None) -> Any:
+        """A system turn: of `expr`, or of what is added inside `with s.system():`."""
+        return self._turn("system", expr)
+
+    def user(self, expr: str | SglExpr | None = None) -> Any:
+        """A user turn."""
+        return self._turn("user", expr)
+
+    def assistant(self, expr: str | SglExpr | None = None) -> Any:
+        """An assistant turn."""
+        return self._turn("assistant", expr)
+
+    def _turn(self, role: str, expr: str | SglExpr | None) -> Any:
+        if expr is None:
+            return _Scope(self, SglRoleBegin(role), SglRoleEnd(role))
+        turn = SglExprList((SglRoleBegin(role), as_expr(expr), SglRoleEnd(role)))
+        self.stream_executor.submit(turn, user_location())
+        self._submitted = turn
+        return turn
+
+    def var_scope(self, name: str) -> _Scope:
+        """`with s.var_scope("x"):` collects the text added inside into a variable."""
+        return _Scope(self, SglVarScopeBegin(name), SglVarScopeEnd(name))
+
+    def set_var(self, name: str, value: Any) -> None:
+        self.stream_executor._name(name, Cell.of(value))
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.set_var(name, value)
+
+    # ------------------------------------------------------------------------------------------ reading
+
+    def __getitem__(self, name: str) -> Any:
+        return self._wait(self.stream_executor.cell(name, user_location()), name)
+
+    def get_var(self, name: str) -> Any:
+        """The variable's value, when it has one.
+
+        Raises:
+            UnknownVariableError: there is no such variable.
+            SglError: the node that makes it has failed; the error names the line of the program.
+        """
+        return self._wait(self.stream_executor.cell(name, user_location()), name)
+
+    async def get(self, name: str) -> Any:
+        """`s[name]` for async programs."""
+        cell = await self.stream_executor.acell(name, user_location())
+        try:
+            return await cell.get()
+        except Exception:
+            self.stream_executor._failure_seen = True
+            raise
+
+    def raw(self, name: str) -> Any:
+        """The text behind a variable (a list for several samples): what a typed value was read from."""
+        value = self[name]
+        return _text_of(self.stream_executor.cell(name).record, value)
+
+    def probs(self, name: str) -> dict[str, float]:
+        """For a `select`: each choice's probability, from the summed log-probabilities of its tokens.
+
+        The largest need not be the decision: token_length_normalized, the default method, compares means per token.
+        """
+        record = self._record(name)
+        if not isinstance(record, tuple):
+            raise ProgramError(f"{name!r} is no selection.", where=user_location())
+        selection: Selection = record[0]
+        return probabilities(selection)
+
+    def usage(self, name: str | None = None) -> Usage:
+        """Tokens and times of the node behind a variable (summed over samples and branches), or of the whole run so
+        far, forks included: then `total_s` is from its start to the end of its last node."""
+        if name is None:
+            self.sync()
+            return self.stream_executor.run.usage()
+        return total_usage(usages_of(self._record(name)))
+
+    def _record(self, name: str) -> Any:
+        cell = self.stream_executor.cell(name, user_location())
+        self._wait(cell, name)
+        return cell.record
+
+    def __contains__(self, name: str) -> bool:
+        """Whether there is such a variable; it may not have its value yet."""
+        return name in self.stream_executor._cells
+
+    def get_meta_info(self, name: str) -> dict[str, Any] | None:
+        """What the backend reported about a variable, in SGLang's shape; None for variables set by hand."""
+        return meta_info(self._record(name))
+
+    def text(self) -> str:
+        """The whole text so far."""
+        text: str = self._wait(self.stream_executor.read("text", user_location()))
+        return text
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The finished turns, as chat APIs take them. A fresh list."""
+        messages: list[dict[str, Any]] = self._wait(self.stream_executor.read("messages", user_location()))
+        return messages
+
+    def sync(self) -> None:
+        """Waits until everything added so far has been executed; raises what went wrong."""
+        self._wait(self.stream_executor.read("nothing", user_location()))
+
+    async def async_sync(self) -> None:
+        """`sync` for coroutines."""
+        await self.stream_executor.read("nothing", user_location()).get()
+
+    def error(self) -> BaseException | None:
+        """What went wrong, None if nothing did. Waits like `sync`."""
+        return self.stream_executor.error()
+
+    def _wait(self, cell: Cell, name: str | None = None) -> Any:
+        if not cell.done and self.stream_executor.run.is_async and in_event_loop():
+            what = f"await s.get({name!r})" if name is not None else "await s.async_sync() first"
+            raise ProgramError(
+                "reading would block the event loop of an async program.",
+                hint=f"Use {what}.",
+                where=user_location(),
+            )
+        try:
+            return cell.wait()
+        except Exception:
+            self.stream_executor._failure_seen = True
+            raise
+
+    # --------------------------------------------------------------------------------------- streaming
+
+    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
+        """The text, or a variable's, in pieces as they come; from the start, however late. Of a program that was not
+        run with stream=True: in one piece, when it is there."""
+        executor = self.stream_executor
+        if executor.log is None:
+            yield self.text() if var_name is None else str(self.raw(var_name))
+            return
+        log: TextLog | None = executor.log
+        if var_name is not None:
+            executor.cell(var_name, user_location())
+            log = executor._logs.get(var_name)
+            if log is None:  # a value set by hand
+                yield str(self.get_var(var_name))
+                return
+        executor._failure_seen = True
+        assert log is not None
+        for text, _ in log:
+            yield text
+
+    async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
+        """`text_iter` for coroutines. With a name and `return_meta_data`: (text, metadata) pairs."""
+        executor = self.stream_executor
+        with_meta = return_meta_data and var_name is not None
+        log = executor.log
+        if var_name is not None:
+            cell = await executor.acell(var_name, user_location())
+            log = executor._logs.get(var_name)
+            if log is None:
+                value = await cell.get()
+                text = cell.record.text if isinstance(cell.record, Generation) else str(value)
+                yield (text, meta_info(cell.record) or {}) if with_meta else text
+                return
+        if log is None:
+            yield await executor.read("text", user_location()).get()
+            return
+        executor._failure_seen = True
+        async for text, meta in log:
+            yield (text, meta or {}) if with_meta else text
+
+    # ----------------------------------------------------------------------------------------- branches
+
+    def fork(self, size: int = 1, position_ids_offset: list[int] | None = None) -> ProgramStateGroup:
+        """`size` states that continue from here, in parallel.
+
+        Args:
+            position_ids_offset: SGLang never used it; only None is accepted.
+        """
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ParameterError("size", f"{size!r} is not a whole number of at least 1.", where=user_location())
+        if position_ids_offset is not None:
+            raise ParameterError("position_ids_offset", "has no effect.", hint="Leave it out.", where=user_location())
+        children = [ProgramState(child) for child in self.stream_executor.fork(size)]
+        return ProgramStateGroup(children, self)
+
+    def copy(self, position_ids_offset: list[int] | None = None) -> _CopyScope:
+        """`with s.copy() as c:` works on a branch; the variables it makes are the state's own afterwards."""
+        if position_ids_offset is not None:
+            raise ParameterError("position_ids_offset", "has no effect.", hint="Leave it out.", where=user_location())
+        return _CopyScope(self)
+
+    def __repr__(self) -> str:
+        failure = self.stream_executor._failure
+        return f"ProgramState({self.text()})" if failure is None else f"ProgramState(failed: {failure})"
+
+
+class ProgramStateGroup:
+    """The branches of a fork. A sequence: `len`, indexing, iteration."""
+
+    def __init__(self, states: Sequence[ProgramState], src_state: ProgramState | None = None) -> None:
+        self.states = list(states)
+        self.src_state = src_state
+
+    def join(self, mode: str = "gather_variable") -> None:
+        """Brings the branches' results to the state they were forked from.
+
+        Args:
+            mode: "gather_variable": each variable that a branch made becomes a list there, one entry a branch, None
+                where a branch has none. Reading the list raises what a branch failed with.
+                "concate_and_append": the texts the branches added are appended, one after another.
+        """
+        if self.src_state is None:
+            raise ProgramError("this group was not made by fork(), so there is nothing to join.", where=user_location())
+        parent = self.src_state.stream_executor
+        if mode == "concate_and_append":
+            parent.join_text([s.stream_executor for s in self.states], user_location())
+        elif mode != "gather_variable":
+            raise ParameterError(
+                "mode", f"{mode!r} is not 'gather_variable' or 'concate_and_append'.", where=user_location()
+            )
+        names: dict[str, None] = {}
+        for state in self.states:
+            cells = state.stream_executor._cells
+            names.update((name, None) for name, cell in cells.items() if parent._cells.get(name) is not cell)
+        gathered = [
+            (
+                name,
+                _gather([s.stream_executor._cells.get(name) for s in self.states], parent._cells.get(name)),
+            )
+            for name in names
+        ]
+        for name, cell in gathered:
+            parent._name(name, cell)
+        for state in self.states:
+            state.stream_executor._failure_seen = True  # the gathered lists tell
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __iter__(self) -> Iterator[ProgramState]:
+        return iter(self.states)
+
+    def __getitem__(self, i: int) -> ProgramState:
+        return self.states[i]
+
+    def __setitem__(self, i: int, value: ProgramState) -> None:
+        if value is not self.states[i]:  # what `group[i] += …` assigns
+            raise ProgramError("the branches of a fork can't be replaced.", where=user_location())
+
+    def __iadd__(self, other: Any) -> ProgramStateGroup:
+        """Adds to every branch: the same text or expression, or per branch from a list or a callable of its index."""
+        where = user_location()
+        if isinstance(other, str | SglExpr):
+            each: Iterable[Any] = [other] * len(self.states)
+        elif callable(other):
+            each = [other(i) for i in range(len(self.states))]
+        elif isinstance(other, list | tuple):
+            if len(other) != len(self.states):
+                raise ParameterError("+=", f"{len(other)} items for {len(self.states)} branches.", where=where)
+            each = other
+        else:
+            raise ParameterError(
+                "+=", f"a {type(other).__name__} can't be added to a group.",
+                hint="Give text, an expression, a list of them, or a function of the index.", where=where,
+            )  # fmt: skip
+        for state, item in zip(self.states, each):
+            if item is None:
+                raise ParameterError("+=", "None can't be added to a program.", where=where)
+            state.stream_executor.submit(item, where)
+        return self
+
+
+def _gather(cells: list[Cell | None], shared: Cell | None) -> Cell:
+    """A cell for the list of the cells' values: None where there is no cell or it is the parent's own."""
+    own = [cell if cell is not shared else None for cell in cells]
+    present = [cell for cell in own if cell is not None]
+    gathered = Cell()
+    left = itertools.count(len(present) - 1, -1)  # counts down atomically: cells settle on several threads
+
+    def one_more() -> None:
+        if next(left):
+            return
+        failed = next((cell for cell in present if cell.error() is not None), None)
+        if failed is not None:
+            error = failed.error()
+            assert error is not None
+            gathered.where = failed.where
+            gathered.fail(error)
+        else:
+            gathered.record = [cell.record if cell is not None else None for cell in own]
+            gathered.set([cell.result() if cell is not None else None for cell in own])
+
+    for cell in present:
+        cell.when_done(one_more)
+    return gathered
+
+
+def _text_of(record: Any, value: Any) -> Any:
+    """The text that a record holds; of a gathered or sampled list, the texts; else the value itself."""
+    if isinstance(record, Generation):
+        return record.text
+    if isinstance(record, list):
+        values = value if isinstance(value, list) and len(value) == len(record) else [None] * len(record)
+        return [_text_of(r, v) for r, v in zip(record, values)]
+    return value
+
+
+def in_event_loop() -> bool:
+    """Whether this thread is running an event loop right now."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,417 @@
+"""The one contract between the language and whatever runs it: plain frozen records and the error family.
+
+Data only. Nothing here knows how a prompt is rendered, how a model is run or how a program is written.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any, Final, Literal, TypeAlias
+
+
+class Unset(enum.Enum):
+    """The type of UNSET: "the caller said nothing", which is not the same as any default."""
+
+    UNSET = "UNSET"
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+
+UNSET: Final = Unset.UNSET
+
+
+# ---------------------------------------------------------------------------------------------------- errors
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A line of the user's program. `code` is the code object, so that taking a location costs no string work."""
+
+    code: CodeType
+    line: int
+
+    @property
+    def file(self) -> str:
+        return self.code.co_filename
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.code.co_qualname}"
+
+
+class SglError(Exception):
+    """Base of every error this package raises on purpose.
+
+    Args:
+        message: what was wrong, naming the parameter, file, JSON Pointer or variable.
+        hint: what the reader can do about it.
+        where: the line of the user's program, when one is known.
+    """
+
+    retryable: bool = False
+
+    def __init__(self, message: str, *, hint: str = "", where: Location | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.where = where
+
+    def __copy__(self) -> SglError:
+        return _restored(type(self), self.args, self.__dict__)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By attributes, as constructors differ. The place becomes text: code can't be pickled.
+        attributes = {**self.__dict__, "where": None}
+        if self.where is not None:
+            attributes["message"] = f"{self.message} [{self.where}]"
+        return _restored, (type(self), self.args, attributes)
+
+    def __str__(self) -> str:
+        text = self.message
+        if self.hint:
+            text += f" {self.hint}" if text.endswith((".", "!", "?", "^")) else f". {self.hint}"
+        if self.where is not None:
+            text += f" [{self.where}]"
+        return text
+
+
+def _restored(kind: type[SglError], args: tuple[Any, ...], attributes: dict[str, Any]) -> SglError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
+    return error
+
+
+class ParameterError(SglError, ValueError):
+    """A parameter of a public function has a value that can't be honoured. Raised before anything runs."""
+
+    def __init__(self, parameter: str, problem: str, *, hint: str = "", where: Location | None = None) -> None:
+        super().__init__(f"{parameter}: {problem}", hint=hint, where=where)
+        self.parameter = parameter
+
+
+class ConstraintError(SglError, ValueError):
+    """A regex, schema or grammar is invalid or can't be enforced. `pointer` is a JSON Pointer into a schema."""
+
+    def __init__(
+        self, message: str, *, pointer: str | None = None, hint: str = "", where: Location | None = None
+    ) -> None:
+        super().__init__(message if pointer is None else f"{message} (at {pointer or '/'})", hint=hint, where=where)
+        self.pointer = pointer
+
+
+class TemplateError(SglError, ValueError):
+    """A chat template is missing, fails to render or can't be rendered turn by turn."""
+
+
+class ModelError(SglError):
+    """A model can't be found, read or run: names the file, what was found and what is supported."""
+
+
+class DownloadError(ModelError):
+    """Fetching a model failed: network, disk or a hash that does not match."""
+
+
+class CapabilityError(SglError):
+    """A program needs what its backend can't do. Raised before the first call that would need it."""
+
+
+class ProgramError(SglError):
+    """A node of a program failed with a foreign exception (the `__cause__`), or the program was misused."""
+
+
+class UnknownVariableError(ProgramError, KeyError):
+    """A program has no variable of this name."""
+
+    __str__ = SglError.__str__  # KeyError would print the repr of the message
+
+
+class ValueValidationError(SglError, ValueError):
+    """Generated text does not make a value of the type asked for.
+
+    Attributes:
+        text: what the model wrote.
+        value: the parsed value that failed validation, None when the text did not even parse.
+    """
+
+    def __init__(
+        self, message: str, *, text: str, value: object = None, hint: str = "", where: Location | None = None
+    ) -> None:
+        super().__init__(message, hint=hint, where=where)
+        self.text = text
+        self.value = value
+
+
+class BackendError(SglError):
+    """A backend failed to answer."""
+
+
+class RequestTimeoutError(BackendError, TimeoutError):
+    """A node or run took longer than its `timeout`."""
+
+    retryable = True
+
+
+class RequestAbortedError(BackendError):
+    """The request was aborted before it finished."""
+
+
+class OverloadedError(BackendError):
+    """A queue or memory limit refused the request; trying again later may work."""
+
+    retryable = True
+
+
+class EngineClosedError(BackendError):
+    """The engine was closed, or its loop stopped after a crash (the `__cause__`)."""
+
+
+class BatchError(ProgramError):
+    """Some programs of a batch failed.
+
+    Attributes:
+        results: one entry per item, in input order: the state, or the exception that ended it.
+    """
+
+    def __init__(self, message: str, results: Sequence[object], *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.results = list(results)
+
+
+# ----------------------------------------------------------------------------------------------- constraints
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """Text that matches `pattern` from its first to its last character. docs/constraints.md has the dialect."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSchema:
+    """Text that is one JSON document valid under `schema` (JSON text of a draft 2020-12 schema)."""
+
+    schema: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Exactly one of `options`."""
+
+    options: tuple[str, ...]
+
+
+Constraint: TypeAlias = Regex | JsonSchema | Choices
+
+
+# ------------------------------------------------------------------------------------------------- sampling
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a generation is sampled and when it ends. UNSET means "the backend's documented default".
+
+    Attributes:
+        max_tokens: most tokens to generate, ≥ 0 (local default 128).
+        min_tokens: no end-of-sequence and no stop before this many tokens (0).
+        n: how many independent samples, ≥ 1 (1).
+        stop: strings that end the generation; matched on text and not part of the result.
+        stop_token_ids: token ids that end it.
+        stop_regex: regular expressions that end it, like `stop`.
+        include_stop: keep the matched stop string in the text (False).
+        ignore_eos: go on after an end-of-sequence token (False).
+        temperature: 0 is greedy (1.0).
+        top_p: in (0, 1] (1.0).
+        top_k: -1 or 0 for all (-1).
+        min_p: drop tokens under min_p x the largest probability, in [0, 1] (0.0).
+        frequency_penalty: in [-2, 2], per occurrence in the output (0.0).
+        presence_penalty: in [-2, 2], once for tokens in the output (0.0).
+        repetition_penalty: in (0, 2], for tokens in prompt or output (1.0).
+        logit_bias: (token id, what is added to its logit) pairs.
+        seed: draws depend on (seed, position) alone. UNSET: a fresh seed per request.
+        return_logprob: report log-probabilities of generated tokens (False).
+        logprob_start_len: also report those of prompt tokens from this position on (-1: none).
+        top_logprobs_num: with `return_logprob`, the k most likely tokens at each position (0).
+        token_ids_logprob: with `return_logprob`, the log-probabilities of these ids at each position.
+        return_text_in_logprobs: add each token's text (False).
+    """
+
+    max_tokens: int | Unset = UNSET
+    min_tokens: int | Unset = UNSET
+    n: int | Unset = UNSET
+    stop: tuple[str, ...] | Unset = UNSET
+    stop_token_ids: tuple[int, ...] | Unset = UNSET
+    stop_regex: tuple[str, ...] | Unset = UNSET
+    include_stop: bool | Unset = UNSET
+    ignore_eos: bool | Unset = UNSET
+    temperature: float | Unset = UNSET
+    top_p: float | Unset = UNSET
+    top_k: int | Unset = UNSET
+    min_p: float | Unset = UNSET
+    frequency_penalty: float | Unset = UNSET
+    presence_penalty: float | Unset = UNSET
+    repetition_penalty: float | Unset = UNSET
+    logit_bias: tuple[tuple[int, float], ...] | Unset = UNSET
+    seed: int | Unset = UNSET
+    return_logprob: bool | Unset = UNSET
+    logprob_start_len: int | Unset = UNSET
+    top_logprobs_num: int | Unset = UNSET
+    token_ids_logprob: tuple[int, ...] | Unset = UNSET
+    return_text_in_logprobs: bool | Unset = UNSET
+
+
+# -------------------------------------------------------------------------------------------------- prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of a prompt. With `ids`, those tokens are final (a model wrote them) and are never retokenised;
+    neighbouring spans without ids are tokenised as one text."""
+
+    text: str
+    ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image: encoded bytes and their media type (`image/png` …)."""
+
+    data: bytes
+    media_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One finished turn of a conversation. A content item is text or an image."""
+
+    role: str
+    content: tuple[str | Image, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a backend continues.
+
+    Attributes:
+        spans: the rendered text, in order; their texts concatenated are the whole prompt.
+        messages: the finished turns, for chat APIs.
+        role: the open turn's role, None outside a turn.
+        partial: text already written in the open turn.
+        images: images in the order of their placeholders in the text.
+    """
+
+    spans: tuple[Span, ...]
+    messages: tuple[Message, ...] = ()
+    role: str | None = None
+    partial: str = ""
+    images: tuple[Image, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return "".join(span.text for span in self.spans)
+
+
+# -------------------------------------------------------------------------------------------------- results
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a node cost. Token counts; times are in seconds, 0.0 where the backend does not tell.
+
+    Attributes:
+        prompt_tokens: tokens the model was conditioned on, cached ones included.
+        cached_tokens: those of them that were not computed again.
+        completion_tokens: tokens generated, forced ones included.
+        forced_tokens: those the grammar left no choice about and that took no decode step.
+        queue_s: waiting before the first computation.
+        first_token_s: submission to the first token.
+        total_s: submission to the end.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    forced_tokens: int = 0
+    queue_s: float = 0.0
+    first_token_s: float = 0.0
+    total_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One position: the token's log-probability (None where nothing precedes it), its id, and on request its text
+    and the alternatives as (log-probability, id, text) from most to least likely."""
+
+    logprob: float | None
+    token_id: int
+    text: str | None = None
+    top: tuple[tuple[float, int, str | None], ...] = ()
+    ids: tuple[tuple[float, int, str | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text of a running generation (`index` tells the sample when n > 1)."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A finished generation.
+
+    Attributes:
+        text: the result, stop string trimmed.
+        token_ids: every id the model wrote, the stop's included.
+        kept_ids: how many of `token_ids` lie wholly within `text`; `spans` are those and what is left.
+        finish_reason: "stop" (end of sequence, stop string or token, complete grammar) or "length".
+        matched: the stop string, regex or token id that ended it; None for end of grammar or length.
+        usage: tokens and times.
+        index: which sample it is, when n > 1.
+        output_logprobs, prompt_logprobs: when asked for.
+        meta: anything else the backend reports.
+    """
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    spans: tuple[Span, ...] = ()
+    finish_reason: Literal["stop", "length"] = "stop"
+    matched: str | int | None = None
+    usage: Usage = Usage()
+    index: int = 0
+    output_logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceScore:
+    """One choice as the model sees it after the prompt.
+
+    Attributes:
+        text: the choice.
+        token_ids: the tokens that were scored.
+        logprobs: log P(token | everything before), one per id, in nats.
+        unconditional: the same without the prompt, where the method asked; None where nothing precedes the token.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    unconditional: tuple[float | None, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """All choices scored. `scores` is in the order of the choices and empty where a backend only picks (`picked`)."""
+
+    scores: tuple[ChoiceScore, ...]
+    usage: Usage = Usage()
+    picked: str | None = None
+    meta: Mapping[str, Any] = field(default_factory=dict)

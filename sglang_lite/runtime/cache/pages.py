@@ -1,0 +1,58 @@
+"""The page pool: which pages of the KV cache are free, and which must not be written yet."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints: TypeAlias = NDArray[np.int32]
+
+
+class PagePool:
+    """Hands out pages in O(1) each. Host arrays only.
+
+    A page is freed into quarantine, stamped with the last step that may still read it, and can be handed out again
+    when that step has completed. So nothing that is in flight can see its pages change.
+
+    Args:
+        pages: how many there are.
+    """
+
+    def __init__(self, pages: int) -> None:
+        self.total = pages
+        self._stack: Ints = np.arange(pages - 1, -1, -1, dtype=np.int32)
+        self._top = pages
+        self._quarantine: deque[tuple[int, Ints]] = deque()
+        self.quarantined = 0
+
+    @property
+    def free(self) -> int:
+        return self._top
+
+    def allocate(self, count: int) -> Ints:
+        """`count` pages, in ascending order where the pool is fresh. The caller has made sure they are free."""
+        if count > self._top:
+            raise AssertionError(f"{count} pages asked of {self._top}")
+        self._top -= count
+        return self._stack[self._top : self._top + count][::-1].copy()
+
+    def release(self, pages: Ints, step: int) -> None:
+        """Frees `pages`, which steps up to `step` may still read."""
+        if len(pages):
+            self._quarantine.append((step, pages.copy()))
+            self.quarantined += len(pages)
+
+    def settle(self, step: int) -> None:
+        """Says that every step up to `step` has completed."""
+        while self._quarantine and self._quarantine[0][0] <= step:
+            _, pages = self._quarantine.popleft()
+            self._stack[self._top : self._top + len(pages)] = pages[::-1]
+            self._top += len(pages)
+            self.quarantined -= len(pages)
+
+    def free_pages(self) -> Ints:
+        """For the invariant checks: every page that is free or in quarantine."""
+        return np.concatenate([self._stack[: self._top], *(pages for _, pages in self._quarantine)])

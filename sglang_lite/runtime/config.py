@@ -1,0 +1,82 @@
+"""What an engine can be told. Every field is a keyword of `Engine` and is honoured or refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from sglang_lite.protocol import ParameterError
+
+DEFAULT_MODEL = "smollm2-135m"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """
+    Attributes:
+        model: an alias (`smollm2-135m`), a Hugging Face folder, a `.gguf` file or a hub id.
+        revision: branch, tag or commit of a hub id.
+        load_format: "auto" reads the checkpoint; "dummy" draws random weights of its shape.
+        chat_template: a Jinja template or the path of one, instead of the model's own.
+        dtype: "bfloat16", "float32", "float16"; "int8" quantises weights and activations (CPUs with VNNI: faster for
+            many rows, less exact); "auto" is bfloat16 where the CPU computes in it, else float32.
+        context_length: longest sequence in tokens; None for the model's own limit.
+        max_total_tokens: size of the KV pool in tokens; None for 512 for each of `max_running`, and at least
+            `context_length`.
+        max_running: requests computed at the same time.
+        max_queued: requests that may wait; one more is refused.
+        step_tokens: most tokens computed in one step; a longer prompt is prefilled in chunks.
+        page_size: tokens in a page of the KV pool.
+        prefix_cache: keep and reuse computed prefixes.
+        threads: CPU threads; None for one per physical core.
+        seed: of the requests that set none; None for fresh randomness.
+    """
+
+    model: str = DEFAULT_MODEL
+    revision: str | None = None
+    load_format: Literal["auto", "dummy"] = "auto"
+    chat_template: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
+    context_length: int | None = None
+    max_total_tokens: int | None = None
+    max_running: int = 64
+    max_queued: int = 4096
+    step_tokens: int = 512
+    page_size: int = 1
+    prefix_cache: bool = True
+    threads: int | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_running", 1), ("max_queued", 1), ("step_tokens", 1), ("page_size", 1)):
+            _check_int(name, getattr(self, name), least)
+        for name in ("context_length", "max_total_tokens", "threads"):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), 1)
+        if self.page_size > 64:
+            raise ParameterError("page_size", f"{self.page_size} is more than 64.")
+        if self.step_tokens < self.max_running:
+            raise ParameterError(
+                "step_tokens", f"{self.step_tokens} is less than max_running ({self.max_running}).",
+                hint="Every running request takes one token of a step.",
+            )  # fmt: skip
+        for name, allowed in (
+            ("load_format", ("auto", "dummy")),
+            ("dtype", ("auto", "float32", "bfloat16", "float16", "int8")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ParameterError(name, f"{getattr(self, name)!r} is not one of {', '.join(allowed)}.")
+
+    @staticmethod
+    def make(**values: Any) -> EngineConfig:
+        """A config from keywords. Raises ParameterError for one that does not exist."""
+        known = {field.name for field in fields(EngineConfig)}
+        for name in values:
+            if name not in known:
+                raise ParameterError(name, "Engine has no such parameter.", hint=f"It has: {', '.join(sorted(known))}.")
+        return EngineConfig(**values)
+
+
+def _check_int(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ParameterError(name, f"{value!r} is not a whole number of at least {least}.")

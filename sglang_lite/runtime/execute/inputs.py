@@ -1,0 +1,68 @@
+"""A batch as tensors: ids, positions, and who reads which cache slots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from sglang_lite.runtime.cache.pages import Ints
+from sglang_lite.runtime.cache.table import SlotTable
+from sglang_lite.runtime.kernels.reference import AttentionPlan, DecodeRows, ExtendRow
+from sglang_lite.runtime.schedule.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """
+    Attributes:
+        ids, positions: int64 [T], rows one after another.
+        plan: for attention.
+        last: int64 [rows]: index of each row's last token.
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    plan: AttentionPlan
+    last: torch.Tensor
+
+
+def build_inputs(batch: Batch, table: SlotTable) -> Inputs:
+    counts = batch.ends - batch.starts
+    last = np.cumsum(counts) - 1
+    rows = np.repeat(np.arange(len(counts)), counts)
+    positions = np.arange(len(rows)) - np.repeat(last + 1 - counts, counts) + np.repeat(batch.starts, counts)
+    slots = batch.slots[rows]
+    size = table.page_size
+    ids = table.tokens[slots, positions]
+    store_at = table.pages[slots, positions // size].astype(np.int64) * size + positions % size
+    decode = _decode_rows(batch, table) if batch.singles else None
+    extends = tuple(
+        ExtendRow(
+            int(last[i] + 1 - counts[i]),
+            int(last[i] + 1),
+            torch.from_numpy(table.token_slots(int(batch.slots[i]), 0, int(batch.ends[i]))),
+        )
+        for i in range(batch.singles, len(counts))
+    )
+    return Inputs(
+        ids=torch.from_numpy(ids.astype(np.int64)),
+        positions=torch.from_numpy(positions.astype(np.int64)),
+        plan=AttentionPlan(torch.from_numpy(store_at), decode, extends),
+        last=torch.from_numpy(last.astype(np.int64)),
+    )
+
+
+def _decode_rows(batch: Batch, table: SlotTable) -> DecodeRows:
+    lengths = batch.ends[: batch.singles]
+    longest = int(lengths.max())
+    size = table.page_size
+    pages: Ints = table.pages[batch.slots[: batch.singles], : -(-longest // size)]
+    if size > 1:
+        slots = (pages[:, :, None] * size + np.arange(size)).astype(np.int32)
+        pages = slots.reshape(len(lengths), -1)[:, :longest]
+    ragged = bool((lengths != longest).any())
+    return DecodeRows(
+        batch.singles, torch.from_numpy(np.ascontiguousarray(pages)), torch.from_numpy(lengths.copy()), ragged
+    )

@@ -1,0 +1,167 @@
+"""From logits to the next tokens.
+
+A row's draw depends on its logits, its parameters, its seed and its position, never on the other rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sglang_lite.protocol import TokenLogprob
+from sglang_lite.runtime.cache.pages import Ints
+from sglang_lite.runtime.sampling_params import ResolvedParams
+
+
+class SamplingTable:
+    """The parameters every draw needs, by slot, so that a plain batch is a few tensor operations.
+
+    Args:
+        slots: how many.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self.greedy = np.ones(slots, dtype=bool)
+        self.temperature = np.ones(slots, dtype=np.float32)
+        self.top_p = np.ones(slots, dtype=np.float32)
+        self.top_k = np.zeros(slots, dtype=np.int64)
+        self.min_p = np.zeros(slots, dtype=np.float32)
+        self.seed = np.zeros(slots, dtype=np.uint64)
+
+    def set(self, slot: int, params: ResolvedParams, seed: int) -> None:
+        self.greedy[slot] = params.greedy
+        self.temperature[slot] = params.temperature
+        self.top_p[slot] = params.top_p
+        self.top_k[slot] = max(params.top_k, 0)
+        self.min_p[slot] = params.min_p
+        self.seed[slot] = seed % 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class Special:
+    """What one row's draw needs beyond the table.
+
+    Attributes:
+        params: penalties, biases and what to report.
+        tokens: ids so far, prompt and output.
+        prompt_len: how many of them are the prompt.
+        mask: allowed tokens as int32 words, None for all.
+        banned: ids that may not be drawn now.
+    """
+
+    params: ResolvedParams
+    tokens: Ints
+    prompt_len: int
+    mask: NDArray[np.int32] | None = None
+    banned: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The drawn ids, and by row the log-probabilities where they were asked for."""
+
+    tokens: Sequence[int]
+    logprobs: Mapping[int, TokenLogprob]
+
+
+def sample(
+    logits: torch.Tensor, table: SamplingTable, slots: Ints, positions: Ints, special: Mapping[int, Special]
+) -> Sampled:
+    """Draws one token a row.
+
+    Args:
+        logits: float32 [R, V]; changed in place.
+        slots, positions: of the rows [R].
+        special: by row.
+
+    Log-probabilities are the model's own: before penalties, biases, masks and temperature.
+    """
+    reported = [i for i, row in special.items() if row.params.return_logprob]
+    raw = {i: logits[i].log_softmax(-1) for i in reported}
+    for i, row in special.items():
+        _adjust(logits[i], row)
+    greedy = table.greedy[slots]
+    if greedy.all():
+        tokens: list[int] = logits.argmax(-1).tolist()
+    else:
+        picked = np.empty(len(slots), dtype=np.int64)
+        if greedy.any():
+            picked[greedy] = logits[torch.from_numpy(greedy)].argmax(-1).numpy()
+        drawn = ~greedy
+        picked[drawn] = _draw(logits[torch.from_numpy(drawn)], table, slots[drawn], positions[drawn])
+        tokens = picked.tolist()
+    return Sampled(tokens, {i: describe(raw[i], tokens[i], special[i].params) for i in reported})
+
+
+def describe(logprobs: torch.Tensor, token: int, params: ResolvedParams) -> TokenLogprob:
+    """The log-probability of `token` and of the alternatives asked for; `logprobs` is one row [V]."""
+    top: tuple[tuple[float, int, str | None], ...] = ()
+    if params.top_logprobs_num:
+        values, ids = logprobs.topk(min(params.top_logprobs_num, len(logprobs)))
+        top = tuple((value, i, None) for value, i in zip(values.tolist(), ids.tolist()))
+    chosen = tuple((float(logprobs[i]), i, None) for i in params.token_ids_logprob)
+    return TokenLogprob(float(logprobs[token]), token, top=top, ids=chosen)
+
+
+def _adjust(logits: torch.Tensor, row: Special) -> None:
+    if row.params.penalised:
+        _penalise(logits, row)
+    if row.params.logit_bias:
+        ids, biases = zip(*row.params.logit_bias)
+        logits[list(ids)] += torch.tensor(biases)
+    if row.banned:
+        logits[list(row.banned)] = float("-inf")
+    if row.mask is not None:
+        allowed = np.unpackbits(row.mask.view(np.uint8), bitorder="little")[: len(logits)]
+        logits.masked_fill_(torch.from_numpy(allowed) == 0, float("-inf"))
+
+
+def _penalise(logits: torch.Tensor, row: Special) -> None:
+    params = row.params
+    if params.repetition_penalty != 1.0:
+        seen = torch.from_numpy(np.unique(row.tokens).astype(np.int64))
+        scores = logits[seen]
+        factor = params.repetition_penalty
+        logits[seen] = torch.where(scores > 0, scores / factor, scores * factor)
+    output = row.tokens[row.prompt_len :]
+    if len(output) and (params.frequency_penalty or params.presence_penalty):
+        ids, counts = np.unique(output, return_counts=True)
+        penalty = params.frequency_penalty * counts + params.presence_penalty
+        logits[torch.from_numpy(ids.astype(np.int64))] -= torch.from_numpy(penalty).float()
+
+
+def _draw(logits: torch.Tensor, table: SamplingTable, slots: Ints, positions: Ints) -> NDArray[np.int64]:
+    """Inverse-transform sampling with one uniform number a row; filters in SGLang's order: top-k, top-p, min-p."""
+    probs = torch.softmax(logits / torch.from_numpy(table.temperature[slots]).unsqueeze(1), -1)
+    top_k, top_p, min_p = table.top_k[slots], table.top_p[slots], table.min_p[slots]
+    order = None
+    if top_k.any() or (top_p < 1).any() or min_p.any():
+        probs, order = probs.sort(dim=-1, descending=True, stable=True)
+        ranks = torch.arange(probs.shape[1])
+        k = torch.from_numpy(np.where(top_k > 0, top_k, probs.shape[1])).unsqueeze(1)
+        p = torch.from_numpy(np.where(top_p < 1, top_p, np.float32(2))).unsqueeze(1)
+        before = probs.cumsum(-1) - probs
+        dropped = (ranks >= k) | (before > p) | (probs < probs[:, :1] * torch.from_numpy(min_p).unsqueeze(1))
+        probs = probs.masked_fill(dropped, 0.0)
+    mass = probs.double().cumsum(-1)
+    target = torch.from_numpy(uniforms(table.seed[slots], positions)) * mass[:, -1]
+    picked = torch.searchsorted(mass, target.unsqueeze(1), right=True).clamp_(max=probs.shape[1] - 1)
+    if order is not None:
+        picked = order.gather(1, picked)
+    ids: NDArray[np.int64] = picked.squeeze(1).numpy()
+    return ids
+
+
+def uniforms(seeds: NDArray[np.uint64], positions: Ints) -> NDArray[np.float64]:
+    """One number in [0, 1) for each (seed, position): SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+    with np.errstate(over="ignore"):
+        z = seeds + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    numbers: NDArray[np.float64] = (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return numbers

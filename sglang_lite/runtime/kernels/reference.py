@@ -1,0 +1,182 @@
+"""A torch twin of every kernel, with the kernel's signature. The CPU runs these; tests compare kernels with them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """Keys and values of every layer by token slot.
+
+    Attributes:
+        k, v: per layer [kv_heads, slots, head_dim]; a head's slots lie side by side, so that reading a sequence is
+            one gather of rows and what it gives is a batch of matrices.
+    """
+
+    k: tuple[torch.Tensor, ...]
+    v: tuple[torch.Tensor, ...]
+
+    @staticmethod
+    def allocate(
+        layers: int, kv_heads: int, slots: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> KVCache:
+        """All zeros: padding reads slots that nothing was stored in, and 0 x NaN would be NaN."""
+        shape = (kv_heads, slots, head_dim)
+
+        def tensor() -> torch.Tensor:
+            if device.type != "cpu":
+                return torch.zeros(shape, dtype=dtype, device=device)
+            # numpy's zeros are mapped when they are first touched, torch's are written at once
+            data = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+            return torch.from_numpy(data).view(dtype).view(shape)
+
+        return KVCache(tuple(tensor() for _ in range(layers)), tuple(tensor() for _ in range(layers)))
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """Rows with one new token each: the first `count` tokens of the batch.
+
+    Attributes:
+        read_at: token slots [count, longest], the new token's included; padded with any slot.
+        lengths: [count].
+        ragged: some row is shorter than the longest.
+    """
+
+    count: int
+    read_at: torch.Tensor
+    lengths: torch.Tensor
+    ragged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendRow:
+    """A row with several new tokens: tokens start … end of the batch, the last of a sequence of `length`."""
+
+    start: int
+    end: int
+    read_at: torch.Tensor  # token slots [length]
+
+    @property
+    def length(self) -> int:
+        return self.read_at.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """Who reads what in this step; the same for every layer."""
+
+    store_at: torch.Tensor  # the slot of each new token [T]
+    decode: DecodeRows | None
+    extends: tuple[ExtendRow, ...]
+
+
+def store_kv(cache: KVCache, layer: int, store_at: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Writes the new tokens' keys and values [T, kv_heads, head_dim] to their slots."""
+    for target, value in ((cache.k[layer], k), (cache.v[layer], v)):
+        target.index_copy_(1, store_at, value.transpose(0, 1).to(target.dtype))
+
+
+def attention(
+    q: torch.Tensor,
+    cache: KVCache,
+    layer: int,
+    plan: AttentionPlan,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Attention of new tokens over their sequences, causal.
+
+    Args:
+        q: [T, heads, head_dim].
+        window: each token sees only the last `window` positions, itself included.
+        softcap: scores become softcap * tanh(scores / softcap).
+
+    Returns:
+        [T, heads, head_dim].
+    """
+    k, v = cache.k[layer], cache.v[layer]
+    out = torch.empty_like(q)
+    rows = plan.decode
+    if rows is not None and rows.count == 1:  # a batch of one is faster as a row by itself
+        out[:1] = _extend(q[:1].to(k.dtype), k, v, ExtendRow(0, 1, rows.read_at[0]), scale, window, softcap)
+    elif rows is not None:
+        out[: rows.count] = _decode(q[: rows.count].to(k.dtype), k, v, rows, scale, window, softcap)
+    for row in plan.extends:
+        out[row.start : row.end] = _extend(q[row.start : row.end].to(k.dtype), k, v, row, scale, window, softcap)
+    return out
+
+
+def _decode(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    rows: DecodeRows,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    kv_heads, _, dim = k.shape
+    count, longest = rows.read_at.shape
+    flat = rows.read_at.reshape(-1)
+    keys = k.index_select(1, flat).view(kv_heads * count, longest, dim)
+    values = v.index_select(1, flat).view(kv_heads * count, longest, dim)
+    group = q.shape[1] // kv_heads
+    queries = q.view(count, kv_heads, group, dim).transpose(0, 1).reshape(kv_heads * count, group, dim)
+    scores = torch.bmm(queries, keys.transpose(1, 2)).float().mul_(scale)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if rows.ragged or window is not None:
+        at = torch.arange(longest, device=q.device)
+        hidden = at >= rows.lengths.unsqueeze(1)
+        if window is not None:
+            hidden |= at < rows.lengths.unsqueeze(1) - window
+        scores = scores.view(kv_heads, count, group, longest).masked_fill_(
+            hidden.view(1, count, 1, longest), float("-inf")
+        )
+        scores = scores.view(kv_heads * count, group, longest)
+    out = torch.bmm(scores.softmax(-1).to(values.dtype), values)
+    return out.view(kv_heads, count, group, dim).transpose(0, 1).reshape(count, kv_heads * group, dim)
+
+
+def _extend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    row: ExtendRow,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    new, heads, dim = q.shape
+    kv_heads = k.shape[0]
+    group = heads // kv_heads
+    # [kv_heads, group, …]: the heads of a group share keys and values without a copy.
+    keys = k.index_select(1, row.read_at).unsqueeze(1).expand(-1, group, -1, -1)
+    values = v.index_select(1, row.read_at).unsqueeze(1).expand(-1, group, -1, -1)
+    queries = q.view(new, kv_heads, group, dim).permute(1, 2, 0, 3)
+    length = row.length
+    causal_only = window is None and softcap is None
+    if causal_only and new in (1, length):
+        out = F.scaled_dot_product_attention(queries, keys, values, is_causal=new > 1, scale=scale)
+    else:
+        at = torch.arange(length, device=q.device)
+        position = at[length - new :].unsqueeze(1)
+        visible = at <= position
+        if window is not None:
+            visible &= at > position - window
+        if softcap is None:
+            out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=visible, scale=scale)
+        else:
+            scores = torch.tanh((queries @ keys.transpose(-1, -2)).float() * (scale / softcap)) * softcap
+            scores = scores.masked_fill_(~visible, float("-inf"))
+            out = scores.softmax(-1).to(values.dtype) @ values
+    return out.permute(2, 0, 1, 3).reshape(new, heads, dim)

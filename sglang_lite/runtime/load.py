@@ -1,0 +1,95 @@
+"""Loading a model: from its name to something that runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sglang_lite.protocol import ModelError, ParameterError
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.models.decoder import Decoder, Precision
+from sglang_lite.runtime.models.model import Model
+from sglang_lite.runtime.models.resolve import resolve
+from sglang_lite.runtime.models.spec import ModelSpec, spec_from_config, spec_from_gguf
+from sglang_lite.runtime.models.weights.dummy import DummySource
+from sglang_lite.runtime.models.weights.folder import open_folder
+from sglang_lite.runtime.models.weights.gguf import GgufFile, GgufSource
+from sglang_lite.runtime.models.weights.source import WeightSource
+from sglang_lite.runtime.tokens.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What an engine runs: a model, its tokenizer, and the numbers that go with them."""
+
+    name: str
+    model: Model
+    tokenizer: Tokenizer
+    vocab_size: int
+    eos_ids: frozenset[int]
+    context_length: int
+
+
+def load_model(config: EngineConfig) -> LoadedModel:
+    """
+    Raises:
+        ModelError: not found, damaged or not supported; DownloadError: could not be fetched.
+    """
+    path = resolve(config.model, config.revision)
+    spec, tokenizer, source, eos = _open_gguf(path) if path.is_file() else _open_folder(path, config)
+    if config.load_format == "dummy":
+        source = DummySource()
+    if tokenizer.vocab_size > spec.vocab_size:
+        raise ModelError(
+            f"{path}: the tokenizer has {tokenizer.vocab_size:,} tokens, the model {spec.vocab_size:,}.",
+            hint="The folder mixes the files of two models.",
+        )
+    device = torch.device("cpu")
+    with torch.inference_mode():
+        model = Decoder(spec, source, precision(config.dtype), device, config.context_length or spec.max_positions)
+    return LoadedModel(config.model, model, tokenizer, spec.vocab_size, eos, spec.max_positions)
+
+
+def _open_gguf(path: Path) -> tuple[ModelSpec, Tokenizer, WeightSource, frozenset[int]]:
+    file = GgufFile(path)
+    spec = spec_from_gguf(file.metadata, frozenset(file.tensors), str(path))
+    tokenizer = tokenizer_from_gguf(file.metadata, str(path))
+    return spec, tokenizer, GgufSource(file, spec.num_heads, spec.num_kv_heads), tokenizer.eos_ids
+
+
+def _open_folder(path: Path, config: EngineConfig) -> tuple[ModelSpec, Tokenizer, WeightSource, frozenset[int]]:
+    spec = spec_from_config(_read_json(path / "config.json"), str(path / "config.json"))
+    tokenizer = tokenizer_from_folder(path)
+    source = DummySource() if config.load_format == "dummy" else open_folder(path)
+    generation = path / "generation_config.json"
+    also = _read_json(generation).get("eos_token_id") if generation.exists() else None
+    more = also if isinstance(also, list) else [] if also is None else [also]
+    return spec, tokenizer, source, tokenizer.eos_ids | frozenset(spec.eos_ids) | frozenset(more)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: can't be read as JSON: {error}") from error
+    return content
+
+
+def precision(dtype: str) -> Precision:
+    """The numeric formats that a `dtype` stands for on this CPU.
+
+    Raises:
+        ParameterError: the CPU can't compute in it.
+    """
+    if dtype == "auto":
+        dtype = "bfloat16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"
+    if dtype == "int8":
+        if not torch.cpu._is_vnni_supported():
+            raise ParameterError("dtype", "int8 needs a CPU with VNNI instructions.", hint="Use bfloat16 or float32.")
+        return Precision(torch.float32, torch.bfloat16, torch.bfloat16, int8=True)
+    kind = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
+    return Precision(kind, kind, kind)

@@ -1,0 +1,244 @@
+"""The decoder-only transformer, one for all families: what differs is in `ModelSpec`.
+
+Knows nothing of requests, schedules or sampling: token ids and an attention plan in, hidden states and logits out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.kernels.reference import AttentionPlan, KVCache, attention, store_kv
+from sglang_lite.runtime.models.layers.linear import Linear, make_linear
+from sglang_lite.runtime.models.layers.rope import RotaryTable, rotate
+from sglang_lite.runtime.models.spec import ModelSpec
+from sglang_lite.runtime.models.weights.source import Blocks4, WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How a model computes.
+
+    Attributes:
+        compute: activations between layers.
+        weights: of matrices that are not quantised.
+        cache: keys and values.
+        int8: matrices in 8 bits.
+        one_path: every row is computed the same way whatever the batch.
+    """
+
+    compute: torch.dtype
+    weights: torch.dtype
+    cache: torch.dtype
+    int8: bool = False
+    one_path: bool = False
+
+
+@dataclass(slots=True)
+class _Layer:
+    input_norm: torch.Tensor
+    qkv: Linear
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    output: Linear
+    post_attention_norm: torch.Tensor | None  # only where attention's output is normalised (post_norms)
+    mlp_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+    post_mlp_norm: torch.Tensor | None
+    window: int | None
+
+
+class Decoder:
+    """A loaded model.
+
+    Args:
+        spec: its shape.
+        source: its weights; read tensor by tensor, each exactly once.
+        precision: numeric formats.
+        device: where it runs.
+        max_positions: longest sequence that will be run.
+
+    Raises:
+        ModelError: a tensor is missing, misshapen or left over; an activation that is not supported.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        source: WeightSource,
+        precision: Precision,
+        device: torch.device,
+        max_positions: int,
+    ) -> None:
+        if spec.activation not in ("silu", "gelu_pytorch_tanh", "gelu"):
+            raise ModelError(f"{source.label}: the activation {spec.activation!r} is not supported.")
+        self.spec, self.precision, self.device = spec, precision, device
+        reader = _Reader(spec, source, precision, device)
+        table = source.take("model.embed_tokens.weight", (spec.vocab_size, spec.hidden_size))
+        embedding = table.dequantise() if isinstance(table, Blocks4) else table
+        self.embedding = embedding.to(device, precision.weights)
+        self.layers = [reader.layer(i) for i in range(spec.num_layers)]
+        self.norm = reader.norm("model.norm", spec.hidden_size)
+        if spec.tied_embeddings:
+            self.head = reader.make([embedding], None)
+        else:
+            self.head = reader.linear(["lm_head"], [spec.vocab_size], spec.hidden_size, bias=False)
+        source.finish(ignored=("lm_head.weight",) if spec.tied_embeddings else ())
+        self.rope = RotaryTable(spec.rope, spec.head_dim, max_positions, device)
+        self.local_rope = (
+            RotaryTable(spec.local_rope, spec.head_dim, max_positions, device) if spec.local_rope else None
+        )
+
+    def allocate_cache(self, slots: int) -> KVCache:
+        spec = self.spec
+        return KVCache.allocate(
+            spec.num_layers, spec.num_kv_heads, slots, spec.head_dim, self.precision.cache, self.device
+        )
+
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
+        """Runs new tokens and stores their keys and values.
+
+        Args:
+            ids, positions: int64 [T].
+
+        Returns:
+            Hidden states [T, hidden_size] after the last norm.
+        """
+        spec, compute = self.spec, self.precision.compute
+        x = self.embedding[ids].to(compute)
+        if spec.embedding_scale != 1.0:
+            x = x * torch.tensor(spec.embedding_scale, dtype=compute, device=self.device)
+        rope = self.rope.at(positions, compute)
+        local = self.local_rope.at(positions, compute) if self.local_rope else rope
+        for i, layer in enumerate(self.layers):
+            cos, sin = rope if layer.window is None else local
+            h = self._attention(i, layer, self._norm(x, layer.input_norm), cos, sin, plan, cache)
+            if layer.post_attention_norm is not None:
+                h = self._norm(h, layer.post_attention_norm)
+            x = x + h
+            h = self._mlp(layer, self._norm(x, layer.mlp_norm))
+            if layer.post_mlp_norm is not None:
+                h = self._norm(h, layer.post_mlp_norm)
+            x = x + h
+        return self._norm(x, self.norm)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 logits [R, vocab_size] of hidden states [R, hidden_size]."""
+        logits = self.head(hidden).float()
+        cap = self.spec.logit_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, (x.shape[-1],), weight, self.spec.rms_eps)
+
+    def _attention(
+        self,
+        index: int,
+        layer: _Layer,
+        x: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        plan: AttentionPlan,
+        cache: KVCache,
+    ) -> torch.Tensor:
+        spec = self.spec
+        qkv = layer.qkv(x).view(len(x), -1, spec.head_dim)
+        turned = spec.num_heads + spec.num_kv_heads
+        qk, v = qkv[:, :turned], qkv[:, turned:]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q = self._norm(qk[:, : spec.num_heads], layer.q_norm)
+            k = self._norm(qk[:, spec.num_heads :], layer.k_norm)
+            qk = torch.cat((q, k), 1)
+        qk = rotate(qk, cos, sin)
+        store_kv(cache, index, plan.store_at, qk[:, spec.num_heads :], v)
+        out = attention(
+            qk[:, : spec.num_heads],
+            cache,
+            index,
+            plan,
+            scale=spec.scale,
+            window=layer.window,
+            softcap=spec.attention_softcap,
+        )
+        return layer.output(out.view(len(x), -1).to(x.dtype))
+
+    def _mlp(self, layer: _Layer, x: torch.Tensor) -> torch.Tensor:
+        gate, up = layer.gate_up(x).chunk(2, -1)
+        if self.spec.activation == "silu":
+            gate = F.silu(gate)
+        else:
+            gate = F.gelu(gate, approximate="tanh" if self.spec.activation == "gelu_pytorch_tanh" else "none")
+        return layer.down(gate.mul_(up))
+
+
+class _Reader:
+    """Takes a model's tensors out of a source by their Hugging Face names."""
+
+    def __init__(self, spec: ModelSpec, source: WeightSource, precision: Precision, device: torch.device) -> None:
+        self.spec, self.source, self.precision, self.device = spec, source, precision, device
+
+    def layer(self, i: int) -> _Layer:
+        s = self.spec
+        name = f"model.layers.{i}"
+        q_size, kv_size = s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim
+        attn, mlp = f"{name}.self_attn", f"{name}.mlp"
+        if s.architecture == "phi3":  # merged in the checkpoint already
+            qkv = self.linear([f"{attn}.qkv_proj"], [q_size + 2 * kv_size], s.hidden_size, bias=False)
+            gate_up = self.linear([f"{mlp}.gate_up_proj"], [2 * s.intermediate_size], s.hidden_size, bias=False)
+        else:
+            qkv = self.linear(
+                [f"{attn}.{p}_proj" for p in "qkv"],
+                [q_size, kv_size, kv_size],
+                s.hidden_size,
+                bias=s.qkv_bias,
+            )
+            gate_up = self.linear(
+                [f"{mlp}.gate_proj", f"{mlp}.up_proj"],
+                [s.intermediate_size] * 2,
+                s.hidden_size,
+                bias=s.mlp_bias,
+            )
+        before_mlp = "pre_feedforward_layernorm" if s.post_norms else "post_attention_layernorm"
+        return _Layer(
+            input_norm=self.norm(f"{name}.input_layernorm", s.hidden_size),
+            qkv=qkv,
+            q_norm=self.norm(f"{attn}.q_norm", s.head_dim) if s.qk_norm else None,
+            k_norm=self.norm(f"{attn}.k_norm", s.head_dim) if s.qk_norm else None,
+            output=self.linear([f"{attn}.o_proj"], [s.hidden_size], q_size, bias=s.output_bias),
+            post_attention_norm=(
+                self.norm(f"{name}.post_attention_layernorm", s.hidden_size) if s.post_norms else None
+            ),
+            mlp_norm=self.norm(f"{name}.{before_mlp}", s.hidden_size),
+            gate_up=gate_up,
+            down=self.linear([f"{mlp}.down_proj"], [s.hidden_size], s.intermediate_size, bias=s.mlp_bias),
+            post_mlp_norm=self.norm(f"{name}.post_feedforward_layernorm", s.hidden_size) if s.post_norms else None,
+            window=s.windows[i],
+        )
+
+    def norm(self, name: str, size: int) -> torch.Tensor:
+        weight = self._dense(f"{name}.weight", (size,))
+        return weight.float().add(self.spec.norm_offset).to(self.device, self.precision.compute)
+
+    def linear(self, names: list[str], sizes: list[int], inputs: int, *, bias: bool) -> Linear:
+        parts = [self.source.take(f"{n}.weight", (size, inputs)) for n, size in zip(names, sizes)]
+        biases = [self._dense(f"{n}.bias", (size,)) for n, size in zip(names, sizes)] if bias else None
+        return self.make(parts, torch.cat(biases) if biases else None)
+
+    def make(self, parts: list[torch.Tensor | Blocks4], bias: torch.Tensor | None) -> Linear:
+        p = self.precision
+        return make_linear(
+            parts,
+            None if bias is None else bias.to(p.compute),
+            quantise=p.int8,
+            dtype=p.weights,
+            device=self.device,
+            one_path=p.one_path,
+        )
+
+    def _dense(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        tensor = self.source.take(name, shape)
+        return tensor.dequantise() if isinstance(tensor, Blocks4) else tensor

@@ -1,0 +1,98 @@
+"""Rotary position embedding (Su et al., arXiv:2104.09864) and the ways its frequencies are stretched."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from sglang_lite.runtime.models.spec import RopeSpec
+
+
+class RotaryTable:
+    """cos and sin of every position, ready for `x * cos + swap_halves(x) * sin`.
+
+    Args:
+        spec: the embedding.
+        head_dim: used where the spec turns the whole head.
+        positions: how many to tabulate.
+    """
+
+    def __init__(self, spec: RopeSpec, head_dim: int, positions: int, device: torch.device) -> None:
+        self.dim = spec.rotary_dim or head_dim
+        frequencies, amplitude = _frequencies(spec, self.dim, positions)
+        angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
+        cos, sin = angles.cos() * amplitude, angles.sin() * amplitude
+        self._cos = torch.cat((cos, cos), -1).to(device)
+        self._sin = torch.cat((-sin, sin), -1).to(device)
+
+    def at(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin [T, 1, dim] for positions [T]."""
+        return self._cos[positions].unsqueeze(1).to(dtype), self._sin[positions].unsqueeze(1).to(dtype)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Turns heads x [T, H, D] by tables [T, 1, dim]; beyond dim they pass unchanged."""
+    dim = cos.shape[-1]
+    if dim == x.shape[-1]:
+        return torch.addcmul(x * cos, x.roll(dim // 2, -1), sin)
+    turned = x[..., :dim]
+    turned = torch.addcmul(turned * cos, turned.roll(dim // 2, -1), sin)
+    return torch.cat((turned, x[..., dim:]), -1)
+
+
+def _frequencies(spec: RopeSpec, dim: int, positions: int) -> tuple[torch.Tensor, float]:
+    """Radians per position [dim / 2], and what cos and sin are multiplied with."""
+    exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
+    inverse = 1.0 / spec.theta**exponents
+    p = spec.params
+    if spec.kind == "linear":
+        return inverse / p["factor"], 1.0
+    if spec.kind == "llama3":
+        return _llama3(inverse, p["factor"], p["low_freq_factor"], p["high_freq_factor"],
+                       p["original_max_position_embeddings"]), 1.0  # fmt: skip
+    if spec.kind == "yarn":
+        return _yarn(spec, dim, inverse)
+    if spec.kind == "longrope":
+        original = p["original_max_position_embeddings"]
+        factor = p.get("factor") or p["max_position_embeddings"] / original
+        stretched = torch.tensor(p["long_factor"] if positions > original else p["short_factor"])
+        amplitude = p.get("attention_factor")
+        if amplitude is None:
+            amplitude = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+        return inverse / stretched, amplitude
+    return inverse, 1.0
+
+
+def _llama3(inverse: torch.Tensor, factor: float, low: float, high: float, original: int) -> torch.Tensor:
+    """Llama 3.1: short wavelengths stay, long ones are divided by `factor`, those between are blended."""
+    wavelengths = 2 * math.pi / inverse
+    blend = ((original / wavelengths - low) / (high - low)).clamp(0, 1)
+    return inverse * (blend + (1 - blend) / factor)
+
+
+def _yarn(spec: RopeSpec, dim: int, inverse: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """YaRN (arXiv:2309.00071)."""
+    p = spec.params
+    original = p.get("original_max_position_embeddings") or p["max_position_embeddings"]
+    factor = p["factor"]
+
+    def dimension(rotations: float) -> float:
+        return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(spec.theta))
+
+    low, high = dimension(p.get("beta_fast") or 32), dimension(p.get("beta_slow") or 1)
+    if p.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0, 1)
+    amplitude = p.get("attention_factor")
+    if amplitude is None:
+        amplitude = _yarn_amplitude(factor, p.get("mscale"), p.get("mscale_all_dim"))
+    return inverse * (1 - ramp) + inverse / factor * ramp, amplitude
+
+
+def _yarn_amplitude(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
+    def of(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    return of(mscale) / of(mscale_all_dim) if mscale and mscale_all_dim else of(1.0)

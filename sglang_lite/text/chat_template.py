@@ -1,0 +1,181 @@
+"""Chat templates: the one place that turns roles into text.
+
+A program is rendered turn by turn, before the content of the turns is known. So a template is asked for what stands
+before and after a turn's content (`get_prefix_and_suffix`), and a Jinja template is rendered with marks in place of
+contents to find that out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, Protocol
+
+from sglang_lite.protocol import TemplateError
+
+MAX_TEMPLATE_CHARS = 1_000_000
+
+
+class ChatTemplate(Protocol):
+    """What the interpreter needs of a chat template."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def default_system_prompt(self) -> str | None: ...
+
+    @property
+    def stop_str(self) -> tuple[str, ...]: ...
+
+    def get_prefix_and_suffix(self, role: str, hist_messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+        """The text before and after the content of a turn of `role` that follows the turns `hist_messages`."""
+        ...
+
+
+@dataclass(frozen=True)
+class FixedTemplate:
+    """A template that puts the same text around every turn of a role.
+
+    Attributes:
+        turns: role to (text before, text after) its content.
+        default_system_prompt: put first into a conversation that starts with another role.
+        stop_str: what ends an assistant turn beside the model's own end token.
+    """
+
+    name: str
+    turns: Mapping[str, tuple[str, str]]
+    default_system_prompt: str | None = None
+    stop_str: tuple[str, ...] = ()
+
+    def get_prefix_and_suffix(self, role: str, hist_messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+        """See ChatTemplate.
+
+        Raises:
+            TemplateError: the template does not have the role.
+        """
+        if role not in self.turns:
+            raise TemplateError(
+                f"the chat template {self.name!r} has no role {role!r}; it has: {', '.join(self.turns)}."
+            )
+        return self.turns[role]
+
+
+CHATML = FixedTemplate(
+    "chatml", {role: (f"<|im_start|>{role}\n", "<|im_end|>\n") for role in ("system", "user", "assistant")}
+)
+
+
+class JinjaTemplate:
+    """A model's own template, rendered in jinja2's sandbox.
+
+    Args:
+        source: the Jinja text, as `tokenizer.chat_template` holds it.
+        special_tokens: names the template may use: `bos_token`, `eos_token` …
+        name: for messages.
+
+    Raises:
+        TemplateError: the text is no valid template.
+    """
+
+    default_system_prompt: str | None = None  # the template inserts its own
+    stop_str: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str] | None = None,
+        name: str = "the model's chat template",
+    ) -> None:
+        from jinja2 import TemplateError as JinjaError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        if len(source) > MAX_TEMPLATE_CHARS:
+            raise TemplateError(f"{name}: {len(source):,} characters, the limit is {MAX_TEMPLATE_CHARS:,}.")
+        self.name = name
+        self._special_tokens = dict(special_tokens or {})
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+        try:
+            self._template = environment.from_string(source)
+        except JinjaError as error:
+            raise TemplateError(f"{name} is not valid: {error}") from error
+        self._turn = lru_cache(maxsize=256)(self._find_turn)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False) -> str:
+        """The whole conversation as text.
+
+        Raises:
+            TemplateError: the template refused these messages or failed.
+        """
+        try:
+            return self._template.render(
+                messages=list(messages), add_generation_prompt=add_generation_prompt, **self._special_tokens
+            )
+        except Exception as error:  # templates are foreign code: whatever they raise is a template's failure
+            raise TemplateError(f"{self.name} failed on {[m['role'] for m in messages]}: {error}") from error
+
+    def get_prefix_and_suffix(self, role: str, hist_messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+        """See ChatTemplate.
+
+        Raises:
+            TemplateError: the template does not render this sequence of roles turn by turn.
+        """
+        return self._turn((*(m["role"] for m in hist_messages), role))
+
+    def _find_turn(self, roles: tuple[str, ...]) -> tuple[str, str]:
+        messages = [{"role": role, "content": _mark(i)} for i, role in enumerate(roles)]
+        last = len(roles) - 1
+        before, suffix = self._around(messages, last)
+        if last and roles[-1] != "assistant":
+            _, previous_suffix = self._around(messages[:-1], last - 1)
+            between = before.split(_mark(last - 1))[-1]
+            if not between.startswith(previous_suffix):
+                raise self._unstable(roles)
+            return between[len(previous_suffix) :], suffix
+        if roles[-1] == "assistant":
+            # What the model is prompted with, which may differ from how a finished answer is shown.
+            history = self.render(messages[:-1]) if last else ""
+            prompted = self.render(messages[:-1], add_generation_prompt=True) if last else before
+            if not prompted.startswith(history):
+                raise self._unstable(roles)
+            return prompted[len(history) :], suffix
+        return before, suffix
+
+    def _around(self, messages: list[dict[str, str]], turn: int) -> tuple[str, str]:
+        text = self.render(messages)
+        before, found, suffix = text.partition(_mark(turn))
+        if not found or _mark(turn) in suffix:
+            raise TemplateError(
+                f"{self.name} does not write a {messages[turn]['role']!r} turn as one piece of text.",
+                hint="Put its text into another role's turn, or set chat_template= to a template that has the role.",
+            )
+        return before, suffix
+
+    def _unstable(self, roles: tuple[str, ...]) -> TemplateError:
+        return TemplateError(
+            f"{self.name} changes earlier turns when a {roles[-1]!r} turn follows: it can't be written turn by turn.",
+            hint="Set chat_template= to a template that only appends.",
+        )
+
+
+def _mark(turn: int) -> str:
+    return f"\ue000{turn}\ue001"  # private-use characters survive trimming and occur in no template
+
+
+def _to_json(value: object, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, indent=indent, ensure_ascii=options.get("ensure_ascii", False))
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)

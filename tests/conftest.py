@@ -1,0 +1,35 @@
+"""Shared fixtures. The tests use no network: `make test` fetches the default model before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import sglang_lite as sgl
+
+
+@pytest.fixture(scope="session")
+def model_file() -> Path:
+    """The default model's GGUF file."""
+    from sglang_lite.runtime.models.resolve import ALIASES, cache_folder
+
+    path = cache_folder() / "models" / "smollm2-135m" / Path(ALIASES["smollm2-135m"].member).name
+    assert path.exists(), f"{path} is missing; run `sglang-lite models pull smollm2-135m` (make test does)"
+    return path
+
+
+@pytest.fixture(scope="session")
+def engine(model_file: Path) -> Iterator[sgl.Engine]:
+    """The default engine, shared by the tests that only read from it."""
+    with sgl.Engine() as engine:
+        yield engine
+
+
+@pytest.fixture(autouse=True)
+def _no_default_backend() -> Iterator[None]:
+    """Each test sets the default backend it wants."""
+    sgl.global_config.default_backend = None
+    yield
+    sgl.global_config.default_backend = None

@@ -1,0 +1,95 @@
+"""The regex dialect against its definition: Python's re."""
+
+import random
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_lite.constraints.regex import CharSet, parse, to_python, to_rust
+from sglang_lite.constraints.sampling import sample
+from sglang_lite.protocol import ConstraintError, Regex
+
+PATTERNS = [
+    "abc", "a|b|", "(?:ab)+c?", "[a-c]{2,4}", r"\d+\.\d{2}", r"\w+@\w+\.(com|org)", "(?i)hello", "(?i:a)b", "x{,3}",
+    "x{2,}", "[^a-z]", "[]a-]", r"\x41\u0042\U00000043", r"[\d\-x]+", "^abc$", r"\Aab\Z", "^a|^b", "a$|b$", "(^a|b)c$",
+    "(?P<year>[0-9]{4})-(?P<month>[01][0-9])", "a{", "{}", "(?s).", ".", r"\s\S", r"a*?b+?", r"[\b]", "(?s:.)x(?-i:y)",
+    r"\.\*\\", "é+", "[α-ω]",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_language_is_that_of_python(pattern):
+    ours = re.compile(to_python(parse(pattern)))
+    theirs = re.compile(pattern)
+    texts = [
+        "",
+        "a",
+        "b",
+        "ab",
+        "abc",
+        "HELLO",
+        "Ab",
+        "xxx",
+        "3.14",
+        "me@x.org",
+        "1999-12",
+        "a{",
+        "{}",
+        "\n",
+        "]",
+        "\b",
+    ]
+    rng = random.Random(0)
+    texts += [sample(Regex(pattern), rng) for _ in range(20)]
+    texts += [t[:-1] for t in texts] + [t + "x" for t in texts]
+    for text in texts:
+        assert bool(ours.fullmatch(text)) == bool(theirs.fullmatch(text)), text
+
+
+@given(st.text(max_size=3))
+def test_classes_hold_exactly_pythons_characters(text):
+    for pattern in (r"\w*", r"\W*", r"\d*", r"\D*", r"\s*", r"\S*", ".*", "(?i)[k-s]*", r"[^\w\s]*"):
+        assert bool(re.fullmatch(to_python(parse(pattern)), text)) == bool(re.fullmatch(pattern, text)), pattern
+
+
+def test_unicode_categories():
+    assert re.fullmatch(to_python(parse(r"\p{Lu}\p{Ll}+\P{L}\p{^Nd}")), "Éa!?")
+    assert not re.fullmatch(to_python(parse(r"\p{Lu}")), "é")
+
+
+def test_rust_text_leaves_nothing_to_flags():
+    assert to_rust(parse("(?i)ab.")) == r"[Aa][Bb][\x{0}-\x{9}\x{B}-\x{D7FF}\x{E000}-\x{10FFFF}]"
+
+
+def test_an_empty_class_matches_nothing():
+    node = parse(r"[^\s\S]")
+    assert node == CharSet(())
+    assert not re.fullmatch(to_python(node), "a")
+
+
+REFUSED = {
+    "(": "missing )", ")": "unmatched", "a**": "multiple repeat", "*a": "nothing to repeat", "a(?=b)": "lookahead",
+    "a(?!b)": "lookahead", "(?<=a)b": "lookbehind", r"(a)\1": "backreference", "[z-a]": "bad character range",
+    r"[\d-x]": "bad character range", "a^b": "start of the pattern", "a$b": "end of the pattern", "(a$)+": "end of",
+    r"\bfoo": "word boundary", "[abc": "unterminated", "a{3,2}": "min repeat", r"\q": "not supported", "a++": "possessive",
+    "(?x)a": "flag 'x'", "(?P<1>a)": "group name", "(?>a)": "atomic", "(?P=a)": "backreference", "(?(1)a|b)": "conditional",
+    "a{99999}": "go up to", "\\": "backslash", r"\x4": "hexadecimal", r"\ud800": "surrogate", r"\p{Zzz}": "category",
+    "\ud800": "surrogate", "(" * 101 + ")" * 101: "nest deeper", "^*": "nothing to repeat", "a" * 50_001: "the limit is",
+    "(?#x)": "comment",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", REFUSED)
+def test_what_is_not_supported_is_refused_with_its_place(pattern):
+    with pytest.raises(ConstraintError, match=re.escape(REFUSED[pattern])) as caught:
+        parse(pattern)
+    assert str(caught.value).startswith("regex: ")
+
+
+def test_the_caret_stands_under_the_fault():
+    with pytest.raises(ConstraintError) as caught:
+        parse("ab(?=c)")
+    _, shown, caret = caught.value.message.split("\n")
+    assert shown[caret.index("^")] == "("

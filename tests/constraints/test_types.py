@@ -1,0 +1,101 @@
+"""Python types: what spells a value, and reading it back."""
+
+import datetime
+import enum
+import random
+import re
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypedDict
+
+import pytest
+from pydantic import BaseModel, Field
+
+from sglang_lite.constraints.regex import parse, to_python
+from sglang_lite.constraints.sampling import sample
+from sglang_lite.constraints.types import value_type
+from sglang_lite.protocol import Choices, ConstraintError, JsonSchema, Regex, ValueValidationError
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Model(BaseModel):
+    name: str
+    tags: list[str] = Field(max_length=2)
+
+
+@dataclass
+class Point:
+    x: int
+    y: float | None = None
+
+
+class Options(TypedDict):
+    verbose: bool
+
+
+READS = [
+    (str, "any text", "any text"),
+    (int, "-42", -42),
+    (float, "3.5", 3.5),
+    (bool, "true", True),
+    (Colour, "red", Colour.RED),
+    (Literal["a", 2, None], "2", 2),
+    (datetime.date, "2024-02-29", datetime.date(2024, 2, 29)),
+    (datetime.time, "23:59:01", datetime.time(23, 59, 1)),
+    (datetime.datetime, "2024-05-01T10:00:00", datetime.datetime(2024, 5, 1, 10)),
+    (list[int], "[1, 2]", [1, 2]),
+    (dict[str, int], '{"a": 1}', {"a": 1}),
+    (int | None, "null", None),
+    (Annotated[int, Field(ge=1, le=5)], "3", 3),
+    (Model, '{"name": "x", "tags": ["y"]}', Model(name="x", tags=["y"])),
+    (Point, '{"x": 1, "y": 2.0}', Point(1, 2.0)),
+    (Options, '{"verbose": false}', {"verbose": False}),
+]
+
+
+@pytest.mark.parametrize(("annotation", "text", "value"), READS)
+def test_a_text_is_read_as_a_value_of_the_type(annotation, text, value):
+    kind = value_type(annotation)
+    assert kind.parse(text) == value
+    if isinstance(kind.constraint, Regex):
+        assert re.fullmatch(to_python(parse(kind.constraint.pattern)), text)
+
+
+@pytest.mark.parametrize("annotation", [a for a, _, _ in READS if a is not str])
+def test_whatever_satisfies_the_constraint_can_be_read(annotation):
+    kind = value_type(annotation)
+    rng = random.Random(1)
+    for _ in range(30):
+        text = sample(kind.constraint, rng)
+        for end in kind.stop:
+            text = text.removesuffix(end)
+        kind.parse(text)
+
+
+def test_scalars_are_bare_and_bounded_and_the_rest_is_json():
+    assert value_type(str).constraint is None
+    assert value_type(Colour).constraint == Choices(("red", "blue"))
+    assert isinstance(value_type(Model).constraint, JsonSchema)
+    assert not re.fullmatch(to_python(parse(value_type(int).constraint.pattern)), "9" * 17)
+
+
+@pytest.mark.parametrize("day", ["2023-02-29", "1900-02-29", "2024-04-31", "0000-01-01", "2024-13-01"])
+def test_dates_that_do_not_exist_are_not_in_the_language(day):
+    assert not re.fullmatch(to_python(parse(value_type(datetime.date).constraint.pattern)), day)
+
+
+@pytest.mark.parametrize(("annotation", "text"), [(int, "x"), (Model, '{"name": 3}'), (Colour, "[")])
+def test_a_text_of_no_value_is_an_error_with_the_text(annotation, text):
+    with pytest.raises((ValueValidationError, KeyError)) as caught:
+        value_type(annotation).parse(text)
+    if isinstance(caught.value, ValueValidationError):
+        assert caught.value.text == text
+
+
+@pytest.mark.parametrize("annotation", [object(), lambda: 0, enum.Enum("Empty", {})])
+def test_what_is_no_type_is_refused(annotation):
+    with pytest.raises(ConstraintError, match="type:"):
+        value_type(annotation)

@@ -1,0 +1,259 @@
+"""One clear exception at the right line, and the process goes on."""
+
+import asyncio
+import gc
+import logging
+
+import pytest
+
+import sglang_lite as sgl
+
+
+def run(body, backend=None, **options):
+    return sgl.function(body).run(backend=backend or sgl.ScriptedBackend(default="x"), **options)
+
+
+def line_of(body, offset):
+    return body.__code__.co_firstlineno + offset
+
+
+def test_a_failing_node_fails_what_comes_after_and_keeps_what_came_before():
+    backend = sgl.ScriptedBackend({"one": "1", "two": RuntimeError("down"), "three": "3"})
+
+    def body(s):
+        s += "one" + sgl.gen("a")
+        s += "two" + sgl.gen("b")
+        s += "three" + sgl.gen("c")
+
+    state = run(body, backend)
+    assert state["a"] == "1"
+    for read in (lambda: state["b"], lambda: state["c"], state.text, state.messages, state.sync):
+        with pytest.raises(sgl.ProgramError, match="RuntimeError: down") as caught:
+            read()
+        assert caught.value.where.line == line_of(body, 2)
+        assert isinstance(caught.value.__cause__, RuntimeError)
+    assert isinstance(state.error(), sgl.ProgramError)
+    state += "more" + sgl.gen("d")  # after the failure: nothing hangs
+    with pytest.raises(sgl.ProgramError, match="down"):
+        state["d"]
+    assert len(backend.calls) == 2
+    assert run(lambda s: s.__iadd__(sgl.gen("a")))["a"] == "x"  # the next program is not affected
+
+
+def test_errors_of_the_package_keep_their_class():
+    def body(s):
+        s += sgl.gen("a", type=int)
+
+    state = run(body, sgl.ScriptedBackend({"": "12"}, default=""))
+    with pytest.raises(sgl.SglError):
+        run(lambda s: s.__iadd__(sgl.gen("a", regex="b")), sgl.ScriptedBackend(lambda call: "a"))["a"]
+    assert state["a"] == 12
+
+
+def test_an_invalid_value_is_an_error_that_carries_the_text():
+    def body(s):
+        s += sgl.gen("a", type=list[int], max_tokens=1)
+
+    state = run(body, sgl.ScriptedBackend(lambda call: "[1, 2]"))
+    with pytest.raises(sgl.ValueValidationError, match="not JSON") as caught:
+        state["a"]
+    assert caught.value.text == "[1,"
+    assert caught.value.where.line == line_of(body, 1)
+
+
+def test_each_reader_gets_an_error_of_its_own():
+    state = run(lambda s: s.__iadd__(sgl.gen("a")), sgl.ScriptedBackend(lambda call: 1 / 0))
+    errors = []
+    for _ in range(2):
+        with pytest.raises(sgl.ProgramError) as caught:
+            state["a"]
+        errors.append(caught.value)
+    assert errors[0] is not errors[1]
+
+
+def test_unknown_variables_name_the_known_ones():
+    state = run(lambda s: s.__iadd__(sgl.gen("a")))
+    with pytest.raises(sgl.UnknownVariableError, match=r"no variable 'b'; it has: 'a'\."):
+        state["b"]
+    with pytest.raises(KeyError):
+        state.get_meta_info("b")
+
+
+def test_reading_an_open_scope_is_an_error():
+    def body(s):
+        with s.var_scope("v"):
+            s["v"]
+
+    with pytest.raises(sgl.ProgramError, match="'v' is still open"):
+        run(body)
+
+
+@pytest.mark.parametrize(
+    ("expr", "message"),
+    [
+        (sgl.user_end(), "a 'user' turn ends, but no turn is open"),
+        (sgl.user_begin() + sgl.assistant_end(), "the open turn is 'user'"),
+        (sgl.user_begin() + sgl.assistant("x"), "begins inside a 'user' turn"),
+        (sgl.user(sgl.user("x")), "begins inside a 'user' turn"),
+    ],
+)
+def test_wrong_role_nesting_is_raised_at_its_line(expr, message):
+    def body(s):
+        s += "fine"
+        s += expr
+
+    with pytest.raises(sgl.ProgramError, match=message) as caught:
+        run(body)
+    assert caught.value.where.line == line_of(body, 2)
+
+
+def test_an_unknown_role_is_a_template_error():
+    from sglang_lite.lang.ir import SglRoleBegin
+
+    with pytest.raises(sgl.TemplateError, match="no role 'tool'"):
+        run(lambda s: s.__iadd__(SglRoleBegin("tool")))
+
+
+def test_roles_without_a_template_are_an_error():
+    class Bare(sgl.ScriptedBackend):
+        def get_chat_template(self):
+            return None
+
+    with pytest.raises(sgl.TemplateError, match="no chat template"):
+        run(lambda s: s.user("x"), Bare())
+
+
+def test_an_exception_inside_a_turn_leaves_the_state_usable():
+    def body(s):
+        with pytest.raises(ZeroDivisionError), s.user():
+            s += "half"
+            1 / 0
+        s += sgl.assistant(sgl.gen("a"))
+
+    state = run(body)
+    assert [m["role"] for m in state.messages()] == ["user", "assistant"]
+
+
+def test_an_exception_in_the_body_is_raised_by_run():
+    def body(s):
+        s += sgl.gen("a")
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        run(body)
+
+
+@pytest.mark.parametrize("value", [None, 3, object()])
+def test_what_can_not_be_added_is_refused(value):
+    def body(s):
+        s += value
+
+    with pytest.raises(sgl.ParameterError, match=r"\+=") as caught:
+        run(body)
+    assert caught.value.where.line == line_of(body, 1)
+
+
+def test_expressions_refuse_foreign_operands():
+    with pytest.raises(sgl.ParameterError, match="a int can't be added"):
+        sgl.gen("a") + 3
+
+
+BAD_GENS = [
+    (dict(choices=[]), "choices"),
+    (dict(choices="abc"), "choices"),
+    (dict(choices=["a", ""]), "choices"),
+    (dict(choices=["a", "a"]), "twice"),
+    (dict(choices=["a"], regex="a"), "regex: can't be combined with choices"),
+    (dict(dtype=int, regex="a"), "combined"),
+    (dict(dtype="complex"), "dtype"),
+    (dict(stop=[""]), "stop"),
+    (dict(stop=[3]), "stop"),
+    (dict(name=3), "name"),
+    (dict(regex=3), "regex"),
+    (dict(choices_method=sgl.token_length_normalized), "choices_method"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD_GENS)
+def test_bad_parameters_of_gen_are_refused_by_name(arguments, message):
+    with pytest.raises(sgl.ParameterError, match=message):
+        sgl.gen(**arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments", [dict(regex="("), dict(json_schema="{"), dict(json_schema={"type": 3}), dict(type=object())]
+)
+def test_bad_constraints_are_refused_before_anything_runs(arguments):
+    with pytest.raises(sgl.ConstraintError):
+        sgl.gen(**arguments)
+
+
+@pytest.mark.parametrize("temperature", [-1, "hot", float("inf")])
+def test_bad_parameters_of_select(temperature):
+    with pytest.raises(sgl.ParameterError, match="temperature"):
+        sgl.select("a", ["x"], temperature)
+
+
+def test_probabilities_only_of_a_selection():
+    with pytest.raises(sgl.ProgramError, match="no selection"):
+        run(lambda s: s.__iadd__(sgl.gen("a"))).probs("a")
+
+
+def test_arguments_that_do_not_fit_the_program():
+    program = sgl.function(lambda s, a: None)
+    backend = sgl.ScriptedBackend()
+    with pytest.raises(sgl.ParameterError, match="missing a required argument: 'a'"):
+        program.run(backend=backend)
+    with pytest.raises(sgl.ParameterError, match="unexpected keyword argument 'b'"):
+        program.run(a=1, b=2, backend=backend)
+    with pytest.raises(sgl.ParameterError, match="no parameter for the state"):
+        sgl.function(lambda: None)
+    with pytest.raises(sgl.ParameterError, match="a str is no backend"):
+        program.run(1, backend="gpt-4")
+    with pytest.raises(sgl.ParameterError, match="num_api_spec_tokens"):
+        sgl.function(num_api_spec_tokens=3)(lambda s: None)
+
+
+def test_a_backend_without_hooks_says_so():
+    state = run(lambda s: s.__iadd__(sgl.gen("a")), sgl.BaseBackend())
+    with pytest.raises(sgl.CapabilityError, match="can't generate"):
+        state["a"]
+    state = run(lambda s: s.__iadd__(sgl.select("a", ["x"])), sgl.BaseBackend())
+    with pytest.raises(sgl.CapabilityError, match="can't select"):
+        state["a"]
+
+
+def test_a_failure_that_nobody_reads_is_logged(caplog):
+    with caplog.at_level(logging.ERROR, "sglang_lite"):
+        state = run(lambda s: s.__iadd__(sgl.gen("a")), sgl.ScriptedBackend(lambda call: 1 / 0), use_thread=True)
+        state.stream_executor.read("nothing").when_done(lambda: None)
+        while state.stream_executor._failure is None:
+            pass
+        del state
+        gc.collect()
+    assert "nobody read it" in caplog.text
+
+
+def test_an_interrupted_program_fails_its_readers():
+    states = []
+
+    def body(s):
+        states.append(s)
+        s += sgl.gen("a")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(body, sgl.ScriptedBackend(default="x", latency=5))
+    with pytest.raises(sgl.RequestAbortedError, match="KeyboardInterrupt"):
+        states[0]["a"]
+
+
+def test_a_cancelled_backend_call_fails_the_branch():
+    class Cancelling(sgl.ScriptedBackend):
+        async def agenerate(self, *args, **options):
+            raise asyncio.CancelledError
+            yield
+
+    state = run(lambda s: s.__iadd__(sgl.gen("a")), Cancelling())
+    with pytest.raises(sgl.RequestAbortedError):
+        state["a"]

@@ -1,0 +1,53 @@
+"""`import sglang_lite` is light, and every public name is there."""
+
+import subprocess
+import sys
+from statistics import median
+
+import pytest
+
+import sglang_lite as sgl
+
+HEAVY = ("torch", "transformers", "numpy", "pydantic", "jsonschema", "openai", "anthropic", "xgrammar", "jinja2")
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+def test_importing_loads_no_heavy_package():
+    assert run(f"import sys, sglang_lite; print([m for m in {HEAVY} if m in sys.modules])").strip() == "[]"
+
+
+def test_a_program_can_be_defined_and_run_without_torch():
+    code = (
+        "import sys, sglang_lite as sgl\n"
+        "@sgl.function\n"
+        "def p(s): s += sgl.user('hi') + sgl.assistant(sgl.gen('a'))\n"
+        "assert p.run(backend=sgl.ScriptedBackend(default='yes'))['a'] == 'yes'\n"
+        "print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    )
+    assert run(code).strip() == "[]"
+
+
+def test_importing_takes_less_than_150_ms():
+    code = "import time; t = time.perf_counter(); import sglang_lite; print(time.perf_counter() - t)"
+    assert median(float(run(code)) for _ in range(5)) < 0.150
+
+
+def test_every_public_name_loads_and_is_what_type_checkers_see():
+    import ast
+    import inspect
+
+    for name in sgl.__all__:
+        assert getattr(sgl, name) is not None
+    tree = ast.parse(inspect.getsource(sgl))
+    guarded = next(node for node in tree.body if isinstance(node, ast.If))
+    typed = {alias.name for node in ast.walk(guarded) if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert typed | {"__version__"} == set(sgl.__all__)
+    assert set(sgl.__all__) <= set(dir(sgl))
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="nonsense"):
+        sgl.nonsense

@@ -1,0 +1,91 @@
+"""Templates are rendered turn by turn, and the turns together are what the model's template writes."""
+
+import pytest
+
+from sglang_lite.protocol import TemplateError
+from sglang_lite.text.chat_template import CHATML, JinjaTemplate
+
+CHATML_JINJA = (
+    "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAMA2_JINJA = (
+    "{% if messages[0]['role'] == 'system' %}{% set system = '<<SYS>>' + messages[0]['content'] + '<</SYS>>' %}"
+    "{% set rest = messages[1:] %}{% else %}{% set system = '' %}{% set rest = messages %}{% endif %}"
+    "{% for m in rest %}{% if m['role'] == 'user' %}{{ bos_token + '[INST] ' + (system if loop.first else '') "
+    "+ m['content'] + ' [/INST]' }}{% else %}{{ ' ' + m['content'] + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+DEFAULT_SYSTEM = (
+    "{% if messages[0]['role'] != 'system' %}{{ 'S:default\n' }}{% endif %}"
+    "{% for m in messages %}{{ m['role'][0]|upper + ':' + m['content']|trim + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'A:' }}{% endif %}"
+)
+TURNS = [("user", "hi"), ("assistant", "hello"), ("user", "bye"), ("assistant", "ciao")]
+
+
+def incrementally(template, turns):
+    text, history = "", []
+    for role, content in turns:
+        prefix, suffix = template.get_prefix_and_suffix(role, history)
+        text += prefix + content + suffix
+        history.append({"role": role, "content": content})
+    return text
+
+
+@pytest.mark.parametrize("source", [CHATML_JINJA, LLAMA2_JINJA, DEFAULT_SYSTEM])
+def test_turn_by_turn_equals_the_whole(source):
+    template = JinjaTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
+    for count in range(1, len(TURNS) + 1):
+        messages = [{"role": r, "content": c} for r, c in TURNS[:count]]
+        # Llama 2 shows a finished answer after a blank that it does not prompt with.
+        assert incrementally(template, TURNS[:count]).replace("] ", "]") == template.render(messages).replace("] ", "]")
+
+
+def test_an_assistant_turn_starts_with_the_generation_prompt():
+    thinking = CHATML_JINJA.replace("assistant\n", "assistant\n<think>\n")
+    prefix, suffix = JinjaTemplate(thinking).get_prefix_and_suffix("assistant", [{"role": "user", "content": ""}])
+    assert (prefix, suffix) == ("<|im_start|>assistant\n<think>\n", "<|im_end|>\n")
+
+
+def test_the_real_model_template(engine):
+    template = engine.chat_template()
+    assert "helpful AI assistant named SmolLM" in template.get_prefix_and_suffix("user", [])[0]
+    messages = [{"role": r, "content": c} for r, c in TURNS]
+    assert incrementally(template, TURNS) == template.render(messages)
+
+
+def test_a_template_that_merges_roles_says_so():
+    merging = "{% for m in messages %}{% if m['role'] == 'user' %}{{ m['content'] }}{% endif %}{% endfor %}"
+    with pytest.raises(TemplateError, match="'system' turn as one piece"):
+        JinjaTemplate(merging).get_prefix_and_suffix("system", [])
+
+
+def test_a_template_that_rewrites_history_is_refused():
+    rewriting = (
+        "{% for m in messages %}{{ m['content'] }}{{ '!' if loop.last else '?' }}{% endfor %}"
+        "{% if add_generation_prompt %}>{% endif %}"
+    )
+    with pytest.raises(TemplateError, match="changes earlier turns"):
+        JinjaTemplate(rewriting).get_prefix_and_suffix("user", [{"role": "user", "content": "x"}])
+
+
+def test_a_broken_or_hostile_template_is_an_error():
+    with pytest.raises(TemplateError, match="not valid"):
+        JinjaTemplate("{% for %}")
+    with pytest.raises(TemplateError, match="no system please"):
+        JinjaTemplate("{{ raise_exception('no system please') }}").render([{"role": "system", "content": ""}])
+    with pytest.raises(TemplateError, match="failed"):
+        JinjaTemplate("{{ ''.__class__.__mro__[1].__subclasses__() }}").render([])
+    with pytest.raises(TemplateError, match="the limit is"):
+        JinjaTemplate("x" * 1_000_001)
+
+
+def test_helpers_that_templates_use():
+    source = "{{ messages[0]['content']|tojson }}{{ strftime_now('%Y')|length }}"
+    assert JinjaTemplate(source).render([{"role": "user", "content": "é"}]) == '"é"4'
+
+
+def test_a_fixed_template_knows_its_roles():
+    assert CHATML.get_prefix_and_suffix("user", []) == ("<|im_start|>user\n", "<|im_end|>\n")
+    with pytest.raises(TemplateError, match="no role 'tool'"):
+        CHATML.get_prefix_and_suffix("tool", [])
