@@ -19,7 +19,7 @@ check: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.dev $(VENV)/.model
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --cov=sglang_lite.protocol --cov=sglang_lite.lang --cov-report=term:skip-covered --cov-fail-under=90
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

@@ -13,7 +13,6 @@ from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.models.decoder import Decoder, Precision
 from sglang_lite.runtime.models.model import Model
-from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.models.spec import ModelSpec, spec_from_config, spec_from_gguf
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from sglang_lite.runtime.models.weights.folder import open_folder
@@ -34,12 +33,12 @@ class LoadedModel:
     context_length: int
 
 
-def load_model(config: EngineConfig) -> LoadedModel:
-    """
+def load_model(config: EngineConfig, path: Path) -> LoadedModel:
+    """Loads the GGUF file or folder at `path`.
+
     Raises:
-        ModelError: not found, damaged or not supported; DownloadError: could not be fetched.
+        ModelError: damaged or not supported.
     """
-    path = resolve(config.model, config.revision)
     spec, tokenizer, source, eos = _open_gguf(path) if path.is_file() else _open_folder(path, config)
     if config.load_format == "dummy":
         source = DummySource()

@@ -1,4 +1,4 @@
-"""The step loop: schedule → launch → settle, on a thread of its own.
+"""The step loop: schedule → launch → settle, on one thread.
 
 Other threads only post commands to its inbox. Everything a request goes through happens here, so nothing needs a lock;
 and nothing here may block: tokenising and compiling are done before a request is posted.
@@ -60,12 +60,8 @@ class StepLoop:
         self._closing = False  # told to stop; read and written on the loop's thread
         self._ended = False  # takes no more commands; under the lock
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="sglang_lite-engine", daemon=True)
 
     # ------------------------------------------------------------------------------------- any thread
-
-    def start(self) -> None:
-        self._thread.start()
 
     def post(self, command: Callable[[], object]) -> None:
         """Runs `command` on the loop's thread, soon.
@@ -105,19 +101,18 @@ class StepLoop:
             self.post(lambda: self._end(request, error, State.FAILED))
 
     def close(self) -> None:
-        """Stops the loop; every request that has not ended fails. Returns when the thread has ended."""
+        """Tells the loop to end; every request that has not ended fails."""
 
         def stop() -> None:
             self._closing = True
 
         with contextlib.suppress(EngineClosedError):
             self.post(stop)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
 
     # --------------------------------------------------------------------------------- the loop's thread
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """The loop itself, on the thread that calls it, until `close`."""
         try:
             while True:
                 if self.scheduler.idle:

@@ -37,14 +37,16 @@ def build_inputs(batch: Batch, table: SlotTable) -> Inputs:
     size = table.page_size
     ids = table.tokens[slots, positions]
     store_at = table.pages[slots, positions // size].astype(np.int64) * size + positions % size
-    decode = _decode_rows(batch, table) if batch.singles else None
+    # A batch of one is faster as a row by itself.
+    together = batch.singles if batch.singles > 1 else 0
+    decode = _decode_rows(batch, table) if together else None
     extends = tuple(
         ExtendRow(
             int(last[i] + 1 - counts[i]),
             int(last[i] + 1),
-            torch.from_numpy(table.token_slots(int(batch.slots[i]), 0, int(batch.ends[i]))),
+            _read_at(table.token_slots(int(batch.slots[i]), 0, int(batch.ends[i]))),
         )
-        for i in range(batch.singles, len(counts))
+        for i in range(together, len(counts))
     )
     return Inputs(
         ids=torch.from_numpy(ids.astype(np.int64)),
@@ -52,6 +54,13 @@ def build_inputs(batch: Batch, table: SlotTable) -> Inputs:
         plan=AttentionPlan(torch.from_numpy(store_at), decode, extends),
         last=torch.from_numpy(last.astype(np.int64)),
     )
+
+
+def _read_at(slots: Ints) -> torch.Tensor | slice:
+    first, count = int(slots[0]), len(slots)
+    if int(slots[-1]) - first == count - 1 and bool((slots[1:] - slots[:-1] == 1).all()):
+        return slice(first, first + count)
+    return torch.from_numpy(slots)
 
 
 def _decode_rows(batch: Batch, table: SlotTable) -> DecodeRows:

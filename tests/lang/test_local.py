@@ -1,0 +1,131 @@
+"""Programs on the real engine: the default backend, forks, selections, values, failures."""
+
+import asyncio
+from typing import Literal
+
+import pytest
+from pydantic import BaseModel, Field
+
+import sglang_lite as sgl
+from sglang_lite.lang.backend.local import LocalBackend
+
+
+class Person(BaseModel):
+    name: str = Field(max_length=30)
+    age: int
+
+
+@pytest.fixture(autouse=True)
+def _default(engine):
+    sgl.set_default_backend(engine)
+
+
+@sgl.function
+def capital(s, country):
+    s += sgl.user(f"What is the capital of {country}?")
+    s += sgl.assistant(sgl.gen("answer", max_tokens=24, temperature=0))
+
+
+def test_a_question_is_answered():
+    state = capital.run("France")
+    assert state["answer"] == "The capital of France is Paris."
+    assert state.usage("answer").completion_tokens == 8
+
+
+def test_values_selections_and_branches_in_one_program():
+    @sgl.function
+    def program(s):
+        s += sgl.user("Extract the name and age as JSON: Maria Lopez is 34 years old.")
+        s += sgl.assistant(sgl.gen("person", type=Person, temperature=0, max_tokens=60))
+        fork = s.fork(2)
+        fork += lambda i: sgl.user(["Is she an adult?", "Is she a child?"][i])
+        fork += sgl.assistant(sgl.select("answer", ["Yes", "No"]))
+        fork += sgl.user("How old is she?") + sgl.assistant(sgl.gen("age", type=int, temperature=0))
+        fork.join()
+        s += sgl.user("Mood?") + sgl.assistant(sgl.gen("mood", type=Literal["good", "bad"], temperature=0))
+
+    state = program.run()
+    assert state["person"] == Person(name="Maria Lopez", age=34)
+    assert set(state["answer"]) <= {"Yes", "No"}
+    assert [type(age) for age in state["age"]] == [int, int]
+    assert state["mood"] in ("good", "bad")
+    assert state.usage().cached_tokens > state.usage().prompt_tokens / 2
+
+
+def test_what_was_generated_is_not_computed_again():
+    @sgl.function
+    def program(s):
+        s += "Once upon a time" + sgl.gen("a", max_tokens=8, temperature=0)
+        s += " and then" + sgl.gen("b", max_tokens=4, temperature=0)
+
+    state = program.run()
+    usage = state.usage("b")
+    assert usage.prompt_tokens - usage.cached_tokens <= len(["and", "then"]) + 1
+
+
+def test_streaming_and_asyncio():
+    async def main():
+        state = await capital.arun("France", stream=True)
+        return "".join([piece async for piece in state.text_async_iter("answer")])
+
+    assert asyncio.run(main()) == "The capital of France is Paris."
+
+
+def test_several_samples_with_a_seed():
+    @sgl.function
+    def program(s):
+        s += "My favourite colour is" + sgl.gen("a", n=3, max_tokens=5)
+
+    one, two = program.run(seed=1)["a"], program.run(seed=1)["a"]
+    assert one == two
+    assert len(set(one)) > 1
+
+
+def test_a_batch_shares_its_prefix():
+    states = capital.run_batch([{"country": c} for c in ("France", "Japan", "Germany")])
+    assert [s["answer"].split()[-1] for s in states] == ["Paris.", "Tokyo.", "Berlin."]
+
+
+def test_failures_come_from_the_engine_with_the_line():
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a", temperature=-3)
+
+    with pytest.raises(sgl.ParameterError, match="temperature: -3") as caught:
+        program.run()["a"]
+    assert caught.value.where.line == program.func.__code__.co_firstlineno + 2
+
+    @sgl.function
+    def refused(s):
+        s += "x" + sgl.gen("a", json_schema={"not": {"type": "null"}})
+
+    with pytest.raises(sgl.ConstraintError, match="not"):
+        refused.run()["a"]
+
+
+def test_a_stopped_program_stops_its_requests(engine):
+    @sgl.function
+    def program(s):
+        s += "Tell me everything:" + sgl.gen("a", max_tokens=4000, ignore_eos=True)
+        raise LookupError("changed my mind")
+
+    with pytest.raises(LookupError):
+        program.run()
+    for _ in range(1000):
+        if engine.stats()["running"] == engine.stats()["waiting"] == 0:
+            break
+    assert engine.stats()["running"] == 0
+
+
+def test_the_backend_tells_what_it_is(engine):
+    backend = LocalBackend(engine)
+    assert backend.get_model_name() == "smollm2-135m"
+    assert sgl.get_server_info()["model"] == "smollm2-135m"
+    assert sgl.flush_cache(engine) is True
+
+
+def test_the_default_engine_starts_by_itself_and_says_so(caplog):
+    sgl.set_default_backend(None)
+    assert capital.run("France")["answer"].endswith("Paris.")
+    assert caplog.text.count("starting the default engine") == 1
+    sgl.global_config.default_backend.shutdown()

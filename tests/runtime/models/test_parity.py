@@ -1,0 +1,51 @@
+"""Our model is transformers' model: the same logits and the same greedy tokens, from the same file."""
+
+import random
+
+import pytest
+import torch
+
+import sglang_lite as sgl
+from sglang_lite.protocol import SamplingParams
+
+QUESTIONS = [
+    "What is the capital of France?", "Write a haiku about rain.", "List three colours.", "2 + 2 =", "Who wrote Hamlet?",
+    "Translate 'good morning' into Spanish.", "Name a fruit that is red.", "Why is the sky blue?", "Count to 5: 1, 2,",
+    "def fibonacci(n):",
+]  # fmt: skip
+
+
+def prompts(tokenizer) -> list[list[int]]:
+    """Ten chats and ten strings of random ids, 20 in all."""
+    rng = random.Random(0)
+    chats = [f"<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n" for q in QUESTIONS]
+    noise = [[rng.randrange(17, 49_152) for _ in range(rng.randrange(2, 80))] for _ in range(10)]
+    return [tokenizer.encode(chat) for chat in chats] + noise
+
+
+@pytest.fixture(scope="module")
+def reference(model_file):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        str(model_file.parent), gguf_file=model_file.name, dtype=torch.float32
+    ).eval()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_logits_and_greedy_tokens_equal_those_of_transformers(reference):
+    with sgl.Engine(dtype="float32", max_running=4) as engine:
+        worst = 0.0
+        for ids in prompts(engine.tokenizer):
+            params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, return_logprob=True,
+                                    logprob_start_len=1, top_logprobs_num=20)  # fmt: skip
+            ours = engine.complete(ids, params)
+            with torch.no_grad():
+                theirs = reference(torch.tensor([[*ids, *ours.token_ids]])).logits[0].log_softmax(-1)
+            entries = [*ours.prompt_logprobs, *ours.output_logprobs]
+            for row, entry in zip(theirs, entries):
+                worst = max(worst, abs(row[entry.token_id].item() - entry.logprob))
+                worst = max(worst, *(abs(row[i].item() - value) for value, i, _ in entry.top))
+            greedy = theirs[len(ids) - 1 : -1].argmax(-1).tolist()
+            assert greedy == list(ours.token_ids)
+        assert worst <= 1e-3

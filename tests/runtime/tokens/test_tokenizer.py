@@ -1,0 +1,208 @@
+"""Encoding against an independent BPE, decoding against the whole."""
+
+import json
+
+import pytest
+import regex
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sglang_lite as sgl
+from sglang_lite.protocol import Span
+from sglang_lite.runtime.models.weights.gguf import GgufFile
+from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
+from sglang_lite.runtime.tokens.token_log import kept_spans, tokenise
+from sglang_lite.runtime.tokens.tokenizer import tokenizer_from_folder, tokenizer_from_gguf
+
+
+@pytest.fixture(scope="module")
+def metadata(model_file):
+    return GgufFile(model_file).metadata
+
+
+@pytest.fixture(scope="module")
+def tokenizer(metadata):
+    return tokenizer_from_gguf(metadata, "test")
+
+
+def byte_alphabet():
+    """GPT-2's map from bytes to printable characters, written as its paper's code has it."""
+    bs = list(range(ord("!"), ord("~") + 1)) + list(range(ord("¡"), ord("¬") + 1)) + list(range(ord("®"), ord("ÿ") + 1))
+    cs, n = bs[:], 0
+    for b in range(256):
+        if b not in bs:
+            bs.append(b)
+            cs.append(256 + n)
+            n += 1
+    return dict(zip(bs, map(chr, cs)))
+
+
+@pytest.fixture(scope="module")
+def vocabulary(metadata):
+    return set(metadata["tokenizer.ggml.tokens"])
+
+
+@pytest.fixture(scope="module")
+def oracle(metadata):
+    """llama.cpp's `smollm`: digits one by one, then GPT-2's words, then byte-level BPE by merge rank."""
+    vocab = {token: i for i, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+    ranks = {tuple(merge.split(" ", 1)): i for i, merge in enumerate(metadata["tokenizer.ggml.merges"])}
+    words = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
+    alphabet = byte_alphabet()
+
+    def encode(text):
+        ids = []
+        for piece in regex.split(r"(\p{N})", text):
+            for word in words.findall(piece):
+                parts = [alphabet[b] for b in word.encode()]
+                while len(parts) > 1:
+                    best = min(range(len(parts) - 1), key=lambda i: ranks.get((parts[i], parts[i + 1]), 1e9))
+                    if (parts[best], parts[best + 1]) not in ranks:
+                        break
+                    parts[best : best + 2] = [parts[best] + parts[best + 1]]
+                ids += [vocab[part] for part in parts if part in vocab]  # it lacks a few bytes
+        return ids
+
+    return encode
+
+
+NUMBERS = ["12345", "In 1984, 3.14 and 2,000", "a1b22c333", " 7", "٣٤ ½ Ⅷ"]
+
+
+@pytest.mark.parametrize("text", [*NUMBERS, "Hello world", "  two  spaces\n\n\n", "don't I'll", "héllo 日本 🎉", ""])
+def test_ids_are_those_of_the_vocabulary_and_its_pre_tokenizer(tokenizer, oracle, text):
+    assert tokenizer.encode(text) == oracle(text)
+
+
+@settings(max_examples=300)
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30))
+def test_any_text_is_encoded_alike_and_comes_back(tokenizer, oracle, vocabulary, text):
+    ids = tokenizer.encode(text)
+    assert ids == oracle(text)
+    if all(byte_alphabet()[byte] in vocabulary for byte in text.encode()):
+        assert tokenizer.decode(ids) == text
+
+
+def test_special_tokens_are_recognised_and_left_out_of_decoded_text(tokenizer):
+    ids = tokenizer.encode("<|im_start|>user\nhi<|im_end|>")
+    assert (ids[0], ids[-1]) == (1, 2)
+    assert tokenizer.decode(ids) == "user\nhi"
+    assert tokenizer.decode(ids, skip_special=False) == "<|im_start|>user\nhi<|im_end|>"
+
+
+@given(st.lists(st.integers(0, 49_151), max_size=40), st.data())
+def test_deltas_add_up_to_the_whole_for_any_split(tokenizer, ids, data):
+    decoder = IncrementalDecoder(tokenizer)
+    text, at = "", 0
+    while at < len(ids):
+        step = data.draw(st.integers(1, 5))
+        text += decoder.push(ids[at : at + step])
+        at += step
+    assert text + decoder.flush() == tokenizer.decode(ids)
+
+
+def test_generated_ids_are_kept_and_text_between_is_encoded_as_one(tokenizer):
+    odd = (33, 34)  # "1", "2": never merged, but also not how a model must have written it
+    spans = [Span("The num"), Span("ber "), Span("12", odd), Span(" is"), Span(" it")]
+    assert tokenise(tokenizer, spans) == [*tokenizer.encode("The number "), *odd, *tokenizer.encode(" is it")]
+    assert tokenise(tokenizer, []) == []
+
+
+@given(st.lists(st.integers(17, 49_151), min_size=1, max_size=12), st.integers(0, 40))
+def test_what_a_stop_cut_off_is_not_kept(tokenizer, ids, cut):
+    text = tokenizer.decode(ids)[:cut]
+    spans = kept_spans(tokenizer, tuple(ids), text)
+    assert "".join(span.text for span in spans) == text
+    kept = spans[0].ids if spans and spans[0].ids else ()
+    assert tuple(ids[: len(kept)]) == kept
+
+
+SENTENCEPIECE = {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.tokens": [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{b:02X}>" for b in range(256)),
+        "▁",
+        "a",
+        "b",
+        "▁a",
+        "ab",
+        "▁ab",
+    ],
+    "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, 1, 1, 1, 1, 1, 1],
+    "tokenizer.ggml.scores": [0.0, 0.0, 0.0, *[0.0] * 256, -1e6, -1e6, -1e6, -2.0, -1.0, -3.0],
+    "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.eos_token_id": 2,
+}
+
+
+def test_sentencepiece_from_a_gguf():
+    tokenizer = tokenizer_from_gguf(SENTENCEPIECE, "test")
+    tokens = SENTENCEPIECE["tokenizer.ggml.tokens"]
+    assert [tokens[i] for i in tokenizer.encode("ab a")] == ["<s>", "▁ab", "▁a"]
+    assert [tokens[i] for i in tokenizer.encode("ab", first=False)] == ["ab"]  # no space is put into running text
+    assert tokenizer.decode(tokenizer.encode("é", first=False)) == "é"
+    assert tokenise(tokenizer, [Span("a"), Span("b", (261,)), Span("ab")])[-1] == tokens.index("ab")
+    assert tokenizer.encode("<s>ab")[:2] == [1, tokens.index("▁ab")]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokenizer.ggml.model": "bert"}, "tokenizer 'bert' is not supported"),
+        ({"tokenizer.ggml.model": None}, "tokenizer None"),
+        ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "x"}, "pre-tokenizer 'x'"),
+        ({"tokenizer.ggml.model": "gpt2"}, "merges"),
+    ],
+)
+def test_tokenizers_that_are_not_supported(change, message):
+    with pytest.raises(sgl.ModelError, match=message):
+        tokenizer_from_gguf({**SENTENCEPIECE, **change}, "test")
+
+
+def write_sentencepiece_folder(folder):
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2, "▁": 3, "a": 4, "b": 5, "▁a": 6}
+    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    (folder / "tokenizer.json").write_text(json.dumps({
+        "version": "1.0", "truncation": None, "padding": None,
+        "added_tokens": [{"id": i, "content": t, **special} for t, i in list(vocab.items())[:3]],
+        "normalizer": {"type": "Sequence", "normalizers": [
+            {"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+        "pre_tokenizer": None,
+        "post_processor": {"type": "TemplateProcessing", "single": [
+            {"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}},
+        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "model": {"type": "BPE", "vocab": vocab, "merges": [["▁", "a"]], "byte_fallback": True, "unk_token": "<unk>"},
+    }))  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        "bos_token": "<s>", "eos_token": {"content": "</s>"},
+        "chat_template": [{"name": "tool", "template": "x"}, {"name": "default", "template": "{{ messages }}"}],
+    }))  # fmt: skip
+
+
+def test_a_folder_with_sentencepiece_settings(tmp_path):
+    write_sentencepiece_folder(tmp_path)
+    tokenizer = tokenizer_from_folder(tmp_path)
+    assert tokenizer.encode("a b") == [1, 6, 3, 5]
+    assert tokenizer.encode("a", first=False) == [4]
+    assert (tokenizer.eos_ids, tokenizer.chat_template) == ({2}, "{{ messages }}")
+    (tmp_path / "chat_template.jinja").write_text("from the file")
+    assert tokenizer_from_folder(tmp_path).chat_template == "from the file"
+
+
+def test_folders_without_a_tokenizer(tmp_path):
+    with pytest.raises(sgl.ModelError, match=r"no tokenizer.json"):
+        tokenizer_from_folder(tmp_path)
+    write_sentencepiece_folder(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(sgl.ModelError, match="not JSON"):
+        tokenizer_from_folder(tmp_path)
+    parts = json.loads((tmp_path / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**parts, "decoder": None, "normalizer": None}))
+    with pytest.raises(sgl.ModelError, match="neither byte-level nor SentencePiece"):
+        tokenizer_from_folder(tmp_path)
