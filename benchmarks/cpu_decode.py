@@ -1,16 +1,24 @@
 """Greedy decoding on this CPU: ours, and transformers' on the same file, in one run.
 
-    python benchmarks/cpu_decode.py [--batches 1 8 32] [--new 64] [--dtypes auto int8] [--skip-peers]
+    python benchmarks/cpu_decode.py [--batches 1 8 32] [--new 64] [--systems "sglang_lite auto" …]
 
-Prompts of about 100 tokens, `--new` tokens each, medians of three runs. Decode time is what a longer generation takes
-more than a short one, so that prefill and set-up cancel out.
+Prompts of 100 tokens, `--new` tokens each, medians of three runs. Decode time is what a long generation takes more than
+a short one, so that prefill and set-up cancel out. Each system has a process of its own: with two teams of OpenMP
+threads in one process both are slow.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+import threading
 import time
+from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 import machine
 import torch
@@ -19,22 +27,12 @@ import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.models.resolve import resolve
 
-TEXT = (
-    "The lighthouse stood at the end of the long stone pier, and every evening the keeper climbed its two hundred and "
-    "twelve steps to light the lamp. On clear nights the beam could be seen from the hills behind the town; on foggy "
-    "nights nobody saw it at all, and the keeper rang a bell instead, once every minute, until the morning came. "
-)
-SHORT = 8
-
 
 class Ours:
     def __init__(self, dtype: str) -> None:
         self.engine = sgl.Engine(dtype=dtype, prefix_cache=False, max_running=32)
-        self.name = f"sglang_lite, {dtype}"
 
     def run(self, prompts: list[list[int]], new: int) -> None:
-        import threading
-
         left, done = len(prompts), threading.Event()
 
         def sink(event: object) -> None:
@@ -50,9 +48,6 @@ class Ours:
             self.engine.submit(prompt, params, sink=sink)
         done.wait()
 
-    def close(self) -> None:
-        self.engine.close()
-
 
 class Transformers:
     def __init__(self, dtype: torch.dtype) -> None:
@@ -60,7 +55,6 @@ class Transformers:
 
         path = resolve("smollm2-135m")
         self.model = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=dtype).eval()
-        self.name = f"transformers, {str(dtype).removeprefix('torch.')}"
 
     @torch.inference_mode()
     def run(self, prompts: list[list[int]], new: int) -> None:
@@ -70,59 +64,86 @@ class Transformers:
             pad_token_id=2,
         )  # fmt: skip
 
-    def close(self) -> None:
-        del self.model
+
+class LlamaCpp:
+    """llama-cpp-python on the same file, one sequence (its batched decoding has no Python door)."""
+
+    def __init__(self) -> None:
+        from llama_cpp import Llama
+
+        path, threads = str(resolve("smollm2-135m")), torch.get_num_threads()
+        self.model = Llama(path, n_threads=threads, n_threads_batch=threads, n_ctx=1024, n_batch=512, verbose=False)
+
+    def run(self, prompts: list[list[int]], new: int) -> None:
+        for prompt in prompts:
+            self.model.reset()
+            self.model.eval(prompt)
+            for token in range(new - 1):
+                self.model.eval([1000 + token])
 
 
-def measure(system: Ours | Transformers, prompts: list[list[int]], new: int) -> tuple[float, float]:
-    """Seconds of prefill, and of one decode step."""
-    system.run(prompts, SHORT)
-    prefill, step = [], []
-    for _ in range(3):
-        started = time.perf_counter()
-        system.run(prompts, 1)
-        first = time.perf_counter() - started
-        started = time.perf_counter()
-        system.run(prompts, new)
-        step.append((time.perf_counter() - started - first) / (new - 1))
-        prefill.append(first)
-    return median(prefill), median(step)
+# name: how to make it, and how many bytes of a weight it reads for one row and for many
+SYSTEMS: dict[str, tuple[Callable[[], Any], float, float]] = {
+    "sglang_lite auto": (lambda: Ours("auto"), 0.85, 2.0),
+    "sglang_lite int8": (lambda: Ours("int8"), 1.0, 1.0),
+    "sglang_lite float32": (lambda: Ours("float32"), 4.0, 4.0),
+    "transformers bfloat16": (lambda: Transformers(torch.bfloat16), 2.0, 2.0),
+    "transformers float32": (lambda: Transformers(torch.float32), 4.0, 4.0),
+    "llama.cpp Q4_1": (LlamaCpp, 0.73, 0.73),
+}
+WEIGHTS = 134.5e6
+
+
+def measure(name: str, batches: list[int], new: int) -> list[tuple[int, float, float]]:
+    """For each batch size: seconds of prefill, and of one decode step."""
+    make, _, _ = SYSTEMS[name]
+    system = make()
+    rows = []
+    for batch in [1] if name.startswith("llama.cpp") else batches:
+        prompts = [[1000 + (7 * i + j) % 5000 for j in range(100)] for i in range(batch)]
+        system.run(prompts, 8)
+        prefill, step = [], []
+        for _ in range(3):
+            started = time.perf_counter()
+            system.run(prompts, 1)
+            first = time.perf_counter() - started
+            started = time.perf_counter()
+            system.run(prompts, new)
+            step.append((time.perf_counter() - started - first) / (new - 1))
+            prefill.append(first)
+        rows.append((batch, median(prefill), median(step)))
+    return rows
+
+
+def available(name: str) -> bool:
+    return not name.startswith("llama.cpp") or importlib.util.find_spec("llama_cpp") is not None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--new", type=int, default=64)
-    parser.add_argument("--dtypes", nargs="+", default=["auto", "int8"])
-    parser.add_argument("--skip-peers", action="store_true")
+    parser.add_argument("--systems", nargs="+", default=[name for name in SYSTEMS if available(name)])
+    parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
-
-    with sgl.Engine(max_running=1) as engine:
-        ids = engine.tokenizer.encode(TEXT * 3)[:100]
-    prompts = [[*ids[i % 50 :], *ids[: i % 50]] for i in range(max(options.batches))]
+    if options.child:
+        print(json.dumps(measure(options.child, options.batches, options.new)))
+        return
     bandwidth, rate = machine.read_bandwidth(), machine.matmul_rate()
-    weights = 134.5e6
     print(machine.describe())
     print(f"memory reads {bandwidth / 1e9:.0f} GB/s, bf16 products {rate / 1e9:.0f} GFLOP/s")
-    print(f"{'':30}{'batch':>6}{'prefill tok/s':>15}{'decode ms':>11}{'tok/s':>8}{'weights GB/s':>14}{'of reads':>10}")
-    makers = [lambda dtype=dtype: Ours(dtype) for dtype in options.dtypes]
-    if not options.skip_peers:
-        makers += [lambda: Transformers(torch.bfloat16), lambda: Transformers(torch.float32)]
-    sizes = {"auto": 0.625, "int8": 1.0, "bfloat16": 0.625, "float32": 4.0}  # bytes a weight at few rows
-    for make in makers:
-        system = make()
-        name = system.name.split(", ")[1]
-        size = (sizes if isinstance(system, Ours) else {"bfloat16": 2.0, "float32": 4.0})[name]
-        for batch in options.batches:
-            prefill, step = measure(system, prompts[:batch], options.new)
-            per_weight = 2.0 if isinstance(system, Ours) and name in ("auto", "bfloat16") and batch > 3 else size
-            moved = weights * per_weight / step
+    print(f"{'':24}{'batch':>6}{'prefill tok/s':>15}{'decode ms':>11}{'tok/s':>8}{'weights GB/s':>14}{'of reads':>10}")
+    for name in options.systems:
+        arguments = ["--child", name, "--new", str(options.new), "--batches", *map(str, options.batches)]
+        done = subprocess.run([sys.executable, __file__, *arguments], check=True, stdout=subprocess.PIPE, text=True)
+        for batch, prefill, step in json.loads(done.stdout.splitlines()[-1]):
+            _, few, many = SYSTEMS[name]
+            moved = WEIGHTS * (few if batch <= 3 else many) / step
             print(
-                f"{system.name:30}{batch:6}{batch * len(prompts[0]) / prefill:15,.0f}{step * 1e3:11.1f}"
-                f"{batch / step:8,.0f}{moved / 1e9:14.1f}{moved / bandwidth:10.0%}",
+                f"{name:24}{batch:6}{batch * 100 / prefill:15,.0f}{step * 1e3:11.1f}{batch / step:8,.0f}"
+                f"{moved / 1e9:14.1f}{moved / bandwidth:10.0%}",
                 flush=True,
             )
-        system.close()
 
 
 if __name__ == "__main__":
