@@ -60,7 +60,7 @@ def oracle(metadata):
                     if (parts[best], parts[best + 1]) not in ranks:
                         break
                     parts[best : best + 2] = [parts[best] + parts[best + 1]]
-                ids += [vocab[part] for part in parts if part in vocab]  # it lacks a few bytes
+                ids += [vocab[part] for part in parts]
         return ids
 
     return encode
@@ -77,9 +77,9 @@ def test_ids_are_those_of_the_vocabulary_and_its_pre_tokenizer(tokenizer, oracle
 @settings(max_examples=300)
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30))
 def test_any_text_is_encoded_alike_and_comes_back(tokenizer, oracle, vocabulary, text):
-    ids = tokenizer.encode(text)
-    assert ids == oracle(text)
-    if all(byte_alphabet()[byte] in vocabulary for byte in text.encode()):
+    if all(byte_alphabet()[byte] in vocabulary for byte in text.encode()):  # it lacks a few, which are dropped
+        ids = tokenizer.encode(text)
+        assert ids == oracle(text)
         assert tokenizer.decode(ids) == text
 
 
