@@ -9,7 +9,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 
 class Unset(enum.Enum):
@@ -27,16 +27,21 @@ UNSET: Final = Unset.UNSET
 # ---------------------------------------------------------------------------------------------------- errors
 
 
-@dataclass(frozen=True, slots=True)
-class Location:
-    """A line of the user's program. `code` is the code object, so that taking a location costs no string work."""
+class Location(NamedTuple):
+    """A place in the user's program: a code object and the offset of an instruction in it, so that taking one costs
+    nothing; the line is looked up when it is shown."""
 
     code: CodeType
-    line: int
+    instruction: int
 
     @property
     def file(self) -> str:
         return self.code.co_filename
+
+    @property
+    def line(self) -> int:
+        lines = (line for start, end, line in self.code.co_lines() if start <= self.instruction < end)
+        return next(lines, None) or self.code.co_firstlineno
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line} in {self.code.co_qualname}"
@@ -277,10 +282,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image: encoded bytes and their media type (`image/png` …)."""
+    """An image: encoded bytes and their media type (`image/png` …), or an address to fetch it from (no bytes)."""
 
-    data: bytes
-    media_type: str
+    data: bytes = b""
+    media_type: str = ""
+    url: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,9 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite import protocol
 
+_CODE = compile("\n" * 6 + "x", "prog.py", "exec")
+LINE_7 = protocol.Location(_CODE, next(start for start, _, line in _CODE.co_lines() if line == 7))
+
 
 def test_every_error_of_the_package_is_of_one_family():
     errors = [v for v in vars(protocol).values() if isinstance(v, type) and issubclass(v, Exception)]
@@ -16,8 +19,7 @@ def test_every_error_of_the_package_is_of_one_family():
 
 
 def test_message_hint_and_place_are_joined():
-    code = compile("x", "prog.py", "exec")
-    error = sgl.SglError("went wrong", hint="Do this.", where=protocol.Location(code, 7))
+    error = sgl.SglError("went wrong", hint="Do this.", where=LINE_7)
     assert str(error) == "went wrong. Do this. [prog.py:7 in <module>]"
     assert str(sgl.SglError("ends.", hint="Do this.")) == "ends. Do this."
 
@@ -53,7 +55,7 @@ def test_unset_shows_itself():
     ],
 )
 def test_errors_can_be_copied_and_pickled(error):
-    error.where = protocol.Location(compile("x", "prog.py", "exec"), 7)
+    error.where = LINE_7
     clone = copy.copy(error)
     assert (type(clone), str(clone), vars(clone)) == (type(error), str(error), vars(error))
     far = pickle.loads(pickle.dumps(error))

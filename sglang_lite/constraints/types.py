@@ -45,12 +45,14 @@ class ValueType:
     """A type to generate.
 
     Attributes:
+        annotation: the type.
         constraint: what the text must look like; None for `str`, which is any text.
         parse: the value of a text; raises ValueValidationError.
         stop: what ends the text of a number, and is no part of it. The constraint allows one such character after
             the number, so that a model which would go on with text need not go on with digits.
     """
 
+    annotation: Any
     constraint: Constraint | None
     parse: Callable[[str], Any]
     stop: tuple[str, ...] = ()
@@ -75,26 +77,26 @@ def value_type(annotation: Any) -> ValueType:
 @lru_cache(maxsize=512)
 def _value_type(annotation: Any) -> ValueType:
     if annotation is str:
-        return ValueType(None, lambda text: text)
+        return ValueType(annotation, None, lambda text: text)
     if annotation is int:
-        return ValueType(Regex(INT + NUMBER_END), _reader(annotation, json.loads), tuple(NUMBER_ENDS))
+        return ValueType(annotation, Regex(INT + NUMBER_END), _reader(annotation, json.loads), tuple(NUMBER_ENDS))
     if annotation is float:
-        return ValueType(Regex(FLOAT + NUMBER_END), _reader(annotation, json.loads), tuple(NUMBER_ENDS))
+        return ValueType(annotation, Regex(FLOAT + NUMBER_END), _reader(annotation, json.loads), tuple(NUMBER_ENDS))
     if annotation is bool:
-        return ValueType(Choices(("true", "false")), _reader(annotation, json.loads))
+        return ValueType(annotation, Choices(("true", "false")), _reader(annotation, json.loads))
     iso = {datetime.date: _DATE, datetime.time: _TIME + _ZONE, datetime.datetime: f"{_DATE}T{_TIME}{_ZONE}"}
     if annotation in iso:
-        return ValueType(Regex(iso[annotation]), _reader(annotation, str))
+        return ValueType(annotation, Regex(iso[annotation]), _reader(annotation, str))
     members = _members(annotation)
     if members is not None:
-        return ValueType(Choices(tuple(members)), members.__getitem__)
+        return ValueType(annotation, Choices(tuple(members)), members.__getitem__)
     schema = _schema(annotation)
     if schema.get("type") == "integer":
         if "exclusiveMinimum" not in schema:
             schema.setdefault("minimum", -MAX_INT)
         if "exclusiveMaximum" not in schema:
             schema.setdefault("maximum", MAX_INT)
-    return ValueType(json_schema(schema), _reader(annotation, json.loads))
+    return ValueType(annotation, json_schema(schema), _reader(annotation, json.loads))
 
 
 def _members(annotation: Any) -> dict[str, Any] | None:

@@ -14,16 +14,23 @@ from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.ir import (
     DTYPES,
+    GenOptions,
+    Multi,
     SglExpr,
     SglExprList,
     SglGen,
+    SglImage,
     SglRoleBegin,
     SglRoleEnd,
     SglSelect,
+    SglSeparateReasoning,
+    SglVideo,
     as_expr,
 )
-from sglang_lite.lang.params import sampling_params
+from sglang_lite.lang.params import gen_params as sampling_params
+from sglang_lite.lang.tools import tools_type
 from sglang_lite.protocol import Constraint, ParameterError, Regex
+from sglang_lite.text.reasoning import ReasoningParser
 
 
 @overload
@@ -58,6 +65,9 @@ def get_server_info(backend: Any = None) -> dict[str, Any] | None:
     return as_backend(chosen).get_server_info() if chosen is not None else None
 
 
+_KINDS = ("dtype", "choices", "regex", "json_schema", "type", "tools")
+
+
 def gen(
     name: str | None = None,
     max_tokens: int | None = None,
@@ -84,10 +94,16 @@ def gen(
     json_schema: str | Mapping[str, Any] | type | None = None,
     *,
     type: Any = None,
+    tools: Sequence[Callable[..., Any]] | None = None,
     seed: int | None = None,
     include_stop: bool | None = None,
     repetition_penalty: float | None = None,
     logit_bias: Mapping[int, float] | None = None,
+    timeout: float | None = None,
+    retries: int | None = None,
+    check: Callable[[Any], Any] | None = None,
+    backend: Any = None,
+    reasoning: str | None = None,
 ) -> SglGen | SglSelect:
     """A generation. What is None comes from the run.
 
@@ -100,6 +116,13 @@ def gen(
         regex: text that matches from beginning to end; docs/constraints.md has the dialect.
         json_schema: text that is JSON valid under a schema: schema text, a dict, or a pydantic model.
         type: a Python type: the variable's value is of it, and the text is whatever spells it.
+        tools: functions the model may call: the variable is a ToolCall or the answer's text; see tools.py.
+        timeout: seconds after which the generation fails with RequestTimeoutError.
+        retries: how often it is tried again when the backend fails, the value is invalid or `check` refuses it; each
+            time from the text before it, with another seed.
+        check: a function of the value that says whether it will do.
+        backend: what to run this node on, instead of the run's backend.
+        reasoning: the model type whose reasoning goes into `<name>_reasoning_content`, not into the variable.
 
     Raises:
         ParameterError: a parameter that can't be honoured, or two that exclude each other.
@@ -107,33 +130,46 @@ def gen(
     """
     if name is not None and not isinstance(name, str):
         raise ParameterError("name", f"{name!r} is not a string.")
-    named = {"dtype": dtype, "choices": choices, "regex": regex, "json_schema": json_schema, "type": type}
-    kinds = [kind for kind, value in named.items() if value is not None]
+    kinds = [
+        kind for kind, value in zip(_KINDS, (dtype, choices, regex, json_schema, type, tools)) if value is not None
+    ]
     if len(kinds) > 1:
         raise ParameterError(kinds[1], f"can't be combined with {kinds[0]}.", hint="A generation has one constraint.")
     if choices is not None:
         return select(name, choices, temperature or 0.0, choices_method or token_length_normalized)
     if choices_method is not None:
         raise ParameterError("choices_method", "needs choices.")
-    params = sampling_params({
-        "max_tokens": max_tokens, "min_tokens": min_tokens, "n": n, "stop": stop, "stop_token_ids": stop_token_ids,
-        "stop_regex": stop_regex, "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p,
-        "frequency_penalty": frequency_penalty, "presence_penalty": presence_penalty, "ignore_eos": ignore_eos,
-        "return_logprob": return_logprob, "logprob_start_len": logprob_start_len,
-        "top_logprobs_num": top_logprobs_num, "return_text_in_logprobs": return_text_in_logprobs, "seed": seed,
-        "include_stop": include_stop, "repetition_penalty": repetition_penalty, "logit_bias": logit_bias,
-    })  # fmt: skip
+    params = sampling_params(
+        max_tokens, min_tokens, n, stop, stop_token_ids, stop_regex, temperature, top_p, top_k, min_p,
+        frequency_penalty, presence_penalty, ignore_eos, return_logprob, logprob_start_len, top_logprobs_num,
+        return_text_in_logprobs, seed, include_stop, repetition_penalty, logit_bias,
+    )  # fmt: skip
+    options = None
+    if timeout is not None or retries is not None or check or backend is not None or reasoning is not None:
+        options = _options(timeout, retries, check, backend, reasoning)
     if not kinds:
-        return SglGen(name, params)
-    if type is not None:
-        wanted = value_type(type)
-        return SglGen(name, params, wanted.constraint, wanted, wanted.stop)
+        return SglGen(name, params, None, None, (), options)
+    if type is not None or tools is not None:
+        wanted = tools_type(tools) if tools is not None else value_type(type)
+        return SglGen(name, params, wanted.constraint, wanted, wanted.stop, options)
     if dtype is not None:
         if dtype not in DTYPES:
             raise ParameterError("dtype", f"{dtype!r} is not int, float, bool or str.", hint="type= takes any type.")
         pattern, stops = DTYPES[dtype]
-        return SglGen(name, params, Regex(pattern), stop=stops)
-    return SglGen(name, params, _constraint(regex, json_schema))
+        return SglGen(name, params, Regex(pattern), None, stops, options)
+    return SglGen(name, params, _constraint(regex, json_schema), None, (), options)
+
+
+def _options(timeout: Any, retries: Any, check: Any, backend: Any, reasoning: Any) -> GenOptions:
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
+        raise ParameterError("timeout", f"{timeout!r} is not a number of seconds above 0.")
+    if retries is not None and (isinstance(retries, bool) or not isinstance(retries, int) or retries < 0):
+        raise ParameterError("retries", f"{retries!r} is not a whole number of at least 0.")
+    if check is not None and not callable(check):
+        raise ParameterError("check", f"{check!r} is not a function.")
+    if reasoning is not None:
+        ReasoningParser(reasoning)
+    return GenOptions(timeout, retries, check, None if backend is None else as_backend(backend), reasoning)
 
 
 def _constraint(regex: Any, json_schema: Any) -> Constraint:
@@ -204,6 +240,8 @@ def select(
     choices: Sequence[str] | None = None,
     temperature: float = 0.0,
     choices_method: ChoicesSamplingMethod = token_length_normalized,
+    *,
+    multi: bool | Multi = False,
 ) -> SglSelect:
     """A choice among texts, each scored by the model as what comes next.
 
@@ -212,6 +250,8 @@ def select(
         choices: at least one text, none empty, none twice.
         temperature: 0 takes the best by the method; more draws from the softmax of the method's scores.
         choices_method: how the scores are compared; see choices.py.
+        multi: several answers: the variable is a list. Choices are added one by one, ", " between them, until a line
+            end scores better; `Multi(separator, end)` sets the two.
 
     Raises:
         ParameterError: no choices, or bad ones.
@@ -225,7 +265,30 @@ def select(
         raise ParameterError("choices", "the same text stands in it twice.")
     if not isinstance(temperature, int | float) or not 0 <= temperature < float("inf"):
         raise ParameterError("temperature", f"{temperature!r} is not a number of at least 0.")
-    return SglSelect(name, tuple(choices), float(temperature), choices_method)
+    several = (Multi() if multi else None) if isinstance(multi, bool) else multi
+    return SglSelect(name, tuple(choices), float(temperature), choices_method, several)
+
+
+def image(expr: Any) -> SglImage:
+    """An image: a path, an address, encoded bytes, a PIL image, or a uint8 array or tensor."""
+    return SglImage(expr)
+
+
+def video(path: str, num_frames: int) -> SglVideo:
+    """A video file, as `num_frames` of its frames. Needs opencv-python."""
+    return SglVideo(path, num_frames)
+
+
+def separate_reasoning(expr: SglExpr | None = None, model_type: str | None = None) -> SglExprList:
+    """Generations whose reasoning goes into `<name>_reasoning_content`, and only the answer into `<name>`.
+
+    Args:
+        model_type: how the model marks its reasoning: a key of text.reasoning.FORMATS ("deepseek-r1", "qwen3" …).
+    """
+    if expr is None or model_type is None:
+        raise ParameterError("separate_reasoning", "needs an expression and a model_type.")
+    ReasoningParser(model_type)
+    return SglExprList((SglSeparateReasoning(model_type, expr),))
 
 
 def _turn(role: str, expr: str | SglExpr | None) -> SglExprList:

@@ -3,136 +3,323 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeAlias
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from typing import Any, Literal, TypeAlias
 
-from sglang_lite.lang.state import ProgramState
-from sglang_lite.protocol import BatchError, Usage
+from sglang_lite.lang.futures import watched
+from sglang_lite.lang.interpreter import nothing
+from sglang_lite.lang.loop import executor
+from sglang_lite.lang.state import ProgramState, in_event_loop
+from sglang_lite.protocol import BatchError, ParameterError
 
-# An item's outcome: its state, executed to the end, or what its body raised.
-Outcome: TypeAlias = "tuple[int, ProgramState | Exception]"
-Body: TypeAlias = Callable[[Any], ProgramState]
-AsyncBody: TypeAlias = Callable[[Any], Coroutine[Any, Any, ProgramState]]
+# What became of an item: its state, executed to the end, or the exception that ended it.
+Outcome: TypeAlias = "ProgramState | Exception"
+Job: TypeAlias = "tuple[int, Any]"
+Report: TypeAlias = Callable[[int, "ProgramState | Exception"], None]
+OnError: TypeAlias = Literal["raise", "return", "skip"]
+
+_STALL = 0.002  # seconds without an item taken, after which a crew grows
 
 
-def as_completed(body: Body | None, abody: AsyncBody | None, items: Sequence[Any], window: int) -> Iterator[Outcome]:
-    """Runs a body over the items, `window` of them under way at a time; yields outcomes as they come. Nothing new is
-    started while the consumer does not ask.
+class Crew:
+    """Runs the body of a plain program over items, on as few threads as keep the window full.
+
+    It starts with one thread. When all its threads wait for values, or no item has been taken for a while (the bodies
+    do something slow of their own), it grows, up to one thread for each run that may be under way.
 
     Args:
-        body: runs a plain program's body and returns its state; on a pool of at most `window` threads.
-        abody: the same for a coroutine; on one event loop in one thread.
+        body: runs the program's body for an item and returns its state.
+        jobs: the items with their index.
+        window: how many runs may be under way.
+        report: called with each item's index and outcome, on any thread.
+        held: a run is under way until `release` is called for it, not only until it is finished.
     """
-    done: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
 
-    def finished(i: int, state: ProgramState) -> None:
-        """The body has returned; the outcome is there when its nodes have been played."""
-        cell = state.stream_executor.read("nothing")
-        cell.when_done(lambda: done.put((i, state)))
+    def __init__(
+        self, body: Callable[[Any], ProgramState], jobs: Iterable[Job], window: int, report: Report, *, held: bool
+    ) -> None:
+        self._body, self._jobs, self._window, self._report, self._held = body, iter(jobs), window, report, held
+        self._bell = threading.Condition()
+        self._room = window  # runs that may still be started
+        self._threads = self._waiting = self._idle = 0  # of them: waiting for values, waiting for room
+        self._taken = 0
+        self._ringing = self._over = False
 
-    def in_thread(i: int, item: Any) -> None:
-        assert body is not None
-        try:
-            state = body(item)
-        except Exception as error:  # a body may raise anything; it is that item's outcome
-            done.put((i, error))
-        else:
-            finished(i, state)
+    def start(self) -> None:
+        with self._bell:
+            self._grow()
+        self._watch(0)
 
-    async def in_loop(i: int, item: Any) -> None:
-        assert abody is not None
-        try:
-            state = await abody(item)
-        except Exception as error:  # as above
-            done.put((i, error))
-        else:
-            finished(i, state)
+    def stop(self) -> None:
+        """Takes no further item."""
+        with self._bell:
+            self._over = True
+            self._bell.notify_all()
 
-    runners: ThreadPoolExecutor | _LoopThread = (
-        ThreadPoolExecutor(window, thread_name_prefix="sglang_lite-body") if body is not None else _LoopThread()
-    )
-    with runners:
-        under_way, left = 0, enumerate(items)
-        while True:
-            while under_way < window and (job := next(left, None)) is not None:
-                if isinstance(runners, _LoopThread):
-                    runners.submit(in_loop(*job))
-                else:
-                    runners.submit(in_thread, *job)
-                under_way += 1
-            if not under_way:
+    def blocks(self) -> None:
+        with self._bell:
+            self._waiting += 1
+            self._staff()
+
+    def goes_on(self) -> None:
+        with self._bell:
+            self._waiting -= 1
+
+    def _staff(self) -> None:
+        """Sees to it that somebody takes the next item. Under the lock."""
+        if self._over or not self._room:
+            return
+        if self._idle:
+            self._bell.notify()
+        elif self._waiting == self._threads:
+            self._grow()
+
+    def _grow(self) -> None:
+        if self._threads < self._window:
+            self._threads += 1
+            threading.Thread(target=self._work, name="sglang_lite-body", daemon=True).start()
+
+    def _watch(self, taken: int) -> None:
+        """Grows the crew when nothing has moved since `taken` items were taken; looks again until all are."""
+        with self._bell:
+            if self._over:
                 return
-            outcome = done.get()
-            under_way -= 1
-            yield outcome
+            if self._room and not self._idle and taken == self._taken:
+                for _ in range(max(self._threads, 1)):
+                    self._grow()
+            taken = self._taken
+        executor().post(executor().loop.call_later, _STALL, self._watch, taken)
+
+    def _work(self) -> None:
+        watched.by = self
+        while (job := self._next()) is not None:
+            self._run(*job)
+            del job  # an idle thread keeps nothing alive
+
+    def _next(self) -> Job | None:
+        with self._bell:
+            while not self._room and not self._over:
+                self._idle += 1
+                self._bell.wait()
+                self._idle -= 1
+            job = None if self._over else next(self._jobs, None)
+            if job is None:
+                self._over = True
+                self._threads -= 1
+                self._bell.notify_all()
+            else:
+                self._room -= 1
+                self._taken += 1
+            return job
+
+    def _run(self, index: int, item: Any) -> None:
+        try:
+            state = self._body(item)
+        except Exception as error:  # a body may raise anything; it is that item's outcome
+            self._finished(index, error)
+            return
+        when_finished(state, lambda: self._finished(index, outcome_of(state)))
+
+    def _finished(self, index: int, outcome: Outcome) -> None:
+        self._report(index, outcome)
+        if not self._held:
+            self.release()
+
+    def release(self) -> None:
+        """One run less is under way. Runs mostly end on the executor loop, many in a row: that wakes a thread once."""
+        on_loop = in_event_loop()
+        with self._bell:
+            self._room += 1
+            if not on_loop:
+                self._staff()
+            elif not self._ringing:
+                self._ringing = True
+                asyncio.get_running_loop().call_soon(self._ring)
+
+    def _ring(self) -> None:
+        with self._bell:
+            self._ringing = False
+            self._staff()
 
 
-def in_order(outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
+class AsyncCrew:
+    """`Crew` for coroutines: the bodies are tasks of one event loop."""
+
+    def __init__(
+        self,
+        body: Callable[[Any], Coroutine[Any, Any, ProgramState]],
+        jobs: Iterable[Job],
+        window: int,
+        report: Report,
+        *,
+        held: bool,
+    ) -> None:
+        self._body, self._jobs, self._window, self._report, self._held = body, iter(jobs), window, report, held
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._room: asyncio.Semaphore | None = None
+        self._over = False
+
+    def start(self) -> None:
+        """Runs everything on an event loop of its own, in one thread."""
+        threading.Thread(target=lambda: asyncio.run(self.run()), name="sglang_lite-body", daemon=True).start()
+
+    def stop(self) -> None:
+        self._over = True
+        self.release()
+
+    def release(self) -> None:
+        if self._loop is not None and self._room is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._room.release)
+
+    async def run(self) -> None:
+        """Runs everything on the event loop that awaits it."""
+        self._loop, self._room = asyncio.get_running_loop(), asyncio.Semaphore(self._window)
+        tasks: set[asyncio.Task[None]] = set()
+        try:
+            while not self._over:
+                await self._room.acquire()
+                job = None if self._over else next(self._jobs, None)
+                if job is None:
+                    break
+                task = asyncio.ensure_future(self._run(*job))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _run(self, index: int, item: Any) -> None:
+        try:
+            state = await self._body(item)
+            await state.stream_executor.finished()
+            outcome = outcome_of(state)
+        except Exception as error:  # as in Crew
+            outcome = error
+        self._report(index, outcome)
+        if not self._held and self._room is not None:
+            self._room.release()
+
+
+def when_finished(state: ProgramState, callback: Callable[[], object]) -> None:
+    """Calls back when everything a state was given has been played."""
+    state.stream_executor.read(nothing).when_done(callback)
+
+
+def outcome_of(state: ProgramState) -> Outcome:
+    failure = state.stream_executor.failure
+    return state if failure is None else failure
+
+
+def all_results(
+    crew: Callable[[Report], Crew | AsyncCrew], count: int, seen: Report | None = None
+) -> dict[int, Outcome]:
+    """Runs a crew over `count` items to the end; the outcomes by index."""
+    results: dict[int, Outcome] = {}
+    left = count
+    lock, done = threading.Lock(), threading.Event()
+
+    def report(index: int, outcome: Outcome) -> None:
+        nonlocal left
+        if seen is not None:
+            seen(index, outcome)
+        results[index] = outcome
+        with lock:
+            left -= 1
+            last = not left
+        if last:
+            done.set()
+
+    crew(report).start()
+    done.wait()
+    return results
+
+
+def as_completed(crew: Callable[[Report], Crew | AsyncCrew], count: int) -> Iterator[tuple[int, Outcome]]:
+    """Runs a crew (one whose runs are held) while the consumer asks: it is never further ahead than the window."""
+    finished: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
+    workers = crew(lambda index, outcome: finished.put((index, outcome)))
+    workers.start()
+    try:
+        for _ in range(count):
+            yield finished.get()
+            workers.release()
+    finally:
+        workers.stop()
+
+
+def in_order(outcomes: Iterator[tuple[int, Outcome]]) -> Iterator[tuple[int, Outcome]]:
     """The same outcomes, in the order of the items."""
-    early: dict[int, ProgramState | Exception] = {}
+    early: dict[int, Outcome] = {}
     following = 0
-    for i, outcome in outcomes:
-        early[i] = outcome
+    for index, outcome in outcomes:
+        early[index] = outcome
         while following in early:
             yield following, early.pop(following)
             following += 1
 
 
-def with_progress(outcomes: Iterator[Outcome], total: int) -> Iterator[Outcome]:
-    """The same outcomes, with a bar that shows programs done, tokens per second and the share of cached tokens."""
-    from tqdm.auto import tqdm
-
-    generated = prompt = cached = 0
-    with tqdm(total=total, unit="program") as bar:
-        for i, outcome in outcomes:
-            if isinstance(outcome, ProgramState):
-                usage: Usage = outcome.stream_executor.run.usage()
-                generated += usage.completion_tokens
-                prompt += usage.prompt_tokens
-                cached += usage.cached_tokens
-                elapsed = bar.format_dict["elapsed"] or 1e-9
-                bar.set_postfix_str(f"{generated / elapsed:,.0f} tok/s, {cached / max(prompt, 1):.0%} cached")
-            bar.update()
-            yield i, outcome
-
-
-def collect(outcomes: Iterator[Outcome], count: int) -> list[ProgramState]:
-    """All results in the order of the items.
+def settle(results: list[Any], on_error: OnError) -> list[Any]:
+    """A batch's results as the caller wants failures.
 
     Raises:
-        BatchError: some item failed; after all have finished, with all results.
+        BatchError: with "raise", where some failed; it carries all results.
     """
-    results: list[Any] = [None] * count
-    for i, outcome in outcomes:
-        error = outcome if isinstance(outcome, Exception) else outcome.stream_executor.failure
-        results[i] = outcome if error is None else error
     failed = [i for i, result in enumerate(results) if isinstance(result, Exception)]
-    if failed:
-        first = results[failed[0]]
-        raise BatchError(
-            f"{len(failed)} of {count} programs failed, the first is item {failed[0]}: {first}", results
-        ) from first
-    return results
+    if not failed or on_error == "return":
+        return results
+    if on_error == "skip":
+        return [result for result in results if not isinstance(result, Exception)]
+    first = results[failed[0]]
+    raise BatchError(
+        f"{len(failed)} of {len(results)} programs failed, the first is item {failed[0]}: {first}", results
+    ) from first
 
 
-class _LoopThread:
-    """An event loop in a thread, for the bodies of async programs that run from synchronous code."""
+class Progress:
+    """A bar that shows programs done, tokens per second and the share of cached prompt tokens. A Report."""
 
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="sglang_lite-body", daemon=True)
+    def __init__(self, total: int) -> None:
+        from tqdm.auto import tqdm
 
-    def submit(self, body: Coroutine[Any, Any, Any]) -> None:
-        asyncio.run_coroutine_threadsafe(body, self._loop)
+        self._bar = tqdm(total=total, unit="program")
+        self._generated = self._prompt = self._cached = 0
+        self._lock = threading.Lock()
 
-    def __enter__(self) -> _LoopThread:
-        self._thread.start()
-        return self
+    def __call__(self, index: int, outcome: Outcome) -> None:
+        with self._lock:
+            if isinstance(outcome, ProgramState):
+                usage = outcome.stream_executor.run.usage()
+                self._generated += usage.completion_tokens
+                self._prompt += usage.prompt_tokens
+                self._cached += usage.cached_tokens
+                rate = self._generated / (self._bar.format_dict["elapsed"] or 1e-9)
+                share = self._cached / max(self._prompt, 1)
+                self._bar.set_postfix_str(f"{rate:,.0f} tok/s, {share:.0%} cached", refresh=False)
+            self._bar.update()
 
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+    def close(self) -> None:
+        self._bar.close()
+
+
+def check_on_error(on_error: str) -> None:
+    if on_error not in ("raise", "return", "skip"):
+        raise ParameterError("on_error", f"{on_error!r} is not 'raise', 'return' or 'skip'.")
+
+
+async def as_completed_async(crew: Callable[[Report], AsyncCrew], count: int) -> AsyncIterator[tuple[int, Outcome]]:
+    """`as_completed` on the running event loop."""
+    finished: asyncio.Queue[tuple[int, Outcome]] = asyncio.Queue()
+    workers = crew(lambda index, outcome: finished.put_nowait((index, outcome)))
+    running = asyncio.ensure_future(workers.run())
+    try:
+        for _ in range(count):
+            yield await finished.get()
+            workers.release()
+    finally:
+        workers.stop()
+        running.cancel()

@@ -6,18 +6,22 @@ import asyncio
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from sglang_lite.lang import batch
 from sglang_lite.lang.backend.default import backend_for
-from sglang_lite.lang.batch import as_completed, collect, in_order, with_progress
+from sglang_lite.lang.batch import AsyncCrew, Crew, OnError, Report
+from sglang_lite.lang.checkpoint import BatchFile
 from sglang_lite.lang.global_config import global_config
-from sglang_lite.lang.interpreter import Run, RunSettings, StreamExecutor, current_run
+from sglang_lite.lang.interpreter import NO_PARAMS, Run, RunSettings, StreamExecutor, current_run
+from sglang_lite.lang.ir import SglCall
 from sglang_lite.lang.params import sampling_params
-from sglang_lite.lang.state import ProgramState, in_event_loop
-from sglang_lite.protocol import ParameterError
+from sglang_lite.lang.state import ProgramState, in_event_loop, user_location
+from sglang_lite.protocol import ParameterError, ProgramError, SamplingParams
 
 
 class _Int(int):
@@ -33,6 +37,8 @@ class SglFunction:
 
     Args:
         func: a function or coroutine function; its first parameter is the state.
+        num_api_spec_tokens: SGLang's hint for speculation on remote APIs. It never changes a result, and no backend
+            speculates, so it has no effect.
         bind_arguments: arguments given already; those given later win.
 
     Attributes:
@@ -47,14 +53,13 @@ class SglFunction:
         num_api_spec_tokens: int | None = None,
         bind_arguments: Mapping[str, Any] | None = None,
     ) -> None:
-        if num_api_spec_tokens is not None:
-            raise ParameterError("num_api_spec_tokens", "API speculation is not supported.", hint="Leave it out.")
         self.name: str = getattr(func, "__name__", repr(func))
         parameters = list(inspect.signature(func).parameters.values())
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         if not parameters or parameters[0].kind not in positional:
             raise ParameterError("function", f"{self.name} has no parameter for the state.", hint="def program(s, …):")
         self.func = func
+        self.num_api_spec_tokens = num_api_spec_tokens
         self.bind_arguments = dict(bind_arguments or {})
         self.arg_names = [p.name for p in parameters[1:] if p.kind in positional]
         self.arg_defaults = [p.default for p in parameters[1:] if p.kind in positional and p.default is not p.empty]
@@ -62,6 +67,7 @@ class SglFunction:
         self._signature = inspect.Signature(parameters[1:])
         variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         self._names = frozenset(p.name for p in parameters[1:] if p.kind not in variable)
+        self._shadowed = self._names & _RUN_DEFAULTS.keys()
         functools.update_wrapper(self, func)
 
     def bind(self, **kwargs: Any) -> SglFunction:
@@ -74,10 +80,19 @@ class SglFunction:
             self._signature.bind_partial(**kwargs)
         except TypeError as error:
             raise ParameterError("bind", f"{self.name}: {error}.") from error
-        return SglFunction(self.func, bind_arguments={**self.bind_arguments, **kwargs})
+        return SglFunction(self.func, self.num_api_spec_tokens, {**self.bind_arguments, **kwargs})
 
-    def __call__(self, *args: Any, **kwargs: Any) -> ProgramState:
-        """`run`."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """`run`; inside another program's body an expression: `s += program(…)` goes on with that state's text, and
+        reading from it (`program(…)["x"]`) runs it by itself."""
+        from sglang_lite.lang.tracer import TracingScope
+
+        if current_run.get() is not None:
+            return NestedCall(self, args, kwargs)
+        scope = TracingScope.get_current_scope()
+        if scope is not None:
+            arguments = dict(self._signature.bind(*args, **kwargs).arguments)
+            return self.trace(**arguments, backend=scope.tracer_state.stream_executor.backend)
         return self.run(*args, **kwargs)
 
     def run(
@@ -103,6 +118,8 @@ class SglFunction:
         backend: Any = None,
         use_thread: bool = True,
         seed: int | None = None,
+        timeout: float | None = None,
+        retries: int = 0,
         **kwargs: Any,
     ) -> ProgramState:
         """Runs the program.
@@ -113,7 +130,9 @@ class SglFunction:
             stream: return at once and let `text_iter` follow the text.
             backend: what to run on; else that of the enclosing program, else the default.
             use_thread: False waits until everything has been executed.
-            seed: from which every generation gets its own.
+            seed: from which every generation gets its own, by its place in the program.
+            timeout: seconds for the whole run; what is not finished then fails with RequestTimeoutError.
+            retries: how often a generation whose backend failed is tried again.
 
         Returns:
             The state, when the body has returned. Reading from it waits for what is still being generated.
@@ -155,6 +174,8 @@ class SglFunction:
         backend: Any = None,
         use_thread: bool = True,
         seed: int | None = None,
+        timeout: float | None = None,
+        retries: int = 0,
         **kwargs: Any,
     ) -> ProgramState:
         """`run` for coroutines. It returns when everything has been executed; with stream=True at once, while the
@@ -192,41 +213,148 @@ class SglFunction:
         progress_bar: bool = False,
         generator_style: bool = False,
         seed: int | None = None,
+        timeout: float | None = None,
+        retries: int = 0,
+        on_error: OnError = "raise",
+        ordered: bool = True,
+        checkpoint: str | Path | None = None,
     ) -> Any:
         """Runs the program once for each item.
 
         Args:
             batch_kwargs: each run's arguments: by name (a mapping) or in order (a sequence). They are not changed.
-            max_new_tokens … return_text_in_logprobs, backend, seed: as for `run`, the same for every item.
+            max_new_tokens … return_text_in_logprobs, backend, seed, timeout, retries: as for `run`, for every item.
             num_threads: how many programs are under way at a time; "auto": 96, or 16 a CPU if that is more.
             progress_bar: show one, with tokens per second and the share of prompt tokens that were cached.
-            generator_style: return an iterator of states in the order of the items. It starts what fits into the
-                window, and more as the consumer asks.
+            generator_style: return an iterator of states. It starts what fits into the window, and more as the
+                consumer asks.
+            on_error: what a failed program does: "raise" BatchError after all have finished (from an iterator: the
+                error itself, when its turn comes), "return" the exception in its place, "skip" leave it out.
+            ordered: whether an iterator yields in the order of the items; False yields (index, state) as they finish.
+            checkpoint: a file that keeps finished items: run again, the batch goes on where it was stopped.
 
         Returns:
             The states in the order of the items, executed to the end.
 
         Raises:
-            BatchError: some program failed; after all have finished, with all results.
+            BatchError: some program failed (on_error="raise"); it carries all results.
         """
         _, options = self._sorted({}, locals(), _BATCH_DEFAULTS)
         items = [self._item(i, item) for i, item in enumerate(batch_kwargs)]
+        batch.check_on_error(on_error)
         window = min(_window(num_threads), max(len(items), 1))
+        file = None if checkpoint is None else BatchFile(Path(checkpoint), self.name, items)
+        crew = self._crew({**_RUN_DEFAULTS, **options}, items, window, file)
+        left = [i for i in range(len(items)) if file is None or i not in file.states]
+        if generator_style or not ordered:
+            return _generated(crew, left, len(items), file, on_error, ordered)
+        progress = batch.Progress(len(items)) if progress_bar else None
+        results: list[Any] = [None if file is None else file.states.get(i) for i in range(len(items))]
+        if left:
+            found = batch.all_results(functools.partial(crew, left, False), len(left), progress)
+            for i, outcome in found.items():
+                results[i] = outcome
+        if progress is not None:
+            progress.close()
+        return batch.settle(results, on_error)
 
-        def start(item: tuple[Sequence[Any], dict[str, Any]]) -> _Call:
-            return _Call(self, item[0], item[1], {**_RUN_DEFAULTS, **options})
+    async def arun_batch(
+        self,
+        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
+        *,
+        max_new_tokens: int = _Int(128),
+        n: int = _Int(1),
+        stop: str | Sequence[str] | None = None,
+        stop_token_ids: Sequence[int] | None = None,
+        stop_regex: str | Sequence[str] | None = None,
+        temperature: float = _Float(1.0),
+        top_p: float = _Float(1.0),
+        top_k: int = _Int(-1),
+        min_p: float = _Float(0.0),
+        frequency_penalty: float = _Float(0.0),
+        presence_penalty: float = _Float(0.0),
+        ignore_eos: bool = False,
+        return_logprob: bool | None = None,
+        logprob_start_len: int | None = None,
+        top_logprobs_num: int | None = None,
+        return_text_in_logprobs: bool | None = None,
+        backend: Any = None,
+        num_threads: str | int = "auto",
+        progress_bar: bool = False,
+        generator_style: bool = False,
+        seed: int | None = None,
+        timeout: float | None = None,
+        retries: int = 0,
+        on_error: OnError = "raise",
+        ordered: bool = True,
+        checkpoint: str | Path | None = None,
+    ) -> Any:
+        """`run_batch` for coroutines; with generator_style=True (or ordered=False) it returns an async iterator."""
+        _, options = self._sorted({}, locals(), _BATCH_DEFAULTS)
+        items = [self._item(i, item) for i, item in enumerate(batch_kwargs)]
+        batch.check_on_error(on_error)
+        window = min(_window(num_threads), max(len(items), 1))
+        file = None if checkpoint is None else BatchFile(Path(checkpoint), self.name, items)
+        crew = self._async_crew({**_RUN_DEFAULTS, **options}, items, window, file)
+        left = [i for i in range(len(items)) if file is None or i not in file.states]
+        outcomes = batch.as_completed_async(functools.partial(crew, left, True), len(left))
+        if generator_style or not ordered:
+            return _agenerated(outcomes, len(items), file, on_error, ordered)
+        progress = batch.Progress(len(items)) if progress_bar else None
+        results: list[Any] = [None if file is None else file.states.get(i) for i in range(len(items))]
+        async for i, outcome in outcomes:
+            results[i] = outcome
+            if progress is not None:
+                progress(i, outcome)
+        if progress is not None:
+            progress.close()
+        return batch.settle(results, on_error)
 
-        outcomes = as_completed(
-            None if self.is_async else lambda item: start(item).run(),
-            (lambda item: start(item).arun_body()) if self.is_async else None,
-            items,
-            window,
-        )
-        if progress_bar:
-            outcomes = with_progress(outcomes, len(items))
-        if generator_style:
-            return _states(in_order(outcomes))
-        return collect(outcomes, len(items))
+    def trace(self, *, backend: Any = None, **kwargs: Any) -> Any:
+        """Runs the body once without a backend and records its nodes. Arguments not given are symbols, which can be
+        added and formatted into text; a body that decides by one raises TraceError at that line.
+
+        Returns:
+            A TracerProgramState: `.nodes`, `.variables`, `.child_states`, `.ret_value`, `.flatten_nodes()`.
+        """
+        from sglang_lite.lang.tracer import trace_program
+
+        return trace_program(self, {**self.bind_arguments, **kwargs}, None if backend is None else backend_for(backend))
+
+    def cache(self, backend: Any = None) -> None:
+        """Tells the backend the constant text that the program starts with, if it is longer than 64 characters."""
+        from sglang_lite.lang.tracer import extract_prefix_by_tracing
+
+        chosen = backend_for(backend)
+        prefix = extract_prefix_by_tracing(self, chosen)
+        if len(prefix) > 64:
+            chosen.cache_prefix(prefix)
+
+    def _crew(
+        self, options: dict[str, Any], items: list[Any], window: int, file: BatchFile | None
+    ) -> Callable[[list[int], bool, Report], Crew | AsyncCrew]:
+        """Makes a crew for the items of some indices."""
+        if self.is_async:
+            return self._async_crew(options, items, window, file)
+
+        def body(item: tuple[Sequence[Any], dict[str, Any]]) -> ProgramState:
+            return _Call(self, item[0], item[1], options).run()
+
+        def crew(left: list[int], held: bool, report: Report) -> Crew:
+            return Crew(body, [(i, items[i]) for i in left], window, _saving(report, file), held=held)
+
+        return crew
+
+    def _async_crew(
+        self, options: dict[str, Any], items: list[Any], window: int, file: BatchFile | None
+    ) -> Callable[[list[int], bool, Report], AsyncCrew]:
+        def body(item: tuple[Sequence[Any], dict[str, Any]]) -> Any:
+            return _Call(self, item[0], item[1], options).arun_body()
+
+        def crew(left: list[int], held: bool, report: Report) -> AsyncCrew:
+            return AsyncCrew(body, [(i, items[i]) for i in left], window, _saving(report, file), held=held)
+
+        return crew
 
     def _item(self, index: int, item: Mapping[str, Any] | Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
         """An item of a batch as positional and keyword arguments, checked against the program's signature."""
@@ -247,62 +375,64 @@ class SglFunction:
             try:
                 self._signature.bind(*args, **kwargs)
             except TypeError as error:
-                raise ParameterError(what, f"{self.name}: {error}.") from error
+                raise ParameterError(what, f"{self.name}: {error}.", where=user_location()) from error
         return kwargs
 
     def _sorted(
         self, kwargs: dict[str, Any], given: dict[str, Any], defaults: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The program's own keyword arguments, and the options of the call. A name that both have is the program's."""
-        own, options = dict(kwargs), {}
-        for name, default in defaults.items():
-            value = given[name]
-            parameter = self._signature.parameters.get(name)
-            if parameter is not None:
-                if value is not default or parameter.default is parameter.empty:
-                    own[name] = value
-                value = default
-            options[name] = value
+        options = {name: given[name] for name in defaults}
+        if not self._shadowed:
+            return kwargs, options
+        own = dict(kwargs)
+        for name in self._shadowed & defaults.keys():
+            if (
+                options[name] is not defaults[name]
+                or self._signature.parameters[name].default is inspect.Parameter.empty
+            ):
+                own[name] = options[name]
+            options[name] = defaults[name]
         return own, options
 
 
 class _Call:
     """One run of a program: its state, and its body with its arguments."""
 
+    __slots__ = ("_args", "_kwargs", "_program", "state")
+
     def __init__(
         self, program: SglFunction, args: Sequence[Any], kwargs: dict[str, Any], options: dict[str, Any]
     ) -> None:
-        outer = current_run.get()
+        self._program, self._args = program, args
+        self._kwargs = program._bound(args, kwargs, "run")
         backend = options["backend"]
-        kwargs = program._bound(args, kwargs, "run")
-        run = Run(
-            backend_for(outer.backend if backend is None and outer is not None else backend),
-            RunSettings(_params(options), options["stream"], options["seed"]),
-            is_async=program.is_async,
-        )
+        if backend is None and (outer := current_run.get()) is not None:
+            backend = outer.backend
+        run = Run(backend_for(backend), _settings(options), is_async=program.is_async)
         self.state = ProgramState(StreamExecutor(run))
-        self._body = functools.partial(program.func, self.state, *args, **kwargs)
-        self._is_async = program.is_async
 
     def run(self) -> ProgramState:
         """Runs the body here. What it raises ends the run and is raised."""
-        token = current_run.set(self.state.stream_executor.run)
+        state, program = self.state, self._program
+        token = current_run.set(state.stream_executor.run)
         try:
-            self.state.ret_value = asyncio.run(self._body()) if self._is_async else self._body()
+            result = program.func(state, *self._args, **self._kwargs)
+            state.ret_value = asyncio.run(result) if program.is_async else result
         except BaseException as error:
-            self.state.stream_executor.abandon(error)
+            state.stream_executor.abandon(error)
             raise
         finally:
             current_run.reset(token)
-            self.state.stream_executor.end()
-        return self.state
+            state.stream_executor.end()
+        return state
 
     def run_streaming(self) -> None:
         """Runs the body in a thread of its own: what it raises is raised where the state is read."""
         try:
             self.run()
         except Exception:  # the state has it
-            return
+            self.state.stream_executor._failure_seen = False
 
     def run_in_thread(self) -> None:
         """Runs a coroutine body although this thread's event loop is running."""
@@ -319,20 +449,20 @@ class _Call:
             raise raised[0]
 
     async def arun_body(self) -> ProgramState:
-        """Awaits the body here."""
-        token = current_run.set(self.state.stream_executor.run)
+        """Awaits the body here; a plain function's in a thread."""
+        state, program = self.state, self._program
+        if not program.is_async:
+            return await asyncio.to_thread(self.run)
+        token = current_run.set(state.stream_executor.run)
         try:
-            if self._is_async:
-                self.state.ret_value = await self._body()
-            else:
-                self.state.ret_value = await asyncio.to_thread(self._body)
+            state.ret_value = await program.func(state, *self._args, **self._kwargs)
         except BaseException as error:
-            self.state.stream_executor.abandon(error)
+            state.stream_executor.abandon(error)
             raise
         finally:
             current_run.reset(token)
-            self.state.stream_executor.end()
-        return self.state
+            state.stream_executor.end()
+        return state
 
     async def arun(self) -> None:
         """Awaits the body and everything it has added."""
@@ -343,14 +473,75 @@ class _Call:
         try:
             await self.arun_body()
         except Exception:  # the state has it
-            return
+            self.state.stream_executor._failure_seen = False
 
 
-def _params(options: dict[str, Any]) -> Any:
+class NestedCall(SglCall):
+    """A program called inside another's body. Added to a state, its body goes on with that state's text and names;
+    read from, it is run by itself."""
+
+    __slots__ = ("_args", "_kwargs", "_program", "_state")
+
+    def __init__(self, program: SglFunction, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        self._program, self._args, self._kwargs = program, args, kwargs
+        self._state: ProgramState | None = None
+
+    def play_on(self, branch: Any) -> None:
+        program = self._program
+        if self._state is not None:
+            raise ProgramError(
+                f"{program.name}(…) was read from, so it has run by itself already.", where=user_location()
+            )
+        if program.is_async:
+            raise ProgramError(
+                f"{program.name} is async, and `+=` can't await it.", hint="Use await s.call(…).", where=user_location()
+            )
+        settings = self._kwargs.keys() & (_RUN_DEFAULTS.keys() - program._names)
+        if settings:
+            raise ParameterError(
+                min(settings), f"an added {program.name}(…) runs with the settings of the run it is added to.",
+                hint="Give it to the generation, or use s.call(…).", where=user_location(),
+            )  # fmt: skip
+        kwargs = program._bound(self._args, dict(self._kwargs), program.name)
+        program.func(branch.facade(), *self._args, **kwargs)
+
+    @property
+    def state(self) -> ProgramState:
+        """The state of the program run by itself; started when it is first asked for."""
+        from sglang_lite.lang.tracer import TracingScope, trace_program
+
+        if self._state is None:
+            if TracingScope.get_current_scope() is not None:
+                arguments = self._program._signature.bind(*self._args, **self._kwargs).arguments
+                self._state = trace_program(self._program, dict(arguments), None)
+            else:
+                self._state = self._program.run(*self._args, **self._kwargs)
+        return self._state
+
+    def __getitem__(self, name: str) -> Any:
+        return self.state[name]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.state, name)
+
+    def __repr__(self) -> str:
+        return f"Call({self._program.name})"
+
+
+def _settings(options: dict[str, Any]) -> RunSettings:
     given = {name: options[name] for name in _PARAMS if options[name] is not _RUN_DEFAULTS[name]}
+    plain = not given and not options["stream"] and options["seed"] is options["timeout"] is None
+    if plain and not options["retries"]:
+        return _PLAIN
+    timeout, retries = options["timeout"], options["retries"]
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
+        raise ParameterError("timeout", f"{timeout!r} is not a number of seconds above 0.")
+    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+        raise ParameterError("retries", f"{retries!r} is not a whole number of at least 0.")
     if "max_new_tokens" in given:
         given["max_tokens"] = given.pop("max_new_tokens")
-    return sampling_params(given)
+    params: SamplingParams = sampling_params(given) if given else NO_PARAMS
+    return RunSettings(params, options["stream"], options["seed"], timeout, retries)
 
 
 def _defaults(method: Callable[..., Any]) -> dict[str, Any]:
@@ -358,9 +549,10 @@ def _defaults(method: Callable[..., Any]) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
+_PLAIN = RunSettings()
 _RUN_DEFAULTS = _defaults(SglFunction.run)
 _BATCH_DEFAULTS = {k: v for k, v in _defaults(SglFunction.run_batch).items() if k in _RUN_DEFAULTS}
-_PARAMS = [name for name in _BATCH_DEFAULTS if name not in ("backend", "seed")]
+_PARAMS = [name for name in _BATCH_DEFAULTS if name not in ("backend", "seed", "timeout", "retries")]
 
 
 def _window(num_threads: str | int) -> int:
@@ -371,11 +563,77 @@ def _window(num_threads: str | int) -> int:
     return num_threads
 
 
-def _states(outcomes: Iterator[Any]) -> Iterator[ProgramState]:
-    for _, outcome in outcomes:
+def _saving(report: Report, file: BatchFile | None) -> Report:
+    """A report that also keeps what has succeeded."""
+    if file is None:
+        return report
+
+    def save(index: int, outcome: batch.Outcome) -> None:
+        if isinstance(outcome, ProgramState):
+            try:
+                file.save(index, outcome)
+            except Exception as error:  # the item's outcome: it can't be kept
+                outcome = error
+        report(index, outcome)
+
+    return save
+
+
+def _generated(
+    crew: Callable[[list[int], bool, Report], Crew | AsyncCrew],
+    left: list[int],
+    count: int,
+    file: BatchFile | None,
+    on_error: OnError,
+    ordered: bool,
+) -> Iterator[Any]:
+    def outcomes() -> Iterator[tuple[int, batch.Outcome]]:
+        if file is not None:
+            yield from file.states.items()
+        yield from batch.as_completed(functools.partial(crew, left, True), len(left))
+
+    for index, outcome in batch.in_order(outcomes()) if ordered else outcomes():
         if isinstance(outcome, Exception):
-            raise outcome
-        yield outcome
+            if on_error == "raise":
+                raise outcome
+            if on_error == "skip":
+                continue
+        yield outcome if ordered else (index, outcome)
+
+
+async def _agenerated(
+    outcomes: AsyncIterator[tuple[int, batch.Outcome]],
+    count: int,
+    file: BatchFile | None,
+    on_error: OnError,
+    ordered: bool,
+) -> AsyncIterator[Any]:
+    early: dict[int, batch.Outcome] = dict(file.states) if file is not None else {}
+    following = 0
+
+    def ready() -> Iterator[tuple[int, batch.Outcome]]:
+        nonlocal following
+        if not ordered:
+            for index in list(early):
+                yield index, early.pop(index)
+        while ordered and following in early:
+            yield following, early.pop(following)
+            following += 1
+
+    async def rounds() -> AsyncIterator[None]:
+        yield None
+        async for index, outcome in outcomes:
+            early[index] = outcome
+            yield None
+
+    async for _ in rounds():
+        for index, outcome in ready():
+            if isinstance(outcome, Exception):
+                if on_error == "raise":
+                    raise outcome
+                if on_error == "skip":
+                    continue
+            yield outcome if ordered else (index, outcome)
 
 
 def _thread(target: Callable[[], None]) -> Thread:

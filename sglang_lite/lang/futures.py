@@ -7,7 +7,7 @@ import contextlib
 import copy
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from sglang_lite.protocol import Location, ProgramError, RequestTimeoutError, SglError
 
@@ -29,19 +29,36 @@ def located(error: BaseException, where: Location | None) -> SglError:
     return fresh
 
 
+class Blocking(Protocol):
+    """Who wants to know when a thread waits for a value: a crew of bodies lets another thread go on meanwhile."""
+
+    def blocks(self) -> None: ...
+
+    def goes_on(self) -> None: ...
+
+
+class _Watched(threading.local):
+    by: Blocking | None = None
+
+
+watched = _Watched()  # set by a crew on its own threads
+
+
 class Cell:
     """The value of a node: set once or failed once, read any number of times.
 
     Attributes:
         where: the user's line that made it.
         record: what the backend said about the node (a list for several samples); None for values set by hand.
+        kind: the Python type of the value, where one was asked for.
     """
 
-    __slots__ = ("_callbacks", "_done", "_error", "_lock", "_value", "record", "where")
+    __slots__ = ("_callbacks", "_done", "_error", "_lock", "_value", "kind", "record", "where")
 
     def __init__(self, where: Location | None = None) -> None:
         self.where = where
         self.record: Any = None
+        self.kind: Any = None
         self._lock = threading.Lock()
         self._done = False
         self._value: Any = None
@@ -104,7 +121,12 @@ class Cell:
             settled = threading.Lock()
             settled.acquire()
             self.when_done(settled.release)
-            if not settled.acquire(timeout=-1 if timeout is None else timeout):
+            if watched.by is not None:
+                watched.by.blocks()
+            came = settled.acquire(timeout=-1 if timeout is None else timeout)
+            if watched.by is not None:
+                watched.by.goes_on()
+            if not came:
                 raise RequestTimeoutError(f"no value within {timeout:g} s.", where=self.where)
         return self.result()
 
@@ -141,6 +163,10 @@ class TextLog:
         self._error: BaseException | None = None
         self._where: Location | None = None
         self._waiters: list[Callable[[], object]] = []
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     def append(self, text: str, meta: dict[str, Any] | None = None) -> None:
         with self._lock:

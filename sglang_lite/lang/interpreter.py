@@ -1,11 +1,9 @@
 """The interpreter: executes a program's nodes against a backend, branch by branch.
 
-A `StreamExecutor` is one branch: a text that grows. The user's function submits nodes from its own thread or event
-loop and goes on; the executor loop (loop.py) plays them in order. What both sides touch is the queue, under a lock; the
-rest belongs to one side:
-
-- submitting side: names of variables, open roles and scopes, so that misuse is an error at the user's line;
-- playing side: the text, the messages, what the backend said.
+A `StreamExecutor` is one branch: a text that grows. The user's function submits nodes from its own thread or event loop
+and goes on; they are played in order. Text and turns are played at once, where they are submitted; what has to wait for
+a backend is played on the executor loop (loop.py), or on the backend's pool of threads if its hooks block. Whoever
+plays a branch owns it: only one thread at a time, handed on under the branch's lock.
 
 A branch that fails stays failed: everything queued and submitted later fails with the same error, and nothing waits.
 """
@@ -20,32 +18,36 @@ import logging
 import threading
 import time
 import uuid
-import weakref
 from collections import deque
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, TypeAlias
 
-from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang import generation
+from sglang_lite.lang.backend.base_backend import EVERYTHING, BaseBackend
+from sglang_lite.lang.choices import token_length_normalized
 from sglang_lite.lang.futures import Cell, TextLog, located
+from sglang_lite.lang.generation import Reasoned
 from sglang_lite.lang.ir import (
+    SglCall,
     SglConstantText,
     SglExpr,
     SglExprList,
     SglGen,
+    SglImage,
     SglRoleBegin,
     SglRoleEnd,
     SglSelect,
+    SglSeparateReasoning,
     SglVarScopeBegin,
     SglVarScopeEnd,
 )
 from sglang_lite.lang.loop import executor
-from sglang_lite.lang.results import decide, delta_meta, total_usage, usages_of
+from sglang_lite.lang.results import total_usage, usages_of
 from sglang_lite.protocol import (
     UNSET,
-    Delta,
-    Generation,
     Image,
     Location,
     Message,
@@ -65,6 +67,8 @@ from sglang_lite.text.chat_template import ChatTemplate
 
 logger = logging.getLogger("sglang_lite")
 
+NO_PARAMS = SamplingParams()
+
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
@@ -74,11 +78,15 @@ class RunSettings:
         params: sampling parameters that nodes inherit.
         stream: somebody may read the text while it grows.
         seed: from which each node's seed is made.
+        timeout: seconds for the whole run, None for no limit.
+        retries: how often a node whose backend failed is tried again.
     """
 
-    params: SamplingParams = SamplingParams()
+    params: SamplingParams = NO_PARAMS
     stream: bool = False
     seed: int | None = None
+    timeout: float | None = None
+    retries: int = 0
 
 
 class Run:
@@ -86,49 +94,41 @@ class Run:
 
     Attributes:
         backend, settings: as given.
-        template: how roles become text; fetched on the first role.
+        deadline: `time.monotonic()` at which the run has taken too long, None for never.
         body_open: the body is still running, so that names may yet be declared.
         is_async: the body is a coroutine, whose event loop no read may block.
+        body: the task of a streaming coroutine body, which nobody else may hold.
     """
 
-    def __init__(
-        self,
-        backend: BaseBackend,
-        settings: RunSettings,
-        template: ChatTemplate | None = None,
-        *,
-        is_async: bool = False,
-    ) -> None:
-        self.backend, self.settings = backend, settings
+    __slots__ = (
+        "_last_end", "_records", "_started", "_template", "backend", "body", "body_open", "deadline", "is_async",
+        "settings",
+    )  # fmt: skip
+
+    def __init__(self, backend: BaseBackend, settings: RunSettings, *, is_async: bool = False) -> None:
+        self.backend, self.settings, self.is_async = backend, settings, is_async
+        self.deadline = None if settings.timeout is None else time.monotonic() + settings.timeout
         self.body_open = True
-        self.is_async = is_async
-        self.body: Any = None  # the task of a streaming coroutine body: a task nobody holds may be collected
-        self._template = template
+        self.body: Any = None
+        self._template: ChatTemplate | None = None
         self._records: list[Any] = []
-        self._branches: list[weakref.ref[StreamExecutor]] = []
         self._started = self._last_end = time.perf_counter()
 
     @property
     def template(self) -> ChatTemplate:
-        """Raises TemplateError: the model has none."""
+        """How roles become text. Raises TemplateError: the model has none."""
         if self._template is None:
             self._template = self.backend.get_chat_template()
             if self._template is None:
                 raise TemplateError(
                     "the model has no chat template, so roles have no text.",
-                    hint="Write the prompt as plain text, or set a chat template on the backend.",
+                    hint="Write the prompt as plain text, or set `backend.chat_template` to one of "
+                    "sglang_lite.lang.chat_template.",
                 )
         return self._template
 
-    def stop(self, error: SglError) -> None:
-        """Fails every branch that has anything left to do. On the executor loop only."""
-        for reference in self._branches:
-            branch = reference()
-            if branch is not None:
-                branch._stop(error)
-
     def played(self, record: Any) -> None:
-        """A node has its result. On the executor loop only."""
+        """A node has its result."""
         self._records.append(record)
         self._last_end = time.perf_counter()
 
@@ -140,15 +140,17 @@ current_run: ContextVar[Run | None] = ContextVar("sglang_lite_run", default=None
 
 
 @dataclass(slots=True)
-class _Gen:
+class GenOp:
     node: SglGen
+    params: SamplingParams
     cell: Cell
     log: TextLog | None
-    seed: int | Unset
+    thoughts: Cell | None = None  # gets the reasoning, where it is split off
+    thoughts_log: TextLog | None = None
 
 
 @dataclass(slots=True)
-class _Select:
+class SelectOp:
     node: SglSelect
     cell: Cell
     log: TextLog | None
@@ -156,53 +158,70 @@ class _Select:
 
 
 @dataclass(slots=True)
-class _TurnBegin:
-    role: str
+class ImageOp:
+    image: Image
+    where: Location | None
 
 
 @dataclass(slots=True)
-class _TurnEnd:
-    role: str
+class TurnOp:
+    """A turn begins, or (role None) the open one ends."""
+
+    role: str | None
 
 
 @dataclass(slots=True)
-class _ScopeBegin:
+class ScopeOp:
+    """Text is collected from here on, or up to here."""
+
     cell: Cell
+    begins: bool
 
 
 @dataclass(slots=True)
-class _ScopeEnd:
-    cell: Cell
-
-
-@dataclass(slots=True)
-class _Fork:
+class ForkOp:
     children: list[StreamExecutor]
 
 
 @dataclass(slots=True)
-class _JoinText:
+class JoinOp:
+    """Appends what the children have added to the parent's text."""
+
     children: list[StreamExecutor]
     where: Location | None
 
 
 @dataclass(slots=True)
-class _Read:
+class ReadOp:
     """Asks for something about the branch as it is at this place in the queue."""
 
     cell: Cell
-    what: str
+    what: Callable[[StreamExecutor], Any]
 
 
 @dataclass(slots=True)
-class _End:
-    """The body has ended: the text is complete."""
+class MarkOp:
+    """A place to come back to; `back` goes there."""
+
+    mark: Mark
+    back: bool
 
 
-# What is queued; text is queued as it is.
-_Op: TypeAlias = (
-    "str | _Gen | _Select | _TurnBegin | _TurnEnd | _ScopeBegin | _ScopeEnd | _Fork | _JoinText | _Read | _End"
-)
+Op: TypeAlias = "str | GenOp | SelectOp | ImageOp | TurnOp | ScopeOp | ForkOp | JoinOp | ReadOp | MarkOp"
+
+
+Piece: TypeAlias = str | Span | Image | Reasoned
+
+
+class Mark:
+    """What a checkpoint remembers: of the submitting side, and once played of the text."""
+
+    __slots__ = ("cells", "lengths", "role", "scopes", "turns")
+
+    def __init__(self, branch: StreamExecutor) -> None:
+        self.cells = dict(branch._cells)
+        self.turns, self.role, self.scopes = list(branch._turns), branch._role, dict(branch._scopes)
+        self.lengths: tuple[int, int, tuple[str, int] | None] | None = None
 
 
 class StreamExecutor:
@@ -211,23 +230,24 @@ class StreamExecutor:
     Args:
         run: what it belongs to.
         path: where the branch is in the tree of forks; seeds are made from it.
-
-    Attributes:
-        sid: a unique name.
-        backend: what it runs on.
     """
 
+    __slots__ = (
+        "__weakref__", "_cells", "_children", "_failure", "_failure_seen", "_forks", "_lock", "_logs", "_messages",
+        "_nodes", "_pieces", "_playing", "_promises", "_queue", "_role", "_scope_starts", "_scopes", "_sid", "_task",
+        "_turn", "_turns", "backend", "fork_start", "log", "path", "run",
+    )  # fmt: skip
+
     def __init__(self, run: Run, path: str = "") -> None:
-        self.run = run
-        self.backend = run.backend
-        self.sid = uuid.uuid4().hex
-        self.path = path
+        self.run, self.path, self.backend = run, path, run.backend
+        self._sid = ""
         self._lock = threading.Lock()
-        self._queue: deque[_Op] = deque()
+        self._queue: deque[Op] = deque()
         self._playing = False
-        self._failure: BaseException | None = None
+        self._failure: SglError | None = None
         self._failure_seen = False
         self._task: asyncio.Task[None] | None = None
+        self._children: list[StreamExecutor] = []
         # the submitting side's
         self._cells: dict[str, Cell] = {}
         self._logs: dict[str, TextLog] = {}
@@ -235,17 +255,14 @@ class StreamExecutor:
         self._turns: list[str] = []
         self._role: tuple[str, str] | None = None  # the open turn's role and suffix
         self._scopes: dict[str, Cell] = {}
-        self._nodes = itertools.count()
-        self._forks = itertools.count()
+        self._nodes = 0
         # the playing side's
-        self._pieces: list[str | Span] = []
+        self._pieces: list[Piece] = []
         self._messages: list[Message] = []
         self._turn: tuple[str, int] | None = None  # the open turn's role and where its text starts
         self._scope_starts: dict[int, int] = {}
-        self._images: list[Image] = []
         self.fork_start = 0
         self.log: TextLog | None = TextLog() if run.settings.stream else None
-        run._branches.append(weakref.ref(self))
 
     # ------------------------------------------------------------------------------ the submitting side
 
@@ -260,56 +277,107 @@ class StreamExecutor:
             self._submit_node(expr, where)
         else:
             raise ParameterError(
-                "+=",
-                f"a {type(expr).__name__} can't be added to a program.",
-                hint="Turn it into text.",
-                where=where,
+                "+=", f"a {type(expr).__name__} can't be added to a program.", hint="Turn it into text.", where=where
             )
 
     def _submit_node(self, node: SglExpr, where: Location | None) -> None:
         match node:
-            case SglConstantText(value):
-                self._put(value)
+            case SglConstantText():
+                self._put(node.value)
             case SglGen():
-                self._put(_Gen(node, *self._declare(node.name, where), self._node_seed()))
+                self._put(self._gen(node, where))
             case SglSelect():
-                self._put(_Select(node, *self._declare(node.name, where), self._node_seed()))
-            case SglRoleBegin(role):
-                self._begin_turn(role, where)
-            case SglRoleEnd(role):
-                self._end_turn(role, where)
-            case SglVarScopeBegin(name):
-                cell = Cell(where)
-                self._scopes[name] = cell
-                self._put(_ScopeBegin(cell))
-            case SglVarScopeEnd(name):
-                if name not in self._scopes:
-                    raise ProgramError(f"the variable scope {name!r} is not open.", where=where)
-                cell = self._scopes.pop(name)
-                self._name(name, cell)
-                self._put(_ScopeEnd(cell))
+                self._check_select(node, where)
+                cell, log = self._declare(node.name, where)
+                self._put(SelectOp(node, cell, log, self._node_seed()))
+            case SglRoleBegin():
+                self._begin_turn(node.role, where)
+            case SglRoleEnd():
+                self._end_turn(node.role, where)
+            case SglVarScopeBegin():
+                cell = self._scopes[node.name] = Cell(where)
+                self._put(ScopeOp(cell, begins=True))
+            case SglVarScopeEnd():
+                if node.name not in self._scopes:
+                    raise ProgramError(f"the variable scope {node.name!r} is not open.", where=where)
+                cell = self._scopes.pop(node.name)
+                self._name(node.name, cell)
+                self._put(ScopeOp(cell, begins=False))
+            case SglImage():
+                self._put_images(node.load(where), where)
+            case SglSeparateReasoning():
+                for part in node.marked().walk():
+                    self._submit_node(part, where)
+            case SglCall():
+                node.play_on(self)
             case _:
                 raise ParameterError("+=", f"{node!r} can't be executed.", where=where)
 
-    def _put(self, op: _Op) -> None:
+    def _check_select(self, node: SglSelect, where: Location | None) -> None:
+        can = self.backend.capabilities
+        if not can.select:
+            raise self.backend.refusal(node, "select", "Generate text and compare, or use another backend.", where)
+        plain = node.temperature == 0 and node.multi is None and node.choices_method is token_length_normalized
+        if not can.scores and not plain:
+            raise self.backend.refusal(
+                node, "choices_method, temperature or multi", "It only picks, without scores: leave them out.", where
+            )
+
+    def _gen(self, node: SglGen, where: Location | None) -> GenOp:
+        params = self._params(node)
+        backend = self.backend if node.options is None or node.options.backend is None else node.options.backend
+        if backend.capabilities is not EVERYTHING:
+            backend.check(node, params, node.constraint, where)
+        cell, log = self._declare(node.name, where)
+        op = GenOp(node, params, cell, log)
+        if node.value_type is not None:
+            cell.kind = node.value_type.annotation
+        if node.options is not None and node.options.reasoning is not None:
+            name = f"{node.name}_reasoning_content" if node.name is not None else None
+            op.thoughts, op.thoughts_log = self._declare(name, where)
+        return op
+
+    def _params(self, node: SglGen) -> SamplingParams:
+        """What the node said, over what the run said; and the stops of the chat template."""
+        params = merge(self.run.settings.params, node.params)
+        seed = self._node_seed()
+        more = node.stop
+        if self._role is not None:
+            more += tuple(self.run.template.stop_str)
+        return _completed(params, more, seed) if more or seed is not UNSET else params
+
+    def _put(self, op: Op) -> None:
+        """Plays an operation, and what was queued behind it, as far as that needs no waiting; queues it where somebody
+        is playing."""
         with self._lock:
             failure = self._failure
             if failure is None:
-                self._queue.append(op)
-                # Text alone changes nothing that anybody could see, unless it is streamed.
-                if self._playing or (type(op) is str and self.log is None):
+                if self._playing:
+                    self._queue.append(op)
+                    return
+                if type(op) is str:
+                    self.write(op)
                     return
                 self._playing = True
         if failure is None:
-            executor().post(self._start)
+            self._play_on(op)
         else:
-            self._fail_op(op, failure)
+            _fail_op(op, failure)
+
+    def _put_images(self, images: Sequence[Image], where: Location | None) -> None:
+        if not self.backend.capabilities.images:
+            raise self.backend.refusal("image", "images", "Describe what it shows, or use another backend.", where)
+        token = getattr(self.run.template, "image_token", "")
+        for image in images:
+            self._put(ImageOp(image, where))
+            self._put(token)
 
     def _declare(self, name: str | None, where: Location | None) -> tuple[Cell, TextLog | None]:
         cell = Cell(where)
-        log = TextLog() if name is not None and self.log is not None else None
-        if name is not None:
-            self._name(name, cell, log)
+        if name is None:
+            return cell, None
+        log = TextLog() if self.log is not None else None
+        self._name(name, cell, log)
         return cell, log
 
     def _name(self, name: str, cell: Cell, log: TextLog | None = None) -> None:
@@ -317,24 +385,19 @@ class StreamExecutor:
             self._cells[name] = cell
             if log is not None:
                 self._logs[name] = log
-            promise = self._promises.pop(name, None)
+            promise = self._promises.pop(name, None) if self._promises else None
         if promise is not None:
             promise.set(None)
 
     def _node_seed(self) -> int | Unset:
-        ordinal = next(self._nodes)
+        self._nodes += 1
         seed = self.run.settings.seed
-        if seed is None:
-            return UNSET
-        digest = hashlib.blake2b(f"{seed}/{self.path}/{ordinal}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "big")
+        return UNSET if seed is None else derived_seed(seed, f"{self.path}/{self._nodes}")
 
     def _begin_turn(self, role: str, where: Location | None) -> None:
         if self._role is not None:
             raise ProgramError(
-                f"a {role!r} turn begins inside a {self._role[0]!r} turn.",
-                hint="End that one first.",
-                where=where,
+                f"a {role!r} turn begins inside a {self._role[0]!r} turn.", hint="End that one first.", where=where
             )
         try:
             template = self.run.template
@@ -344,11 +407,11 @@ class StreamExecutor:
                 self._put(system)
                 self._end_turn("system", where)
             prefix, suffix = template.get_prefix_and_suffix(role, [{"role": r, "content": ""} for r in self._turns])
-        except TemplateError as error:
+        except SglError as error:
             raise located(error, where) from error
         self._role = role, suffix
         self._put(prefix)
-        self._put(_TurnBegin(role))
+        self._put(TurnOp(role))
 
     def _end_turn(self, role: str, where: Location | None) -> None:
         if self._role is None or self._role[0] != role:
@@ -357,309 +420,492 @@ class StreamExecutor:
         _, suffix = self._role
         self._role = None
         self._turns.append(role)
-        self._put(_TurnEnd(role))
+        self._put(TurnOp(None))
         self._put(suffix)
 
-    def fork(self, size: int) -> list[StreamExecutor]:
+    def fork(self, size: int = 1) -> list[StreamExecutor]:
         """Branches that continue from here, each on its own."""
-        base = f"{self.path}/{next(self._forks)}"
-        children = [StreamExecutor(self.run, f"{base}.{i}") for i in range(size)]
+        self._nodes += 1
+        children = [StreamExecutor(self.run, f"{self.path}/{self._nodes}.{i}") for i in range(size)]
         for child in children:
             child._cells = dict(self._cells)
-            child._turns = list(self._turns)
-            child._role = self._role
+            child._turns, child._role = list(self._turns), self._role
             child._playing = True  # until the parent gets there
-        self._put(_Fork(children))
+        self._children += children
+        self._put(ForkOp(children))
         return children
 
     def join_text(self, children: list[StreamExecutor], where: Location | None) -> None:
         """Appends what the children have added to the parent's text."""
-        self._put(_JoinText(children, where))
+        self._put(JoinOp(children, where))
 
-    def abandon(self, error: BaseException) -> None:
-        """The body has raised: what is still under way is stopped, in every branch."""
-        if not isinstance(error, Exception):
-            error = RequestAbortedError(f"the program was interrupted by {type(error).__name__}.")
-        executor().post(self.run.stop, located(error, _raised_at(error)))
+    def mark(self) -> Mark:
+        """Remembers this place."""
+        mark = Mark(self)
+        self._put(MarkOp(mark, back=False))
+        return mark
+
+    def roll_back(self, mark: Mark, where: Location | None) -> None:
+        """Goes back to a mark: text, turns and variables are what they were there. A branch that has failed since
+        works again."""
+        if self.log is not None:
+            raise ProgramError("text that was streamed can't be taken back.", hint="Run without stream.", where=where)
+        with self._lock:
+            if self._failure is not None and mark.lengths is not None:
+                self._failure = None
+                self._queue.clear()
+        self._cells = dict(mark.cells)
+        self._turns, self._role, self._scopes = list(mark.turns), mark.role, dict(mark.scopes)
+        self._put(MarkOp(mark, back=True))
+
+    def facade(self) -> Any:
+        """The state that the user holds of this branch."""
+        from sglang_lite.lang.state import ProgramState
+
+        return ProgramState(self)
 
     def end(self) -> None:
-        """The body has ended."""
+        """The body has ended: names that were not declared never will be, and the text is complete."""
         self.run.body_open = False
+        if self._promises:
+            with self._lock:
+                promises, self._promises = self._promises, {}
+            for name, promise in promises.items():
+                promise.fail(self._unknown(name))
+        if self.log is not None:
+            self._put(ReadOp(Cell(), lambda branch: branch.log.close() if branch.log else None))
+
+    def abandon(self, error: BaseException) -> None:
+        """The body has raised, and its caller is told: what is still under way is stopped, in every branch."""
+        self._failure_seen = True
+        if not isinstance(error, Exception):
+            error = RequestAbortedError(f"the program was interrupted by {type(error).__name__}.")
+        self.stop(located(error, _raised_at(error)))
+
+    def stop(self, error: SglError) -> None:
+        """Fails the branch and those forked from it, and cancels what their backends are doing."""
         with self._lock:
-            promises, self._promises = self._promises, {}
-        for name, promise in promises.items():
-            promise.fail(self._unknown(name))
-        self._put(_End())
+            busy = self._playing or bool(self._queue) or (self.log is not None and not self.log.closed)
+        task = self._fail(error) if busy else None
+        if task is not None:
+            executor().post(task.cancel)
+        for child in self._children:
+            child.stop(error)
 
     # ----------------------------------------------------------------------------------------- readers
 
     def cell(self, name: str, where: Location | None = None) -> Cell:
         """The variable's cell. From outside a body that is still running, waits for the name to be declared."""
-        while True:
-            with self._lock:
-                cell = self._cells.get(name)
-                if cell is not None:
-                    return cell
-                if name in self._scopes:
-                    raise ProgramError(f"the variable scope {name!r} is still open.", where=where)
-                if not self._awaits_names():
-                    raise self._unknown(name, where)
-                promise = self._promises.setdefault(name, Cell(where))
+        cell = self._cells.get(name)
+        while cell is None:
+            promise = self._promise(name, where)
             promise.wait()
+            cell = self._cells.get(name)
+        return cell
 
     async def acell(self, name: str, where: Location | None = None) -> Cell:
         """`cell` for coroutines."""
-        while True:
-            with self._lock:
-                cell = self._cells.get(name)
-                if cell is not None:
-                    return cell
-                if not self._awaits_names():
-                    raise self._unknown(name, where)
-                promise = self._promises.setdefault(name, Cell(where))
+        cell = self._cells.get(name)
+        while cell is None:
+            promise = self._promise(name, where)
             await promise.get()
+            cell = self._cells.get(name)
+        return cell
 
-    def _awaits_names(self) -> bool:
-        return self.run.body_open and current_run.get() is not self.run
+    def _promise(self, name: str, where: Location | None) -> Cell:
+        """Something to wait for until a name is declared; raises where it never will be."""
+        with self._lock:
+            if name in self._cells:
+                return Cell.of(None)
+            if name in self._scopes:
+                raise ProgramError(f"the variable scope {name!r} is still open.", where=where)
+            if not self.run.body_open or current_run.get() is self.run:
+                raise self._unknown(name, where)
+            return self._promises.setdefault(name, Cell(where))
 
     def _unknown(self, name: str, where: Location | None = None) -> UnknownVariableError:
         known = ", ".join(map(repr, self._cells)) or "none"
         return UnknownVariableError(f"the program has no variable {name!r}; it has: {known}.", where=where)
 
-    def read(self, what: str, where: Location | None = None) -> Cell:
-        """A cell for the text or the messages as they are after everything queued so far."""
+    def read(self, what: Callable[[StreamExecutor], Any], where: Location | None = None) -> Cell:
+        """A cell for something about the branch as it is after everything queued so far."""
         cell = Cell(where)
-        self._put(_Read(cell, what))
+        self._put(ReadOp(cell, what))
         return cell
 
     async def finished(self) -> None:
         """Waits until everything queued so far has been played or has failed."""
         with contextlib.suppress(SglError):
-            await self.read("nothing").get()
+            await self.read(nothing).get()
 
     @property
-    def failure(self) -> BaseException | None:
+    def failure(self) -> SglError | None:
         """What the branch has failed with so far. Whoever asks is told."""
         self._failure_seen = True
         return self._failure
 
-    def error(self) -> BaseException | None:
+    def error(self) -> SglError | None:
         """What the branch failed with, once everything queued has been played."""
         with contextlib.suppress(SglError):
-            self.read("nothing").wait()
+            self.read(nothing).wait()
         return self.failure
 
     # -------------------------------------------------------------------------------- the playing side
 
-    def _start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._play())
+    def _play_on(self, op: Op | None = None) -> None:
+        """Plays what can be played at once, and hands the rest to where it can wait. The caller owns the branch."""
+        op = self._advance(op)
+        if op is not None:
+            self._hand_over(op)
 
-    async def _play(self) -> None:
+    def _hand_over(self, op: Op) -> None:
+        if self.backend.blocking and not generation.needs_loop(self, op):
+            self.backend.pool.submit(lambda: self._play_blocking(op))
+        else:
+            executor().post(self._start, op)
+
+    def _advance(self, op: Op | None = None) -> Op | None:
+        """Plays `op` and the queue up to the first operation that has to wait, and returns that; None when nothing is
+        left to play, and the branch has no owner any more."""
         while True:
-            with self._lock:
-                if not self._queue:
-                    self._playing = False
-                    self._task = None
-                    return
-                op = self._queue.popleft()
+            if op is None:
+                with self._lock:
+                    if not self._queue:
+                        self._playing = False
+                        return None
+                    op = self._queue.popleft()
             try:
                 if type(op) is str:
-                    self._write(op)
+                    self.write(op)
+                elif not _AT_ONCE[type(op)](self, op):
+                    return op
+            except BaseException as error:  # whatever it is, the branch has failed and its readers must know
+                self._fail(error, op)
+                if not isinstance(error, Exception):
+                    raise
+                return None
+            op = None
+
+    def _start(self, op: Op) -> None:
+        with self._lock:
+            failure = self._failure
+            if failure is None:
+                self._task = asyncio.get_running_loop().create_task(self._play(op))
+        if failure is not None:
+            _fail_op(op, failure)
+
+    async def _play(self, op: Op | None) -> None:
+        """Plays on the executor loop from `op` on."""
+        while op is not None:
+            try:
+                if isinstance(op, JoinOp):
+                    for child in op.children:
+                        self._pieces += await child.read(_added, op.where).get()
+                elif isinstance(op, GenOp):
+                    await generation.agenerate(self, op)
                 else:
-                    waiting = _PLAYERS[type(op)](self, op)
-                    if waiting is not None:
-                        await waiting
+                    assert isinstance(op, SelectOp)
+                    await generation.aselect(self, op)
             except asyncio.CancelledError:
                 self._fail(RequestAbortedError("the program was cancelled."), op)
                 return
-            except Exception as error:  # whatever it is, the branch has failed and its readers must know
+            except Exception as error:  # as in _advance
                 self._fail(error, op)
                 return
+            op = self._advance()
+        self._task = None
 
-    def _stop(self, error: SglError) -> None:
-        task = self._task
-        self._fail(error)
-        if task is not None:
-            task.cancel()  # it fails what it was waiting for, if it has begun
+    def _play_blocking(self, op: Op | None) -> None:
+        """Plays on a thread of the backend's pool from `op` on."""
+        while op is not None:
+            if self._failure is not None:
+                _fail_op(op, self._failure)
+                return
+            try:
+                if isinstance(op, JoinOp):
+                    for child in op.children:
+                        self._pieces += child.read(_added, op.where).wait()
+                elif isinstance(op, GenOp):
+                    generation.generate(self, op)
+                else:
+                    assert isinstance(op, SelectOp)
+                    generation.select(self, op)
+            except Exception as error:  # as in _advance
+                self._fail(error, op)
+                return
+            op = self._advance()
+            if op is not None and generation.needs_loop(self, op):
+                self._hand_over(op)
+                return
 
-    def _fail(self, error: BaseException, op: _Op | None = None) -> None:
+    def _fail(self, error: BaseException, op: Op | None = None) -> asyncio.Task[None] | None:
+        """Fails the branch, everything queued and `op`. Returns the task that was playing."""
         where = getattr(getattr(op, "cell", op), "where", None)
         with self._lock:
             failure = self._failure = self._failure or located(error, where)
             left, logs = list(self._queue), list(self._logs.values())
             self._queue.clear()
             self._playing = False
-            self._task = None
+            task, self._task = self._task, None
         for each in ([op] if op is not None else []) + left:
-            self._fail_op(each, failure)
+            _fail_op(each, failure)
         for log in logs:
             log.close(failure)
         if self.log is not None:
             self.log.close(failure)
+        return task
 
-    def _fail_op(self, op: _Op, failure: BaseException) -> None:
-        if isinstance(op, _Fork):
-            for child in op.children:
-                child._fail(failure)
-        elif isinstance(op, _Gen | _Select | _Read | _ScopeEnd):
-            op.cell.fail(failure)
-
-    def _write(self, text: str) -> None:
+    def write(self, text: str) -> None:
+        """Appends text."""
         if text:
             self._pieces.append(text)
             if self.log is not None:
                 self.log.append(text)
 
-    def _text_from(self, start: int) -> str:
-        return "".join([p if isinstance(p, str) else p.text for p in self._pieces[start:]])
+    def append(self, pieces: Sequence[Piece]) -> None:
+        """Appends what a backend has generated (its text was logged while it came)."""
+        self._pieces += pieces
 
-    def _prompt(self) -> Prompt:
+    def _text_from(self, start: int) -> str:
+        return "".join([p if isinstance(p, str) else p.text for p in self._pieces[start:] if not isinstance(p, Image)])
+
+    def prompt(self, *, same_model: bool = True) -> Prompt:
+        """What a backend continues. `same_model`: its token ids are those of the run's backend."""
+        try:
+            spans: tuple[Span, ...] = (Span("".join(self._pieces)),)  # type: ignore[arg-type] # mostly there is only text
+        except TypeError:
+            spans = self._spans(same_model)
+        if self._turn is None and not self._messages:
+            return Prompt(spans, images=self._images())
+        role, start = self._turn or (None, len(self._pieces))
+        return Prompt(spans, tuple(self._messages), role, self._text_from(start), self._images())
+
+    def _spans(self, same_model: bool) -> tuple[Span, ...]:
         spans: list[Span] = []
         constant: list[str] = []
         for piece in self._pieces:
             if isinstance(piece, str):
                 constant.append(piece)
-            else:
-                if constant:
-                    spans.append(Span("".join(constant)))
-                    constant.clear()
-                spans.append(piece)
+            elif not isinstance(piece, Image):
+                for span in (piece,) if isinstance(piece, Span) else piece.spans:
+                    if span.ids is None or not same_model:
+                        constant.append(span.text)
+                    else:
+                        if constant:
+                            spans.append(Span("".join(constant)))
+                            constant.clear()
+                        spans.append(span)
         if constant:
             spans.append(Span("".join(constant)))
-        role, start = self._turn or (None, len(self._pieces))
-        return Prompt(tuple(spans), tuple(self._messages), role, self._text_from(start), tuple(self._images))
+        return tuple(spans)
 
-    async def _play_gen(self, op: _Gen) -> None:
-        params = self._params(op)
-        stream = self.log is not None
-        done: list[Generation] = []
-        streamed = False
-        async with contextlib.aclosing(
-            self.backend.agenerate(self._prompt(), params, op.node.constraint, stream=stream)
-        ) as events:
-            async for event in events:
-                if isinstance(event, Generation):
-                    done.append(event)
-                elif not event.index:
-                    streamed = True
-                    self._emit(event, op.log)
-        done.sort(key=lambda g: g.index)
-        first = done[0]
-        if stream and not streamed:
-            self._emit(Delta(first.text, first.token_ids), op.log)
-        for span in first.spans or (Span(first.text),):
-            self._pieces.append(span if span.ids is not None else span.text)
-        read = op.node.value_type.parse if op.node.value_type else None
-        values = [read(g.text) if read else g.text for g in done]
-        many = not isinstance(params.n, Unset) and params.n > 1
-        op.cell.record = done if many else first
-        self.run.played(op.cell.record)
-        op.cell.set(values if many else values[0])
-        if op.log is not None:
-            op.log.close()
+    def _images(self) -> tuple[Image, ...]:
+        return tuple([piece for piece in self._pieces if type(piece) is Image])
 
-    def _emit(self, delta: Delta, log: TextLog | None) -> None:
-        if delta.text:
-            if self.log is not None:
-                self.log.append(delta.text)
-            if log is not None:
-                log.append(delta.text, delta_meta(delta))
-
-    async def _play_select(self, op: _Select) -> None:
-        node = op.node
-        selection = await self.backend.aselect(
-            self._prompt(), node.choices, unconditional=node.choices_method.requires_unconditional_logprobs
-        )
-        decision = decide(node, selection, op.seed)
-        self._write(decision.decision)
-        op.cell.record = (selection, decision)
-        self.run.played(op.cell.record)
-        if op.log is not None:
-            op.log.append(decision.decision)
-            op.log.close()
-        op.cell.set(decision.decision)
-
-    def _play_turn_begin(self, op: _TurnBegin) -> None:
-        self._turn = op.role, len(self._pieces)
-
-    def _play_turn_end(self, op: _TurnEnd) -> None:
+    def _turn_at_once(self, op: TurnOp) -> bool:
+        if op.role is not None:
+            self._turn = op.role, len(self._pieces)
+            return True
         assert self._turn is not None
-        _, start = self._turn
-        self._messages.append(Message(op.role, (self._text_from(start).lstrip(),)))
+        role, start = self._turn
+        self._messages.append(Message(role, _content(self._pieces[start:])))
         self._turn = None
+        return True
 
-    def _play_scope_begin(self, op: _ScopeBegin) -> None:
-        self._scope_starts[id(op.cell)] = len(self._pieces)
+    def _scope_at_once(self, op: ScopeOp) -> bool:
+        if op.begins:
+            self._scope_starts[id(op.cell)] = len(self._pieces)
+        else:
+            op.cell.set(self._text_from(self._scope_starts.pop(id(op.cell))))
+        return True
 
-    def _play_scope_end(self, op: _ScopeEnd) -> None:
-        op.cell.set(self._text_from(self._scope_starts.pop(id(op.cell))))
+    def _image_at_once(self, op: ImageOp) -> bool:
+        self._pieces.append(op.image)
+        return True
 
-    def _play_fork(self, op: _Fork) -> None:
+    def _fork_at_once(self, op: ForkOp) -> bool:
+        generation.before_fork(self, len(op.children))
         for child in op.children:
-            child._pieces = list(self._pieces)
-            child._messages = list(self._messages)
+            child._pieces, child._messages = list(self._pieces), list(self._messages)
             child._turn = self._turn
-            child._images = list(self._images)
             child.fork_start = len(self._pieces)
-            child._start()
+            if self.log is not None and child.log is not None:
+                child.log.append(self._text_from(0))
+            child._play_on()
+        return True
 
-    async def _play_join_text(self, op: _JoinText) -> None:
-        for child in op.children:
-            self._pieces += await child.read("added", op.where).get()
+    def _join_at_once(self, op: JoinOp) -> bool:
+        reads = [child.read(_added, op.where) for child in op.children]
+        if not all(cell.done for cell in reads):
+            return False
+        for cell in reads:
+            self._pieces += cell.result()
+        return True
 
-    def _play_read(self, op: _Read) -> None:
-        match op.what:
-            case "text":
-                op.cell.set(self._text_from(0))
-            case "messages":
-                op.cell.set([{"role": m.role, "content": "".join(map(str, m.content))} for m in self._messages])
-            case "added":
-                op.cell.set(self._pieces[self.fork_start :])
-            case _:
-                op.cell.set(None)
+    def _read_at_once(self, op: ReadOp) -> bool:
+        op.cell.set(op.what(self))
+        return True
 
-    def _play_end(self, op: _End) -> None:
-        if self.log is not None:
-            self.log.close()
-
-    def _params(self, op: _Gen) -> SamplingParams:
-        """What the node said, over what the run said; and the stops of the chat template."""
-        params = merge(self.run.settings.params, op.node.params)
-        more = op.node.stop
-        if self._turn is not None:
-            more += self.run.template.stop_str
-        if more or (op.seed is not UNSET and params.seed is UNSET):
-            return _completed(params, more, op.seed)
-        return params
+    def _mark_at_once(self, op: MarkOp) -> bool:
+        if not op.back:
+            op.mark.lengths = len(self._pieces), len(self._messages), self._turn
+        elif op.mark.lengths is not None:
+            pieces, messages, self._turn = op.mark.lengths
+            del self._pieces[pieces:], self._messages[messages:]
+        return True
 
     # ------------------------------------------------------- what SGLang's users read of an executor
+
+    @property
+    def sid(self) -> str:
+        """A unique name."""
+        if not self._sid:
+            self._sid = uuid.uuid4().hex
+        return self._sid
 
     @property
     def text_(self) -> str:
         return self._text_from(0)
 
     @property
+    def messages_(self) -> list[dict[str, Any]]:
+        return as_dicts(self._messages)
+
+    @property
+    def images_(self) -> list[Image]:
+        return list(self._images())
+
+    @property
+    def cur_role(self) -> str | None:
+        return self._turn[0] if self._turn is not None else None
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        return self.run.template
+
+    @property
+    def stream(self) -> bool:
+        return self.run.settings.stream
+
+    @property
     def variables(self) -> dict[str, Any]:
         """The variables that have their value."""
         return {name: cell.result() for name, cell in self._cells.items() if cell.done and cell.error() is None}
 
+    @property
+    def meta_info(self) -> dict[str, Any]:
+        """What the backend reported about the variables that have their value."""
+        from sglang_lite.lang.results import meta_info
+
+        return {name: meta_info(cell.record) for name, cell in self._cells.items() if cell.done and cell.record}
+
+    @property
+    def error_(self) -> SglError | None:
+        return self.failure
+
+    @property
+    def is_finished(self) -> bool:
+        return not self._playing and not self.run.body_open
+
+    def get_var(self, name: str) -> Any:
+        return self.cell(name).wait()
+
+    def set_var(self, name: str, value: Any) -> None:
+        self._name(name, Cell.of(value))
+
+    def get_meta_info(self, name: str, timeout: float | None = None) -> dict[str, Any] | None:
+        """Raises RequestTimeoutError: the variable has no value within `timeout` seconds."""
+        from sglang_lite.lang.results import meta_info
+
+        cell = self.cell(name)
+        cell.wait(timeout)
+        return meta_info(cell.record)
+
+    def text(self) -> str:
+        text: str = self.read(whole_text).wait()
+        return text
+
+    def messages(self) -> list[dict[str, Any]]:
+        messages: list[dict[str, Any]] = self.read(all_messages).wait()
+        return messages
+
+    def sync(self) -> None:
+        self.read(nothing).wait()
+
     def __del__(self) -> None:
-        if self._failure is not None and not self._failure_seen:
+        if getattr(self, "_failure", None) is not None and not self._failure_seen:
             logger.error("A program failed and nobody read it: %s", self._failure)
 
 
-_PLAYERS: dict[type, Any] = {
-    _Gen: StreamExecutor._play_gen,
-    _Select: StreamExecutor._play_select,
-    _TurnBegin: StreamExecutor._play_turn_begin,
-    _TurnEnd: StreamExecutor._play_turn_end,
-    _ScopeBegin: StreamExecutor._play_scope_begin,
-    _ScopeEnd: StreamExecutor._play_scope_end,
-    _Fork: StreamExecutor._play_fork,
-    _JoinText: StreamExecutor._play_join_text,
-    _Read: StreamExecutor._play_read,
-    _End: StreamExecutor._play_end,
+# What is played where it is submitted. True: done. False: it has to wait for a backend.
+_AT_ONCE: dict[type, Callable[[StreamExecutor, Any], bool]] = {
+    GenOp: generation.at_once,
+    SelectOp: generation.select_at_once,
+    ImageOp: StreamExecutor._image_at_once,
+    TurnOp: StreamExecutor._turn_at_once,
+    ScopeOp: StreamExecutor._scope_at_once,
+    ForkOp: StreamExecutor._fork_at_once,
+    JoinOp: StreamExecutor._join_at_once,
+    ReadOp: StreamExecutor._read_at_once,
+    MarkOp: StreamExecutor._mark_at_once,
 }
+
+
+def _fail_op(op: Op, failure: SglError) -> None:
+    if isinstance(op, ForkOp):
+        for child in op.children:
+            child._fail(failure)
+    elif isinstance(op, GenOp | SelectOp | ReadOp | ScopeOp):
+        op.cell.fail(failure)
+        if isinstance(op, GenOp) and op.thoughts is not None:
+            op.thoughts.fail(failure)
+
+
+def nothing(branch: StreamExecutor) -> None:
+    """For `read`: only waits."""
+
+
+def whole_text(branch: StreamExecutor) -> str:
+    return branch._text_from(0)
+
+
+def all_messages(branch: StreamExecutor) -> list[dict[str, Any]]:
+    return as_dicts(branch._messages)
+
+
+def _added(branch: StreamExecutor) -> list[Piece]:
+    return branch._pieces[branch.fork_start :]
+
+
+def as_dicts(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as OpenAI's chat API takes them: content is text, or parts where there are images."""
+    found = []
+    for message in messages:
+        if any(isinstance(part, Image) for part in message.content):
+            parts: Any = [
+                {"type": "image_url", "image_url": {"url": generation.data_url(part)}}
+                if isinstance(part, Image)
+                else {"type": "text", "text": part}
+                for part in message.content
+            ]
+        else:
+            parts = "".join(map(str, message.content))
+        found.append({"role": message.role, "content": parts})
+    return found
+
+
+def _content(pieces: Sequence[Piece]) -> tuple[str | Image, ...]:
+    """A finished turn's content: neighbouring texts joined; of reasoned answers only the answer."""
+    content: list[str | Image] = []
+    for kind, group in itertools.groupby(pieces, key=lambda p: isinstance(p, Image)):
+        if kind:
+            content += [p for p in group if isinstance(p, Image)]
+        else:
+            texts = [p if isinstance(p, str) else p.answer if isinstance(p, Reasoned) else p.text for p in group]  # type: ignore[union-attr] # images are in the other branch
+            content.append("".join(texts))
+    if content and isinstance(content[0], str):
+        content[0] = content[0].lstrip()
+    return tuple(content)
 
 
 def _raised_at(error: BaseException) -> Location | None:
@@ -668,16 +914,27 @@ def _raised_at(error: BaseException) -> Location | None:
     trace = error.__traceback__
     while trace is not None:
         if not trace.tb_frame.f_globals.get("__name__", "").startswith("sglang_lite."):
-            found = Location(trace.tb_frame.f_code, trace.tb_lineno)
+            found = Location(trace.tb_frame.f_code, trace.tb_lasti)
         trace = trace.tb_next
     return found
 
 
-@lru_cache(maxsize=4096)
+def derived_seed(seed: int, path: str) -> int:
+    """A node's or an attempt's own seed."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}:{path}".encode(), digest_size=8).digest(), "big")
+
+
 def merge(outer: SamplingParams, inner: SamplingParams) -> SamplingParams:
     """`outer`, with everything that `inner` sets."""
+    if outer is NO_PARAMS or inner is NO_PARAMS:
+        return inner if outer is NO_PARAMS else outer
+    return _merged(outer, inner)
+
+
+@lru_cache(maxsize=4096)
+def _merged(outer: SamplingParams, inner: SamplingParams) -> SamplingParams:
     given = {f.name: value for f in fields(inner) if (value := getattr(inner, f.name)) is not UNSET}
-    return replace(outer, **given) if given else outer
+    return replace(outer, **given)
 
 
 def _completed(params: SamplingParams, stops: tuple[str, ...], seed: int | Unset) -> SamplingParams:
@@ -687,3 +944,11 @@ def _completed(params: SamplingParams, stops: tuple[str, ...], seed: int | Unset
         stop=(*own, *(s for s in stops if s not in own)) or UNSET,
         seed=seed if isinstance(params.seed, Unset) else params.seed,
     )
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("ProgramState", "ProgramStateGroup"):  # where SGLang's users import them from
+        from sglang_lite.lang import state
+
+        return getattr(state, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

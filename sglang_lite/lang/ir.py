@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.lang.choices import ChoicesSamplingMethod
-from sglang_lite.protocol import Constraint, ParameterError, SamplingParams
+from sglang_lite.lang.choices import ChoicesSamplingMethod, token_length_normalized
+from sglang_lite.protocol import (
+    Choices,
+    Constraint,
+    Image,
+    JsonSchema,
+    Location,
+    ParameterError,
+    Regex,
+    SamplingParams,
+    Unset,
+)
 
 if TYPE_CHECKING:
     from sglang_lite.constraints.types import ValueType
@@ -124,15 +135,35 @@ class SglVarScopeEnd(SglExpr):
 
 
 @dataclass(frozen=True, slots=True)
+class GenOptions:
+    """How a generation is carried out, beside what is sampled.
+
+    Attributes:
+        timeout: seconds, None for no limit.
+        retries: how often it is tried again when the backend fails or `check` says no; None for the run's number.
+        check: whether a value will do (a function or coroutine function of it).
+        backend: what to run on instead of the run's backend.
+        reasoning: the model type whose reasoning is split off into a variable of its own.
+    """
+
+    timeout: float | None = None
+    retries: int | None = None
+    check: Callable[[Any], Any] | None = None
+    backend: Any = None
+    reasoning: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SglGen(SglExpr):
     """A generation.
 
     Attributes:
-        name: of the variable that gets the result; None for none.
+        name: of the variable that gets the result.
         params: what `gen` was told; the rest comes from the run.
         constraint: what the output must be.
         value_type: reads the text into a typed value; None leaves it text.
         stop: strings that end the value of a number, beside those of `params`.
+        options: None where all are at their defaults.
     """
 
     name: str | None
@@ -140,22 +171,194 @@ class SglGen(SglExpr):
     constraint: Constraint | None = None
     value_type: ValueType | None = None
     stop: tuple[str, ...] = ()
+    options: GenOptions | None = None
+
+    @property
+    def sampling_params(self) -> SglSamplingParams:
+        """The parameters as SGLang's backends read them."""
+        return SglSamplingParams.of(self.params, self.constraint)
 
     def __repr__(self) -> str:
         return f"Gen({self.name!r})"
 
 
 @dataclass(frozen=True, slots=True)
+class Multi:
+    """Several answers: choices are added, `separator` between them, until `end` scores better or all are taken."""
+
+    separator: str = ", "
+    end: str = "\n"
+
+
+@dataclass(frozen=True, slots=True)
 class SglSelect(SglExpr):
-    """A choice among texts."""
+    """A choice among texts; several of them with `multi`."""
 
     name: str | None
     choices: tuple[str, ...]
-    temperature: float
-    choices_method: ChoicesSamplingMethod
+    temperature: float = 0.0
+    choices_method: ChoicesSamplingMethod = token_length_normalized
+    multi: Multi | None = None
 
     def __repr__(self) -> str:
         return f"Select({self.name!r}, choices={list(self.choices)!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class SglImage(SglExpr):
+    """An image: a path, an address, bytes, a PIL image or an array."""
+
+    path: Any
+
+    def load(self, where: Location | None = None) -> list[Image]:
+        from sglang_lite.lang.media import load_image
+
+        return [load_image(self.path, where)]
+
+    def __repr__(self) -> str:
+        return f"Image({self.path!r:.60})"
+
+
+@dataclass(frozen=True, slots=True)
+class SglVideo(SglImage):
+    """A video, as `num_frames` of its frames, evenly spread."""
+
+    num_frames: int = 16
+
+    def load(self, where: Location | None = None) -> list[Image]:
+        from sglang_lite.lang.media import load_video
+
+        return load_video(self.path, self.num_frames, where)
+
+    def __repr__(self) -> str:
+        return f"Video({self.path!r:.60}, {self.num_frames})"
+
+
+@dataclass(frozen=True, slots=True)
+class SglSeparateReasoning(SglExpr):
+    """Generations whose reasoning goes into variables of its own, `<name>_reasoning_content`."""
+
+    model_type: str
+    expr: SglExpr
+
+    def marked(self) -> SglExprList:
+        """The same nodes, each generation told to split its reasoning off."""
+        marked: list[SglExpr] = []
+        for node in self.expr.walk():
+            if isinstance(node, SglGen):
+                if not node.name:
+                    raise ParameterError("separate_reasoning", "the generation in it needs a name.")
+                options = replace(node.options or GenOptions(), reasoning=self.model_type)
+                node = replace(node, options=options)
+            marked.append(node)
+        return SglExprList(marked)
+
+    def walk(self) -> Iterator[SglExpr]:
+        yield self
+
+    def __repr__(self) -> str:
+        return f"SeparateReasoning({self.model_type!r}, {self.expr!r})"
+
+
+class SglCall(SglExpr):
+    """A program added to another: it goes on with that one's text (function.py)."""
+
+    __slots__ = ()
+
+    def play_on(self, branch: Any) -> None:
+        """Runs the program's body on a branch."""
+        raise NotImplementedError
+
+
+# ------------------------------------------------------------- what tracing records, beside the nodes above
+
+
+@dataclass(frozen=True, slots=True)
+class SglFork(SglExpr):
+    """A fork into `number` branches."""
+
+    number: int
+    position_ids_offset: Any = None
+
+    def __repr__(self) -> str:
+        return f"Fork({self.number})"
+
+
+@dataclass(frozen=True, slots=True)
+class SglGetForkItem(SglExpr):
+    """The start of a branch."""
+
+    index: int
+
+    def __repr__(self) -> str:
+        return f"GetForkItem({self.index})"
+
+
+@dataclass(frozen=True, slots=True)
+class SglConcateAndAppend(SglExpr):
+    """The texts of branches, appended."""
+
+    states: Any
+
+    def __repr__(self) -> str:
+        return "ConcatenateAndAppend()"
+
+
+@dataclass(frozen=True, slots=True)
+class SglCommitLazy(SglExpr):
+    """SGLang's hint before a fork; here the fork itself is the hint."""
+
+    def __repr__(self) -> str:
+        return "CommitLazy()"
+
+
+# ---------------------------------------------------------- parameters as SGLang's backends read them
+
+
+@dataclass
+class SglSamplingParams:
+    """Sampling parameters with every default filled in: what backends with SGLang's blocking hooks are given."""
+
+    max_new_tokens: int = 128
+    min_new_tokens: int = 0
+    n: int = 1
+    stop: Any = ()
+    stop_token_ids: Any = ()
+    stop_regex: Any = ()
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    ignore_eos: bool = False
+    return_logprob: bool | None = None
+    logprob_start_len: int | None = None
+    top_logprobs_num: int | None = None
+    return_text_in_logprobs: bool | None = None
+    json_schema: str | None = None
+    dtype: str | None = None
+    regex: str | None = None
+
+    @staticmethod
+    def of(params: SamplingParams, constraint: Constraint | None = None) -> SglSamplingParams:
+        """From the parameters that were set; a regex or schema under its own name, choices as a regex."""
+        found: dict[str, Any] = {}
+        for field in fields(params):
+            value = getattr(params, field.name)
+            name = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}.get(field.name, field.name)
+            if not isinstance(value, Unset) and name in SglSamplingParams.__dataclass_fields__:
+                found[name] = list(value) if isinstance(value, tuple) else value
+        if isinstance(constraint, Regex):
+            found["regex"] = constraint.pattern
+        elif isinstance(constraint, JsonSchema):
+            found["json_schema"] = constraint.schema
+        elif isinstance(constraint, Choices):
+            found["regex"] = "|".join(map(re.escape, constraint.options))
+        return SglSamplingParams(**found)
+
+    def clone(self) -> SglSamplingParams:
+        return replace(self)
 
 
 DTYPES: dict[Any, tuple[str, tuple[str, ...]]] = {
@@ -166,3 +369,11 @@ DTYPES: dict[Any, tuple[str, tuple[str, ...]]] = {
 }
 DTYPES.update({"int": DTYPES[int], "float": DTYPES[float], "bool": DTYPES[bool], "str": DTYPES[str]})
 DTYPES["string"] = DTYPES[str]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("SglFunction", "SglArgument", "SglVariable"):  # where SGLang's users import them from
+        from sglang_lite.lang import function, tracer
+
+        return getattr(function if name == "SglFunction" else tracer, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,50 +5,65 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 
-class ExecutorLoop:
-    """An asyncio loop on a daemon thread."""
+class Mailbox:
+    """Carries calls from any thread onto an event loop, in order. Many calls cost one wake-up.
 
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="sglang_lite-executor", daemon=True)
-        self._thread.start()
+    Args:
+        loop: where the calls are made.
+    """
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._lock = threading.Lock()
+        self._told = False  # the loop is on its way here; under the lock
 
     def post(self, callback: Callable[..., object], *args: Any) -> None:
-        """Runs `callback(*args)` on the loop, from any thread."""
-        self.loop.call_soon_threadsafe(callback, *args)
+        """Runs `callback(*args)` on the loop, soon."""
+        with self._lock:
+            self._calls.append((callback, args))
+            tell, self._told = not self._told, True
+        if tell:
+            self.loop.call_soon_threadsafe(self._deliver)
 
-    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Runs a coroutine on the loop, from any other thread."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+    def _deliver(self) -> None:
+        while True:
+            with self._lock:
+                if not self._calls:
+                    self._told = False
+                    return
+                callback, args = self._calls.popleft()
+            try:
+                callback(*args)
+            except Exception as error:  # one bad call must not stop the others
+                self.loop.call_exception_handler({"message": "a posted call failed", "exception": error})
 
-    def here(self) -> bool:
-        """Whether this is the loop's own thread."""
-        return threading.current_thread() is self._thread
 
-
-_executor: ExecutorLoop | None = None
+_executor: Mailbox | None = None
 _lock = threading.Lock()
 
 
-def executor() -> ExecutorLoop:
-    """The process's executor, started on first use. Its state is that of no program: it only runs what it is given."""
+def executor() -> Mailbox:
+    """The way onto the process's executor loop, which is started on first use. The loop's state is that of no program:
+    it only runs what it is given."""
     global _executor
     if _executor is None:
         with _lock:
             if _executor is None:
-                _executor = ExecutorLoop()
+                loop = asyncio.new_event_loop()
+                threading.Thread(target=_run, args=(loop,), name="sglang_lite-executor", daemon=True).start()
+                _executor = Mailbox(loop)
     return _executor
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    loop.run_forever()
 
 
 def _forget() -> None:

@@ -10,7 +10,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from sglang_lite.lang.futures import Cell, TextLog
-from sglang_lite.lang.interpreter import StreamExecutor
+from sglang_lite.lang.interpreter import Mark, StreamExecutor, all_messages, nothing, whole_text
 from sglang_lite.lang.ir import (
     SglExpr,
     SglExprList,
@@ -21,15 +21,24 @@ from sglang_lite.lang.ir import (
     as_expr,
 )
 from sglang_lite.lang.results import meta_info, probabilities, total_usage, usages_of
-from sglang_lite.protocol import Generation, Location, ParameterError, ProgramError, Selection, Usage
+from sglang_lite.protocol import (
+    Generation,
+    Location,
+    ParameterError,
+    ProgramError,
+    RequestAbortedError,
+    Selection,
+    SglError,
+    Usage,
+)
 
 
 def user_location() -> Location | None:
-    """The nearest line up the stack that is not this package's."""
-    frame: FrameType | None = sys._getframe(1)
+    """The nearest place up the stack that is not in this package."""
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("sglang_lite."):
         frame = frame.f_back
-    return Location(frame.f_code, frame.f_lineno) if frame is not None else None
+    return Location(frame.f_code, frame.f_lasti) if frame is not None else None
 
 
 class _Scope:
@@ -65,6 +74,32 @@ class _CopyScope:
                 parent._name(name, cell)
 
 
+class Checkpoint:
+    """A place in a program to come back to. Made by `s.checkpoint()`."""
+
+    def __init__(self, state: ProgramState) -> None:
+        self._state = state
+        self._mark: Mark | None = None
+
+    def __enter__(self) -> Checkpoint:
+        self._mark = self._state.stream_executor.mark()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._mark = None
+
+    def rollback(self) -> None:
+        """Goes back: text, turns and variables are what they were when the checkpoint was made, and a program that
+        has failed since works again. It may be called again.
+
+        Raises:
+            ProgramError: outside the `with`, or in a run with stream=True: shown text can't be taken back.
+        """
+        if self._mark is None:
+            raise ProgramError("the checkpoint is only good inside its `with`.", where=user_location())
+        self._state.stream_executor.roll_back(self._mark, user_location())
+
+
 class ProgramState:
     """The state of a program: `s += …` adds to its text, `s["name"]` reads a variable.
 
@@ -85,9 +120,9 @@ class ProgramState:
     def __iadd__(self, other: Any) -> ProgramState:
         if other is None:
             raise ParameterError("+=", "None can't be added to a program.", where=user_location())
-        submitted, self._submitted = self._submitted, None
-        if submitted is None or other is not submitted:  # `s += s.user(…)` adds the turn once
+        if other is not self._submitted:  # `s += s.user(…)` adds the turn once
             self.stream_executor.submit(other, user_location())
+        self._submitted = None
         return self
 
     def system(self, expr: str | SglExpr | None = None) -> Any:
@@ -114,32 +149,51 @@ class ProgramState:
         """`with s.var_scope("x"):` collects the text added inside into a variable."""
         return _Scope(self, SglVarScopeBegin(name), SglVarScopeEnd(name))
 
+    def checkpoint(self) -> Checkpoint:
+        """`with s.checkpoint() as c:` remembers this place; `c.rollback()` comes back to it."""
+        return Checkpoint(self)
+
+    def call(self, program: Any, *args: Any, **kwargs: Any) -> Any:
+        """Runs another program by itself, on this one's backend, and returns its state (of an async program: an
+        awaitable of it). `s += program(…)` instead lets it go on with this state's text."""
+        kwargs.setdefault("backend", self.stream_executor.backend)
+        if program.is_async and in_event_loop():
+            return program.arun(*args, **kwargs)
+        return program.run(*args, **kwargs)
+
     def set_var(self, name: str, value: Any) -> None:
         self.stream_executor._name(name, Cell.of(value))
 
     def __setitem__(self, name: str, value: Any) -> None:
         self.set_var(name, value)
 
+    def cancel(self) -> None:
+        """Stops what is still under way, here and in the branches, down to the backend's requests. What was not
+        finished raises RequestAbortedError when it is read."""
+        self.stream_executor.stop(RequestAbortedError("the program was cancelled.", where=user_location()))
+
     # ------------------------------------------------------------------------------------------ reading
 
     def __getitem__(self, name: str) -> Any:
-        return self._wait(self.stream_executor.cell(name, user_location()), name)
-
-    def get_var(self, name: str) -> Any:
         """The variable's value, when it has one.
 
         Raises:
             UnknownVariableError: there is no such variable.
             SglError: the node that makes it has failed; the error names the line of the program.
         """
-        return self._wait(self.stream_executor.cell(name, user_location()), name)
+        cell = self.stream_executor._cells.get(name)
+        if cell is None:
+            cell = self.stream_executor.cell(name, user_location())
+        return self._wait(cell, name)
+
+    get_var = __getitem__
 
     async def get(self, name: str) -> Any:
         """`s[name]` for async programs."""
         cell = await self.stream_executor.acell(name, user_location())
         try:
             return await cell.get()
-        except Exception:
+        except SglError:
             self.stream_executor._failure_seen = True
             raise
 
@@ -158,6 +212,14 @@ class ProgramState:
             raise ProgramError(f"{name!r} is no selection.", where=user_location())
         selection: Selection = record[0]
         return probabilities(selection)
+
+    def selection(self, name: str) -> Selection:
+        """For a `select`: every choice with its tokens and their log-probabilities."""
+        record = self._record(name)
+        if not isinstance(record, tuple):
+            raise ProgramError(f"{name!r} is no selection.", where=user_location())
+        found: Selection = record[0]
+        return found
 
     def usage(self, name: str | None = None) -> Usage:
         """Tokens and times of the node behind a variable (summed over samples and branches), or of the whole run so
@@ -182,23 +244,23 @@ class ProgramState:
 
     def text(self) -> str:
         """The whole text so far."""
-        text: str = self._wait(self.stream_executor.read("text", user_location()))
+        text: str = self._wait(self.stream_executor.read(whole_text, user_location()))
         return text
 
     def messages(self) -> list[dict[str, Any]]:
         """The finished turns, as chat APIs take them. A fresh list."""
-        messages: list[dict[str, Any]] = self._wait(self.stream_executor.read("messages", user_location()))
+        messages: list[dict[str, Any]] = self._wait(self.stream_executor.read(all_messages, user_location()))
         return messages
 
     def sync(self) -> None:
         """Waits until everything added so far has been executed; raises what went wrong."""
-        self._wait(self.stream_executor.read("nothing", user_location()))
+        self._wait(self.stream_executor.read(nothing, user_location()))
 
     async def async_sync(self) -> None:
         """`sync` for coroutines."""
-        await self.stream_executor.read("nothing", user_location()).get()
+        await self.stream_executor.read(nothing, user_location()).get()
 
-    def error(self) -> BaseException | None:
+    def error(self) -> SglError | None:
         """What went wrong, None if nothing did. Waits like `sync`."""
         return self.stream_executor.error()
 
@@ -206,13 +268,11 @@ class ProgramState:
         if not cell.done and self.stream_executor.run.is_async and in_event_loop():
             what = f"await s.get({name!r})" if name is not None else "await s.async_sync() first"
             raise ProgramError(
-                "reading would block the event loop of an async program.",
-                hint=f"Use {what}.",
-                where=user_location(),
+                "reading would block the event loop of an async program.", hint=f"Use {what}.", where=user_location()
             )
         try:
             return cell.wait()
-        except Exception:
+        except SglError:
             self.stream_executor._failure_seen = True
             raise
 
@@ -232,8 +292,8 @@ class ProgramState:
             if log is None:  # a value set by hand
                 yield str(self.get_var(var_name))
                 return
-        executor._failure_seen = True
         assert log is not None
+        executor._failure_seen = True
         for text, _ in log:
             yield text
 
@@ -251,11 +311,49 @@ class ProgramState:
                 yield (text, meta_info(cell.record) or {}) if with_meta else text
                 return
         if log is None:
-            yield await executor.read("text", user_location()).get()
+            yield await executor.read(whole_text, user_location()).get()
             return
         executor._failure_seen = True
         async for text, meta in log:
             yield (text, meta or {}) if with_meta else text
+
+    def partial_iter(self, var_name: str) -> Iterator[Any]:
+        """A typed variable while it is written: each time the text allows it, the value so far, with what has not come
+        yet left out (None in a model or dataclass); at the end the value itself. Needs stream=True."""
+        read = self._partial_reader(var_name)
+        text, last = "", None
+        for piece in self.text_iter(var_name):
+            text += piece
+            value = read(text)
+            if value is not None and value != last:
+                last = value
+                yield value
+        value = self[var_name]
+        if value != last:
+            yield value
+
+    async def partial_async_iter(self, var_name: str) -> AsyncIterator[Any]:
+        """`partial_iter` for coroutines."""
+        await self.stream_executor.acell(var_name, user_location())
+        read = self._partial_reader(var_name)
+        text, last = "", None
+        async for piece in self.text_async_iter(var_name):
+            text += piece
+            value = read(text)
+            if value is not None and value != last:
+                last = value
+                yield value
+        value = await self.get(var_name)
+        if value != last:
+            yield value
+
+    def _partial_reader(self, name: str) -> Any:
+        from sglang_lite.constraints.partial import partial_reader
+
+        kind = self.stream_executor.cell(name, user_location()).kind
+        if kind is None:
+            raise ProgramError(f"{name!r} has no type: only gen(type=…) has values to read.", where=user_location())
+        return partial_reader(kind)
 
     # ----------------------------------------------------------------------------------------- branches
 
@@ -291,37 +389,32 @@ class ProgramStateGroup:
         self.src_state = src_state
 
     def join(self, mode: str = "gather_variable") -> None:
-        """Brings the branches' results to the state they were forked from.
+        """Brings the branches' results to the state they were forked from. Nothing is waited for.
 
         Args:
             mode: "gather_variable": each variable that a branch made becomes a list there, one entry a branch, None
                 where a branch has none. Reading the list raises what a branch failed with.
-                "concate_and_append": the texts the branches added are appended, one after another.
+                "concate_and_append": the texts the branches added are appended, one after another, too.
         """
         if self.src_state is None:
             raise ProgramError("this group was not made by fork(), so there is nothing to join.", where=user_location())
-        parent = self.src_state.stream_executor
-        if mode == "concate_and_append":
-            parent.join_text([s.stream_executor for s in self.states], user_location())
-        elif mode != "gather_variable":
+        if mode not in ("gather_variable", "concate_and_append"):
             raise ParameterError(
                 "mode", f"{mode!r} is not 'gather_variable' or 'concate_and_append'.", where=user_location()
             )
-        names: dict[str, None] = {}
-        for state in self.states:
-            cells = state.stream_executor._cells
-            names.update((name, None) for name, cell in cells.items() if parent._cells.get(name) is not cell)
-        gathered = [
-            (
-                name,
-                _gather([s.stream_executor._cells.get(name) for s in self.states], parent._cells.get(name)),
-            )
-            for name in names
-        ]
-        for name, cell in gathered:
+        parent = self.src_state.stream_executor
+        children = [state.stream_executor for state in self.states]
+        if mode == "concate_and_append":
+            parent.join_text(children, user_location())
+        shared = parent._cells
+        names = {
+            name: None for child in children for name, cell in child._cells.items() if shared.get(name) is not cell
+        }
+        gathered = {name: _gather([c._cells.get(name) for c in children], shared.get(name)) for name in names}
+        for name, cell in gathered.items():
             parent._name(name, cell)
-        for state in self.states:
-            state.stream_executor._failure_seen = True  # the gathered lists tell
+        for child in children:
+            child._failure_seen = True  # the gathered lists tell
 
     def __len__(self) -> int:
         return len(self.states)
@@ -388,9 +481,8 @@ def _text_of(record: Any, value: Any) -> Any:
     """The text that a record holds; of a gathered or sampled list, the texts; else the value itself."""
     if isinstance(record, Generation):
         return record.text
-    if isinstance(record, list):
-        values = value if isinstance(value, list) and len(value) == len(record) else [None] * len(record)
-        return [_text_of(r, v) for r, v in zip(record, values)]
+    if isinstance(record, list) and isinstance(value, list) and len(value) == len(record):
+        return [_text_of(r, v) for r, v in zip(record, value)]
     return value
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, Protocol
@@ -29,44 +28,11 @@ class ChatTemplate(Protocol):
     def default_system_prompt(self) -> str | None: ...
 
     @property
-    def stop_str(self) -> tuple[str, ...]: ...
+    def stop_str(self) -> Sequence[str]: ...
 
     def get_prefix_and_suffix(self, role: str, hist_messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
         """The text before and after the content of a turn of `role` that follows the turns `hist_messages`."""
         ...
-
-
-@dataclass(frozen=True)
-class FixedTemplate:
-    """A template that puts the same text around every turn of a role.
-
-    Attributes:
-        turns: role to (text before, text after) its content.
-        default_system_prompt: put first into a conversation that starts with another role.
-        stop_str: what ends an assistant turn beside the model's own end token.
-    """
-
-    name: str
-    turns: Mapping[str, tuple[str, str]]
-    default_system_prompt: str | None = None
-    stop_str: tuple[str, ...] = ()
-
-    def get_prefix_and_suffix(self, role: str, hist_messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-        """See ChatTemplate.
-
-        Raises:
-            TemplateError: the template does not have the role.
-        """
-        if role not in self.turns:
-            raise TemplateError(
-                f"the chat template {self.name!r} has no role {role!r}; it has: {', '.join(self.turns)}."
-            )
-        return self.turns[role]
-
-
-CHATML = FixedTemplate(
-    "chatml", {role: (f"<|im_start|>{role}\n", "<|im_end|>\n") for role in ("system", "user", "assistant")}
-)
 
 
 class JinjaTemplate:

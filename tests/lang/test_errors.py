@@ -210,8 +210,6 @@ def test_arguments_that_do_not_fit_the_program():
         sgl.function(lambda: None)
     with pytest.raises(sgl.ParameterError, match="a str is no backend"):
         program.run(1, backend="gpt-4")
-    with pytest.raises(sgl.ParameterError, match="num_api_spec_tokens"):
-        sgl.function(num_api_spec_tokens=3)(lambda s: None)
 
 
 def test_a_backend_without_hooks_says_so():

@@ -3,7 +3,7 @@
 import pytest
 
 from sglang_lite.protocol import TemplateError
-from sglang_lite.text.chat_template import CHATML, JinjaTemplate
+from sglang_lite.text.chat_template import JinjaTemplate
 
 CHATML_JINJA = (
     "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
@@ -83,9 +83,3 @@ def test_a_broken_or_hostile_template_is_an_error():
 def test_helpers_that_templates_use():
     source = "{{ messages[0]['content']|tojson }}{{ strftime_now('%Y')|length }}"
     assert JinjaTemplate(source).render([{"role": "user", "content": "é"}]) == '"é"4'
-
-
-def test_a_fixed_template_knows_its_roles():
-    assert CHATML.get_prefix_and_suffix("user", []) == ("<|im_start|>user\n", "<|im_end|>\n")
-    with pytest.raises(TemplateError, match="no role 'tool'"):
-        CHATML.get_prefix_and_suffix("tool", [])

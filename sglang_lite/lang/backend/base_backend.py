@@ -7,10 +7,12 @@ A backend implements the native hooks (`agenerate`, `aselect`: coroutines that s
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sglang_lite.lang.choices import ChoicesDecision, ChoicesSamplingMethod
+from sglang_lite.lang.pool import ThreadPool
 from sglang_lite.protocol import (
     CapabilityError,
     Choices,
@@ -18,10 +20,12 @@ from sglang_lite.protocol import (
     Delta,
     Generation,
     JsonSchema,
+    Location,
     Prompt,
     Regex,
     SamplingParams,
     Selection,
+    Unset,
 )
 from sglang_lite.text.chat_template import ChatTemplate
 
@@ -31,19 +35,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend can honour. A program that needs more is refused before the call that would need it.
+    """What a backend can honour for its model. What a program needs beyond it is refused where it is added.
 
     Attributes:
-        constraints: the kinds of constraint it enforces.
-        select: it scores choices.
-        samples: `n` > 1 in one call.
-        images: it can see.
+        constraints: kinds of constraint it enforces.
+        params: names of the sampling parameters it honours; None for all.
+        select: it can choose among texts.
+        scores: it reports the choices' probabilities, so that methods and temperatures work.
+        continues: it goes on with any text; else only a conversation whose last turn is the one to be generated.
+        images: it sees images.
     """
 
     constraints: frozenset[type] = frozenset({Regex, JsonSchema, Choices})
+    params: frozenset[str] | None = None
     select: bool = True
-    samples: bool = True
+    scores: bool = True
+    continues: bool = True
     images: bool = False
+
+
+EVERYTHING = Capabilities()
 
 
 class BaseBackend:
@@ -52,11 +63,11 @@ class BaseBackend:
     Attributes:
         capabilities: what it can honour.
         chat_template: how roles become text.
-        support_concate_and_append: SGLang's hook for joining KV caches; text is joined where it is False.
+        support_concate_and_append: SGLang's flag for joining KV caches. Texts are joined, whatever it says.
         max_threads: of the pool that runs blocking hooks.
     """
 
-    capabilities: Capabilities = Capabilities()
+    capabilities: Capabilities = EVERYTHING
     support_concate_and_append = False
     max_threads = 64
 
@@ -72,29 +83,48 @@ class BaseBackend:
         raise CapabilityError(f"{type(self).__name__} can't generate: it has neither agenerate nor generate.")
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
-        """Scores the choices as continuations of the prompt."""
+        """Scores the choices as continuations of the prompt, with `unconditional` also without it."""
         raise CapabilityError(f"{type(self).__name__} can't select: it has neither aselect nor select.")
+
+    def answer_now(
+        self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
+    ) -> Sequence[Generation] | None:
+        """The answer, where it is there without waiting (a script, a recording, a cache); None: ask agenerate.
+
+        It runs where the node was added, so that nothing is handed from thread to thread.
+        """
+        return None
+
+    def select_now(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection | None:
+        """The same for a selection; None: ask aselect."""
+        return None
 
     # -------------------------------------------------------------------------- SGLang's blocking hooks
 
-    def generate(self, s: StreamExecutor, sampling_params: Any) -> tuple[Any, dict[str, Any]]:
+    def generate(self, s: StreamExecutor, sampling_params: Any) -> tuple[Any, Any]:
         """The continuation of `s.text_` (a list where n > 1), and what is to be known about it."""
-        raise NotImplementedError
+        raise CapabilityError(f"{type(self).__name__} has no generate.")
 
     def generate_stream(self, s: StreamExecutor, sampling_params: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The same in pieces."""
-        raise NotImplementedError
+        """The same in pieces; in one, unless a subclass does better."""
+        text, meta = self.generate(s, sampling_params)
+        yield text, meta
 
     def select(
         self, s: StreamExecutor, choices: list[str], temperature: float, choices_method: ChoicesSamplingMethod
     ) -> ChoicesDecision:
-        raise NotImplementedError
+        """The choice that continues `s.text_`."""
+        raise CapabilityError(f"{type(self).__name__} has no select.")
 
     def get_model_name(self) -> str:
-        raise NotImplementedError
+        return type(self).__name__
 
     def get_chat_template(self) -> ChatTemplate | None:
         """How roles become text; None where the model has no template."""
+        if self.chat_template is None and self.blocking:
+            from sglang_lite.lang.chat_template import get_chat_template
+
+            return get_chat_template("default")  # what SGLang's BaseBackend gives
         return self.chat_template
 
     def cache_prefix(self, prefix_str: str) -> None:
@@ -102,6 +132,9 @@ class BaseBackend:
 
     def uncache_prefix(self, rid: str) -> None:
         """The hint no longer holds."""
+
+    def end_request(self, rid: str | list[str]) -> None:
+        """A request has ended."""
 
     def begin_program(self, s: StreamExecutor) -> None:
         """A program starts."""
@@ -115,9 +148,11 @@ class BaseBackend:
     def fork_program(self, src: StreamExecutor, dst: list[StreamExecutor], position_ids_offset: Any = None) -> None:
         """A state was forked."""
 
+    def fill_image(self, s: StreamExecutor) -> None:
+        """An image was added."""
+
     def concatenate_and_append(self, src_rids: list[str], dst_rid: str) -> None:
-        """Joins KV caches; only called where support_concate_and_append is True."""
-        raise NotImplementedError
+        """Joins KV caches. Never called: texts are joined."""
 
     def flush_cache(self) -> bool | None:
         """Drops cached prefixes; None where there is no cache to drop."""
@@ -129,3 +164,59 @@ class BaseBackend:
 
     def shutdown(self) -> None:
         """Frees what the backend holds."""
+
+    # ------------------------------------------------------------------------- what the interpreter asks
+
+    @cached_property
+    def blocking(self) -> bool:
+        """It has SGLang's blocking hooks instead of the native ones: what a subclass defines counts before what it
+        inherits."""
+        blocking, native = self._depth("generate", "select"), self._depth("agenerate", "aselect")
+        return blocking > native
+
+    @cached_property
+    def answers_now(self) -> bool:
+        """It is worth asking `answer_now` and `select_now`: no subclass has put other hooks over them."""
+        now = self._depth("answer_now", "select_now")
+        return now > 0 and now >= self._depth("agenerate", "aselect", "generate", "select")
+
+    def _depth(self, *hooks: str) -> int:
+        """How far below BaseBackend the last of these hooks is defined."""
+        line = type(self).__mro__[::-1]
+        base = line.index(BaseBackend)
+        return max(i - base for i, kind in enumerate(line) if i >= base and any(hook in vars(kind) for hook in hooks))
+
+    @cached_property
+    def pool(self) -> ThreadPool:
+        """Where blocking hooks run."""
+        return ThreadPool(self.max_threads, "sglang_lite-hooks")
+
+    def check(
+        self, node: object, params: SamplingParams, constraint: Constraint | None, where: Location | None
+    ) -> None:
+        """Refuses a generation that the backend can't honour.
+
+        Raises:
+            CapabilityError: it names the node, the model and what else would do.
+        """
+        can = self.capabilities
+        if constraint is not None and type(constraint) not in can.constraints:
+            raise self.refusal(node, _NAMES[type(constraint)], _kinds(can.constraints), where)
+        if can.params is not None:
+            for field in fields(params):
+                if field.name not in can.params and not isinstance(getattr(params, field.name), Unset):
+                    raise self.refusal(node, field.name, f"It takes: {', '.join(sorted(can.params))}.", where)
+
+    def refusal(self, node: object, feature: str, instead: str, where: Location | None) -> CapabilityError:
+        """The error for what the model can't do."""
+        name = f"{type(self).__name__}({self.get_model_name()!r})"
+        return CapabilityError(f"{node!r}: {name} can't honour {feature}.", hint=instead, where=where)
+
+
+_NAMES: dict[type, str] = {Regex: "a regex", JsonSchema: "a JSON schema", Choices: "a list of choices"}
+
+
+def _kinds(kinds: frozenset[type]) -> str:
+    if not kinds:
+        return "Leave the constraint out, or run this node on another backend: gen(backend=…)."
+    return f"It enforces: {', '.join(sorted(_NAMES[k] for k in kinds))}. Or: gen(backend=…)."

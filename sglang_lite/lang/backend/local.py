@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.loop import Mailbox
 from sglang_lite.protocol import (
     Constraint,
     Delta,
@@ -39,15 +40,18 @@ class LocalBackend(BaseBackend):
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
         events: asyncio.Queue[tuple[int, Delta | Generation | SglError]] = asyncio.Queue()
-        carry = _onto_this_loop(events.put_nowait)
+        mailbox = Mailbox(asyncio.get_running_loop())
+
+        def deliver(index: int, event: Delta | Generation | SglError) -> None:
+            mailbox.post(events.put_nowait, (index, event))
+
         count = 1 if isinstance(params.n, Unset) else params.n
         tickets = []
         try:
             for index in range(count):
                 sample = params if not index or isinstance(params.seed, Unset) else _reseeded(params, index)
-                tickets.append(
-                    self.engine.submit(prompt, sample, constraint, sink=_tagged(carry, index), stream=stream)
-                )
+                sink = partial(deliver, index)
+                tickets.append(self.engine.submit(prompt, sample, constraint, sink=sink, stream=stream))
             while count:
                 index, event = await events.get()
                 if isinstance(event, SglError):
@@ -56,17 +60,19 @@ class LocalBackend(BaseBackend):
                     count -= 1
                 yield replace(event, index=index) if index else event
         finally:
-            for ticket in tickets:
-                ticket.abort()  # nobody is listening any more; without effect on a request that has ended
+            if count:  # nobody is listening any more
+                for ticket in tickets:
+                    ticket.abort()
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
-        future: asyncio.Future[Selection | SglError] = asyncio.get_running_loop().create_future()
+        mailbox = Mailbox(asyncio.get_running_loop())
+        future: asyncio.Future[Selection | SglError] = mailbox.loop.create_future()
 
         def settle(outcome: Selection | SglError) -> None:
             if not future.done():
                 future.set_result(outcome)
 
-        self.engine.submit_select(prompt, choices, sink=_onto_this_loop(settle), unconditional=unconditional)
+        self.engine.submit_select(prompt, choices, sink=partial(mailbox.post, settle), unconditional=unconditional)
         outcome = await future
         if isinstance(outcome, SglError):
             raise outcome
@@ -98,28 +104,7 @@ def default_engine() -> LocalBackend:
     return LocalBackend(Engine())
 
 
-def _tagged(carry: Callable[[Any], None], index: int) -> Callable[[Any], None]:
-    return lambda event: carry((index, event))
-
-
 def _reseeded(params: SamplingParams, index: int) -> SamplingParams:
     """The parameters of a further sample: another seed, made from the first one's."""
     assert isinstance(params.seed, int)
     return replace(params, seed=(params.seed + index * 0x9E3779B97F4A7C15) % 2**64)
-
-
-def _onto_this_loop(callback: Callable[[Any], object]) -> Callable[[Any], None]:
-    """Carries calls from the engine's thread to the running event loop, many in one wake-up."""
-    loop = asyncio.get_running_loop()
-    pending: deque[Any] = deque()
-
-    def drain() -> None:
-        while pending:
-            callback(pending.popleft())
-
-    def carry(event: Any) -> None:
-        pending.append(event)
-        if len(pending) == 1:  # else a drain is on its way, and goes on until nothing is left
-            loop.call_soon_threadsafe(drain)
-
-    return carry

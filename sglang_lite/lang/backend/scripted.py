@@ -14,6 +14,7 @@ from sglang_lite.constraints.regex import parse, to_python
 from sglang_lite.constraints.sampling import sample
 from sglang_lite.constraints.schema import parse_json
 from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
+from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import (
     BackendError,
     Choices,
@@ -31,7 +32,7 @@ from sglang_lite.protocol import (
     Usage,
     ValueValidationError,
 )
-from sglang_lite.text.chat_template import CHATML, ChatTemplate
+from sglang_lite.text.chat_template import ChatTemplate
 from sglang_lite.text.stop import StopMatcher
 
 _TOKEN = re.compile(r"\s*\S+|\s+")
@@ -67,7 +68,7 @@ class ScriptedBackend(BaseBackend):
         calls: every Call, in order.
     """
 
-    capabilities = Capabilities()
+    capabilities = Capabilities(images=True)
 
     def __init__(
         self,
@@ -91,22 +92,34 @@ class ScriptedBackend(BaseBackend):
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
         call = Call(prompt, params, constraint)
-        self.calls.append(call)
-        await self._wait(call)
-        count = 1 if isinstance(params.n, Unset) else params.n
-        for index in range(count):
-            generation = self._generate(call, index)
+        await asyncio.sleep(self._seconds(call))
+        for generation in self._generations(call):
             if stream:
                 for piece in _TOKEN.findall(generation.text):
-                    yield Delta(piece, index=index)
+                    yield Delta(piece, index=generation.index)
             yield generation
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
         call = Call(prompt, SamplingParams(), choices=tuple(choices))
+        await asyncio.sleep(self._seconds(call))
+        return self._selection(call, unconditional)
+
+    def answer_now(
+        self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
+    ) -> list[Generation] | None:
+        return None if self._latency else self._generations(Call(prompt, params, constraint))
+
+    def select_now(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection | None:
+        return (
+            None
+            if self._latency
+            else self._selection(Call(prompt, SamplingParams(), choices=tuple(choices)), unconditional)
+        )
+
+    def _selection(self, call: Call, unconditional: bool) -> Selection:
         self.calls.append(call)
-        await self._wait(call)
-        answer = self._answer(call)
-        picked = answer if answer in choices else self._random.choice(call.choices or ("",))
+        answer, choices = self._answer(call), call.choices or ()
+        picked = answer if answer in choices else self._random.choice(choices)
         scores = []
         for choice in choices:
             words = _TOKEN.findall(choice)
@@ -114,18 +127,22 @@ class ScriptedBackend(BaseBackend):
             alone = (None, *(-3.0 for _ in words[1:])) if unconditional else None
             ids = tuple(hash(word) % 50_000 for word in words)
             scores.append(ChoiceScore(choice, ids, (each,) * len(words), alone))
-        return Selection(tuple(scores), Usage(prompt_tokens=_count(prompt.text)))
+        return Selection(tuple(scores), Usage(prompt_tokens=_count(call.prompt.text)))
 
     def get_model_name(self) -> str:
         return "scripted"
 
     def get_chat_template(self) -> ChatTemplate:
-        return self.chat_template or CHATML
+        return self.chat_template or get_chat_template("chatml")
 
-    async def _wait(self, call: Call) -> None:
-        latency = self._latency(call) if callable(self._latency) else self._latency
-        if latency:
-            await asyncio.sleep(latency)
+    def _seconds(self, call: Call) -> float:
+        return self._latency(call) if callable(self._latency) else self._latency
+
+    def _generations(self, call: Call) -> list[Generation]:
+        self.calls.append(call)
+        return [
+            self._generate(call, index) for index in range(1 if isinstance(call.params.n, Unset) else call.params.n)
+        ]
 
     def _generate(self, call: Call, index: int) -> Generation:
         text = self._answer(call)

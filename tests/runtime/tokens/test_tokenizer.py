@@ -77,7 +77,9 @@ def test_ids_are_those_of_the_vocabulary_and_its_pre_tokenizer(tokenizer, oracle
 @settings(max_examples=300)
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30))
 def test_any_text_is_encoded_alike_and_comes_back(tokenizer, oracle, vocabulary, text):
-    if all(byte_alphabet()[byte] in vocabulary for byte in text.encode()):  # it lacks a few, which are dropped
+    lacking = any(byte_alphabet()[byte] not in vocabulary for byte in text.encode())  # a few are, and are dropped
+    special = "<|" in text  # which the oracle does not know
+    if not lacking and not special:
         ids = tokenizer.encode(text)
         assert ids == oracle(text)
         assert tokenizer.decode(ids) == text

@@ -1,0 +1,118 @@
+"""Images from whatever users have: a path, an address, bytes, a PIL image, an array."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+from sglang_lite.protocol import Image, Location, ParameterError
+
+MAX_IMAGE_BYTES = 50 * 2**20
+
+_MAGIC = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"),
+    (b"BM", "image/bmp"), (b"II*\0", "image/tiff"), (b"MM\0*", "image/tiff"),
+)  # fmt: skip
+
+
+def load_image(source: Any, where: Location | None = None) -> Image:
+    """An image as bytes with the media type that they really are; an address stays an address.
+
+    Args:
+        source: a path, an http(s) or data address, encoded bytes, a PIL image, or a uint8 array or tensor of shape
+            [height, width], [height, width, 1|3|4] or [1|3|4, height, width].
+
+    Raises:
+        ParameterError: no such file, or not an image.
+    """
+    if isinstance(source, str) and source.startswith(("http://", "https://", "data:image/")):
+        return Image(url=source)
+    if isinstance(source, str | os.PathLike):
+        try:
+            data = Path(source).read_bytes()
+        except OSError as error:
+            raise ParameterError("image", f"{os.fspath(source)!r} can't be read: {error}", where=where) from error
+    elif isinstance(source, bytes | bytearray | memoryview):
+        data = bytes(source)
+    elif hasattr(source, "save") and hasattr(source, "mode"):  # a PIL image
+        buffer = io.BytesIO()
+        source.save(buffer, format="PNG")
+        data = buffer.getvalue()
+    elif hasattr(source, "shape") and hasattr(source, "dtype"):
+        data = _png(source, where)
+    else:
+        raise ParameterError(
+            "image", f"a {type(source).__name__} is no image.",
+            hint="Give a path, an address, bytes, a PIL image or a uint8 array.", where=where,
+        )  # fmt: skip
+    if len(data) > MAX_IMAGE_BYTES:
+        raise ParameterError("image", f"{len(data):,} bytes, the limit is {MAX_IMAGE_BYTES:,}.", where=where)
+    return Image(data, _media_type(data, where))
+
+
+def load_video(path: Any, num_frames: int, where: Location | None = None) -> list[Image]:
+    """`num_frames` frames of a video file, evenly spread, as images. Needs opencv-python.
+
+    Raises:
+        ParameterError: it can't be read, or OpenCV is not installed.
+    """
+    if isinstance(num_frames, bool) or not isinstance(num_frames, int) or num_frames < 1:
+        raise ParameterError("num_frames", f"{num_frames!r} is not a whole number of at least 1.", where=where)
+    try:
+        import cv2
+    except ImportError as error:
+        raise ParameterError(
+            "video", "reading videos needs OpenCV.", hint="pip install opencv-python", where=where
+        ) from error
+    capture: Any = cv2.VideoCapture(os.fspath(path))
+    count = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
+    frames = []
+    for i in range(num_frames if count > 0 else 0):
+        capture.set(cv2.CAP_PROP_POS_FRAMES, i * (count - 1) // max(num_frames - 1, 1))  # one at a time, not all
+        there, frame = capture.read()
+        if there:
+            frames.append(Image(cv2.imencode(".png", frame)[1].tobytes(), "image/png"))
+    capture.release()
+    if not frames:
+        raise ParameterError("video", f"{os.fspath(path)!r} has no frames that can be read.", where=where)
+    return frames
+
+
+def _media_type(data: bytes, where: Location | None) -> str:
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "image/webp"
+    for magic, kind in _MAGIC:
+        if data.startswith(magic):
+            return kind
+    raise ParameterError("image", f"the data is no image that is known (it starts with {data[:8]!r}).", where=where)
+
+
+def _png(array: Any, where: Location | None) -> bytes:
+    """A uint8 array as a PNG file (RFC 2083)."""
+    shape = tuple(array.shape)
+    if "uint8" not in str(array.dtype) or len(shape) not in (2, 3):
+        raise ParameterError(
+            "image", f"an array of {array.dtype} {list(shape)} is no image.", hint="Give uint8 [height, width, 3].",
+            where=where,
+        )  # fmt: skip
+    if len(shape) == 3 and shape[2] not in (1, 3, 4) and shape[0] in (1, 3, 4):
+        array = array.permute(1, 2, 0) if hasattr(array, "permute") else array.transpose(1, 2, 0)
+        shape = tuple(array.shape)
+    channels = shape[2] if len(shape) == 3 else 1
+    colour = {1: 0, 3: 2, 4: 6}.get(channels)
+    if colour is None:
+        raise ParameterError("image", f"{channels} channels; 1, 3 or 4 are possible.", where=where)
+    pixels = bytes(array.contiguous().numpy() if hasattr(array, "contiguous") else array.tobytes())
+    height, width = shape[:2]
+    row = width * channels
+    raw = b"".join(b"\0" + pixels[i * row : (i + 1) * row] for i in range(height))
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(raw)) + chunk(b"IEND", b"")

@@ -1,0 +1,62 @@
+"""A bounded pool of threads for work that blocks: bodies of programs, and backends with blocking hooks."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+
+class ThreadPool:
+    """Runs jobs on at most `size` daemon threads, started when they are needed.
+
+    Waking a thread costs more than many a job, so one is woken at a time, and wakes the next if it finds more to do:
+    a burst of short jobs is worked off by few threads, a burst of long ones still gets all of them.
+
+    Args:
+        size: most threads.
+        name: of the threads.
+    """
+
+    def __init__(self, size: int, name: str) -> None:
+        self._size, self._name = size, name
+        self._lock = threading.Lock()
+        self._jobs: deque[Callable[[], object]] = deque()
+        self._idle: list[threading.Lock] = []
+        self._threads = 0
+        self._waking = False
+
+    def submit(self, job: Callable[[], object]) -> None:
+        """Runs `job` soon. It must deal with its own exceptions."""
+        with self._lock:
+            self._jobs.append(job)
+            self._wake_one()
+
+    def _wake_one(self) -> None:
+        """Wakes or starts a thread, unless one is on its way. Under the lock."""
+        if self._waking:
+            return
+        if self._idle:
+            self._waking = True
+            self._idle.pop().release()
+        elif self._threads < self._size:
+            self._waking = True
+            self._threads += 1
+            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+
+    def _work(self) -> None:
+        bell = threading.Lock()
+        bell.acquire()
+        while True:
+            with self._lock:
+                self._waking = False
+                job = self._jobs.popleft() if self._jobs else None
+                if job is None:
+                    self._idle.append(bell)
+                elif self._jobs:
+                    self._wake_one()
+            if job is None:
+                bell.acquire()
+            else:
+                job()
+                del job  # an idle thread keeps nothing alive

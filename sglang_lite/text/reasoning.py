@@ -1,0 +1,110 @@
+"""Splitting what a model thinks from what it answers, as the text arrives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sglang_lite.protocol import ParameterError
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a family of models marks its reasoning.
+
+    Attributes:
+        start, end: around it.
+        open: the text starts inside it: the template has written the start mark already.
+    """
+
+    start: str
+    end: str
+    open: bool = False
+
+
+_THINK = Format("<think>", "</think>")
+_OPEN = Format("<think>", "</think>", open=True)
+
+# By the names that SGLang gives them.
+FORMATS = {
+    "deepseek-r1": _OPEN, "deepseek-v3": _THINK, "deepseek-v4": _THINK, "deepseek-v41": _THINK, "dots": _THINK,
+    "glm45": _THINK, "ling3": _THINK, "kimi": Format("◁think▷", "◁/think▷"), "kimi_k2": _THINK,
+    "kimi_k3": Format("<|open|>think<|sep|>", "<|close|>think<|sep|>"), "mimo": _THINK, "poolside_v1": _THINK,
+    "qwen3": _THINK, "qwen3-thinking": _OPEN, "minimax": _OPEN, "minimax-append-think": _OPEN,
+    "minimax-m3": Format("<mm:think>", "</mm:think>"), "nanbeige": _THINK, "step3": _OPEN, "step3p5": _OPEN,
+    "mistral": Format("[THINK]", "[/THINK]"), "nemotron_3": _THINK, "granite_thinking_parser": _THINK,
+    "interns1": _THINK, "gemma4": Format("<|channel>", "<channel|>"), "gigachat35": _OPEN, "iquest_q1": _THINK,
+    "cohere_command4": Format("<|START_THINKING|>", "<|END_THINKING|>"),
+    "apertus2509": Format("<|inner_prefix|>", "<|inner_suffix|>"),
+    "inkling": Format("<|content_thinking|>", "<|end_message|>"),
+    "gpt-oss": Format("<|channel|>analysis<|message|>", "<|end|>", open=True),
+}  # fmt: skip
+_ANSWER_MARKS = ("<|start|>assistant<|channel|>final<|message|>", "<|channel|>final<|message|>")  # gpt-oss
+
+
+class ReasoningParser:
+    """
+    Args:
+        model_type: a key of FORMATS.
+
+    Raises:
+        ParameterError: an unknown model type.
+    """
+
+    def __init__(self, model_type: str) -> None:
+        known = FORMATS.get(model_type.lower())
+        if known is None:
+            raise ParameterError("model_type", f"{model_type!r} is unknown.", hint=f"Known: {', '.join(FORMATS)}.")
+        self._format = known
+        self._inside = known.open
+        self._opening = known.open  # the text may repeat the start mark that the template has written
+        self._begun = {True: False, False: False}  # whether reasoning and answer have begun: blanks before are dropped
+        self._held = ""
+
+    def push(self, piece: str) -> tuple[str, str]:
+        """Takes the next text; returns what of the reasoning and of the answer is certain."""
+        text = self._held + piece
+        self._held = ""
+        if self._opening:
+            start, stripped = self._format.start, text.lstrip()
+            if start.startswith(stripped):
+                self._held = text
+                return "", ""
+            self._opening = False
+            text = stripped.removeprefix(start)
+        found = {True: "", False: ""}
+        while text:
+            mark = self._format.end if self._inside else self._format.start
+            before, hit, text = text.partition(mark)
+            if not hit:
+                self._held = _overlap(before, mark)
+                before = before[: len(before) - len(self._held)]
+            found[self._inside] += self._trimmed(before)
+            if hit:
+                self._inside = not self._inside
+        return found[True], found[False]
+
+    def flush(self) -> tuple[str, str]:
+        """What is still held back, at the end."""
+        held, self._held = self._trimmed(self._held), ""
+        return (held, "") if self._inside else ("", held)
+
+    def _trimmed(self, text: str) -> str:
+        if not self._begun[self._inside]:
+            text = text.lstrip()
+            self._begun[self._inside] = bool(text)
+        return text
+
+    @staticmethod
+    def split(model_type: str, text: str) -> tuple[str, str]:
+        """Reasoning and answer of a whole text."""
+        parser = ReasoningParser(model_type)
+        (thought, answer), (more_thought, more_answer) = parser.push(text), parser.flush()
+        answer += more_answer
+        for mark in _ANSWER_MARKS:
+            answer = answer.replace(mark, "")
+        return thought + more_thought, answer
+
+
+def _overlap(text: str, mark: str) -> str:
+    """The longest end of `text` that is a beginning of `mark`."""
+    return next((text[-k:] for k in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-k:])), "")
