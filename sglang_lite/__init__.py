@@ -30,7 +30,9 @@ if TYPE_CHECKING:
         gen_int,
         gen_string,
         get_server_info,
+        image,
         select,
+        separate_reasoning,
         set_default_backend,
         system,
         system_begin,
@@ -38,8 +40,11 @@ if TYPE_CHECKING:
         user,
         user_begin,
         user_end,
+        video,
     )
+    from sglang_lite.lang.backend.anthropic import Anthropic
     from sglang_lite.lang.backend.base_backend import BaseBackend
+    from sglang_lite.lang.backend.openai import OpenAI
     from sglang_lite.lang.backend.scripted import ScriptedBackend
     from sglang_lite.lang.choices import (
         greedy_token_selection,
@@ -47,7 +52,10 @@ if TYPE_CHECKING:
         unconditional_likelihood_normalized,
     )
     from sglang_lite.lang.global_config import global_config
+    from sglang_lite.lang.ir import Multi
     from sglang_lite.lang.state import ProgramState, ProgramStateGroup
+    from sglang_lite.lang.tools import ToolCall, ToolError, use_tools
+    from sglang_lite.lang.tracer import TraceError
     from sglang_lite.protocol import (
         BackendError,
         BatchError,
@@ -59,6 +67,7 @@ if TYPE_CHECKING:
         OverloadedError,
         ParameterError,
         ProgramError,
+        RefusalError,
         RequestAbortedError,
         RequestTimeoutError,
         SglError,
@@ -71,19 +80,24 @@ if TYPE_CHECKING:
 _HOMES = {
     "lang.api": (
         "assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int", "gen_string",
-        "get_server_info", "select", "set_default_backend", "system", "system_begin", "system_end", "user",
-        "user_begin", "user_end",
+        "get_server_info", "image", "select", "separate_reasoning", "set_default_backend", "system", "system_begin",
+        "system_end", "user", "user_begin", "user_end", "video",
     ),
+    "lang.backend.anthropic": ("Anthropic",),
     "lang.backend.base_backend": ("BaseBackend",),
+    "lang.backend.openai": ("OpenAI",),
     "lang.backend.scripted": ("ScriptedBackend",),
     "lang.choices": (
         "greedy_token_selection", "token_length_normalized", "unconditional_likelihood_normalized",
     ),
     "lang.global_config": ("global_config",),
+    "lang.ir": ("Multi",),
     "lang.state": ("ProgramState", "ProgramStateGroup"),
+    "lang.tools": ("ToolCall", "ToolError", "use_tools"),
+    "lang.tracer": ("TraceError",),
     "protocol": (
         "BackendError", "BatchError", "CapabilityError", "ConstraintError", "DownloadError", "EngineClosedError",
-        "ModelError", "OverloadedError", "ParameterError", "ProgramError", "RequestAbortedError",
+        "ModelError", "OverloadedError", "ParameterError", "ProgramError", "RefusalError", "RequestAbortedError",
         "RequestTimeoutError", "SglError", "TemplateError", "UnknownVariableError", "ValueValidationError",
     ),
     "runtime.engine": ("Engine",),

@@ -6,7 +6,7 @@ Data only. Nothing here knows how a prompt is rendered, how a model is run or ho
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -169,6 +169,10 @@ class OverloadedError(BackendError):
     retryable = True
 
 
+class RefusalError(BackendError):
+    """The model, or a filter of its provider, declined to answer."""
+
+
 class EngineClosedError(BackendError):
     """The engine was closed, or its loop stopped after a crash (the `__cause__`)."""
 
@@ -225,9 +229,10 @@ class SamplingParams:
         n: how many independent samples, ≥ 1 (1).
         stop: strings that end the generation; matched on text and not part of the result.
         stop_token_ids: token ids that end it.
-        stop_regex: regular expressions that end it, like `stop`.
-        include_stop: keep the matched stop string in the text (False).
+        stop_regex: patterns of Python's `re` that end it, like `stop`: as soon as the text contains a match.
+        include_stop: keep what was matched, be it text or a token's, in the text (False).
         ignore_eos: go on after an end-of-sequence token (False).
+        skip_special_tokens: leave special tokens out of the text (True).
         temperature: 0 is greedy (1.0).
         top_p: in (0, 1] (1.0).
         top_k: -1 or 0 for all (-1).
@@ -252,6 +257,7 @@ class SamplingParams:
     stop_regex: tuple[str, ...] | Unset = UNSET
     include_stop: bool | Unset = UNSET
     ignore_eos: bool | Unset = UNSET
+    skip_special_tokens: bool | Unset = UNSET
     temperature: float | Unset = UNSET
     top_p: float | Unset = UNSET
     top_k: int | Unset = UNSET
@@ -318,6 +324,58 @@ class Prompt:
     @property
     def text(self) -> str:
         return "".join(span.text for span in self.spans)
+
+
+# ------------------------------------------------------------------------------------------------- programs
+
+
+@dataclass(frozen=True, slots=True)
+class TextSegment:
+    """Text, as it is."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenSegment:
+    """A generation: one sample, which goes into the text."""
+
+    name: str | None = None
+    params: SamplingParams = SamplingParams()
+    constraint: Constraint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SelectSegment:
+    """A choice among texts. `pick` says which one goes into the text, from the scores of all; None takes the one with
+    the largest mean log-probability per token."""
+
+    name: str | None
+    choices: tuple[str, ...]
+    pick: Callable[[Selection], str] | None = None
+    unconditional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ForkSegment:
+    """Branches that go on from here, each with segments of its own, beside what follows."""
+
+    branches: tuple[tuple[Segment, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinSegment:
+    """Waits for the branches of every fork before it since the last join, and appends the texts they added."""
+
+
+Segment: TypeAlias = "TextSegment | GenSegment | SelectSegment | ForkSegment | JoinSegment"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Segments that a runtime plays by itself."""
+
+    segments: tuple[Segment, ...]
 
 
 # -------------------------------------------------------------------------------------------------- results
@@ -421,3 +479,25 @@ class Selection:
     usage: Usage = Usage()
     picked: str | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """Something that a running program has brought.
+
+    Attributes:
+        path: of the segment: its index, and inside a fork the index of the branch and of the segment there.
+        name: of the segment.
+        event: text of a running generation, or the segment's result.
+    """
+
+    path: tuple[int, ...]
+    name: str | None
+    event: Delta | Generation | Selection
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramResult:
+    """A program that has been played to its end. `text` is what it added to its prompt, joined branches included."""
+
+    text: str

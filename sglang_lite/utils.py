@@ -22,11 +22,11 @@ def read_jsonl(filename: str | os.PathLike[str]) -> Iterator[Any]:
 
 
 def dump_state_text(filename: str | os.PathLike[str], states: Sequence[Any], mode: str = "w") -> None:
-    """Writes the texts of states (or of strings) to a file, each under its number."""
+    """Writes the texts of states (of anything else: what `str` makes of it) to a file, each under its number."""
     with open(filename, mode, encoding="utf-8") as file:
         for i, state in enumerate(states):
-            text = state if isinstance(state, str) else state.text()
-            file.write(f"{'=' * 40} {i} {'=' * 40}\n{text}\n")
+            text = state.text() if hasattr(state, "text") else state
+            file.write(f"{'=' * 40} {i} {'=' * 40}\n{text}\n{'=' * 80}\n\n")
 
 
 def convert_json_schema_to_str(json_schema: Any) -> str:
@@ -63,9 +63,11 @@ def download_and_cache_file(url: str, filename: str | None = None) -> str:
         return str(target)
     part = target.with_name(f"{target.name}.part-{os.getpid()}")
     try:
-        with requests.get(url, stream=True, timeout=60) as response:
+        # Not compressed: the length that the server tells is then that of the file.
+        with requests.get(url, stream=True, timeout=60, headers={"Accept-Encoding": "identity"}) as response:
             response.raise_for_status()
-            size = int(response.headers.get("content-length", 0))
+            whole = "content-encoding" not in response.headers
+            size = int(response.headers.get("content-length", 0)) if whole else 0
             with open(part, "wb") as file, tqdm(total=size or None, unit="B", unit_scale=True, desc=target.name) as bar:
                 for chunk in response.iter_content(1 << 16):
                     file.write(chunk)

@@ -37,15 +37,19 @@ def test_importing_takes_less_than_150_ms():
 
 def test_every_public_name_loads_and_is_what_type_checkers_see():
     import ast
+    import importlib
     import inspect
 
-    for name in sgl.__all__:
-        assert getattr(sgl, name) is not None
     tree = ast.parse(inspect.getsource(sgl))
     guarded = next(node for node in tree.body if isinstance(node, ast.If))
-    typed = {alias.name for node in ast.walk(guarded) if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert typed | {"__version__"} == set(sgl.__all__)
+    imports = [node for node in ast.walk(guarded) if isinstance(node, ast.ImportFrom)]
+    typed = {alias.name: node.module for node in imports for alias in node.names}
+    assert typed.keys() | {"__version__"} == set(sgl.__all__)
+    assert len(sgl.__all__) == len(set(sgl.__all__))
     assert set(sgl.__all__) <= set(dir(sgl))
+    for name, module in typed.items():
+        assert getattr(sgl, name) is getattr(importlib.import_module(module), name)
+        assert sgl._HOME[name] == module
 
 
 def test_an_unknown_name_is_an_attribute_error():

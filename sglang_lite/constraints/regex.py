@@ -1,198 +1,114 @@
 """The regex dialect: Python's `re` for `str`, always matched against the whole text, minus what no automaton can do.
 
 `parse` gives a small tree whose leaves are sets of code points, so that every engine is handed the same language
-spelled in its own dialect (`to_rust`), whatever `\\w`, `.` or `(?i)` mean there. Backreferences, lookaround, word
+spelled in its own dialect (spelling.py), whatever `\\w`, `.` or `(?i)` mean there. Backreferences, lookaround, word
 boundaries, conditionals, atomic and possessive groups are refused with a caret under the place.
 """
 
 from __future__ import annotations
 
 import re
-import unicodedata
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias, cast
 
+from sglang_lite.constraints import charsets
+from sglang_lite.constraints.charsets import ECMA, LAST, SURROGATES, Ranges
+from sglang_lite.constraints.nodes import (
+    ANY_CHAR,
+    ANY_TEXT,
+    EMPTY,
+    NOTHING,
+    Alternation,
+    CharSet,
+    Concat,
+    Node,
+    Repeat,
+    alternation,
+    concat,
+)
+from sglang_lite.constraints.spelling import to_python as to_python
+from sglang_lite.constraints.spelling import to_rust as to_rust
 from sglang_lite.protocol import ConstraintError
 
 MAX_PATTERN_CHARS = 50_000
 MAX_REPEAT = 10_000
 MAX_NESTING = 100
 
-_LAST = 0x10FFFF
-_SURROGATES = (0xD800, 0xDFFF)
 
-Ranges: TypeAlias = tuple[tuple[int, int], ...]  # sorted, disjoint, inclusive, without surrogates
-
-
-@dataclass(frozen=True, slots=True)
-class CharSet:
-    """One character out of `ranges`; no ranges: matches nothing."""
-
-    ranges: Ranges
-
-
-@dataclass(frozen=True, slots=True)
-class Concat:
-    parts: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Alternation:
-    options: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Repeat:
-    node: Node
-    least: int
-    most: int | None
-
-
-Node: TypeAlias = "CharSet | Concat | Alternation | Repeat | _Anchor"  # no _Anchor is left after parsing
-
-EMPTY = Concat(())
-
-
+@lru_cache(maxsize=1024)
 def parse(pattern: str) -> Node:
     """Parses `pattern`.
 
     Raises:
         ConstraintError: not valid, or outside the dialect; the message shows the place.
     """
-    return _Parser(pattern).parse()
+    parser = _Parser(pattern, ecma=False)
+    return parser.edges(parser.parse(), EMPTY, EMPTY)
 
 
-def to_rust(node: Node) -> str:
-    """The same language in the syntax of Rust's `regex` (llguidance), with nothing left to flags."""
-    return _emit(node, lambda code: f"\\x{{{code:X}}}")
+@lru_cache(maxsize=1024)
+def parse_schema_pattern(pattern: str) -> Node:
+    """The texts in which a JSON schema's `pattern` is found: anywhere, and with the class escapes of ECMA-262.
+
+    Raises:
+        ConstraintError: as `parse`.
+    """
+    parser = _Parser(pattern, ecma=True)
+    tree = parser.parse()
+    more = Repeat(ANY_CHAR, 1, None)
+    # (what comes before, what ^ then says), and the same for what comes after and $
+    anchored: list[tuple[Node, Node]] = [(EMPTY, EMPTY), (more, NOTHING)]
+    free: list[tuple[Node, Node]] = [(ANY_TEXT, EMPTY)]
+    fronts = anchored if _has_anchor(tree, at_start=True) else free
+    backs = anchored if _has_anchor(tree, at_start=False) else free
+    return alternation(
+        concat(before, parser.edges(tree, caret, dollar), after) for before, caret in fronts for after, dollar in backs
+    )
 
 
-def to_python(node: Node) -> str:
-    """The same language in the syntax of Python's `re`."""
-    return _emit(node, lambda code: f"\\U{code:08X}")
+class _Anchor:
+    """`^`, `$` and the like, until the parser has seen what stands around it."""
+
+    def __init__(self, at: int, *, at_start: bool) -> None:
+        self.at, self.at_start = at, at_start
 
 
-def _emit(node: Node, escape: Callable[[int], str]) -> str:
-    def character(code: int) -> str:
-        return chr(code) if code < 128 and chr(code).isalnum() else escape(code)
+_Tree: TypeAlias = "Node | _Anchor"  # in which a node's parts may be anchors as well
 
-    match node:
-        case CharSet(ranges):
-            if not ranges:
-                return f"[^{escape(0)}-{escape(_LAST)}]"
-            if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
-                return character(ranges[0][0])
-            return "[" + "".join(character(a) if a == b else f"{character(a)}-{character(b)}" for a, b in ranges) + "]"
-        case Concat(parts):
-            return "".join(
-                f"(?:{text})" if isinstance(p, Alternation) else text for p in parts for text in [_emit(p, escape)]
-            )
-        case Alternation(options):
-            return "|".join(_emit(o, escape) for o in options)
-        case Repeat(inner, least, most):
-            text = _emit(inner, escape)
-            if not isinstance(inner, CharSet):
-                text = f"(?:{text})"
-            counts = {(0, None): "*", (1, None): "+", (0, 1): "?"}
-            return text + counts.get((least, most), f"{{{least},{'' if most is None else most}}}")
+
+def _has_anchor(tree: _Tree, *, at_start: bool) -> bool:
+    match tree:
         case _Anchor():
-            raise AssertionError("parse() leaves no anchors")
+            return tree.at_start == at_start
+        case Concat(parts) | Alternation(parts):
+            return any(_has_anchor(part, at_start=at_start) for part in parts)
+        case Repeat(inner):
+            return _has_anchor(inner, at_start=at_start)
+    return False
 
 
-def literal(text: str) -> Node:
-    """A node that matches exactly `text`."""
-    return Concat(tuple(CharSet(((ord(c), ord(c)),)) for c in text))
-
-
-# ------------------------------------------------------------------------------------------- sets of code points
-
-
-def _union(ranges: list[tuple[int, int]]) -> Ranges:
-    merged: list[tuple[int, int]] = []
-    for low, high in sorted(ranges):
-        if merged and low <= merged[-1][1] + 1:
-            merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
-        else:
-            merged.append((low, high))
-    return tuple(merged)
-
-
-def _complement(ranges: Ranges) -> Ranges:
-    gaps: list[tuple[int, int]] = []
-    start = 0
-    for low, high in _union([*ranges, _SURROGATES]):
-        if start < low:
-            gaps.append((start, low - 1))
-        start = high + 1
-    if start <= _LAST:
-        gaps.append((start, _LAST))
-    return tuple(gaps)
-
-
-@lru_cache(maxsize=1)
-def _every_character() -> str:
-    low, high = _SURROGATES
-    return "".join(map(chr, (*range(low), *range(high + 1, _LAST + 1))))
-
-
-@lru_cache(maxsize=256)
-def _python_class(expression: str, flags: int) -> Ranges:
-    """The code points that Python's own `re` puts into a one-character expression: the dialect's definition."""
-    found = re.finditer(f"(?:{expression})+", _every_character(), flags)
-    return _union([piece for match in found for piece in _without_surrogates(ord(match[0][0]), ord(match[0][-1]))])
-
-
-def _without_surrogates(low: int, high: int) -> list[tuple[int, int]]:
-    if low < _SURROGATES[0] and high > _SURROGATES[1]:
-        return [(low, _SURROGATES[0] - 1), (_SURROGATES[1] + 1, high)]
-    return [(low, high)]
-
-
-@lru_cache(maxsize=64)
-def _unicode_category(name: str) -> Ranges:
-    codes = [c for c in _every_character() if unicodedata.category(c).startswith(name)]
-    return _union([(ord(c), ord(c)) for c in codes])
-
-
-def _ignoring_case(ranges: Ranges) -> Ranges:
-    inside = "".join(f"{re.escape(chr(a))}-{re.escape(chr(b))}" for a, b in ranges)
-    return _python_class(f"[{inside}]", re.IGNORECASE) if inside else ranges
-
-
-_SHORTHANDS = frozenset("dDwWsS")
 _CATEGORY = re.compile(r"\{(\^?)([A-Z][a-z]?)\}")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a", "0": "\0"}
 
 
-# --------------------------------------------------------------------------------------------------- the parser
-
-
-@dataclass(frozen=True, slots=True)
-class _Anchor:
-    at_start: bool
-    at: int
-
-
 class _Parser:
-    def __init__(self, pattern: str) -> None:
-        self.pattern = pattern
+    def __init__(self, pattern: str, *, ecma: bool) -> None:
+        self.pattern, self.ecma = pattern, ecma
         self.at = 0
         self.depth = 0
         self.ignore_case = self.dot_all = False
 
-    def parse(self) -> Node:
+    def parse(self) -> _Tree:
         if len(self.pattern) > MAX_PATTERN_CHARS:
             raise ConstraintError(f"regex: {len(self.pattern):,} characters long, the limit is {MAX_PATTERN_CHARS:,}.")
         for i, char in enumerate(self.pattern):
-            if _SURROGATES[0] <= ord(char) <= _SURROGATES[1]:
+            if SURROGATES[0] <= ord(char) <= SURROGATES[1]:
                 self.fail("a lone surrogate is no character", i)
         self.global_flags()
-        node = self.alternation()
+        tree = self.alternation()
         if self.at < len(self.pattern):
             self.fail("unmatched ')'")
-        return self.without_anchors(node, starts=True, ends=True)
+        return tree
 
     def fail(self, problem: str, at: int | None = None, hint: str = "") -> NoReturn:
         at = self.at if at is None else at
@@ -223,32 +139,32 @@ class _Parser:
         self.ignore_case = (self.ignore_case or "i" in on) and "i" not in off
         self.dot_all = (self.dot_all or "s" in on) and "s" not in off
 
-    def alternation(self) -> Node:
+    def alternation(self) -> _Tree:
         options = [self.concatenation()]
         while self.take("|"):
             options.append(self.concatenation())
-        return options[0] if len(options) == 1 else Alternation(tuple(options))
+        return options[0] if len(options) == 1 else Alternation(cast(tuple[Node, ...], tuple(options)))
 
-    def concatenation(self) -> Node:
-        parts: list[Node] = []
+    def concatenation(self) -> _Tree:
+        parts: list[_Tree] = []
         while self.at < len(self.pattern) and not self.peek("|") and not self.peek(")"):
             parts.append(self.repetition())
-        return parts[0] if len(parts) == 1 else Concat(tuple(parts))
+        return parts[0] if len(parts) == 1 else Concat(cast(tuple[Node, ...], tuple(parts)))
 
-    def repetition(self) -> Node:
+    def repetition(self) -> _Tree:
         start = self.at
-        node = self.atom()
+        tree = self.atom()
         counts = self.quantifier()
         if counts is None:
-            return node
-        if isinstance(node, _Anchor):
+            return tree
+        if isinstance(tree, _Anchor):
             self.fail("nothing to repeat", start)
         if self.peek("+"):
             self.fail("possessive quantifiers are not supported", hint="Drop the '+'.")
         self.take("?")  # lazy or greedy: the same language
         if self.quantifier() is not None:
             self.fail("multiple repeat", self.at - 1)
-        return Repeat(node, *counts)
+        return Repeat(tree, *counts)
 
     def quantifier(self) -> tuple[int, int | None] | None:
         for sign, counts in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
@@ -257,6 +173,8 @@ class _Parser:
         match = re.compile(r"\{(\d*)(,?)(\d*)\}").match(self.pattern, self.at)
         if not match or not (match[1] or match[3]):
             return None  # as in Python, other braces are literal
+        if self.ecma and not match[1]:
+            self.fail("a repeat without a least count is no repeat in a schema's pattern", hint="Write {0,…}.")
         least = int(match[1] or 0)
         most = (int(match[3]) if match[3] else None) if match[2] else least
         if max(least, most or 0) > MAX_REPEAT:
@@ -266,7 +184,7 @@ class _Parser:
         self.at = match.end()
         return least, most
 
-    def atom(self) -> Node:
+    def atom(self) -> _Tree:
         char = self.pattern[self.at]
         if char == "(":
             return self.group()
@@ -274,56 +192,51 @@ class _Parser:
             return CharSet(self.char_class())
         if char == ".":
             self.at += 1
-            return CharSet(_complement(() if self.dot_all else ((10, 10),)))
-        if char == "^":
-            return self.anchor("^", at_start=True)
-        if char == "$":
-            return self.anchor("$", at_start=False)
+            return CharSet(charsets.ALL if self.dot_all else ECMA["."] if self.ecma else charsets.python_class("."))
         if char in "*+?":
             self.fail("nothing to repeat")
+        for name, at_start in (("^", True), (r"\A", True), ("$", False), (r"\Z", False), (r"\z", False)):
+            if self.take(name):
+                return _Anchor(self.at - len(name), at_start=at_start)
         if char == "\\":
-            for name, at_start in ((r"\A", True), (r"\Z", False), (r"\z", False)):
-                if self.peek(name):
-                    return self.anchor(name, at_start=at_start)
             return CharSet(self.cased(self.escape(in_class=False)))
         self.at += 1
         return CharSet(self.cased(((ord(char), ord(char)),)))
 
     def cased(self, ranges: Ranges) -> Ranges:
-        return _ignoring_case(ranges) if self.ignore_case else ranges
+        return charsets.ignoring_case(ranges) if self.ignore_case else ranges
 
-    def anchor(self, name: str, *, at_start: bool) -> Node:
-        self.at += len(name)
-        return _Anchor(at_start, self.at - len(name))
+    def edges(self, tree: _Tree, caret: Node, dollar: Node, *, starts: bool = True, ends: bool = True) -> Node:
+        """The tree with its anchors replaced by what they say there. They may only stand at its edges.
 
-    def without_anchors(self, node: Node, *, starts: bool, ends: bool) -> Node:
-        """The whole text is matched anyway, so an anchor at its end says nothing; elsewhere it is refused.
-        `starts`: nothing can come before `node`; `ends`: nothing after it."""
-        match node:
-            case _Anchor(at_start, at):
-                if not (starts if at_start else ends):
-                    place = "start" if at_start else "end"
-                    self.fail(f"an anchor is only supported at the {place} of the pattern", at)
-                return EMPTY
+        Args:
+            caret, dollar: EMPTY where nothing comes before, or after, the pattern's match; NOTHING elsewhere.
+            starts, ends: nothing in the pattern can come before `tree`, or after it.
+        """
+        match tree:
+            case _Anchor():
+                if not (starts if tree.at_start else ends):
+                    place = "start" if tree.at_start else "end"
+                    self.fail(f"an anchor is only supported at the {place} of the pattern", tree.at)
+                return caret if tree.at_start else dollar
             case Alternation(options):
-                return Alternation(tuple(self.without_anchors(o, starts=starts, ends=ends) for o in options))
+                return alternation(self.edges(o, caret, dollar, starts=starts, ends=ends) for o in options)
             case Repeat(inner, least, most):
                 alone = most is not None and most <= 1
-                inner = self.without_anchors(inner, starts=starts and alone, ends=ends and alone)
-                return Repeat(inner, least, most)
+                inside = self.edges(inner, caret, dollar, starts=starts and alone, ends=ends and alone)
+                return Repeat(inside, least, most)
             case Concat(parts):
                 solid = [i for i, part in enumerate(parts) if not isinstance(part, _Anchor)]
                 first, last = (solid[0], solid[-1]) if solid else (len(parts), -1)
-                return Concat(
-                    tuple(
-                        self.without_anchors(part, starts=starts and i <= first, ends=ends and i >= last)
+                return concat(
+                    *(
+                        self.edges(part, caret, dollar, starts=starts and i <= first, ends=ends and i >= last)
                         for i, part in enumerate(parts)
                     )
                 )
-            case _:
-                return node
+        return tree
 
-    def group(self) -> Node:
+    def group(self) -> _Tree:
         start = self.at
         saved = self.ignore_case, self.dot_all
         self.at += 1
@@ -345,12 +258,12 @@ class _Parser:
         self.depth += 1
         if self.depth > MAX_NESTING:
             self.fail(f"groups nest deeper than {MAX_NESTING}")
-        node = self.alternation()
+        tree = self.alternation()
         self.depth -= 1
         if not self.take(")"):
             self.fail("missing )", start)
         self.ignore_case, self.dot_all = saved
-        return node
+        return tree
 
     def escape(self, *, in_class: bool) -> Ranges:
         start = self.at
@@ -359,25 +272,20 @@ class _Parser:
             self.fail("the pattern ends in a backslash", start)
         char = self.pattern[self.at]
         self.at += 1
-        if char in _SHORTHANDS:
-            return _python_class("\\" + char, 0)
+        if char in "dDwWsS":
+            if not self.ecma:
+                return charsets.python_class("\\" + char)
+            ranges = ECMA[char.lower()]
+            return ranges if char.islower() else charsets.complement(ranges)
         if char in "pP":
             match = _CATEGORY.match(self.pattern, self.at)
-            if not match or not _unicode_category(match[2]):
+            if not match or not charsets.unicode_category(match[2]):
                 self.fail(r"\p needs a Unicode category in braces", start, hint=r"As in \p{L} or \p{Nd}.")
             self.at = match.end()
-            ranges = _unicode_category(match[2])
-            return _complement(ranges) if (char == "P") != bool(match[1]) else ranges
+            ranges = charsets.unicode_category(match[2])
+            return charsets.complement(ranges) if (char == "P") != bool(match[1]) else ranges
         if char in "xuU":
-            width = {"x": 2, "u": 4, "U": 8}[char]
-            digits = self.pattern[self.at : self.at + width]
-            if not re.fullmatch(f"[0-9a-fA-F]{{{width}}}", digits) or int(digits, 16) > _LAST:
-                self.fail(f"\\{char} needs {width} hexadecimal digits of a character", start)
-            self.at += width
-            code = int(digits, 16)
-            if _SURROGATES[0] <= code <= _SURROGATES[1]:
-                self.fail("a lone surrogate is no character", start)
-            return ((code, code),)
+            return self.code_point(char, start)
         if char == "b" and in_class:
             return ((8, 8),)
         if char in _ESCAPES:
@@ -387,12 +295,24 @@ class _Parser:
             self.fail("a backreference is not supported" if char.isdigit() else f"{kind} is not supported", start)
         return ((ord(char), ord(char)),)
 
+    def code_point(self, kind: str, start: int) -> Ranges:
+        braces = re.compile(r"\{([0-9a-fA-F]{1,6})\}").match(self.pattern, self.at) if self.ecma and kind == "u" else None
+        width = {"x": 2, "u": 4, "U": 8}[kind]
+        digits = braces[1] if braces else self.pattern[self.at : self.at + width]
+        if not re.fullmatch("[0-9a-fA-F]{1,6}" if braces else f"[0-9a-fA-F]{{{width}}}", digits) or int(digits, 16) > LAST:
+            self.fail(f"\\{kind} needs {width} hexadecimal digits of a character", start)
+        self.at = braces.end() if braces else self.at + width
+        code = int(digits, 16)
+        if SURROGATES[0] <= code <= SURROGATES[1]:
+            self.fail("a lone surrogate is no character", start)
+        return ((code, code),)
+
     def char_class(self) -> Ranges:
         start = self.at
         self.at += 1
         negated = self.take("^")
         ranges: list[tuple[int, int]] = []
-        first = True
+        first = not self.ecma  # in Python a ] that comes first is a character
         while first or not self.peek("]"):
             first = False
             item = self.class_item(start)
@@ -400,16 +320,18 @@ class _Parser:
                 dash = self.at
                 self.at += 1
                 upper = self.class_item(start)
-                if len(item) != 1 or len(upper) != 1 or item[0][0] != item[0][1] or upper[0][0] != upper[0][1]:
+                single = len(item) == len(upper) == 1 and item[0][0] == item[0][1] and upper[0][0] == upper[0][1]
+                if self.ecma and not single:  # ECMA-262, B.1.2: a hyphen beside a class is a character
+                    ranges += (*item, *upper, (ord("-"), ord("-")))
+                    continue
+                if not single or upper[0][0] < item[0][0]:
                     self.fail("bad character range", dash)
-                if upper[0][0] < item[0][0]:
-                    self.fail("bad character range", dash)
-                ranges += _without_surrogates(item[0][0], upper[0][0])
+                ranges += charsets.without_surrogates(item[0][0], upper[0][0])
             else:
                 ranges += item
         self.at += 1
-        united = self.cased(_union(ranges))
-        return _complement(united) if negated else united
+        united = self.cased(charsets.union(ranges))
+        return charsets.complement(united) if negated else united
 
     def class_item(self, start: int) -> Ranges:
         if self.at >= len(self.pattern):

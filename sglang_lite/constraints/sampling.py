@@ -6,7 +6,8 @@ import json
 from random import Random
 from typing import Any
 
-from sglang_lite.constraints.regex import Alternation, CharSet, Concat, Node, Repeat, parse
+from sglang_lite.constraints.nodes import Alternation, CharSet, Concat, Node, Repeat
+from sglang_lite.constraints.regex import parse
 from sglang_lite.constraints.schema import parse_json
 from sglang_lite.protocol import Choices, Constraint, ConstraintError, JsonSchema, Regex, ValueValidationError
 

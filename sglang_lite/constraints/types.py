@@ -11,11 +11,12 @@ import enum
 import inspect
 import json
 import sys
+import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal, NotRequired, get_args, get_origin
+from functools import lru_cache, partial
+from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin
 
 from typing_extensions import TypedDict
 
@@ -78,18 +79,19 @@ def value_type(annotation: Any) -> ValueType:
 def _value_type(annotation: Any) -> ValueType:
     if annotation is str:
         return ValueType(annotation, None, lambda text: text)
-    if annotation is int:
-        return ValueType(annotation, Regex(INT + NUMBER_END), _reader(annotation, json.loads), tuple(NUMBER_ENDS))
-    if annotation is float:
-        return ValueType(annotation, Regex(FLOAT + NUMBER_END), _reader(annotation, json.loads), tuple(NUMBER_ENDS))
+    if annotation in (int, float):
+        number, read = INT if annotation is int else FLOAT, _reader(annotation, json.loads)
+        return ValueType(
+            annotation, Regex(number + NUMBER_END), lambda text: read(text.rstrip(NUMBER_ENDS)), tuple(NUMBER_ENDS)
+        )
     if annotation is bool:
         return ValueType(annotation, Choices(("true", "false")), _reader(annotation, json.loads))
     iso = {datetime.date: _DATE, datetime.time: _TIME + _ZONE, datetime.datetime: f"{_DATE}T{_TIME}{_ZONE}"}
-    if annotation in iso:
+    if isinstance(annotation, type) and annotation in iso:
         return ValueType(annotation, Regex(iso[annotation]), _reader(annotation, str))
     members = _members(annotation)
     if members is not None:
-        return ValueType(annotation, Choices(tuple(members)), members.__getitem__)
+        return ValueType(annotation, Choices(tuple(members)), partial(_member, members))
     schema = _schema(annotation)
     if schema.get("type") == "integer":
         if "exclusiveMinimum" not in schema:
@@ -102,18 +104,34 @@ def _value_type(annotation: Any) -> ValueType:
 def _members(annotation: Any) -> dict[str, Any] | None:
     """The texts of a Literal or Enum and the value of each, None for other types."""
     if get_origin(annotation) is Literal:
-        values = {_bare(value): value for value in get_args(annotation)}
+        members = get_args(annotation)
     elif isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        values = {_bare(member.value): member for member in annotation}
+        members = tuple(annotation)
     else:
         return None
+    values: dict[str, Any] = {}
+    for member in members:
+        text = _bare(member)
+        if text in values:
+            raise ConstraintError(f"type: {values[text]!r} and {member!r} are both written {text!r}.")
+        values[text] = member
     if not values:
         raise ConstraintError(f"type: {annotation!r} has no members.")
     return values
 
 
-def _bare(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def _bare(member: Any) -> str:
+    value = member.value if isinstance(member, enum.Enum) else member
+    try:
+        return value if isinstance(value, str) else json.dumps(value)
+    except TypeError as error:
+        raise ConstraintError(f"type: {member!r} can't be written: {error}.") from error
+
+
+def _member(members: dict[str, Any], text: str) -> Any:
+    if text not in members:
+        raise ValueValidationError(f"{text!r} is none of {', '.join(map(repr, members))}.", text=text)
+    return members[text]
 
 
 def _adapter(annotation: Any) -> Any:
@@ -122,32 +140,37 @@ def _adapter(annotation: Any) -> Any:
     if inspect.isroutine(annotation):
         raise ConstraintError(f"type: {annotation!r} is a function, not a type.")
     try:
-        return TypeAdapter(_for_pydantic(annotation))
+        return TypeAdapter(for_pydantic(annotation))
     except (PydanticSchemaGenerationError, PydanticUserError, NameError) as error:
         raise ConstraintError(f"type: {annotation!r} is no type that can be generated: {error}") from error
 
 
-def _for_pydantic(annotation: Any) -> Any:
+def for_pydantic(annotation: Any) -> Any:
     """Before Python 3.12 pydantic takes only typing_extensions' TypedDict: one of typing's is made again as such."""
     if typing.is_typeddict(annotation) and sys.version_info < (3, 12):
         hints = typing.get_type_hints(annotation, include_extras=True)
         fields = {
-            name: _for_pydantic(hint) if name in annotation.__required_keys__ else NotRequired[_for_pydantic(hint)]
+            name: for_pydantic(hint) if name in annotation.__required_keys__ else NotRequired[for_pydantic(hint)]
             for name, hint in hints.items()
         }
         return TypedDict(annotation.__name__, fields)  # type: ignore[operator] # made at run time, as documented
-    arguments = get_args(annotation)
-    if arguments and get_origin(annotation) in (list, dict, tuple, set):
-        return get_origin(annotation)[tuple(map(_for_pydantic, arguments))]
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return Annotated[(for_pydantic(arguments[0]), *arguments[1:])]
+    if origin in (Union, types.UnionType):
+        return Union[tuple(map(for_pydantic, arguments))]  # noqa: UP007 # from a tuple
+    if origin in (list, dict, tuple, set):
+        return origin[tuple(map(for_pydantic, arguments))]
     return annotation
 
 
 def _schema(annotation: Any) -> dict[str, Any]:
-    from pydantic.errors import PydanticInvalidForJsonSchema
+    from pydantic import PydanticUserError
 
+    adapter = _adapter(annotation)
     try:
-        schema: dict[str, Any] = _adapter(annotation).json_schema()
-    except PydanticInvalidForJsonSchema as error:
+        schema: dict[str, Any] = adapter.json_schema()
+    except PydanticUserError as error:
         raise ConstraintError(f"type: {annotation!r} has no JSON schema: {error}") from error
     return schema
 

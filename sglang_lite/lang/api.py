@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
@@ -112,7 +113,7 @@ def gen(
         max_tokens … return_text_in_logprobs, seed … logit_bias: see SamplingParams. With `n` > 1 the variable is a
             list; the first sample continues the text.
         dtype: int, float, bool or str: text that spells such a value; the result stays text.
-        choices, choices_method: as `select`.
+        choices, choices_method: as `select`, which generates nothing: what says how to generate is of no use beside it.
         regex: text that matches from beginning to end; docs/constraints.md has the dialect.
         json_schema: text that is JSON valid under a schema: schema text, a dict, or a pydantic model.
         type: a Python type: the variable's value is of it, and the text is whatever spells it.
@@ -136,6 +137,12 @@ def gen(
     if len(kinds) > 1:
         raise ParameterError(kinds[1], f"can't be combined with {kinds[0]}.", hint="A generation has one constraint.")
     if choices is not None:
+        own = {"seed": seed, "timeout": timeout, "retries": retries, "check": check, "backend": backend,
+               "reasoning": reasoning, "include_stop": include_stop, "repetition_penalty": repetition_penalty,
+               "logit_bias": logit_bias}  # fmt: skip
+        for parameter, value in own.items():
+            if value is not None:
+                raise ParameterError(parameter, "a generation among choices scores them, and generates nothing.")
         return select(name, choices, temperature or 0.0, choices_method or token_length_normalized)
     if choices_method is not None:
         raise ParameterError("choices_method", "needs choices.")
@@ -153,7 +160,7 @@ def gen(
         wanted = tools_type(tools) if tools is not None else value_type(type)
         return SglGen(name, params, wanted.constraint, wanted, wanted.stop, options)
     if dtype is not None:
-        if dtype not in DTYPES:
+        if not isinstance(dtype, str | builtins.type) or dtype not in DTYPES:
             raise ParameterError("dtype", f"{dtype!r} is not int, float, bool or str.", hint="type= takes any type.")
         pattern, stops = DTYPES[dtype]
         return SglGen(name, params, Regex(pattern), None, stops, options)

@@ -9,10 +9,9 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from typing import Any, Literal, TypeAlias
 
-from sglang_lite.lang.futures import watched
-from sglang_lite.lang.interpreter import nothing
+from sglang_lite.lang.futures import located, watched
 from sglang_lite.lang.loop import executor
-from sglang_lite.lang.state import ProgramState, in_event_loop
+from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.protocol import BatchError, ParameterError
 
 # What became of an item: its state, executed to the end, or the exception that ended it.
@@ -46,7 +45,7 @@ class Crew:
         self._room = window  # runs that may still be started
         self._threads = self._waiting = self._idle = 0  # of them: waiting for values, waiting for room
         self._taken = 0
-        self._ringing = self._over = False
+        self._over = False
 
     def start(self) -> None:
         with self._bell:
@@ -118,10 +117,10 @@ class Crew:
     def _run(self, index: int, item: Any) -> None:
         try:
             state = self._body(item)
-        except Exception as error:  # a body may raise anything; it is that item's outcome
-            self._finished(index, error)
+        except BaseException as error:  # a body may raise anything, SystemExit too; it is that item's outcome
+            self._finished(index, _as_outcome(error))
             return
-        when_finished(state, lambda: self._finished(index, outcome_of(state)))
+        state.stream_executor.when_finished(lambda: self._finished(index, outcome_of(state)))
 
     def _finished(self, index: int, outcome: Outcome) -> None:
         self._report(index, outcome)
@@ -129,19 +128,9 @@ class Crew:
             self.release()
 
     def release(self) -> None:
-        """One run less is under way. Runs mostly end on the executor loop, many in a row: that wakes a thread once."""
-        on_loop = in_event_loop()
+        """One run less is under way."""
         with self._bell:
             self._room += 1
-            if not on_loop:
-                self._staff()
-            elif not self._ringing:
-                self._ringing = True
-                asyncio.get_running_loop().call_soon(self._ring)
-
-    def _ring(self) -> None:
-        with self._bell:
-            self._ringing = False
             self._staff()
 
 
@@ -195,19 +184,19 @@ class AsyncCrew:
 
     async def _run(self, index: int, item: Any) -> None:
         try:
-            state = await self._body(item)
-            await state.stream_executor.finished()
-            outcome = outcome_of(state)
-        except Exception as error:  # as in Crew
-            outcome = error
+            outcome = outcome_of(await self._body(item))
+        except BaseException as error:  # as in Crew
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # it is the batch that was cancelled
+            outcome = _as_outcome(error)
         self._report(index, outcome)
         if not self._held and self._room is not None:
             self._room.release()
 
 
-def when_finished(state: ProgramState, callback: Callable[[], object]) -> None:
-    """Calls back when everything a state was given has been played."""
-    state.stream_executor.read(nothing).when_done(callback)
+def _as_outcome(error: BaseException) -> Exception:
+    return error if isinstance(error, Exception) else located(error, None)
 
 
 def outcome_of(state: ProgramState) -> Outcome:
@@ -234,8 +223,12 @@ def all_results(
         if last:
             done.set()
 
-    crew(report).start()
-    done.wait()
+    workers = crew(report)
+    try:
+        workers.start()
+        done.wait()
+    finally:
+        workers.stop()
     return results
 
 
@@ -308,7 +301,7 @@ class Progress:
 
 def check_on_error(on_error: str) -> None:
     if on_error not in ("raise", "return", "skip"):
-        raise ParameterError("on_error", f"{on_error!r} is not 'raise', 'return' or 'skip'.")
+        raise ParameterError("on_error", f"{on_error!r} is not 'raise', 'return' or 'skip'.", where=user_location())
 
 
 async def as_completed_async(crew: Callable[[Report], AsyncCrew], count: int) -> AsyncIterator[tuple[int, Outcome]]:

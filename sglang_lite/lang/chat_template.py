@@ -210,7 +210,11 @@ for _template in (
     ChatTemplate(
         "gemma-4-it",
         None,
-        {"system": ("", ""), "user": ("<|turn>user\n", "<turn|>\n"), "assistant": ("<|turn>assistant\n", "<turn|>\n")},
+        {
+            "system": ("<|turn>system\n", "<turn|>\n"),
+            "user": ("<|turn>user\n", "<turn|>\n"),
+            "assistant": ("<|turn>model\n", "<turn|>\n"),
+        },
     ),
     ChatTemplate(
         "dbrx-instruct",
@@ -261,7 +265,7 @@ for _template in (
     ChatTemplate(
         "granite-3-instruct",
         None,
-        _around("<|start_of_role|>{}<|end_of_role|>", "<|end_of_text|>"),
+        _around("<|start_of_role|>{}<|end_of_role|>", "<|end_of_text|>\n"),
         ("<|end_of_text|>",),
     ),
     ChatTemplate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import os
@@ -16,12 +17,13 @@ from sglang_lite.lang import batch
 from sglang_lite.lang.backend.default import backend_for
 from sglang_lite.lang.batch import AsyncCrew, Crew, OnError, Report
 from sglang_lite.lang.checkpoint import BatchFile
+from sglang_lite.lang.futures import Cell
 from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.interpreter import NO_PARAMS, Run, RunSettings, StreamExecutor, current_run
 from sglang_lite.lang.ir import SglCall
 from sglang_lite.lang.params import sampling_params
 from sglang_lite.lang.state import ProgramState, in_event_loop, user_location
-from sglang_lite.protocol import ParameterError, ProgramError, SamplingParams
+from sglang_lite.protocol import ParameterError, ProgramError, RequestAbortedError, SamplingParams
 
 
 class _Int(int):
@@ -79,7 +81,7 @@ class SglFunction:
         try:
             self._signature.bind_partial(**kwargs)
         except TypeError as error:
-            raise ParameterError("bind", f"{self.name}: {error}.") from error
+            raise ParameterError("bind", f"{self.name}: {error}.", where=user_location()) from error
         return SglFunction(self.func, self.num_api_spec_tokens, {**self.bind_arguments, **kwargs})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -132,7 +134,7 @@ class SglFunction:
             use_thread: False waits until everything has been executed.
             seed: from which every generation gets its own, by its place in the program.
             timeout: seconds for the whole run; what is not finished then fails with RequestTimeoutError.
-            retries: how often a generation whose backend failed is tried again.
+            retries: how often a generation or selection whose backend failed is tried again.
 
         Returns:
             The state, when the body has returned. Reading from it waits for what is still being generated.
@@ -146,6 +148,7 @@ class SglFunction:
         else:
             call.run()
         if not (options["use_thread"] or options["stream"]):
+            call.state.stream_executor.finished().wait()
             call.state.error()
         if global_config.verbosity >= 2 and not options["stream"]:
             print(call.state.text())
@@ -182,10 +185,13 @@ class SglFunction:
         body goes on as a task of this event loop. The body of a plain function runs in a thread."""
         own, options = self._sorted(kwargs, locals(), _RUN_DEFAULTS)
         call = _Call(self, args, own, options)
-        if options["stream"]:
-            call.state.stream_executor.run.body = asyncio.ensure_future(call.arun_streaming())
-        else:
+        if not options["stream"]:
             await call.arun()
+        elif self.is_async:
+            run = call.state.stream_executor.run
+            run.body, run.loop = asyncio.ensure_future(call.arun_streaming()), asyncio.get_running_loop()
+        else:
+            _thread(call.run_streaming)
         return call.state
 
     def run_batch(
@@ -348,8 +354,10 @@ class SglFunction:
     def _async_crew(
         self, options: dict[str, Any], items: list[Any], window: int, file: BatchFile | None
     ) -> Callable[[list[int], bool, Report], AsyncCrew]:
-        def body(item: tuple[Sequence[Any], dict[str, Any]]) -> Any:
-            return _Call(self, item[0], item[1], options).arun_body()
+        async def body(item: tuple[Sequence[Any], dict[str, Any]]) -> ProgramState:
+            call = _Call(self, item[0], item[1], options)
+            await call.arun()
+            return call.state
 
         def crew(left: list[int], held: bool, report: Report) -> AsyncCrew:
             return AsyncCrew(body, [(i, items[i]) for i in left], window, _saving(report, file), held=held)
@@ -386,13 +394,15 @@ class SglFunction:
         if not self._shadowed:
             return kwargs, options
         own = dict(kwargs)
+        given_otherwise = {*self.arg_names[: len(given.get("args", ()))], *self.bind_arguments}
         for name in self._shadowed & defaults.keys():
-            if (
-                options[name] is not defaults[name]
-                or self._signature.parameters[name].default is inspect.Parameter.empty
-            ):
-                own[name] = options[name]
-            options[name] = defaults[name]
+            value, default = options[name], defaults[name]
+            required = self._signature.parameters[name].default is inspect.Parameter.empty
+            if _said(value, default):
+                own[name] = value
+            elif required and name not in given_otherwise and type(default) not in (_Int, _Float):
+                own[name] = value  # None or False, which may have been said
+            options[name] = default
         return own, options
 
 
@@ -409,13 +419,20 @@ class _Call:
         backend = options["backend"]
         if backend is None and (outer := current_run.get()) is not None:
             backend = outer.backend
-        run = Run(backend_for(backend), _settings(options), is_async=program.is_async)
+        try:
+            run = Run(backend_for(backend), _settings(options), is_async=program.is_async)
+        except ParameterError as error:
+            error.where = error.where or user_location()
+            raise
         self.state = ProgramState(StreamExecutor(run))
+        self.state.stream_executor.tell("begin_program", self.state.stream_executor)
 
     def run(self) -> ProgramState:
         """Runs the body here. What it raises ends the run and is raised."""
         state, program = self.state, self._program
-        token = current_run.set(state.stream_executor.run)
+        run = state.stream_executor.run
+        run.context = copy_context()
+        token = current_run.set(run)
         try:
             result = program.func(state, *self._args, **self._kwargs)
             state.ret_value = asyncio.run(result) if program.is_async else result
@@ -436,24 +453,38 @@ class _Call:
 
     def run_in_thread(self) -> None:
         """Runs a coroutine body although this thread's event loop is running."""
-        raised: list[BaseException] = []
+        ended, raised = self._started()
+        ended.wait()
+        if raised:
+            raise raised[0]
+
+    def _started(self) -> tuple[Cell, list[BaseException]]:
+        """Starts the body in a thread of its own; a cell that is set when it has ended, and what it raised."""
+        ended, raised = Cell(), list[BaseException]()
 
         def run() -> None:
             try:
                 self.run()
-            except BaseException as error:  # raised again in the caller's thread
+            except BaseException as error:  # raised again by who waits
                 raised.append(error)
+            ended.set(None)
 
-        _thread(run).join()
-        if raised:
-            raise raised[0]
+        _thread(run)
+        return ended, raised
 
     async def arun_body(self) -> ProgramState:
         """Awaits the body here; a plain function's in a thread."""
         state, program = self.state, self._program
         if not program.is_async:
-            return await asyncio.to_thread(self.run)
-        token = current_run.set(state.stream_executor.run)
+            ended, raised = self._started()
+            with self._stopped_with_the_task():
+                await ended.get()
+            if raised:
+                raise raised[0]
+            return state
+        run = state.stream_executor.run
+        run.context = copy_context()
+        token = current_run.set(run)
         try:
             state.ret_value = await program.func(state, *self._args, **self._kwargs)
         except BaseException as error:
@@ -467,7 +498,17 @@ class _Call:
     async def arun(self) -> None:
         """Awaits the body and everything it has added."""
         await self.arun_body()
-        await self.state.stream_executor.finished()
+        with self._stopped_with_the_task():
+            await self.state.stream_executor.finished().get()
+
+    @contextlib.contextmanager
+    def _stopped_with_the_task(self) -> Iterator[None]:
+        """What is still under way is stopped when the task that awaits it is cancelled."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            self.state.stream_executor.stop(RequestAbortedError("the program was cancelled."))
+            raise
 
     async def arun_streaming(self) -> None:
         try:
@@ -478,17 +519,18 @@ class _Call:
 
 class NestedCall(SglCall):
     """A program called inside another's body. Added to a state, its body goes on with that state's text and names;
-    read from, it is run by itself."""
+    read from, it is run by itself, unless it has been added before: then that is read from."""
 
-    __slots__ = ("_args", "_kwargs", "_program", "_state")
+    __slots__ = ("_added", "_args", "_kwargs", "_program", "_state")
 
     def __init__(self, program: SglFunction, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self._program, self._args, self._kwargs = program, args, kwargs
         self._state: ProgramState | None = None
+        self._added = False
 
     def play_on(self, branch: Any) -> None:
         program = self._program
-        if self._state is not None:
+        if self._state is not None and not self._added:
             raise ProgramError(
                 f"{program.name}(…) was read from, so it has run by itself already.", where=user_location()
             )
@@ -503,7 +545,8 @@ class NestedCall(SglCall):
                 hint="Give it to the generation, or use s.call(…).", where=user_location(),
             )  # fmt: skip
         kwargs = program._bound(self._args, dict(self._kwargs), program.name)
-        program.func(branch.facade(), *self._args, **kwargs)
+        self._added, self._state = True, branch.facade()
+        self._state.ret_value = program.func(self._state, *self._args, **kwargs)
 
     @property
     def state(self) -> ProgramState:
@@ -528,8 +571,13 @@ class NestedCall(SglCall):
         return f"Call({self._program.name})"
 
 
+def _said(value: Any, default: Any) -> bool:
+    """A user has given the value: it is no default, of this method or of another."""
+    return value is not default and type(value) not in (_Int, _Float)
+
+
 def _settings(options: dict[str, Any]) -> RunSettings:
-    given = {name: options[name] for name in _PARAMS if options[name] is not _RUN_DEFAULTS[name]}
+    given = {name: options[name] for name in _PARAMS if _said(options[name], _RUN_DEFAULTS[name])}
     plain = not given and not options["stream"] and options["seed"] is options["timeout"] is None
     if plain and not options["retries"]:
         return _PLAIN
@@ -559,7 +607,9 @@ def _window(num_threads: str | int) -> int:
     if num_threads == "auto":
         return max(96, (os.cpu_count() or 1) * 16)
     if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
-        raise ParameterError("num_threads", f"{num_threads!r} is not 'auto' or a whole number of at least 1.")
+        raise ParameterError(
+            "num_threads", f"{num_threads!r} is not 'auto' or a whole number of at least 1.", where=user_location()
+        )
     return num_threads
 
 

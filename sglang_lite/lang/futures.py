@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Protocol
 
+from sglang_lite.lang.loop import on_executor
 from sglang_lite.protocol import Location, ProgramError, RequestTimeoutError, SglError
 
 
@@ -118,6 +119,7 @@ class Cell:
             RequestTimeoutError: not within `timeout` seconds.
         """
         if not self._done:
+            _refuse_on_executor()
             settled = threading.Lock()
             settled.acquire()
             self.when_done(settled.release)
@@ -143,6 +145,14 @@ class Cell:
             self.when_done(settle)
             await future
         return self.result()
+
+
+def _refuse_on_executor() -> None:
+    if on_executor():
+        raise ProgramError(
+            "waiting here would stop what it waits for: this coroutine or rule runs where programs are executed.",
+            hint="Use `await program.arun(…)` or `await s.get(…)`, or a plain function as check.",
+        )
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
@@ -198,6 +208,7 @@ class TextLog:
             if ended:
                 break
             if not pieces:
+                _refuse_on_executor()
                 ready.acquire()
         self._raise()
 

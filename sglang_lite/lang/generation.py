@@ -6,17 +6,20 @@ import asyncio
 import base64
 import contextlib
 import inspect
+import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.choices import ChoicesDecision
+from sglang_lite.lang.futures import located
 from sglang_lite.lang.ir import GenOptions, SglSamplingParams, SglSelect
 from sglang_lite.lang.loop import Mailbox
-from sglang_lite.lang.results import decide, delta_meta
+from sglang_lite.lang.results import decide, delta_meta, joined_meta
 from sglang_lite.protocol import (
     CapabilityError,
     ConstraintError,
@@ -31,6 +34,7 @@ from sglang_lite.protocol import (
     Selection,
     Span,
     TemplateError,
+    TokenLogprob,
     Unset,
     Usage,
     ValueValidationError,
@@ -40,6 +44,7 @@ from sglang_lite.text.reasoning import ReasoningParser
 if TYPE_CHECKING:
     from sglang_lite.lang.interpreter import GenOp, SelectOp, StreamExecutor
 
+_T = TypeVar("_T")
 _NO_OPTIONS = GenOptions()
 _HOPELESS = (ParameterError, ConstraintError, CapabilityError, TemplateError, EngineClosedError)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts, doubling
@@ -63,7 +68,7 @@ class Reasoned:
 def at_once(branch: StreamExecutor, op: GenOp) -> bool:
     """Plays a generation whose answer is there without waiting. False: it has to wait."""
     backend = branch.backend
-    if not backend.answers_now or op.node.options is not None or branch.log is not None:
+    if not backend.answers_now or op.node.options is not None or branch.log is not None or not branch.run.plain:
         return False
     generations = backend.answer_now(branch.prompt(), op.params, op.node.constraint)
     if generations is None:
@@ -75,46 +80,85 @@ def at_once(branch: StreamExecutor, op: GenOp) -> bool:
 async def agenerate(branch: StreamExecutor, op: GenOp) -> None:
     """Plays a generation: asks the backend until the answer will do, and appends it."""
     run = branch.run
-    if op.node.options is None and run.deadline is None and not run.settings.retries:
+    if op.node.options is None and run.plain:
         generations = await _ask(branch, op, _NO_OPTIONS, 0, live=True)
         _accept(branch, op, generations, _values(op, generations))
         return
     options = op.node.options or _NO_OPTIONS
     retries = run.settings.retries if options.retries is None else options.retries
-    attempt = 0
-    while True:
-        try:
-            async with _time_limit(branch, options.timeout):
-                # Text that may be taken back is not shown while it comes.
-                generations = await _ask(branch, op, options, attempt, live=not retries and options.check is None)
-            values = _values(op, generations)
-            if options.check is not None:
-                await _check(options.check, values[0], generations[0].text)
-            break
-        except Exception as error:  # foreign backends raise anything
-            if attempt >= retries or isinstance(error, _HOPELESS) or _too_late(branch):
-                raise
-            if not isinstance(error, ValueValidationError):
-                await asyncio.sleep(min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE))
-            attempt += 1
+    live = not retries and options.check is None  # text that may be taken back is not shown while it comes
+
+    async def ask(attempt: int) -> tuple[list[Generation], list[Any]]:
+        async with _limit(options.timeout, "no answer within the node's timeout of"):
+            generations = await _ask(branch, op, options, attempt, live=live)
+        values = _values(op, generations)
+        if options.check is not None:
+            await _check(options.check, values[0], generations[0].text)
+        return generations, values
+
+    generations, values = await _attempts(branch, retries, ask)
+    if not live:
+        _Show(branch, op, options.reasoning).end(generations[0])
     _accept(branch, op, generations, values)
+
+
+async def _attempts(branch: StreamExecutor, retries: int, ask: Callable[[int], Awaitable[_T]]) -> _T:
+    """Asks until there is an answer, the run's time is over, or `retries` more attempts have failed."""
+    settings, deadline = branch.run.settings, branch.run.deadline
+    left = None if deadline is None else deadline - time.monotonic()
+    attempt = 0
+    async with _limit(left, "the run took longer than its timeout of", settings.timeout):
+        while True:
+            try:
+                return await ask(attempt)
+            except Exception as error:  # foreign backends raise anything
+                if attempt >= retries or isinstance(error, _HOPELESS):
+                    raise
+                if not isinstance(error, ValueValidationError):
+                    await asyncio.sleep(min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE))
+                attempt += 1
+
+
+@contextlib.asynccontextmanager
+async def _limit(left: float | None, message: str, timeout: float | None = None) -> AsyncGenerator[None, None]:
+    """Cancels what is inside when it has taken too long.
+
+    Args:
+        left: seconds it may take, None for no limit.
+        timeout: what was asked for, where that is not what is left.
+
+    Raises:
+        RequestTimeoutError: it has.
+    """
+    late = f"{message} {left if timeout is None else timeout:g} s." if left is not None else ""
+    if left is not None and left <= 0:
+        raise RequestTimeoutError(late)
+    try:
+        async with asyncio.timeout(left) as limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():  # it is the backend's own
+            raise
+        raise RequestTimeoutError(late) from None
 
 
 def generate(branch: StreamExecutor, op: GenOp) -> None:
     """`agenerate` on a thread of the backend's pool, for blocking hooks and nodes that wait for nothing else."""
-    generations = _call_hooks(branch.backend, branch, op)
+    show = _Show(branch, op, None) if branch.log is not None else None
+    generations = _call_hooks(branch.backend, branch, op, show)
+    if show is not None:
+        show.end(generations[0])
     _accept(branch, op, generations, _values(op, generations))
 
 
 def needs_loop(branch: StreamExecutor, op: Any) -> bool:
-    """Whether an operation of a backend with blocking hooks has to be played on the executor loop: where there are
-    attempts or a time limit to watch, or another backend to ask."""
+    """Whether an operation of a backend with blocking hooks has to be played on the executor loop: where it waits for
+    other branches (a thread that waited for them could be the one they need), where there are attempts or a time limit
+    to watch, or another backend to ask."""
     node = getattr(op, "node", None)
     if node is None:
-        return False
-    run = branch.run
-    limited = run.deadline is not None or run.settings.retries > 0
-    return limited or getattr(node, "options", None) is not None
+        return hasattr(op, "children")
+    return not branch.run.plain or getattr(node, "options", None) is not None
 
 
 async def _ask(branch: StreamExecutor, op: GenOp, options: GenOptions, attempt: int, *, live: bool) -> list[Generation]:
@@ -122,41 +166,69 @@ async def _ask(branch: StreamExecutor, op: GenOp, options: GenOptions, attempt: 
     backend = branch.backend if options.backend is None else options.backend
     params = op.params
     if attempt and not isinstance(params.seed, Unset):  # the same draws would give the same answer
-        params = replace(params, seed=(params.seed + attempt * 0x9E3779B97F4A7C15) % 2**64)
+        params = replace(params, seed=reseeded(params.seed, attempt))
     stream = branch.log is not None
-    reasoning = ReasoningParser(options.reasoning) if options.reasoning is not None else None
+    show = _Show(branch, op, options.reasoning) if live and stream else None
     done: list[Generation] = []
-    shown = False
     if backend.blocking:
-        events: AsyncGenerator[Delta | Generation, None] = _from_hooks(backend, branch, op)
+        events: AsyncGenerator[Delta | Generation, None] = _from_hooks(backend, branch, op, show)
     else:
         prompt = branch.prompt(same_model=options.backend is None)
         events = backend.agenerate(prompt, params, op.node.constraint, stream=stream)
     async for event in events:  # to its end: only the generator itself, or cancelling it, ends it sooner
         if isinstance(event, Generation):
             done.append(event)
-        elif live and not event.index:
-            shown = True
-            _show(branch, op, event, reasoning)
+        elif show is not None and not event.index:
+            show.piece(event.text, event.logprobs, delta_meta(event))
     if len(done) > 1:
         done.sort(key=lambda g: g.index)
     if not done:
         raise ProgramError(f"{type(backend).__name__} ended without an answer.")
-    if stream and not shown:
-        _show(branch, op, Delta(done[0].text, done[0].token_ids), reasoning)
+    if show is not None:
+        show.end(done[0])
     return done
 
 
-def _show(branch: StreamExecutor, op: GenOp, delta: Delta, reasoning: ReasoningParser | None) -> None:
-    """Puts new text into the streams that are read."""
-    if not delta.text or branch.log is None:
-        return
-    branch.log.append(delta.text)
-    thought, answer = reasoning.push(delta.text) if reasoning is not None else ("", delta.text)
-    if thought and op.thoughts_log is not None:
-        op.thoughts_log.append(thought)
-    if answer and op.log is not None:
-        op.log.append(answer, delta_meta(delta))
+class _Show:
+    """Puts an answer into the streams that are read, piece by piece: all of its text and metadata, none twice."""
+
+    __slots__ = ("_chars", "_early", "_log", "_op", "_parser", "_tokens")
+
+    def __init__(self, branch: StreamExecutor, op: GenOp, reasoning: str | None) -> None:
+        self._log, self._op = branch.log, op
+        self._parser = ReasoningParser(reasoning) if reasoning is not None else None
+        self._chars = self._tokens = 0  # shown so far
+        self._early: dict[str, Any] = {}  # metadata whose text is yet to come
+
+    def piece(self, text: str, logprobs: Sequence[TokenLogprob], meta: dict[str, Any]) -> None:
+        if self._log is None:
+            return
+        self._chars += len(text)
+        self._tokens += len(logprobs)
+        if text:
+            self._log.append(text)
+        self._give(*(("", text) if self._parser is None else self._parser.push(text)), meta)
+
+    def end(self, generation: Generation) -> None:
+        """Shows what has not been shown of a finished answer."""
+        if self._log is None:
+            return
+        rest = Delta(generation.text[self._chars :], logprobs=generation.output_logprobs[self._tokens :])
+        self.piece(rest.text, rest.logprobs, delta_meta(rest))
+        if self._parser is not None:
+            self._give(*self._parser.flush(), {})
+        if self._early and self._op.log is not None:
+            self._op.log.append("", self._early)
+
+    def _give(self, thought: str, answer: str, meta: dict[str, Any]) -> None:
+        op = self._op
+        if self._early:
+            meta = joined_meta(self._early, meta)
+        self._early = {} if thought or answer else meta
+        if thought and op.thoughts_log is not None:
+            op.thoughts_log.append(thought, None if answer else meta)
+        if answer and op.log is not None:
+            op.log.append(answer, meta)
 
 
 def _values(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
@@ -180,11 +252,18 @@ def _values(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
     return texts
 
 
+def reseeded(seed: int | Unset, attempt: int) -> int | Unset:
+    """The seed of a further draw at the same place of a program."""
+    return seed if isinstance(seed, Unset) else (seed + attempt * 0x9E3779B97F4A7C15) % 2**64
+
+
 async def _check(check: Callable[[Any], Any], value: Any, text: str) -> None:
     if inspect.iscoroutinefunction(check):
-        verdict = await check(value)
-    else:
-        verdict = await asyncio.to_thread(check, value)
+        verdict = check(value)
+    else:  # in a thread of its own, as it may wait for other programs, whose checks need threads too
+        verdict = await _elsewhere(lambda job: threading.Thread(target=job, daemon=True).start(), partial(check, value))
+    if inspect.isawaitable(verdict):
+        verdict = await verdict
     if not verdict:
         name = getattr(check, "__name__", "check")
         raise ValueValidationError(f"{name} refused the value {value!r}.", text=text, value=value)
@@ -192,6 +271,11 @@ async def _check(check: Callable[[Any], Any], value: Any, text: str) -> None:
 
 def _accept(branch: StreamExecutor, op: GenOp, generations: Sequence[Generation], values: Sequence[Any]) -> None:
     """Appends the first sample to the text and gives the variable its value."""
+    if branch._at is not op:  # stopped meanwhile
+        return
+    several = not isinstance(op.params.n, Unset) and op.params.n > 1
+    if several and len(generations) != op.params.n:
+        raise ProgramError(f"the backend gave {len(generations)} of {op.params.n} samples.")
     first, options = generations[0], op.node.options or _NO_OPTIONS
     own = options.backend is None
     spans = first.spans if first.spans and own else (Span(first.text),)
@@ -206,7 +290,6 @@ def _accept(branch: StreamExecutor, op: GenOp, generations: Sequence[Generation]
         branch.append((first.text,))
     else:
         branch.append([span if span.ids is not None else span.text for span in spans])
-    several = not isinstance(op.params.n, Unset) and op.params.n > 1
     op.cell.record = list(generations) if several else first
     branch.run.played(op.cell.record)
     op.cell.set(list(values) if several else values[0])
@@ -214,49 +297,23 @@ def _accept(branch: StreamExecutor, op: GenOp, generations: Sequence[Generation]
         op.log.close()
 
 
-@contextlib.asynccontextmanager
-async def _time_limit(branch: StreamExecutor, timeout: float | None) -> AsyncGenerator[None, None]:
-    """Cancels what is inside when the node or the run has taken too long.
-
-    Raises:
-        RequestTimeoutError: it has.
-    """
-    deadline = branch.run.deadline
-    left = None if deadline is None else deadline - time.monotonic()
-    limit = min((t for t in (timeout, left) if t is not None), default=None)
-    try:
-        async with asyncio.timeout(limit):
-            yield
-    except TimeoutError as error:
-        if isinstance(error, RequestTimeoutError) or limit is None:
-            raise
-        if limit == left:
-            message = f"the run took longer than its timeout of {branch.run.settings.timeout:g} s."
-        else:
-            message = f"no answer within the node's timeout of {timeout:g} s."
-        raise RequestTimeoutError(message) from None
-
-
-def _too_late(branch: StreamExecutor) -> bool:
-    return branch.run.deadline is not None and time.monotonic() >= branch.run.deadline
-
-
 # ------------------------------------------------------------------------------------- SGLang's blocking hooks
 
 
-def _call_hooks(backend: BaseBackend, branch: StreamExecutor, op: GenOp) -> list[Generation]:
-    """Calls `generate` or `generate_stream`. In a stream, what comes is shown while it comes."""
+def _call_hooks(backend: BaseBackend, branch: StreamExecutor, op: GenOp, show: _Show | None) -> list[Generation]:
+    """Calls `generate` or, in a stream of one sample, `generate_stream`."""
     given = SglSamplingParams.of(op.params, op.node.constraint)
-    if branch.log is None:
+    if branch.log is None or given.n > 1:
         text, meta = backend.generate(branch, given)
         texts = text if isinstance(text, list) else [text]
         metas = meta if isinstance(meta, list) else [meta] * len(texts)
         return [_generation(t, m, i) for i, (t, m) in enumerate(zip(texts, metas))]
     pieces: list[str] = []
     meta = {}
-    for piece, meta in backend.generate_stream(branch, given):  # noqa: B007 # the last one is the node's
+    for piece, meta in backend.generate_stream(branch, given):  # the last one is the node's
         pieces.append(piece)
-        _show(branch, op, Delta(piece), None)
+        if show is not None:
+            show.piece(piece, (), meta or {})
     return [_generation("".join(pieces), meta, 0)]
 
 
@@ -273,14 +330,20 @@ def _generation(text: str, meta: dict[str, Any] | None, index: int) -> Generatio
 
 
 async def _from_hooks(
-    backend: BaseBackend, branch: StreamExecutor, op: GenOp
+    backend: BaseBackend, branch: StreamExecutor, op: GenOp, show: _Show | None
 ) -> AsyncGenerator[Delta | Generation, None]:
-    for event in await _in_pool(backend, partial(_call_hooks, backend, branch, op)):
+    for event in await in_pool(backend, partial(_call_hooks, backend, branch, op, show)):
         yield event
 
 
-async def _in_pool(backend: BaseBackend, work: Callable[[], Any]) -> Any:
+async def in_pool(backend: BaseBackend, work: Callable[[], Any]) -> Any:
     """Runs blocking work on the backend's pool. Cancelling leaves the thread to finish by itself."""
+    return await _elsewhere(backend.pool.submit, work)
+
+
+async def _elsewhere(submit: Callable[[Callable[[], object]], object], work: Callable[[], Any]) -> Any:
+    """What `work` gives on the thread that `submit` has jobs run on, in this task's context."""
+    context = copy_context()
     mailbox = Mailbox(asyncio.get_running_loop())
     future: asyncio.Future[Any] = mailbox.loop.create_future()
 
@@ -290,19 +353,14 @@ async def _in_pool(backend: BaseBackend, work: Callable[[], Any]) -> Any:
 
     def run() -> None:
         try:
-            result, failure = work(), None
-        except Exception as error:  # a hook may raise anything; it is the caller's
-            result, failure = None, error
+            result, failure = context.run(work), None
+        except BaseException as error:  # a hook may raise anything; it is the caller's, as far as a future takes it
+            passes = isinstance(error, Exception) and not isinstance(error, StopIteration)
+            result, failure = None, error if passes else located(error, None)
         mailbox.post(settle, result, failure)
 
-    backend.pool.submit(run)
+    submit(run)
     return await future
-
-
-def before_fork(branch: StreamExecutor, size: int) -> None:
-    """SGLang's hint: several continuations of this text will follow."""
-    if size > 1 and branch.backend.blocking:
-        branch.backend.commit_lazy_operations(branch)
 
 
 # ------------------------------------------------------------------------------------------------ selecting
@@ -310,7 +368,7 @@ def before_fork(branch: StreamExecutor, size: int) -> None:
 
 def select_at_once(branch: StreamExecutor, op: SelectOp) -> bool:
     """Plays a selection whose scores are there without waiting. False: it has to wait."""
-    if not branch.backend.answers_now or op.node.multi is not None or branch.log is not None:
+    if not branch.backend.answers_now or op.node.multi is not None or branch.log is not None or not branch.run.plain:
         return False
     node = op.node
     selection = branch.backend.select_now(
@@ -325,18 +383,26 @@ def select_at_once(branch: StreamExecutor, op: SelectOp) -> bool:
 async def aselect(branch: StreamExecutor, op: SelectOp) -> None:
     """Plays a selection."""
     backend, node = branch.backend, op.node
+    if backend.blocking:
+        decision = await _retried(branch, partial(in_pool, backend, partial(_select_hook, branch, op)))
+        _picked(branch, op, None, decision)
+    elif node.multi is None:
+        selection = await _score(branch, node, node.choices)
+        _picked(branch, op, selection, decide(node, selection, op.seed))
+    else:
+        await _select_several(branch, op)
+
+
+async def _retried(branch: StreamExecutor, ask: Callable[[], Awaitable[_T]]) -> _T:
+    return await (ask() if branch.run.plain else _attempts(branch, branch.run.settings.retries, lambda _: ask()))
+
+
+async def _score(branch: StreamExecutor, node: SglSelect, texts: Sequence[str]) -> Selection:
     unconditional = node.choices_method.requires_unconditional_logprobs
-    async with _time_limit(branch, None):
-        if backend.blocking:
-            _picked(branch, op, None, await _in_pool(backend, partial(_select_hook, branch, op)))
-        elif node.multi is None:
-            selection = await backend.aselect(branch.prompt(), node.choices, unconditional=unconditional)
-            _picked(branch, op, selection, decide(node, selection, op.seed))
-        else:
-            await _select_several(branch, op, unconditional)
+    return await _retried(branch, partial(branch.backend.aselect, branch.prompt(), texts, unconditional=unconditional))
 
 
-async def _select_several(branch: StreamExecutor, op: SelectOp, unconditional: bool) -> None:
+async def _select_several(branch: StreamExecutor, op: SelectOp) -> None:
     node, multi = op.node, op.node.multi
     assert multi is not None
     left, taken, records = list(node.choices), list[str](), []
@@ -344,8 +410,10 @@ async def _select_several(branch: StreamExecutor, op: SelectOp, unconditional: b
         before = multi.separator if taken else ""
         texts = [before + choice for choice in left] + ([multi.end] if taken else [])
         step = replace(node, choices=tuple(texts), multi=None)
-        selection = await branch.backend.aselect(branch.prompt(), texts, unconditional=unconditional)
-        records.append((selection, decide(step, selection, op.seed)))
+        selection = await _score(branch, step, texts)
+        if branch._at is not op:  # as in _accept
+            return
+        records.append((selection, decide(step, selection, reseeded(op.seed, len(taken)))))
         decision = records[-1][1].decision
         if decision == multi.end:
             break
@@ -375,6 +443,8 @@ def _select_hook(branch: StreamExecutor, op: SelectOp) -> ChoicesDecision:
 
 
 def _picked(branch: StreamExecutor, op: SelectOp, selection: Selection | None, decision: ChoicesDecision) -> None:
+    if branch._at is not op:  # as in _accept
+        return
     branch.write(decision.decision)
     op.cell.record = (selection or Selection((), picked=decision.decision), decision)
     branch.run.played(op.cell.record)

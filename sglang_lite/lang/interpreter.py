@@ -19,10 +19,10 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import Context, ContextVar
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 from sglang_lite.lang import generation
@@ -68,6 +68,8 @@ from sglang_lite.text.chat_template import ChatTemplate
 logger = logging.getLogger("sglang_lite")
 
 NO_PARAMS = SamplingParams()
+_NO_CONTEXT = Context()
+_UNKNOWN_TO_HOOKS = ("seed", "include_stop", "repetition_penalty", "logit_bias", "token_ids_logprob")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +100,24 @@ class Run:
         body_open: the body is still running, so that names may yet be declared.
         is_async: the body is a coroutine, whose event loop no read may block.
         body: the task of a streaming coroutine body, which nobody else may hold.
+        loop: the event loop that a coroutine body runs on, where that is the caller's.
+        plain: neither retries nor a timeout are to be watched.
+        context: of whoever has run it: what is played elsewhere is played in copies of it.
     """
 
     __slots__ = (
-        "_last_end", "_records", "_started", "_template", "backend", "body", "body_open", "deadline", "is_async",
-        "settings",
+        "_last_end", "_records", "_started", "_template", "backend", "body", "body_open", "context", "deadline",
+        "is_async", "loop", "plain", "settings",
     )  # fmt: skip
 
     def __init__(self, backend: BaseBackend, settings: RunSettings, *, is_async: bool = False) -> None:
         self.backend, self.settings, self.is_async = backend, settings, is_async
         self.deadline = None if settings.timeout is None else time.monotonic() + settings.timeout
+        self.plain = self.deadline is None and not settings.retries
         self.body_open = True
         self.body: Any = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.context = _NO_CONTEXT
         self._template: ChatTemplate | None = None
         self._records: list[Any] = []
         self._started = self._last_end = time.perf_counter()
@@ -207,7 +215,15 @@ class MarkOp:
     back: bool
 
 
-Op: TypeAlias = "str | GenOp | SelectOp | ImageOp | TurnOp | ScopeOp | ForkOp | JoinOp | ReadOp | MarkOp"
+@dataclass(slots=True)
+class HookOp:
+    """Tells a backend that defines the hook; on its pool of threads, as the hook may block."""
+
+    hook: str
+    args: tuple[Any, ...]
+
+
+Op: TypeAlias = "str | GenOp | SelectOp | ImageOp | TurnOp | ScopeOp | ForkOp | JoinOp | ReadOp | MarkOp | HookOp"
 
 
 Piece: TypeAlias = str | Span | Image | Reasoned
@@ -233,9 +249,9 @@ class StreamExecutor:
     """
 
     __slots__ = (
-        "__weakref__", "_cells", "_children", "_failure", "_failure_seen", "_forks", "_lock", "_logs", "_messages",
-        "_nodes", "_pieces", "_playing", "_promises", "_queue", "_role", "_scope_starts", "_scopes", "_sid", "_task",
-        "_turn", "_turns", "backend", "fork_start", "log", "path", "run",
+        "__weakref__", "_at", "_cells", "_children", "_failure", "_failure_seen", "_lock", "_logs", "_messages",
+        "_nodes", "_pieces", "_promises", "_queue", "_role", "_scope_starts", "_scopes", "_sid", "_task", "_turn",
+        "_turns", "backend", "fork_start", "log", "path", "run",
     )  # fmt: skip
 
     def __init__(self, run: Run, path: str = "") -> None:
@@ -243,7 +259,7 @@ class StreamExecutor:
         self._sid = ""
         self._lock = threading.Lock()
         self._queue: deque[Op] = deque()
-        self._playing = False
+        self._at: Op | None = None  # what is being played: who plays it owns the branch, as long as it stays here
         self._failure: SglError | None = None
         self._failure_seen = False
         self._task: asyncio.Task[None] | None = None
@@ -328,10 +344,13 @@ class StreamExecutor:
         backend = self.backend if node.options is None or node.options.backend is None else node.options.backend
         if backend.capabilities is not EVERYTHING:
             backend.check(node, params, node.constraint, where)
-        cell, log = self._declare(node.name, where)
+        if backend.blocking and params is not NO_PARAMS:
+            for field in _UNKNOWN_TO_HOOKS:
+                if not isinstance(getattr(params, field), Unset):
+                    raise backend.refusal(node, field, "SGLang's blocking hooks have no such parameter.", where)
+        kind = None if node.value_type is None else node.value_type.annotation
+        cell, log = self._declare(node.name, where, kind)
         op = GenOp(node, params, cell, log)
-        if node.value_type is not None:
-            cell.kind = node.value_type.annotation
         if node.options is not None and node.options.reasoning is not None:
             name = f"{node.name}_reasoning_content" if node.name is not None else None
             op.thoughts, op.thoughts_log = self._declare(name, where)
@@ -352,13 +371,13 @@ class StreamExecutor:
         with self._lock:
             failure = self._failure
             if failure is None:
-                if self._playing:
+                if self._at is not None:
                     self._queue.append(op)
                     return
                 if type(op) is str:
                     self.write(op)
                     return
-                self._playing = True
+                self._at = op
         if failure is None:
             self._play_on(op)
         else:
@@ -371,9 +390,11 @@ class StreamExecutor:
         for image in images:
             self._put(ImageOp(image, where))
             self._put(token)
+        self.tell("fill_image", self)
 
-    def _declare(self, name: str | None, where: Location | None) -> tuple[Cell, TextLog | None]:
+    def _declare(self, name: str | None, where: Location | None, kind: Any = None) -> tuple[Cell, TextLog | None]:
         cell = Cell(where)
+        cell.kind = kind  # before the name is known: readers wait for that
         if name is None:
             return cell, None
         log = TextLog() if self.log is not None else None
@@ -382,9 +403,9 @@ class StreamExecutor:
 
     def _name(self, name: str, cell: Cell, log: TextLog | None = None) -> None:
         with self._lock:
-            self._cells[name] = cell
-            if log is not None:
+            if log is not None:  # first: who finds the cell looks for the log
                 self._logs[name] = log
+            self._cells[name] = cell
             promise = self._promises.pop(name, None) if self._promises else None
         if promise is not None:
             promise.set(None)
@@ -407,7 +428,7 @@ class StreamExecutor:
                 self._put(system)
                 self._end_turn("system", where)
             prefix, suffix = template.get_prefix_and_suffix(role, [{"role": r, "content": ""} for r in self._turns])
-        except SglError as error:
+        except Exception as error:  # templates are foreign code
             raise located(error, where) from error
         self._role = role, suffix
         self._put(prefix)
@@ -430,10 +451,18 @@ class StreamExecutor:
         for child in children:
             child._cells = dict(self._cells)
             child._turns, child._role = list(self._turns), self._role
-            child._playing = True  # until the parent gets there
+            child._at = ""  # nothing, until the parent gets there
         self._children += children
+        if size > 1:
+            self.tell("commit_lazy_operations", self)
         self._put(ForkOp(children))
+        self.tell("fork_program", self, children, None)
         return children
+
+    def tell(self, hook: str, *args: Any) -> None:
+        """Calls a hook of the backend when everything before has been played; nothing where it defines none."""
+        if hook in self.backend.hooks:
+            self._put(HookOp(hook, args))
 
     def join_text(self, children: list[StreamExecutor], where: Location | None) -> None:
         """Appends what the children have added to the parent's text."""
@@ -467,6 +496,12 @@ class StreamExecutor:
     def end(self) -> None:
         """The body has ended: names that were not declared never will be, and the text is complete."""
         self.run.body_open = False
+        if self._promises or self._children or self.log is not None:
+            for branch in self._tree():
+                branch._declare_no_more()
+        self.tell("end_program", self)
+
+    def _declare_no_more(self) -> None:
         if self._promises:
             with self._lock:
                 promises, self._promises = self._promises, {}
@@ -478,14 +513,18 @@ class StreamExecutor:
     def abandon(self, error: BaseException) -> None:
         """The body has raised, and its caller is told: what is still under way is stopped, in every branch."""
         self._failure_seen = True
+        if isinstance(error, SglError) and error.where is None:
+            error.where = _raised_at(error)
         if not isinstance(error, Exception):
             error = RequestAbortedError(f"the program was interrupted by {type(error).__name__}.")
         self.stop(located(error, _raised_at(error)))
 
     def stop(self, error: SglError) -> None:
-        """Fails the branch and those forked from it, and cancels what their backends are doing."""
+        """Fails the branch and those forked from it, and cancels what their backends are doing. Who stops it knows."""
+        self._failure_seen = True
         with self._lock:
-            busy = self._playing or bool(self._queue) or (self.log is not None and not self.log.closed)
+            ending = isinstance(self._at, HookOp) and self._at.hook == "end_program"  # nothing is left but to tell so
+            busy = (self._at is not None and not ending) or (self.log is not None and not self.log.closed)
         task = self._fail(error) if busy else None
         if task is not None:
             executor().post(task.cancel)
@@ -499,6 +538,7 @@ class StreamExecutor:
         cell = self._cells.get(name)
         while cell is None:
             promise = self._promise(name, where)
+            self.may_block(f"await s.get({name!r})", where)
             promise.wait()
             cell = self._cells.get(name)
         return cell
@@ -527,16 +567,52 @@ class StreamExecutor:
         known = ", ".join(map(repr, self._cells)) or "none"
         return UnknownVariableError(f"the program has no variable {name!r}; it has: {known}.", where=where)
 
+    def may_block(self, instead: str, where: Location | None) -> None:
+        """Whoever is going to block asks this first.
+
+        Raises:
+            ProgramError: the coroutine body that is waited for needs the event loop of this thread.
+        """
+        run = self.run
+        if not (run.is_async and run.body_open):
+            return
+        with contextlib.suppress(RuntimeError):  # no event loop is running here
+            if asyncio.get_running_loop() is run.loop or current_run.get() is run:
+                raise ProgramError(
+                    "reading would block the event loop of an async program.", hint=f"Use {instead}.", where=where
+                )
+
     def read(self, what: Callable[[StreamExecutor], Any], where: Location | None = None) -> Cell:
         """A cell for something about the branch as it is after everything queued so far."""
         cell = Cell(where)
         self._put(ReadOp(cell, what))
         return cell
 
-    async def finished(self) -> None:
-        """Waits until everything queued so far has been played or has failed."""
-        with contextlib.suppress(SglError):
-            await self.read(nothing).get()
+    def when_finished(self, callback: Callable[[], object]) -> None:
+        """Calls back when everything queued so far, in every branch, has been played or has failed."""
+        if not self._children:
+            self.read(nothing).when_done(callback)
+            return
+        branches = list(self._tree())
+        left = itertools.count(len(branches) - 1, -1)  # counts down atomically: branches end on several threads
+
+        def one_more() -> None:
+            if not next(left):
+                callback()
+
+        for branch in branches:
+            branch.read(nothing).when_done(one_more)
+
+    def finished(self) -> Cell:
+        """A cell that is set when everything queued so far, in every branch, has been played or has failed."""
+        cell = Cell()
+        self.when_finished(lambda: cell.set(None))
+        return cell
+
+    def _tree(self) -> Iterator[StreamExecutor]:
+        yield self
+        for child in self._children:
+            yield from child._tree()
 
     @property
     def failure(self) -> SglError | None:
@@ -552,28 +628,22 @@ class StreamExecutor:
 
     # -------------------------------------------------------------------------------- the playing side
 
-    def _play_on(self, op: Op | None = None) -> None:
-        """Plays what can be played at once, and hands the rest to where it can wait. The caller owns the branch."""
-        op = self._advance(op)
-        if op is not None:
-            self._hand_over(op)
+    def _play_on(self, op: Op) -> None:
+        """Plays `op`, which the branch is at, and on; hands what has to wait to where it can."""
+        waits = self._advance(op)
+        if waits is not None:
+            self._hand_over(waits)
 
     def _hand_over(self, op: Op) -> None:
         if self.backend.blocking and not generation.needs_loop(self, op):
-            self.backend.pool.submit(lambda: self._play_blocking(op))
+            self.backend.pool.submit(partial(self.run.context.copy().run, self._play_blocking, op))
         else:
             executor().post(self._start, op)
 
-    def _advance(self, op: Op | None = None) -> Op | None:
-        """Plays `op` and the queue up to the first operation that has to wait, and returns that; None when nothing is
-        left to play, and the branch has no owner any more."""
+    def _advance(self, op: Op) -> Op | None:
+        """Plays `op`, which the branch is at, and the queue up to the first operation that has to wait, and returns
+        that; None where the caller does not own the branch any more: nothing is left to play, or it was stopped."""
         while True:
-            if op is None:
-                with self._lock:
-                    if not self._queue:
-                        self._playing = False
-                        return None
-                    op = self._queue.popleft()
             try:
                 if type(op) is str:
                     self.write(op)
@@ -584,70 +654,103 @@ class StreamExecutor:
                 if not isinstance(error, Exception):
                     raise
                 return None
-            op = None
+            with self._lock:  # as in _next, which is not called: this is the hottest loop there is
+                if self._at is not op:
+                    return None
+                if not self._queue:
+                    self._at = None
+                    return None
+                op = self._at = self._queue.popleft()
+
+    def _next(self, op: Op) -> Op | None:
+        """What comes after `op`, which the caller has played; None as in _advance."""
+        with self._lock:
+            if self._at is not op:
+                return None
+            self._at = self._queue.popleft() if self._queue else None
+            return self._at
+
+    def _play_after(self, op: Op) -> Op | None:
+        """`_advance` from what comes after `op`."""
+        following = self._next(op)
+        return None if following is None else self._advance(following)
 
     def _start(self, op: Op) -> None:
         with self._lock:
-            failure = self._failure
-            if failure is None:
-                self._task = asyncio.get_running_loop().create_task(self._play(op))
-        if failure is not None:
-            _fail_op(op, failure)
+            if self._at is op:
+                loop = asyncio.get_running_loop()
+                self._task = loop.create_task(self._play(op), context=self.run.context.copy())
 
-    async def _play(self, op: Op | None) -> None:
-        """Plays on the executor loop from `op` on."""
-        while op is not None:
+    async def _play(self, waits: Op) -> None:
+        """Plays on the executor loop from an operation on that has to wait."""
+        current_run.set(self.run)
+        task, op = self._task, waits
+        while True:
             try:
                 if isinstance(op, JoinOp):
-                    for child in op.children:
-                        self._pieces += await child.read(_added, op.where).get()
+                    added = [piece for child in op.children for piece in await child.read(_added, op.where).get()]
+                    if self._at is op:
+                        self._pieces += added
+                elif isinstance(op, HookOp):
+                    await generation.in_pool(self.backend, partial(_call_hook, self.backend, op))
                 elif isinstance(op, GenOp):
                     await generation.agenerate(self, op)
                 else:
                     assert isinstance(op, SelectOp)
                     await generation.aselect(self, op)
+                following = self._play_after(op)
             except asyncio.CancelledError:
                 self._fail(RequestAbortedError("the program was cancelled."), op)
                 return
-            except Exception as error:  # as in _advance
+            except BaseException as error:  # as in _advance; no SystemExit of a backend may end this thread
                 self._fail(error, op)
                 return
-            op = self._advance()
-        self._task = None
+            if following is None:
+                break
+            op = following
+        if self._task is task:
+            self._task = None
 
-    def _play_blocking(self, op: Op | None) -> None:
-        """Plays on a thread of the backend's pool from `op` on."""
-        while op is not None:
-            if self._failure is not None:
-                _fail_op(op, self._failure)
-                return
+    def _play_blocking(self, waits: Op) -> None:
+        """Plays on a thread of the backend's pool from an operation on that has to wait."""
+        current_run.set(self.run)
+        op: Op | None = waits
+        while op is not None and self._at is op:
             try:
-                if isinstance(op, JoinOp):
-                    for child in op.children:
-                        self._pieces += child.read(_added, op.where).wait()
+                if isinstance(op, HookOp):
+                    _call_hook(self.backend, op)
                 elif isinstance(op, GenOp):
                     generation.generate(self, op)
                 else:
                     assert isinstance(op, SelectOp)
                     generation.select(self, op)
-            except Exception as error:  # as in _advance
+                following = self._play_after(op)
+            except BaseException as error:  # as in _play
                 self._fail(error, op)
                 return
-            op = self._advance()
-            if op is not None and generation.needs_loop(self, op):
-                self._hand_over(op)
+            if following is not None and generation.needs_loop(self, following):
+                self._hand_over(following)
                 return
+            op = following
 
     def _fail(self, error: BaseException, op: Op | None = None) -> asyncio.Task[None] | None:
-        """Fails the branch, everything queued and `op`. Returns the task that was playing."""
-        where = getattr(getattr(op, "cell", op), "where", None)
+        """Fails the branch, with everything that is queued or being played. Returns the task that was playing.
+
+        Args:
+            op: what its player tells to have failed; one that was stopped meanwhile has nothing to tell.
+        """
         with self._lock:
-            failure = self._failure = self._failure or located(error, where)
+            at, self._at = self._at, None
+            if op is not None and at is not op:
+                self._at = at
+                return None
+            failure = self._failure = self._failure or located(error, getattr(getattr(op, "cell", op), "where", None))
             left, logs = list(self._queue), list(self._logs.values())
             self._queue.clear()
-            self._playing = False
             task, self._task = self._task, None
-        for each in ([op] if op is not None else []) + left:
+        if at is not None and not isinstance(at, HookOp):  # a hook is called already
+            left.insert(0, at)
+        for each in left:
             _fail_op(each, failure)
         for log in logs:
             log.close(failure)
@@ -724,14 +827,13 @@ class StreamExecutor:
         return True
 
     def _fork_at_once(self, op: ForkOp) -> bool:
-        generation.before_fork(self, len(op.children))
         for child in op.children:
             child._pieces, child._messages = list(self._pieces), list(self._messages)
             child._turn = self._turn
             child.fork_start = len(self._pieces)
             if self.log is not None and child.log is not None:
                 child.log.append(self._text_from(0))
-            child._play_on()
+            child._play_on("")
         return True
 
     def _join_at_once(self, op: JoinOp) -> bool:
@@ -805,7 +907,7 @@ class StreamExecutor:
 
     @property
     def is_finished(self) -> bool:
-        return not self._playing and not self.run.body_open
+        return self._at is None and not self.run.body_open
 
     def get_var(self, name: str) -> Any:
         return self.cell(name).wait()
@@ -848,13 +950,29 @@ _AT_ONCE: dict[type, Callable[[StreamExecutor, Any], bool]] = {
     JoinOp: StreamExecutor._join_at_once,
     ReadOp: StreamExecutor._read_at_once,
     MarkOp: StreamExecutor._mark_at_once,
+    HookOp: lambda branch, op: False,
 }
+
+
+def _call_hook(backend: BaseBackend, op: HookOp) -> None:
+    getattr(backend, op.hook)(*op.args)
+
+
+def _call_last_hook(backend: BaseBackend, op: HookOp) -> None:
+    try:
+        _call_hook(backend, op)
+    except Exception:  # its program has failed already, with another error
+        logger.exception("%s of %s failed", op.hook, type(backend).__name__)
 
 
 def _fail_op(op: Op, failure: SglError) -> None:
     if isinstance(op, ForkOp):
         for child in op.children:
             child._fail(failure)
+    elif isinstance(op, HookOp):
+        if op.hook == "end_program":  # a program that failed has ended too
+            branch: StreamExecutor = op.args[0]
+            branch.backend.pool.submit(partial(_call_last_hook, branch.backend, op))
     elif isinstance(op, GenOp | SelectOp | ReadOp | ScopeOp):
         op.cell.fail(failure)
         if isinstance(op, GenOp) and op.thoughts is not None:

@@ -61,6 +61,11 @@ def executor() -> Mailbox:
     return _executor
 
 
+def on_executor() -> bool:
+    """Whether this is the executor loop's thread, which must not wait for what it executes itself."""
+    return _executor is not None and asyncio._get_running_loop() is _executor.loop
+
+
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     loop.run_forever()

@@ -17,6 +17,7 @@ _MAGIC = (
     (b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"),
     (b"BM", "image/bmp"), (b"II*\0", "image/tiff"), (b"MM\0*", "image/tiff"),
 )  # fmt: skip
+_PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA")  # PIL's modes that a PNG file can have
 
 
 def load_image(source: Any, where: Location | None = None) -> Image:
@@ -40,7 +41,7 @@ def load_image(source: Any, where: Location | None = None) -> Image:
         data = bytes(source)
     elif hasattr(source, "save") and hasattr(source, "mode"):  # a PIL image
         buffer = io.BytesIO()
-        source.save(buffer, format="PNG")
+        (source if source.mode in _PNG_MODES else source.convert("RGB")).save(buffer, format="PNG")
         data = buffer.getvalue()
     elif hasattr(source, "shape") and hasattr(source, "dtype"):
         data = _png(source, where)
@@ -94,7 +95,7 @@ def _media_type(data: bytes, where: Location | None) -> str:
 def _png(array: Any, where: Location | None) -> bytes:
     """A uint8 array as a PNG file (RFC 2083)."""
     shape = tuple(array.shape)
-    if "uint8" not in str(array.dtype) or len(shape) not in (2, 3):
+    if "uint8" not in str(array.dtype) or len(shape) not in (2, 3) or 0 in shape:
         raise ParameterError(
             "image", f"an array of {array.dtype} {list(shape)} is no image.", hint="Give uint8 [height, width, 3].",
             where=where,
@@ -106,7 +107,7 @@ def _png(array: Any, where: Location | None) -> bytes:
     colour = {1: 0, 3: 2, 4: 6}.get(channels)
     if colour is None:
         raise ParameterError("image", f"{channels} channels; 1, 3 or 4 are possible.", where=where)
-    pixels = bytes(array.contiguous().numpy() if hasattr(array, "contiguous") else array.tobytes())
+    pixels = bytes(array.cpu().contiguous().numpy() if hasattr(array, "contiguous") else array.tobytes())
     height, width = shape[:2]
     row = width * channels
     raw = b"".join(b"\0" + pixels[i * row : (i + 1) * row] for i in range(height))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -14,6 +15,8 @@ _NAMES = (
     "frequency_penalty", "presence_penalty", "ignore_eos", "return_logprob", "logprob_start_len", "top_logprobs_num",
     "return_text_in_logprobs", "seed", "include_stop", "repetition_penalty", "logit_bias",
 )  # fmt: skip
+_FLAGS = frozenset({"ignore_eos", "return_logprob", "return_text_in_logprobs", "include_stop"})
+_FLOATS = frozenset({"temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"})
 
 
 def gen_params(*values: Any) -> SamplingParams:
@@ -35,19 +38,43 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
     Raises:
         ParameterError: a value of the wrong type. (Ranges are the backend's to check: they differ.)
     """
-    values = {name: value for name, value in given.items() if value is not None}
-    for name in ("stop", "stop_regex"):
-        if name in values:
-            values[name] = _strings(name, values[name])
-    for name in ("stop_token_ids", "token_ids_logprob"):
-        if name in values:
-            values[name] = tuple(values[name])
-    if "logit_bias" in values:
-        values["logit_bias"] = tuple(sorted((int(k), float(v)) for k, v in dict(values["logit_bias"]).items()))
+    values = {name: _checked(name, value) for name, value in given.items() if value is not None}
     return SamplingParams(**values)
 
 
+def _checked(name: str, value: Any) -> Any:
+    if name in ("stop", "stop_regex"):
+        return _strings(name, value)
+    if name in ("stop_token_ids", "token_ids_logprob"):
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            raise ParameterError(name, f"{value!r} is not a list of token ids.")
+        return tuple(_number(name, i, int) for i in value)
+    if name == "logit_bias":
+        if not isinstance(value, Mapping):
+            raise ParameterError(name, f"{value!r} is not a mapping from token ids to numbers.")
+        return tuple(sorted((_token_id(k), _number(name, v, float)) for k, v in value.items()))
+    if name in _FLAGS:
+        if not isinstance(value, bool):
+            raise ParameterError(name, f"{value!r} is not True or False.")
+        return value
+    return _number(name, value, float if name in _FLOATS else int)
+
+
+def _token_id(key: Any) -> Any:
+    """A key of `logit_bias`; OpenAI's users write ids as strings."""
+    return int(key) if isinstance(key, str) and key.isdecimal() else _number("logit_bias", key, int)
+
+
+def _number(name: str, value: Any, kind: type) -> Any:
+    allowed = numbers.Real if kind is float else numbers.Integral
+    if isinstance(value, bool) or not isinstance(value, allowed):
+        raise ParameterError(name, f"{value!r} is not a {'number' if kind is float else 'whole number'}.")
+    return kind(value)
+
+
 def _strings(name: str, value: str | Iterable[str]) -> tuple[str, ...]:
+    if not isinstance(value, Iterable):
+        raise ParameterError(name, f"{value!r} is not a string or a list of strings.")
     texts = (value,) if isinstance(value, str) else tuple(value)
     for text in texts:
         if not isinstance(text, str) or not text:

@@ -13,11 +13,12 @@ from sglang_lite.protocol import CapabilityError, Delta, Generation, Selection, 
 
 
 def meta_info(record: Any) -> dict[str, Any] | None:
-    """SGLang's meta_info of a node: of a generation (a list of them for several samples) or a selection."""
+    """SGLang's meta_info of a node: of a generation or a selection, or of the list of them that several samples or
+    branches give."""
     if isinstance(record, Generation):
         return _generation(record)
     if isinstance(record, list):
-        return {"samples": [_generation(g) for g in record]}
+        return {"samples": [meta_info(each) for each in record]}
     if isinstance(record, tuple):
         selection, decision = record
         usage = selection.usage
@@ -49,6 +50,12 @@ def _generation(g: Generation) -> dict[str, Any]:
 def delta_meta(delta: Delta) -> dict[str, Any]:
     """The metadata of one piece of a stream."""
     return _logprobs("output", delta.logprobs)
+
+
+def joined_meta(early: dict[str, Any], late: dict[str, Any]) -> dict[str, Any]:
+    """The metadata of two pieces as that of one: their log-probabilities one after another, else what came later."""
+    lists = {key for key in early.keys() & late.keys() if key.startswith("output_") and key.endswith("_logprobs")}
+    return {**early, **late, **{key: [*early[key], *late[key]] for key in lists}}
 
 
 def _logprobs(kind: str, entries: Sequence[TokenLogprob]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
@@ -10,7 +11,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from sglang_lite.lang.futures import Cell, TextLog
-from sglang_lite.lang.interpreter import Mark, StreamExecutor, all_messages, nothing, whole_text
+from sglang_lite.lang.interpreter import Mark, StreamExecutor, all_messages, current_run, nothing, whole_text
 from sglang_lite.lang.ir import (
     SglExpr,
     SglExprList,
@@ -52,7 +53,8 @@ class _Scope:
         return self._state
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._state.stream_executor.submit(self._end, user_location())
+        with contextlib.suppress(*([SglError] if error is not None else [])):  # what the body raised is what counts
+            self._state.stream_executor.submit(self._end, user_location())
 
 
 class _CopyScope:
@@ -265,11 +267,9 @@ class ProgramState:
         return self.stream_executor.error()
 
     def _wait(self, cell: Cell, name: str | None = None) -> Any:
-        if not cell.done and self.stream_executor.run.is_async and in_event_loop():
+        if not cell.done and self.stream_executor.run.is_async:
             what = f"await s.get({name!r})" if name is not None else "await s.async_sync() first"
-            raise ProgramError(
-                "reading would block the event loop of an async program.", hint=f"Use {what}.", where=user_location()
-            )
+            self.stream_executor.may_block(what, user_location())
         try:
             return cell.wait()
         except SglError:
@@ -286,6 +286,13 @@ class ProgramState:
             yield self.text() if var_name is None else str(self.raw(var_name))
             return
         log: TextLog | None = executor.log
+        if not executor.log.closed:
+            executor.may_block("text_async_iter", user_location())
+        if var_name is None and executor.run.body_open and current_run.get() is executor.run:
+            raise ProgramError(
+                "the text ends when the program does, which can't wait for it.", hint="Name a variable, or use text().",
+                where=user_location(),
+            )  # fmt: skip
         if var_name is not None:
             executor.cell(var_name, user_location())
             log = executor._logs.get(var_name)
@@ -295,7 +302,8 @@ class ProgramState:
         assert log is not None
         executor._failure_seen = True
         for text, _ in log:
-            yield text
+            if text:
+                yield text
 
     async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
         """`text_iter` for coroutines. With a name and `return_meta_data`: (text, metadata) pairs."""
@@ -315,7 +323,10 @@ class ProgramState:
             return
         executor._failure_seen = True
         async for text, meta in log:
-            yield (text, meta or {}) if with_meta else text
+            if with_meta:
+                yield text, meta or {}
+            elif text:
+                yield text
 
     def partial_iter(self, var_name: str) -> Iterator[Any]:
         """A typed variable while it is written: each time the text allows it, the value so far, with what has not come

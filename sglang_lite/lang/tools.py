@@ -11,10 +11,12 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NotRequired
+
+from typing_extensions import TypedDict
 
 from sglang_lite.constraints.schema import json_schema
-from sglang_lite.constraints.types import ValueType
+from sglang_lite.constraints.types import ValueType, for_pydantic
 from sglang_lite.protocol import Location, ParameterError, ProgramError, ValueValidationError
 
 
@@ -51,25 +53,29 @@ def tools_type(tools: Sequence[Callable[..., Any]]) -> ValueType:
     """What text spells a call of one of the tools, or an answer; values are ToolCall or str.
 
     Raises:
-        ParameterError: no tools, two of one name, or a parameter without a type.
+        ParameterError: no tools, two of one name, or a parameter without a type or of one that JSON can't spell.
     """
+    from pydantic import TypeAdapter
+
     if not tools:
         raise ParameterError("tools", "the list is empty.")
     by_name: dict[str, tuple[Callable[..., Any], Any]] = {}
-    options: list[dict[str, Any]] = []
     for tool in tools:
         name = getattr(tool, "__name__", "")
         if not callable(tool) or not name:
             raise ParameterError("tools", f"{tool!r} is not a named function.")
         if name in by_name:
             raise ParameterError("tools", f"two tools are called {name!r}.")
-        adapter, schema = _arguments(tool)
-        by_name[name] = tool, adapter
-        call = {"tool": {"const": name}, "arguments": schema}
-        options.append({"type": "object", "properties": call, "required": list(call), "additionalProperties": False})
-    answer = {"answer": {"type": "string"}}
-    options.append({"type": "object", "properties": answer, "required": ["answer"], "additionalProperties": False})
-    return ValueType(None, json_schema({"anyOf": options}), partial(_read, by_name))
+        by_name[name] = tool, _arguments(tool)
+    schemas, shared = TypeAdapter.json_schemas([(n, "validation", reader) for n, (_, reader) in by_name.items()])
+    options = [_exactly(tool={"const": n}, arguments=schemas[n, "validation"]) for n in by_name]
+    options.append(_exactly(answer={"type": "string"}))
+    return ValueType(None, json_schema({"anyOf": options, **shared}), partial(_read, by_name))
+
+
+def _exactly(**properties: Any) -> dict[str, Any]:
+    """The schema of an object with these properties and no others."""
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 def describe(tools: Sequence[Callable[..., Any]]) -> str:
@@ -84,22 +90,28 @@ def describe(tools: Sequence[Callable[..., Any]]) -> str:
     )
 
 
-def _arguments(tool: Callable[..., Any]) -> tuple[Any, dict[str, Any]]:
-    """A reader and a schema for a function's arguments."""
-    from pydantic import TypeAdapter, create_model
+def _arguments(tool: Callable[..., Any]) -> Any:
+    """A pydantic adapter for a function's arguments by name."""
+    from pydantic import PydanticUserError, TypeAdapter, with_config
 
     fields: dict[str, Any] = {}
-    hints = inspect.get_annotations(tool, eval_str=True)
-    for parameter in inspect.signature(tool).parameters.values():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            raise ParameterError("tools", f"{tool.__name__}: the parameter {parameter} can't be given by name.")
-        if parameter.name not in hints:
-            raise ParameterError("tools", f"{tool.__name__}: the parameter {parameter.name} has no type.")
-        default = ... if parameter.default is parameter.empty else parameter.default
-        fields[parameter.name] = (hints[parameter.name], default)
-    model = create_model(f"{tool.__name__}_arguments", __config__={"extra": "forbid"}, **fields)
-    schema: dict[str, Any] = model.model_json_schema()
-    return TypeAdapter(model), schema
+    try:
+        hints = inspect.get_annotations(tool, eval_str=True)
+        for parameter in inspect.signature(tool).parameters.values():
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+                raise ParameterError("tools", f"{tool.__name__}: the parameter {parameter} can't be given by name.")
+            if parameter.name not in hints:
+                raise ParameterError("tools", f"{tool.__name__}: the parameter {parameter.name} has no type.")
+            kind = for_pydantic(hints[parameter.name])
+            fields[parameter.name] = kind if parameter.default is parameter.empty else NotRequired[kind]
+        arguments: Any = TypedDict(f"{tool.__name__}_arguments", fields)  # type: ignore[misc] # made at run time
+        adapter = TypeAdapter(with_config({"extra": "forbid"})(arguments))
+        adapter.json_schema()
+    except (PydanticUserError, NameError, TypeError) as error:
+        raise ParameterError(
+            "tools", f"{tool.__name__}: a parameter's type can't be written as JSON: {error}"
+        ) from error
+    return adapter
 
 
 def _read(by_name: dict[str, tuple[Callable[..., Any], Any]], text: str) -> ToolCall | str:
@@ -109,11 +121,13 @@ def _read(by_name: dict[str, tuple[Callable[..., Any], Any]], text: str) -> Tool
         value = json.loads(text)
         if "answer" in value:
             return str(value["answer"])
-        tool, adapter = by_name[value["tool"]]
-        arguments = adapter.validate_python(value["arguments"])
-    except (ValueError, KeyError, TypeError, ValidationError) as error:
+        tool, reader = by_name[value["tool"]]
+        given = reader.validate_json(json.dumps(value["arguments"]))
+    except (ValueError, KeyError, TypeError, RecursionError, ValidationError) as error:
         raise ValueValidationError(f"the text is no call of a tool and no answer: {error}", text=text) from error
-    return ToolCall(value["tool"], {name: getattr(arguments, name) for name in type(arguments).model_fields}, tool)
+    bound = inspect.signature(tool).bind(**given)
+    bound.apply_defaults()
+    return ToolCall(value["tool"], dict(bound.arguments), tool)
 
 
 def use_tools(
@@ -143,6 +157,14 @@ def use_tools(
     from sglang_lite.lang.state import user_location
 
     where: Location | None = user_location()
+    if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0:
+        raise ParameterError("max_steps", f"{max_steps!r} is not a whole number of at least 0.", where=where)
+    for tool in tools:
+        if inspect.iscoroutinefunction(tool):
+            raise ParameterError(
+                "tools", f"{tool.__name__} is async, and use_tools can't await it.",
+                hint="Go round by yourself: gen(tools=…), await call.run().", where=where,
+            )  # fmt: skip
     for step in range(max_steps + 1):
         variable = f"{name}_call_{step}"
         with s.assistant():
@@ -159,7 +181,15 @@ def use_tools(
             error.where = where
             raise
         with s.user():
-            s += f"Result of {value.name}: {json.dumps(result, ensure_ascii=False, default=str)}"
+            s += f"Result of {value.name}: {_shown(result)}"
     raise ToolError(
         f"no answer within {max_steps} tool calls.", hint="Raise max_steps, or improve the prompt.", where=where
     )
+
+
+def _shown(result: Any) -> str:
+    """A tool's result for the model to read: JSON where it can be."""
+    try:
+        return json.dumps(result, ensure_ascii=False, default=str)
+    except (TypeError, ValueError, RecursionError):  # keys that are no text, or itself inside
+        return str(result)

@@ -1,16 +1,19 @@
 """Tracing: running a program's body without a backend, to see its nodes.
 
 What is not known yet is a symbol. A symbol can be added to a state and formatted into text (`f"{x}"` splits into the
-text and the symbol); a body that asks it anything, such as whether it is true, raises TraceError at that line.
+text and the symbol), and so can its attributes and items, which are symbols too; a body that asks it anything, such as
+whether it is true, raises TraceError at that line. (What can't be noticed: `x is None` and `repr(x)`.)
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import re
-from collections.abc import Callable
-from contextvars import ContextVar, Token
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar, Token, copy_context
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
@@ -42,8 +45,8 @@ from sglang_lite.lang.ir import (
     SglVarScopeBegin,
     SglVarScopeEnd,
 )
-from sglang_lite.lang.state import ProgramState, ProgramStateGroup, user_location
-from sglang_lite.protocol import Location, ProgramError
+from sglang_lite.lang.state import ProgramState, ProgramStateGroup, in_event_loop, user_location
+from sglang_lite.protocol import Location, ParameterError, ProgramError
 
 if TYPE_CHECKING:
     from sglang_lite.lang.function import SglFunction
@@ -53,101 +56,153 @@ class TraceError(ProgramError):
     """The body decides by a value that only a run has."""
 
 
+class _UnhashableError(TraceError, TypeError):
+    pass
+
+
+class _Own:
+    """What a symbol says of itself. The body that is being traced sees the value's attribute of that name instead."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, symbol: Symbol, owner: type[Symbol]) -> Any:
+        return getattr(symbol, f"_{self._name}") if _scope.get() is None else symbol._part(f".{self._name}")
+
+
 class Symbol(SglExpr):
     """Something that is not known before the program runs."""
 
-    __slots__ = ("_mark", "name")
+    __slots__ = ("_mark", "_name")
+
+    name = _Own("name")
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self._name = name
         self._mark = ""
 
-    def mark(self) -> str:
-        """Text that stands for the symbol until it is added to a state."""
-        if not self._mark:
-            number = next(_numbers)
-            self._mark = f"\ue002{number}\ue003"
-            _marked.get()[self._mark] = self
-        return self._mark
+    def _part(self, which: str) -> Symbol:
+        return type(self)(self._name + which)
+
+    def __getattr__(self, name: str) -> Symbol:
+        if name.startswith("_"):
+            raise AttributeError(f"{self!r} has no attribute {name!r}")
+        return self._part(f".{name}")
+
+    def __getitem__(self, key: Any) -> Symbol:
+        return self._part(f"[{key!r}]")
 
     def __format__(self, spec: str) -> str:
         if spec:
-            self.refuse("format it with a specification")
-        return self.mark()
+            self._refuse("format it with a specification")
+        return str(self)
 
     def __str__(self) -> str:
-        return self.mark()
+        """In a body that is being traced, text that stands for the symbol until it is added to a state."""
+        marked = _marked.get()
+        if marked is None:
+            return repr(self)
+        self._mark = self._mark or f"\ue002{next(_numbers)}\ue003"
+        marked[self._mark] = self
+        return self._mark
 
-    def refuse(self, what: str) -> NoReturn:
-        raise TraceError(
+    def _refuse(self, what: str, kind: type[TraceError] = TraceError) -> NoReturn:
+        raise kind(
             f"tracing can't {what}: {self!r} is only known when the program runs.",
             hint="Give the argument to trace(), or run the program.", where=user_location(),
         )  # fmt: skip
 
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse("call it")
+
+    def __add__(self, other: Any) -> SglExprList:
+        return super().__add__(self._summand(other))
+
+    def __radd__(self, other: Any) -> SglExprList:
+        return super().__radd__(self._summand(other))
+
+    def _summand(self, other: Any) -> Any:
+        return other if isinstance(other, str | SglExpr) else self._refuse("calculate with it")
+
     def __bool__(self) -> bool:
-        self.refuse("tell whether it is true")
+        self._refuse("tell whether it is true")
 
     def __len__(self) -> int:
-        self.refuse("tell how long it is")
+        self._refuse("tell how long it is")
 
     def __iter__(self) -> Any:
-        self.refuse("go through it")
+        self._refuse("go through it")
 
     def __int__(self) -> int:
-        self.refuse("turn it into a number")
+        self._refuse("turn it into a number")
+
+    def __index__(self) -> int:
+        self._refuse("turn it into a number")
 
     def __float__(self) -> float:
-        self.refuse("turn it into a number")
+        self._refuse("turn it into a number")
 
     def __eq__(self, other: object) -> bool:
         if other is self:
             return True
-        return self.refuse("compare it")
+        return self._refuse("compare it")
 
     def __lt__(self, other: object) -> bool:
-        self.refuse("compare it")
+        self._refuse("compare it")
 
     __le__ = __gt__ = __ge__ = __lt__
 
     def __hash__(self) -> int:
-        return id(self)
-
-    def __getitem__(self, key: Any) -> Symbol:
-        return type(self)(f"{self.name}[{key!r}]")
+        self._refuse("look it up", _UnhashableError)
 
     def __contains__(self, item: object) -> bool:
-        self.refuse("tell what is in it")
+        self._refuse("tell what is in it")
+
+
+def _calculating(self: Symbol, *_: object) -> NoReturn:
+    self._refuse("calculate with it")
+
+
+for _operator in ("sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow", "and", "or", "xor"):
+    setattr(Symbol, f"__{_operator}__", _calculating)
+    setattr(Symbol, f"__r{_operator}__", _calculating)
+for _operator in ("neg", "pos", "abs", "invert", "round"):
+    setattr(Symbol, f"__{_operator}__", _calculating)
 
 
 class SglArgument(Symbol):
     """An argument that was not given."""
 
-    __slots__ = ("value",)
+    __slots__ = ("_value",)
+
+    value = _Own("value")
 
     def __init__(self, name: str, value: Any = None) -> None:
         super().__init__(name)
-        self.value = value
+        self._value = value
 
     def __repr__(self) -> str:
-        return f"Argument(name={self.name!r})"
+        return f"Argument(name={self._name!r})"
 
 
 class SglVariable(Symbol):
     """The value of a node."""
 
-    __slots__ = ("source",)
+    __slots__ = ("_source",)
+
+    source = _Own("source")
 
     def __init__(self, name: str, source: Any = None) -> None:
         super().__init__(name)
-        self.source = source
+        self._source = source
 
     def __repr__(self) -> str:
-        return f"Variable({self.name!r})"
+        return f"Variable({self._name!r})"
 
 
 _numbers = itertools.count()
 _MARK = re.compile("(\ue002[0-9]+\ue003)")
-_marked: ContextVar[dict[str, Symbol]] = ContextVar("sglang_lite_marks")
+_marked: ContextVar[dict[str, Symbol] | None] = ContextVar("sglang_lite_marks", default=None)
 
 
 class TraceExecutor(StreamExecutor):
@@ -162,9 +217,10 @@ class TraceExecutor(StreamExecutor):
 
     def submit(self, expr: Any, where: Location | None = None) -> None:
         if isinstance(expr, str) and "\ue002" in expr:
+            marked = _marked.get() or {}
             for part in _MARK.split(expr):
-                if part in _marked.get():
-                    self.state._append(_marked.get()[part])
+                if part in marked:
+                    self.state._append(marked[part])
                 elif part:
                     self._put(part)
         elif isinstance(expr, Symbol):
@@ -179,6 +235,22 @@ class TraceExecutor(StreamExecutor):
             super().submit(expr, where)
         else:
             super().submit(expr, where)
+
+    def fork(self, size: int = 1) -> list[StreamExecutor]:
+        parent = self.state
+        parent._append(SglFork(size))
+        branches: list[StreamExecutor] = []
+        for i in range(size):
+            branch = TraceExecutor(self.run, f"{self.path}.{i}")
+            branch._cells = dict(self._cells)
+            branch._turns, branch._role = list(self._turns), self._role
+            child = TracerProgramState(branch, parent.arguments)
+            child.on_node = parent.on_node
+            child.variables = dict(parent.variables)
+            child.nodes.append(SglGetForkItem(i))
+            parent.child_states.append(child)
+            branches.append(branch)
+        return branches
 
     def _put(self, op: Op) -> None:
         state = self.state
@@ -205,7 +277,7 @@ class TraceExecutor(StreamExecutor):
                 state._append(SglConcateAndAppend(op.children))
             case ReadOp():
                 if op.what is not nothing:
-                    SglVariable("the text").refuse("read the text or the messages")
+                    SglVariable("the text")._refuse("read the text or the messages")
                 op.cell.set(None)
 
 
@@ -239,20 +311,8 @@ class TracerProgramState(ProgramState):
             self.on_node(node)
 
     def fork(self, size: int = 1, position_ids_offset: list[int] | None = None) -> ProgramStateGroup:
-        executor = self.stream_executor
-        self._append(SglFork(size))
-        children: list[ProgramState] = []
-        for i in range(size):
-            branch = TraceExecutor(executor.run, f"{executor.path}.{i}")
-            branch._cells = dict(executor._cells)
-            branch._turns, branch._role = list(executor._turns), executor._role
-            child = TracerProgramState(branch, self.arguments)
-            child.on_node = self.on_node
-            child.variables = dict(self.variables)
-            child.nodes.append(SglGetForkItem(i))
-            self.child_states.append(child)
-            children.append(child)
-        return ProgramStateGroup(children, self)
+        group = super().fork(size, position_ids_offset)
+        return ProgramStateGroup([child.stream_executor.facade() for child in group], self)
 
     def __getitem__(self, name: str) -> Any:
         if name in self.arguments:
@@ -305,7 +365,7 @@ class TracingScope:
 _scope: ContextVar[TracingScope | None] = ContextVar("sglang_lite_tracing", default=None)
 
 
-class _Enough(Exception):  # noqa: N818 # it ends a trace on purpose
+class _Enough(BaseException):  # it ends a trace on purpose, and no body may catch it
     pass
 
 
@@ -314,6 +374,7 @@ def trace_program(program: SglFunction, arguments: dict[str, Any], backend: Base
 
     Raises:
         TraceError: the body decides by a symbol.
+        ParameterError: the program has no such arguments.
     """
     state = _tracer(program, arguments, backend)
     _run_traced(program, state)
@@ -321,7 +382,8 @@ def trace_program(program: SglFunction, arguments: dict[str, Any], backend: Base
 
 
 def extract_prefix_by_tracing(program: SglFunction, backend: BaseBackend | None) -> str:
-    """The constant text that every run of a program starts with. Tracing stops at the first node that is no text."""
+    """The constant text that every run of a program starts with. Tracing stops at the first node that is no text, or
+    at what the body can't do with symbols."""
     state = _tracer(program, dict(program.bind_arguments), backend)
 
     def stop_at(node: SglExpr) -> None:
@@ -329,14 +391,20 @@ def extract_prefix_by_tracing(program: SglFunction, backend: BaseBackend | None)
             raise _Enough
 
     state.on_node = stop_at
-    with contextlib.suppress(_Enough, ProgramError):
+    with contextlib.suppress(_Enough, Exception):
         _run_traced(program, state)
     texts = itertools.takewhile(lambda node: isinstance(node, SglConstantText), state.flatten_nodes())
     return "".join(node.value for node in texts if isinstance(node, SglConstantText))
 
 
 def _tracer(program: SglFunction, arguments: dict[str, Any], backend: BaseBackend | None) -> TracerProgramState:
-    symbols = {name: SglArgument(name) for name in program.arg_names if name not in arguments}
+    parameters = program._signature.parameters.values()
+    names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    symbols = {name: SglArgument(name) for name in names if name not in arguments}
+    try:
+        program._signature.bind(**arguments, **symbols)
+    except TypeError as error:
+        raise ParameterError("trace", f"{program.name}: {error}.", where=user_location()) from error
     run = Run(backend or _Blank(), RunSettings(), is_async=program.is_async)
     state = TracerProgramState(TraceExecutor(run), {**arguments, **symbols})
     scope = TracingScope.get_current_scope()
@@ -346,17 +414,23 @@ def _tracer(program: SglFunction, arguments: dict[str, Any], backend: BaseBacken
 
 
 def _run_traced(program: SglFunction, state: TracerProgramState) -> None:
-    import asyncio
-
     marks = _marked.set({} if _scope.get() is None else _marked.get())
     token = current_run.set(state.stream_executor.run)
     try:
         with TracingScope(state):
             result = program.func(state, **state.arguments)
-            state.ret_value = asyncio.run(result) if program.is_async else result
+            state.ret_value = _awaited(result) if program.is_async else result
     finally:
         current_run.reset(token)
         _marked.reset(marks)
+
+
+def _awaited(body: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine; where an event loop is running here already, from a thread beside it."""
+    if not in_event_loop():
+        return asyncio.run(body)
+    with ThreadPoolExecutor(1) as beside:
+        return beside.submit(copy_context().run, asyncio.run, body).result()
 
 
 class _Blank(BaseBackend):

@@ -20,7 +20,8 @@ class EngineConfig:
         chat_template: a Jinja template or the path of one, instead of the model's own.
         dtype: "bfloat16", "float32", "float16"; "int8" quantises weights and activations (CPUs with VNNI: faster for
             many rows, less exact); "auto" is bfloat16 where the CPU computes in it, else float32.
-        context_length: longest sequence in tokens; None for the model's own limit.
+        context_length: longest sequence in tokens; None for the model's own limit. A model with "longrope" (Phi) has two
+            sets of factors: within its original length the short ones are used, beyond it the long ones for everything.
         max_total_tokens: size of the KV pool in tokens; None for 512 for each of `max_running`, and at least
             `context_length`.
         max_running: requests computed at the same time.
@@ -28,6 +29,12 @@ class EngineConfig:
         step_tokens: most tokens computed in one step; a longer prompt is prefilled in chunks.
         page_size: tokens in a page of the KV pool.
         prefix_cache: keep and reuse computed prefixes.
+        policy: which waiting request is admitted next: "lpm" (longest cached prefix), "fcfs", "priority".
+        eviction: which cached prefix is dropped for another: "lru", "lfu", "fifo", "slru".
+        overlap: plan and launch a step while the one before is still running.
+        deterministic: one numeric path per dtype, so that a request's tokens and log-probabilities have the same bits
+            whatever runs beside it, however its prompt is cut into chunks, and whether it was found in the cache.
+            Attention is computed token by token, which costs DETCOST.
         threads: CPU threads; None for one per physical core.
         seed: of the requests that set none; None for fresh randomness.
     """
@@ -44,6 +51,10 @@ class EngineConfig:
     step_tokens: int = 512
     page_size: int = 1
     prefix_cache: bool = True
+    policy: Literal["lpm", "fcfs", "priority"] = "lpm"
+    eviction: Literal["lru", "lfu", "fifo", "slru"] = "lru"
+    overlap: bool = True
+    deterministic: bool = False
     threads: int | None = None
     seed: int | None = None
 
@@ -63,6 +74,8 @@ class EngineConfig:
         for name, allowed in (
             ("load_format", ("auto", "dummy")),
             ("dtype", ("auto", "float32", "bfloat16", "float16", "int8")),
+            ("policy", ("lpm", "fcfs", "priority")),
+            ("eviction", ("lru", "lfu", "fifo", "slru")),
         ):
             if getattr(self, name) not in allowed:
                 raise ParameterError(name, f"{getattr(self, name)!r} is not one of {', '.join(allowed)}.")

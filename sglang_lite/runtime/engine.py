@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,52 +18,67 @@ import numpy as np
 import torch
 
 from sglang_lite.protocol import (
+    CapabilityError,
+    ChoiceScore,
     Constraint,
     ConstraintError,
+    Delta,
     EngineClosedError,
     Generation,
     OverloadedError,
     ParameterError,
+    Played,
+    Program,
+    ProgramResult,
     Prompt,
     SamplingParams,
     Selection,
     SglError,
     Span,
 )
+from sglang_lite.runtime import native, offline
 from sglang_lite.runtime.cache.eviction import EVICTION
 from sglang_lite.runtime.cache.store import KVStore
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.execute.runner import Runner
-from sglang_lite.runtime.execute.sampler import SamplingTable
-from sglang_lite.runtime.grammar.base import GrammarEngine
-from sglang_lite.runtime.load import LoadedModel, load_model
+from sglang_lite.runtime.execute.sampler import SamplingTable, sample_seed
+from sglang_lite.runtime.grammar.base import CompiledGrammar, GrammarEngine
+from sglang_lite.runtime.load import LoadedModel, load_alike, load_model
 from sglang_lite.runtime.loop import StepLoop
 from sglang_lite.runtime.models.resolve import resolve
+from sglang_lite.runtime.program import Player, ProgramSink
 from sglang_lite.runtime.request import Event, Request, Sink
-from sglang_lite.runtime.sampling_params import resolve_params
+from sglang_lite.runtime.sampling_params import LogitProcessor, resolve_params, shown
+from sglang_lite.runtime.schedule.policy import POLICIES
 from sglang_lite.runtime.schedule.scheduler import Scheduler
 from sglang_lite.runtime.selecting import Selecting
-from sglang_lite.runtime.tokens.token_log import tokenise
+from sglang_lite.runtime.tokens.token_log import TokenLog, tokenise
 from sglang_lite.text.chat_template import JinjaTemplate
+from sglang_lite.version import __version__
 
 logger = logging.getLogger("sglang_lite")
 
 
 class Ticket:
-    """A submitted request: its events go to the sink it was submitted with."""
+    """Something that was submitted: its events go to the sink it was submitted with."""
 
-    def __init__(self, engine: Engine, request: Request) -> None:
-        self._engine, self._request = engine, request
+    def __init__(self, abort: Callable[[], None], requests: Sequence[Request] = ()) -> None:
+        self._abort, self._requests = abort, requests
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that were found in the cache, so far as is known."""
+        return max((request.cached_tokens for request in self._requests), default=0)
 
     def abort(self) -> None:
-        """Ends the request with RequestAbortedError, unless it has ended."""
-        self._engine._loop.abort(self._request)
+        """Ends it with RequestAbortedError, unless it has ended."""
+        self._abort()
 
 
 class Engine:
     """
     Args:
-        **config: the fields of EngineConfig.
+        **config: the fields of EngineConfig. SGLang's ServerArgs of the same meaning (`model_path` …) are taken, too.
 
     Raises:
         ParameterError: an unknown parameter or a bad value.
@@ -69,7 +86,7 @@ class Engine:
     """
 
     def __init__(self, **config: Any) -> None:
-        settings = EngineConfig.make(**config)
+        settings = EngineConfig.make(**native.engine_settings(config))
         path = resolve(settings.model, settings.revision)
         started = time.perf_counter()
         self._launch(settings, lambda: load_model(settings, path))
@@ -126,20 +143,23 @@ class Engine:
             config.max_running,
             longest,
             reuse=config.prefix_cache,
-            priority=EVICTION["lru"],
+            priority=EVICTION[config.eviction],
         )
         sampling = SamplingTable(config.max_running)
-        runner = Runner(loaded.model, store.table, sampling, pages * config.page_size)
+        runner = self._runner = Runner(
+            loaded.model, store.table, sampling, pages * config.page_size, one_by_one=config.deterministic
+        )
         self._longest = longest
-        self._scheduler = Scheduler(store, config.step_tokens)
+        self._scheduler = Scheduler(store, config.step_tokens, POLICIES[config.policy])
         self._ids = itertools.count()
         self._draws = itertools.count()
         self._closed = False
         self._open = 0  # requests that have not ended
+        self._tickets: dict[str, Ticket] = {}  # of those that have a name
         self._lock = threading.Lock()
         self._grammars: GrammarEngine | None = None
         self._compilers = ThreadPoolExecutor(2, thread_name_prefix="sglang_lite-grammar")
-        return StepLoop(self._scheduler, runner, sampling, self._eos, loaded.vocab_size)
+        return StepLoop(self._scheduler, runner, sampling, self._eos, loaded.vocab_size, overlap=config.overlap)
 
     # --------------------------------------------------------------------------------------- one request
 
@@ -152,30 +172,44 @@ class Engine:
         sink: Sink,
         stream: bool = False,
         namespace: str = "",
+        priority: int = 0,
+        logit_processor: LogitProcessor | None = None,
+        rid: str | None = None,
     ) -> Ticket:
-        """Starts a generation and returns at once. One sample: `n` is the caller's to spread over requests.
+        """Starts a generation and returns at once.
 
         Args:
             prompt: spans, text, or token ids.
             params: UNSET fields take the engine's defaults.
             constraint: what the output must be.
-            sink: called on the engine's thread with each Delta (if `stream`), then once with the Generation or an
-                SglError. It must not block.
+            sink: called on the engine's thread with each Delta (if `stream`), then with the Generation or an SglError:
+                once, or `n` times for `n` samples. It must not block.
             namespace: requests of different namespaces never share cached prefixes.
+            priority: higher ones first, where the engine's policy is "priority".
+            logit_processor: `(token_ids, logits) -> logits`, with the ids so far and float32 logits [vocab_size] that
+                it may change. Called for every token on the engine's thread, so all requests wait for it: slow.
+            rid: a name for `abort`, which no other request may have at the time.
 
         Raises:
             ParameterError: a bad parameter, or a prompt that does not fit.
             OverloadedError: too many requests are waiting.
             EngineClosedError: the engine is closed.
         """
-        ids = self._prompt_ids(prompt)
-        request = self._request(ids, params, sink, stream=stream, namespace=namespace)
+        self._check_open()
+        ids = self.prompt_ids(prompt)
+        make = partial(self.make_request, ids, params, sink, stream=stream, namespace=namespace)
+        requests = [make()]
+        requests += [make(index=i) for i in range(1, requests[0].params.n)]
+        ticket = Ticket(partial(self._abort, requests), requests)
+        counted = self._counted(sink, len(requests), rid, ticket)
+        for index, request in enumerate(requests):
+            request.sink = partial(_indexed, counted, index) if index else counted
+            request.priority, request.processor = priority, logit_processor
         if constraint is None:
-            self._submit(request)
+            self._start(requests)
         else:
-            self._check_open()
-            self._compilers.submit(self._compile, request, constraint)
-        return Ticket(self, request)
+            self._compilers.submit(self._compile, requests, constraint)
+        return ticket
 
     def complete(
         self,
@@ -183,28 +217,39 @@ class Engine:
         params: SamplingParams = SamplingParams(),
         constraint: Constraint | None = None,
     ) -> Generation:
-        """Like `submit`, and waits for the result."""
+        """Like `submit` with one sample, and waits for the result."""
+        if isinstance(params.n, int) and params.n > 1:
+            raise ParameterError("n", "complete gives one generation.", hint="Use generate or submit.")
         future: Future[Generation] = Future()
         self.submit(prompt, params, constraint, sink=_into(future))
         return future.result()
 
-    def _prompt_ids(self, prompt: Prompt | str | Sequence[int]) -> list[int]:
-        if isinstance(prompt, str):
-            ids = tokenise(self.tokenizer, [Span(prompt)])
-        elif isinstance(prompt, Prompt):
-            if prompt.images:
+    def prompt_ids(self, prompt: Prompt | str | Sequence[int]) -> list[int]:
+        """The token ids of a prompt.
+
+        Raises:
+            ParameterError: it is empty, not text, or has an image or an id that is no token's.
+        """
+        if isinstance(prompt, str | Prompt):
+            if isinstance(prompt, Prompt) and prompt.images:
                 raise ParameterError("prompt", f"{self.model_name} can't see images.")
-            ids = tokenise(self.tokenizer, prompt.spans)
-        else:
+            spans = prompt.spans if isinstance(prompt, Prompt) else (Span(prompt),)
+            try:
+                ids = tokenise(self.tokenizer, spans)
+            except UnicodeEncodeError as error:
+                raise ParameterError("prompt", f"is no valid Unicode: {error}.") from None
+        elif isinstance(prompt, list | tuple):
             ids = list(prompt)
-            for i in ids:
-                if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < self.vocab_size:
-                    raise ParameterError("input_ids", f"{i!r} is no token id (0 to {self.vocab_size - 1:,}).")
+        else:
+            raise ParameterError("prompt", f"{type(prompt).__name__} is neither text nor a list of token ids.")
+        for i in ids:
+            if type(i) is not int or not 0 <= i < self.vocab_size:
+                raise ParameterError("input_ids", f"{shown(i)} is no token id (0 to {self.vocab_size - 1:,}).")
         if not ids:
             raise ParameterError("prompt", "is empty.", hint="A model continues text: give it at least one token.")
         return ids
 
-    def _request(
+    def make_request(
         self,
         ids: Sequence[int],
         params: SamplingParams,
@@ -213,7 +258,13 @@ class Engine:
         stream: bool = False,
         namespace: str = "",
         score_from: int | None = None,
+        index: int = 0,
     ) -> Request:
+        """A request that is not started yet; one sample, `index` telling which.
+
+        Raises:
+            ParameterError: a bad parameter, or the prompt does not fit.
+        """
         resolved = resolve_params(params, self.vocab_size)
         room = self._longest - len(ids)
         if room < (1 if resolved.max_tokens else 0):
@@ -229,7 +280,7 @@ class Engine:
             prompt_len=len(ids),
             limit=len(ids) + min(resolved.max_tokens, room),
             params=resolved,
-            seed=self._seed() if resolved.seed is None else resolved.seed,
+            seed=self._seed() if resolved.seed is None else sample_seed(resolved.seed, index),
             sink=sink,
             tokenizer=self.tokenizer,
             ends=frozenset(resolved.stop_token_ids) | (frozenset() if resolved.ignore_eos else self._eos),
@@ -243,34 +294,78 @@ class Engine:
             return secrets.randbits(64)
         return (self.config.seed << 32) + next(self._draws)
 
-    def _submit(self, request: Request) -> None:
+    def _start(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self._loop.submit(request)
+
+    def _abort(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self._loop.abort(request)
+
+    def _counted(
+        self, sink: Callable[[Any], None], count: int = 1, rid: str | None = None, ticket: Ticket | None = None
+    ) -> Callable[[Any], None]:
+        """Counts something that was submitted as open, and keeps its name, until its sink gets its last event.
+
+        Args:
+            count: of last events.
+
+        Raises:
+            ParameterError: the name is taken.
+            OverloadedError: too much is open.
+        """
+        left = count
         with self._lock:
-            if self._open >= self.config.max_queued + self.config.max_running:
+            if rid in self._tickets:
+                raise ParameterError("rid", f"{rid!r} is the name of a request that has not ended.")
+            if self._open + count > self.config.max_queued + self.config.max_running:
                 raise OverloadedError(
                     f"{self._open:,} requests are waiting or running.",
                     hint="Try again later, or raise max_queued.",
                 )
-            self._open += 1
-        request.sink = self._counted(request.sink)
-        self._loop.submit(request)
+            self._open += count
+            if rid is not None and ticket is not None:
+                self._tickets[rid] = ticket
 
-    def _counted(self, sink: Sink) -> Sink:
-        def counted(event: Event) -> None:
-            if isinstance(event, Generation | SglError):
+        def counted(event: Any) -> None:
+            nonlocal left
+            if not isinstance(event, Delta | Played):
                 with self._lock:
                     self._open -= 1
+                    left -= 1
+                    if not left and rid is not None:
+                        del self._tickets[rid]
             sink(event)
 
         return counted
 
-    def _compile(self, request: Request, constraint: Constraint) -> None:
+    def start_now(self, request: Request) -> None:
+        """Starts a request that is part of something counted."""
+        self._loop.submit(request)
+
+    def abort_request(self, request: Request) -> None:
+        self._loop.abort(request)
+
+    def _compile(self, requests: Sequence[Request], constraint: Constraint) -> None:
         try:
-            request.matcher = self._grammar_engine().compile(constraint).matcher()
-            self._submit(request)
-        except SglError as error:
-            request.sink(error)
-        except Exception as error:  # an engine's failure must end the request, not vanish in the pool
-            request.sink(ConstraintError(f"the constraint could not be compiled: {error!r}"))
+            self._check_open()
+            grammar = self.compile_grammar(constraint)
+            for request in requests:
+                request.matcher = grammar.matcher()
+            self._start(requests)
+        except Exception as error:  # even a grammar engine's failure must end the requests, not vanish in the pool
+            if not isinstance(error, SglError):
+                error = ConstraintError(f"the constraint could not be compiled: {error!r}")
+            for request in requests:
+                self._loop.fail(request, error)
+
+    def compile_grammar(self, constraint: Constraint) -> CompiledGrammar:
+        """Makes a constraint ready. May take long.
+
+        Raises:
+            ConstraintError: it can't be enforced.
+        """
+        return self._grammar_engine().compile(constraint)
 
     def _grammar_engine(self) -> GrammarEngine:
         with self._lock:
@@ -294,7 +389,7 @@ class Engine:
         sink: Callable[[Selection | SglError], None],
         unconditional: bool = False,
         namespace: str = "",
-    ) -> None:
+    ) -> Ticket:
         """Scores every choice as a continuation of the prompt: all in one batched forward over the shared prefix.
 
         Args:
@@ -308,8 +403,9 @@ class Engine:
         if not choices or not all(choices):
             raise ParameterError("choices", "at least one, and none empty.")
         spans = prompt.spans if isinstance(prompt, Prompt) else (Span(prompt),)
-        selecting = Selecting(self, tuple(choices), sink)
-        selecting.start(spans, unconditional=unconditional, namespace=namespace)
+        selecting = Selecting(self, tuple(choices), self._counted(sink))
+        selecting.start(TokenLog(self.tokenizer, spans), unconditional=unconditional, namespace=namespace)
+        return Ticket(selecting.abort)
 
     def select(self, prompt: Prompt | str, choices: Sequence[str], *, unconditional: bool = False) -> Selection:
         """Like `submit_select`, and waits for the result."""
@@ -317,7 +413,155 @@ class Engine:
         self.submit_select(prompt, choices, sink=_into(future), unconditional=unconditional)
         return future.result()
 
+    # ------------------------------------------------------------------------------------------ programs
+
+    def run_program(
+        self,
+        prompt: Prompt | str,
+        program: Program,
+        *,
+        sink: ProgramSink,
+        stream: bool = False,
+        namespace: str = "",
+    ) -> Ticket:
+        """Plays a program as one: at the end of a generation the next text is appended and its row goes on in its slot.
+
+        Args:
+            sink: called on the engine's thread with what each segment brings (Played), and last with a ProgramResult
+                or an SglError.
+            stream: deltas are wanted, too.
+
+        Raises:
+            ParameterError, OverloadedError, EngineClosedError: as `submit`.
+        """
+        self._check_open()
+        spans = prompt.spans if isinstance(prompt, Prompt) else (Span(prompt),)
+        log = TokenLog(self.tokenizer, spans)
+        player = Player(self, program, log, sink, stream=stream, namespace=namespace)
+        player.sink = self._counted(sink)  # from here on nothing is refused any more
+        if player.constraints:
+            self._compilers.submit(self._compile_program, player)
+        else:
+            self._loop.post(player.start)
+        return Ticket(partial(self._loop.tell, player.abort))
+
+    def _compile_program(self, player: Player) -> None:
+        try:
+            self._check_open()
+            player.compile()
+            self._loop.post(player.start)
+        except SglError as error:
+            player.fail(error)
+        except Exception as error:  # as in _compile
+            player.fail(ConstraintError(f"a constraint could not be compiled: {error!r}"))
+
+    def play(self, prompt: Prompt | str, program: Program) -> tuple[ProgramResult, list[Played]]:
+        """Like `run_program`, and waits for the result."""
+        played: list[Played] = []
+        future: Future[ProgramResult] = Future()
+        settle = _into(future)
+        self.run_program(prompt, program, sink=lambda e: played.append(e) if isinstance(e, Played) else settle(e))
+        return future.result(), played
+
+    # -------------------------------------------------------------------------------- SGLang's offline engine
+
+    def generate(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        sampling_params: Any = None,
+        input_ids: Any = None,
+        *,
+        stream: bool = False,
+        **request: Any,
+    ) -> Any:
+        """SGLang's offline generation. `native.read_request` has the parameters, and what is refused.
+
+        Returns:
+            A dictionary with `text`, `output_ids` and `meta_info`; a list of them for a list of prompts or `n` > 1;
+            with `stream` an iterator of dictionaries, each with all that has come so far.
+
+        Raises:
+            ParameterError, OverloadedError, EngineClosedError: as `submit`; nothing was generated.
+            BatchError: some of a list failed; it has the others' results.
+        """
+        request.update(prompt=prompt, sampling_params=sampling_params, input_ids=input_ids)
+        return offline.generate(self, request, stream=stream)
+
+    async def async_generate(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        sampling_params: Any = None,
+        input_ids: Any = None,
+        *,
+        stream: bool = False,
+        **request: Any,
+    ) -> Any:
+        """Like `generate`, for asyncio; with `stream`, what is awaited is an asynchronous iterator."""
+        request.update(prompt=prompt, sampling_params=sampling_params, input_ids=input_ids)
+        return await offline.async_generate(self, request, stream=stream)
+
+    def abort(self, rid: str) -> None:
+        """Ends the request of this name with RequestAbortedError.
+
+        Raises:
+            ParameterError: no request that is waiting or running has this name.
+        """
+        with self._lock:
+            ticket = self._tickets.get(rid)
+        if ticket is None:
+            raise ParameterError("rid", f"{shown(rid)} is no request that is waiting or running.")
+        ticket.abort()
+
+    def encode(self, prompt: str | Sequence[str]) -> Any:
+        """Embeddings. Raises CapabilityError: no embedding model is supported."""
+        raise CapabilityError(f"{self.model_name} generates text; encode needs an embedding model.")
+
+    def get_server_info(self) -> dict[str, Any]:
+        """The settings, the model's limits, and `stats`."""
+        return {
+            **asdict(self.config),
+            "version": __version__,
+            "model_path": self.config.model,
+            "served_model_name": self.model_name,
+            "vocab_size": self.vocab_size,
+            "max_req_input_len": self._longest - 1,
+            "internal_states": [self.stats()],
+        }
+
     # ------------------------------------------------------------------------------------------ the engine
+
+    def score(self, prompt: Prompt | str, continuations: Sequence[str]) -> tuple[ChoiceScore, ...]:
+        """The log-probabilities of texts, each going on from the prompt, which may be empty. As `select` scores them.
+
+        Raises:
+            ParameterError, OverloadedError, EngineClosedError: as `submit`.
+        """
+        return self.select(prompt, continuations).scores
+
+    def update_weights(self, path: str) -> None:
+        """Replaces the weights by those of another checkpoint of the same architecture, between two steps.
+
+        Nothing that was computed with the old ones is read again: cached prefixes are dropped, and requests that are
+        running are computed anew up to where they are. No step runs meanwhile, and both sets are in memory at once.
+
+        Args:
+            path: as EngineConfig's `model`.
+
+        Raises:
+            ModelError: it can't be read, or is another architecture; the engine goes on as it was.
+        """
+        config = replace(self.config, model=path, revision=None)
+        location = resolve(path, None)
+
+        def update() -> None:
+            loaded = load_alike(config, location, self._runner.model)
+            self._runner.replace(loaded.model)
+            for request in list(self._scheduler.running()):
+                self._scheduler.retract(request)
+            self._scheduler.store.flush()
+            self.config, self.model_name = config, loaded.name
+
+        self._loop.call(update)
 
     def chat_template(self) -> JinjaTemplate | None:
         """The model's own chat template, or the one the engine was given; None where there is none."""
@@ -355,10 +599,12 @@ class Engine:
     def close(self) -> None:
         """Stops the engine; requests that have not ended fail with EngineClosedError. May be called again."""
         self._closed = True
-        self._compilers.shutdown(wait=True, cancel_futures=True)
+        self._compilers.shutdown(wait=True)  # those that have not begun fail at once
         self._loop.close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
+
+    shutdown = close
 
     def __enter__(self) -> Engine:
         return self
@@ -367,13 +613,17 @@ class Engine:
         self.close()
 
 
+def _indexed(sink: Sink, index: int, event: Event) -> None:
+    sink(event if isinstance(event, SglError) else replace(event, index=index))
+
+
 def _into(future: Future[Any]) -> Callable[[Any], None]:
     """A sink that settles a future with the last event."""
 
-    def sink(event: Event | Selection) -> None:
+    def sink(event: Any) -> None:
         if isinstance(event, SglError):
             future.set_exception(event)
-        elif isinstance(event, Generation | Selection):
+        elif isinstance(event, Generation | Selection | ProgramResult):
             future.set_result(event)
 
     return sink

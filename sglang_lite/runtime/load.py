@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,30 @@ def load_model(config: EngineConfig, path: Path) -> LoadedModel:
         )
     device = torch.device("cpu")
     with torch.inference_mode():
-        model = Decoder(spec, source, precision(config.dtype), device, config.context_length or spec.max_positions)
+        model = Decoder(
+            spec,
+            source,
+            precision(config.dtype, one_path=config.deterministic),
+            device,
+            config.context_length or spec.max_positions,
+        )
     return LoadedModel(config.model, model, tokenizer, spec.vocab_size, eos, spec.max_positions)
+
+
+def load_alike(config: EngineConfig, path: Path, model: Model) -> LoadedModel:
+    """Loads another checkpoint of the architecture of `model`.
+
+    Raises:
+        ModelError: damaged, or another architecture; or `model` has no checkpoint.
+    """
+    if not isinstance(model, Decoder):
+        raise ModelError("the running model was not loaded from a checkpoint.")
+    loaded = load_model(config, path)
+    assert isinstance(loaded.model, Decoder)
+    ours, theirs = asdict(model.spec), asdict(loaded.model.spec)
+    if differ := [name for name in ours if ours[name] != theirs[name]]:
+        raise ModelError(f"{path}: another architecture than the running model's: {', '.join(differ)} differ.")
+    return loaded
 
 
 def _open_gguf(path: Path) -> tuple[ModelSpec, Tokenizer, WeightSource, frozenset[int]]:
@@ -72,14 +94,19 @@ def _open_folder(path: Path, config: EngineConfig) -> tuple[ModelSpec, Tokenizer
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: can't be read as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path}: not a JSON object.")
     return content
 
 
-def precision(dtype: str) -> Precision:
+def precision(dtype: str, *, one_path: bool = False) -> Precision:
     """The numeric formats that a `dtype` stands for on this CPU.
+
+    Args:
+        one_path: every row is computed the same way whatever the batch.
 
     Raises:
         ParameterError: the CPU can't compute in it.
@@ -89,6 +116,6 @@ def precision(dtype: str) -> Precision:
     if dtype == "int8":
         if not torch.cpu._is_vnni_supported():
             raise ParameterError("dtype", "int8 needs a CPU with VNNI instructions.", hint="Use bfloat16 or float32.")
-        return Precision(torch.float32, torch.bfloat16, torch.bfloat16, int8=True)
+        return Precision(torch.float32, torch.bfloat16, torch.bfloat16, int8=True, one_path=one_path)
     kind = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
-    return Precision(kind, kind, kind)
+    return Precision(kind, kind, kind, one_path=one_path)

@@ -10,11 +10,14 @@ import contextlib
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sglang_lite.protocol import (
     EngineClosedError,
@@ -22,14 +25,25 @@ from sglang_lite.protocol import (
     SglError,
     TokenLogprob,
 )
-from sglang_lite.runtime.execute.runner import Runner, StepResult
-from sglang_lite.runtime.execute.sampler import SamplingTable, Special
-from sglang_lite.runtime.request import Event, Finish, Request, State
+from sglang_lite.runtime.execute.runner import Forward, Runner
+from sglang_lite.runtime.execute.sampler import Sampled, SamplingTable, Special
+from sglang_lite.runtime.request import Finish, Request, State
 from sglang_lite.runtime.schedule.batch import Batch
 from sglang_lite.runtime.schedule.scheduler import Scheduler
 
 logger = logging.getLogger("sglang_lite")
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A step that was launched: its forward, the rows it draws tokens for, those tokens, and the rows whose prompts are
+    through with it."""
+
+    forward: Forward
+    rows: NDArray[np.int64]
+    sampled: Sampled
+    through: list[int]
 
 
 class StepLoop:
@@ -40,6 +54,7 @@ class StepLoop:
         sampling: parameters by slot; filled here, read by the runner.
         eos_ids: tokens that may end a generation.
         vocab_size: for grammar masks.
+        overlap: launch a step before the tokens of the one before are read.
     """
 
     def __init__(
@@ -49,11 +64,15 @@ class StepLoop:
         sampling: SamplingTable,
         eos_ids: frozenset[int],
         vocab_size: int,
+        *,
+        overlap: bool,
     ) -> None:
         self.scheduler = scheduler
         self.steps = 0
         self.crash: BaseException | None = None
         self._runner, self._sampling = runner, sampling
+        self._overlap = overlap
+        self._in_flight: _InFlight | None = None
         self._eos = np.array(sorted(eos_ids), dtype=np.int32)
         self._mask_words = -(-vocab_size // 32)
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
@@ -87,18 +106,25 @@ class StepLoop:
         self.post(run)
         return future.result()
 
+    def tell(self, command: Callable[[], object]) -> None:
+        """`post`, but nothing happens if the loop has ended."""
+        with contextlib.suppress(EngineClosedError):
+            self.post(command)
+
     def submit(self, request: Request) -> None:
         self.post(lambda: self._receive(request))
 
     def abort(self, request: Request) -> None:
         """Ends a request with RequestAbortedError unless it has ended. Takes effect between two steps."""
-        with contextlib.suppress(EngineClosedError):  # then it has ended
-            self.post(lambda: self._end(request, RequestAbortedError("the request was aborted."), State.ABORTED))
+        self.tell(lambda: self._end(request, RequestAbortedError("the request was aborted."), State.ABORTED))
 
     def fail(self, request: Request, error: SglError) -> None:
         """Ends a request that could not be made ready."""
-        with contextlib.suppress(EngineClosedError):
+        try:
             self.post(lambda: self._end(request, error, State.FAILED))
+        except EngineClosedError:  # it never got there
+            if not request.ended:
+                request.tell(error)
 
     def close(self) -> None:
         """Tells the loop to end; every request that has not ended fails."""
@@ -106,8 +132,7 @@ class StepLoop:
         def stop() -> None:
             self._closing = True
 
-        with contextlib.suppress(EngineClosedError):
-            self.post(stop)
+        self.tell(stop)
 
     # --------------------------------------------------------------------------------- the loop's thread
 
@@ -115,7 +140,7 @@ class StepLoop:
         """The loop itself, on the thread that calls it, until `close`."""
         try:
             while True:
-                if self.scheduler.idle:
+                if self.scheduler.idle and self._in_flight is None:
                     self._inbox.get()()
                 self._run_commands()
                 if self._closing:
@@ -131,8 +156,9 @@ class StepLoop:
         with self._lock:
             self._ended = True
         for request in list(self.scheduler.requests()):
-            request.state = State.FAILED
-            self._deliver(request, error)
+            if not request.ended:
+                request.state = State.FAILED
+                request.tell(error)
         self._run_commands()
 
     def _run_commands(self) -> None:
@@ -147,33 +173,44 @@ class StepLoop:
         if request.ended:
             return  # aborted while it was compiled
         if self._closing:
-            self._end(request, EngineClosedError("the engine is closed."), State.FAILED)
+            closed = EngineClosedError("the engine is closed.")
+            closed.__cause__ = self.crash
+            self._end(request, closed, State.FAILED)
             return
         self.scheduler.add(request)
 
     def _step(self) -> None:
+        """Launches the next step, and reads what the one before has drawn while it runs (depth 1), or what itself has
+        drawn (depth 0). A step's draws may depend on every token before, so they are launched last."""
         batch = self.scheduler.plan()
+        before, self._in_flight = self._in_flight, None
         if batch is None:
+            if before is not None:
+                self._settle(before)
+            elif not self.scheduler.idle:
+                raise AssertionError("requests are waiting, nothing runs, and nothing can be admitted")
             return
         self.steps += 1
-        for request in batch.admitted:
+        for request in batch.fresh:
             self._sampling.set(request.slot, request.params, request.seed)
-        result = self._runner.run(batch, self._special(batch))
-        through = batch.ends == self.scheduler.store.table.length[batch.slots]
-        self.scheduler.computed(batch)
-        self.scheduler.store.settle(batch.step)
-        for row, scored in result.scored.items():
-            batch.requests[row].prompt_logprobs.extend(scored)
-        for row in (through & ~batch.samples).nonzero()[0].tolist():  # nothing to generate
-            self._finish(batch.requests[row], Finish("length", None))
-        self._settle(batch, result)
+        forward = self._runner.forward(batch)
+        through = self.scheduler.launched(batch)
+        if before is not None:
+            self._settle(before)
+        rows = (batch.samples & self.scheduler.live(batch)).nonzero()[0]
+        sampled = self._runner.sample(forward, rows, self._special(batch, rows))
+        self.scheduler.drawn(batch.slots[rows])
+        self._in_flight = _InFlight(forward, rows, sampled, through)
+        if not self._overlap:
+            before, self._in_flight = self._in_flight, None
+            self._settle(before)
 
-    def _special(self, batch: Batch) -> dict[int, Special]:
-        """What the draws of this step need beyond the sampling table."""
+    def _special(self, batch: Batch, rows: NDArray[np.int64]) -> dict[int, Special]:
+        """What the draws of some rows need beyond the sampling table, by index into `rows`."""
         special: dict[int, Special] = {}
         table = self.scheduler.store.table
-        for row in (batch.samples & table.watched[batch.slots]).nonzero()[0].tolist():
-            request = batch.requests[row]
+        for i in table.watched[batch.slots[rows]].nonzero()[0].tolist():
+            request = batch.requests[rows[i]]
             if not request.special:
                 continue
             tokens = table.tokens[request.slot, : table.length[request.slot]]
@@ -183,23 +220,45 @@ class StepLoop:
                 request.matcher.fill_mask(mask)
             params = request.params
             early = len(tokens) - request.prompt_len < params.min_tokens
-            special[row] = Special(params, tokens, request.prompt_len, mask, tuple(request.ends) if early else ())
+            banned = tuple(request.ends) if early else ()
+            special[i] = Special(params, tokens, request.prompt_len, mask, banned, request.processor)
         return special
 
-    def _settle(self, batch: Batch, result: StepResult) -> None:
-        """Appends the drawn tokens; looks at those that may end a request or that somebody watches."""
-        rows = batch.samples.nonzero()[0]
-        if not len(rows):
+    def _settle(self, step: _InFlight) -> None:
+        """Reads what a step has computed: appends the drawn tokens, and looks at those that may end a request or that
+        somebody watches. Rows that were changed since the step was launched are passed over."""
+        scheduler, batch = self.scheduler, step.forward.batch
+        scheduler.store.settle(batch.step)
+        live = scheduler.live(batch)
+        for row, (first, scored) in step.forward.scored.items():
+            if live[row]:
+                try:
+                    batch.requests[row].score(first, scored)
+                except SglError as error:
+                    self._end(batch.requests[row], error, State.FAILED)
+        for i, why in step.sampled.errors.items():
+            if live[step.rows[i]]:
+                self._end(batch.requests[step.rows[i]], why, State.FAILED)
+        live = scheduler.live(batch)
+        now = time.perf_counter()
+        for row in step.through:
+            if live[row]:
+                request = batch.requests[row]
+                request.first_token_at = request.first_token_at or now
+                if request.limit == request.prompt_len:  # nothing to generate
+                    self._finish(request, Finish("length", None))
+        which = live[step.rows].nonzero()[0]
+        if not len(which):
             return
-        table = self.scheduler.store.table
-        slots, tokens = batch.slots[rows], np.array(result.sampled.tokens, dtype=np.int32)
-        self.scheduler.append(slots, tokens)
-        full = table.length[slots] >= table.limit[slots]
+        table = scheduler.store.table
+        slots, tokens = batch.slots[step.rows[which]], np.array(step.sampled.tokens, dtype=np.int32)[which]
+        scheduler.learned(slots, tokens)
+        full = table.known[slots] >= table.limit[slots]
         look = full | table.watched[slots] | np.isin(tokens, self._eos)
         for i in look.nonzero()[0].tolist():
-            request = batch.requests[rows[i]]
+            request = batch.requests[step.rows[which[i]]]
             try:
-                finish = self._look(request, int(tokens[i]), result.sampled.logprobs.get(i))
+                finish = self._look(request, int(tokens[i]), step.sampled.logprobs.get(int(which[i])))
             except SglError as error:
                 self._end(request, error, State.FAILED)
                 continue
@@ -214,17 +273,23 @@ class StepLoop:
         return Finish("stop", token) if token in request.ends else None
 
     def _finish(self, request: Request, finish: Finish) -> None:
-        self.scheduler.finish(request, State.FINISHED)
-        self._deliver(request, request.generation(finish))
-
-    def _deliver(self, request: Request, event: Event) -> None:
-        try:
-            request.sink(event)
-        except Exception:  # a caller's sink must not stop the others
-            logger.exception("the sink of request %d failed", request.id)
+        """Ends a request with its result, or lets the next one of its program go on in its slot."""
+        if request.follow is None:
+            self.scheduler.finish(request, State.FINISHED)
+            request.tell(request.generation(finish))
+            return
+        table = self.scheduler.store.table
+        request.tokens = table.tokens[request.slot, : table.known[request.slot]].copy()
+        generation = request.generation(finish)
+        request.tell(generation)
+        following = request.follow(generation)
+        if following is None:
+            self.scheduler.finish(request, State.FINISHED)
+        else:
+            self.scheduler.succeed(request, following)
 
     def _end(self, request: Request, error: SglError, state: State) -> None:
         if request.ended:
             return
         self.scheduler.finish(request, state)
-        self._deliver(request, error)
+        request.tell(error)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import enum
+import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from sglang_lite.protocol import ConstraintError, Delta, Generation, SglError, TokenLogprob, Usage
+from sglang_lite.protocol import ConstraintError, Delta, Generation, ModelError, SglError, TokenLogprob, Usage
 from sglang_lite.runtime.cache.pages import Ints
 from sglang_lite.runtime.cache.store import Holding
 from sglang_lite.runtime.grammar.base import Matcher
-from sglang_lite.runtime.sampling_params import ResolvedParams
+from sglang_lite.runtime.sampling_params import LogitProcessor, ResolvedParams
 from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
 from sglang_lite.runtime.tokens.token_log import kept_spans
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from sglang_lite.text.stop import StopMatcher
+
+logger = logging.getLogger("sglang_lite")
 
 Event: TypeAlias = Delta | Generation | SglError
 Sink: TypeAlias = Callable[[Event], None]
@@ -69,11 +73,16 @@ class Request:
         ends: ids that end it.
         stream: deltas are wanted.
         matcher: its place in its grammar, None without one.
+        processor: the caller's own change of its logits.
         namespace: of the prefix tree.
         score_from: report log-probabilities of prompt tokens from this position on; None: of none.
         holding: its slot and pages, while it runs.
         admission: when it was last started, as a running number.
         cached_tokens: prompt tokens found in the cache at first admission, -1 before.
+        priority: higher ones are admitted first, where the policy says so.
+        retractions: how often it was put back.
+        passed_over: how many later requests were admitted before it.
+        follow: makes of its result the request that goes on in its slot, or None; called on the loop's thread.
     """
 
     id: int
@@ -87,6 +96,7 @@ class Request:
     ends: frozenset[int]
     stream: bool = False
     matcher: Matcher | None = None
+    processor: LogitProcessor | None = None
     namespace: str = ""
     score_from: int | None = None
     state: State = State.COMPILING
@@ -95,18 +105,23 @@ class Request:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     admission: int = 0
     cached_tokens: int = -1
+    priority: int = 0
+    retractions: int = 0
+    passed_over: int = 0
+    follow: Callable[[Generation], Request | None] | None = None
     submitted_at: float = field(default_factory=time.perf_counter)
     started_at: float = 0.0
     first_token_at: float = 0.0
     _decoder: IncrementalDecoder = field(init=False)
     _stops: StopMatcher = field(init=False)
     _text: list[str] = field(default_factory=list)
-    _taken: int = 0
+    _decoded: int = 0
     _unsent: list[int] = field(default_factory=list)
+    _sent: int = 0
 
     def __post_init__(self) -> None:
-        self._decoder = IncrementalDecoder(self.tokenizer)
-        self._stops = StopMatcher(self.params.stop)
+        self._decoder = IncrementalDecoder(self.tokenizer, skip_special=self.params.skip_special_tokens)
+        self._stops = StopMatcher(self.params.stop, self.params.stop_regex)
 
     @property
     def slot(self) -> int:
@@ -120,72 +135,98 @@ class Request:
     @property
     def special(self) -> bool:
         """Its draws need more than the sampling table."""
-        return self.matcher is not None or not self.params.plain or self.params.return_logprob
+        p = self.params
+        return not p.plain or p.return_logprob or self.matcher is not None or self.processor is not None
 
     @property
     def watched(self) -> bool:
         """Each of its tokens must be looked at when it comes; else only the end-of-sequence and the limit end it."""
         p = self.params
-        return self.stream or self.special or bool(p.stop or p.stop_token_ids)
+        return self.stream or self.special or bool(p.stop or p.stop_regex or p.stop_token_ids)
 
     def move(self, state: State) -> None:
         """Changes the state; a transition the table does not have is a bug in the scheduler."""
         if state not in _NEXT.get(self.state, ()):
             raise AssertionError(f"request {self.id}: {self.state.value} → {state.value}")
         self.state = state
+        self.retractions += state is State.RETRACTED
 
     def take(self, token: int, logprob: TokenLogprob | None) -> Finish | None:
         """Looks at the next token: grammar, text, stops. Sends a delta where they are wanted.
 
         Raises:
             ConstraintError: the grammar does not allow the token.
+            ParameterError: a stop pattern takes too long.
         """
-        self._taken += 1
         if logprob is not None:
             self.logprobs.append(self._with_text(logprob))
         if self.matcher is not None and not self.matcher.accept(token):
             raise ConstraintError(f"the constraint allows no continuation: {self.matcher.error}")
         if token in self.ends:
             return Finish("stop", token)
-        self._unsent.append(token)
         piece = self._decoder.push((token,))
-        certain = self._stops.push(piece) if self._taken > self.params.min_tokens else piece
-        if certain:
-            self._text.append(certain)
-            if self.stream:
-                self.sink(Delta(certain, tuple(self._unsent), tuple(self.logprobs[-len(self._unsent) :])))
-                self._unsent.clear()
+        certain = self._stops.push(piece) if self._decoded >= self.params.min_tokens else self._stops.skip(piece)
+        self._decoded += 1
+        self._unsent.append(token)
+        self._add(certain)
         if self._stops.matched is not None:
             return Finish("stop", self._stops.matched)
         if self.matcher is not None and self.matcher.finished:
             return Finish("stop", None)
         return None
 
+    def tell(self, event: Event) -> None:
+        """Hands an event to the sink. One that fails must not stop the other requests."""
+        try:
+            self.sink(event)
+        except Exception:  # the caller's code
+            logger.exception("the sink of request %d failed", self.id)
+
+    def score(self, first: int, logprobs: list[TokenLogprob]) -> None:
+        """Takes the log-probabilities of prompt tokens from position `first` on. A retraction may bring some again.
+
+        Raises:
+            ModelError: there are none.
+        """
+        assert self.score_from is not None
+        for position, entry in enumerate(logprobs, first):
+            if entry.logprob is None or math.isnan(entry.logprob):
+                raise not_finite(position)
+        known = max(self.score_from, 1) + len(self.prompt_logprobs)
+        self.prompt_logprobs += logprobs[known - first :]
+
     def generation(self, finish: Finish) -> Generation:
         """The result. Called once, after the request was let go, when `tokens` is complete."""
         output = tuple(self.tokens[self.prompt_len :].tolist())
-        written = output[:-1] if isinstance(finish.matched, int) else output
-        if not self.watched:
-            self._text.append(self._decoder.push(written))
+        params = self.params
+        cut = isinstance(finish.matched, int) and not params.include_stop
+        written = output[:-1] if cut else output
         if self._stops.matched is None:
-            rest = self._stops.push(self._decoder.flush()) + self._stops.flush()
-        else:
-            rest = self._stops.matched if self.params.include_stop else ""
-        if rest:
-            self._text.append(rest)
-            if self.stream:
-                self.sink(Delta(rest, tuple(self._unsent)))
+            self._add(self._stops.flush() + self._decoder.push(written[self._decoded :]) + self._decoder.flush())
+        elif params.include_stop:
+            self._add(self._stops.matched_text)
         text = "".join(self._text)
         return Generation(
             text=text,
             token_ids=output,
-            spans=kept_spans(self.tokenizer, written, text),
+            spans=kept_spans(self.tokenizer, written, text, skip_special=params.skip_special_tokens),
             finish_reason=finish.reason,
             matched=finish.matched,
             usage=self._usage(len(output)),
             output_logprobs=tuple(self.logprobs),
-            prompt_logprobs=tuple(self.prompt_logprobs),
+            prompt_logprobs=tuple(map(self._with_text, self.prompt_logprobs)),
+            meta={"num_retractions": self.retractions},
         )
+
+    def _add(self, text: str) -> None:
+        """Adds to the result what is certain, and sends it."""
+        if not text:
+            return
+        self._text.append(text)
+        if self.stream:
+            ids, self._unsent = tuple(self._unsent), []
+            self.tell(Delta(text, ids, tuple(self.logprobs[self._sent : self._sent + len(ids)])))
+            self._sent += len(ids)
 
     def _with_text(self, logprob: TokenLogprob) -> TokenLogprob:
         if not self.params.return_text_in_logprobs:
@@ -207,3 +248,11 @@ class Request:
             first_token_s=(self.first_token_at or now) - self.submitted_at,
             total_s=now - self.submitted_at,
         )
+
+
+def not_finite(position: int) -> ModelError:
+    """The error of a request for which the model gave no valid number."""
+    return ModelError(
+        f"the model's logits for position {position} are NaN or infinite.",
+        hint="Its weights may be damaged; float16 overflows in some models: use bfloat16 or float32.",
+    )

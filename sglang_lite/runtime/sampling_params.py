@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import Any
+import re
+import reprlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import regex
 
 from sglang_lite.protocol import ParameterError, SamplingParams, Unset
 
+if TYPE_CHECKING:
+    import torch
+
+# A caller's own change of the logits: the ids so far and float32 logits [V] to logits [V].
+LogitProcessor: TypeAlias = Callable[[list[int], "torch.Tensor"], "torch.Tensor"]
+
 MAX_STOPS = 64
 MAX_STOP_CHARS = 512
+MAX_PATTERNS = 32
+MAX_PATTERN_BYTES = 256
+MAX_REPEATS = 100_000
+MAX_IDS = 1024
 MAX_SAMPLES = 256
 MAX_TOP_LOGPROBS = 256
 MAX_BIASES = 4096
@@ -24,8 +40,10 @@ class ResolvedParams:
     n: int = 1
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    stop_regex: Mapping[str, regex.Pattern[str]] = field(default_factory=dict)  # by source
     include_stop: bool = False
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
@@ -62,10 +80,11 @@ def resolve_params(params: SamplingParams, vocab_size: int) -> ResolvedParams:
         ParameterError: a value out of range, by the parameter's name.
     """
     given: dict[str, Any] = {
-        field.name: value for field in fields(params) if not isinstance(value := getattr(params, field.name), Unset)
+        f.name: value for f in fields(params) if not isinstance(value := getattr(params, f.name), Unset)
     }
-    if given.pop("stop_regex", ()):
-        raise ParameterError("stop_regex", "is not supported by this engine.", hint="Use regex= or stop=.")
+    for name in _FLAGS & given.keys():
+        if not isinstance(given[name], bool):
+            raise ParameterError(name, f"{shown(given[name])} is neither True nor False.")
     for name, (kind, low, high) in _RANGES.items():
         if name in given:
             given[name] = _number(name, given[name], kind, low, high)
@@ -73,13 +92,11 @@ def resolve_params(params: SamplingParams, vocab_size: int) -> ResolvedParams:
         raise ParameterError("top_p", "0 leaves no token.", hint="Use temperature=0 for greedy decoding.")
     if given.get("repetition_penalty") == 0:
         raise ParameterError("repetition_penalty", "0 is outside (0, 2].")
-    if "stop" in given:
-        given["stop"] = _stops(given["stop"])
-    for name in ("stop_token_ids", "token_ids_logprob"):
+    for name, (most, check) in _LISTS.items():
         if name in given:
-            given[name] = tuple(_token_id(name, i, vocab_size) for i in given[name])
-    if "logit_bias" in given:
-        given["logit_bias"] = _biases(given["logit_bias"], vocab_size)
+            given[name] = tuple(check(name, item, vocab_size) for item in _items(name, given[name], most))
+    if "stop_regex" in given:
+        given["stop_regex"] = {pattern: _compiled(pattern) for pattern in given["stop_regex"]}
     resolved = ResolvedParams(**given)
     if resolved.min_tokens > resolved.max_tokens:
         raise ParameterError("min_tokens", f"{resolved.min_tokens} is more than max_tokens ({resolved.max_tokens}).")
@@ -103,36 +120,81 @@ _RANGES: dict[str, tuple[type, float, float]] = {
 }
 
 
+def shown(value: object) -> str:
+    """A value for an error message: short, however large it is."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python prints no whole number of more than 4,300 digits
+        return "a huge number"
+
+
 def _number(name: str, value: Any, kind: type, low: float, high: float) -> Any:
     accepted = (int,) if kind is int else (int, float)
     if isinstance(value, bool) or not isinstance(value, accepted):
-        raise ParameterError(name, f"{value!r} is not {'a whole number' if kind is int else 'a number'}.")
-    if not math.isfinite(value) or not low <= value <= high:
-        raise ParameterError(name, f"{value!r} is outside [{low:g}, {high:g}].")
+        raise ParameterError(name, f"{shown(value)} is not {'a whole number' if kind is int else 'a number'}.")
+    if not low <= value <= high:  # NaN is not, either
+        raise ParameterError(name, f"{shown(value)} is outside [{low:g}, {high:g}].")
     return kind(value)
 
 
-def _stops(stops: tuple[str, ...]) -> tuple[str, ...]:
-    if len(stops) > MAX_STOPS:
-        raise ParameterError("stop", f"{len(stops):,} strings, the limit is {MAX_STOPS}.")
-    for stop in stops:
-        if not isinstance(stop, str) or not stop:
-            raise ParameterError("stop", f"{stop!r} is not a non-empty string.")
-        if len(stop) > MAX_STOP_CHARS:
-            raise ParameterError("stop", f"a string of {len(stop):,} characters, the limit is {MAX_STOP_CHARS}.")
-    return tuple(stops)
+def _items(name: str, values: Any, most: int) -> tuple[Any, ...]:
+    if not isinstance(values, tuple | list):
+        raise ParameterError(name, f"{shown(values)} is not a tuple.")
+    if len(values) > most:
+        raise ParameterError(name, f"{len(values):,} entries, the limit is {most:,}.")
+    return tuple(values)
+
+
+def _stop(name: str, stop: Any, _: int) -> str:
+    if not isinstance(stop, str) or not stop:
+        raise ParameterError(name, f"{shown(stop)} is not a non-empty string.")
+    if len(stop) > MAX_STOP_CHARS:
+        raise ParameterError(name, f"a string of {len(stop):,} characters, the limit is {MAX_STOP_CHARS}.")
+    return stop
 
 
 def _token_id(name: str, value: Any, vocab_size: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < vocab_size:
-        raise ParameterError(name, f"{value!r} is no token id of this model (0 to {vocab_size - 1:,}).")
+        raise ParameterError(name, f"{shown(value)} is no token id of this model (0 to {vocab_size - 1:,}).")
     return value
 
 
-def _biases(biases: tuple[tuple[int, float], ...], vocab_size: int) -> tuple[tuple[int, float], ...]:
-    if len(biases) > MAX_BIASES:
-        raise ParameterError("logit_bias", f"{len(biases):,} entries, the limit is {MAX_BIASES:,}.")
-    return tuple(
-        (_token_id("logit_bias", token, vocab_size), _number("logit_bias", bias, float, -1e4, 1e4))
-        for token, bias in biases
-    )
+def _bias(name: str, entry: Any, vocab_size: int) -> tuple[int, float]:
+    if not isinstance(entry, tuple | list) or len(entry) != 2:
+        raise ParameterError(name, f"{shown(entry)} is not a pair of a token id and a number.")
+    return _token_id(name, entry[0], vocab_size), _number(name, entry[1], float, -1e4, 1e4)
+
+
+def _pattern(name: str, pattern: Any, _: int) -> str:
+    if not isinstance(pattern, str) or not pattern:
+        raise ParameterError(name, f"{shown(pattern)} is not a non-empty string.")
+    if (size := len(pattern.encode("utf-8", "surrogatepass"))) > MAX_PATTERN_BYTES:
+        raise ParameterError(name, f"a pattern of {size:,} bytes, the limit is {MAX_PATTERN_BYTES}.")
+    return pattern
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> regex.Pattern[str]:
+    """A pattern of Python's `re`, compiled by the `regex` package for its partial matches. What that takes for more
+    than `re` does (fuzzy matches in braces, further flags) keeps `re`'s meaning or is refused by `re`."""
+    counts = (max(map(int, re.findall(r"\d+", braces))) for braces in re.findall(r"\{\d*,?\d+,?\}", pattern))
+    if (repeats := math.prod(count or 1 for count in counts)) > MAX_REPEATS:  # written out, they take memory
+        raise ParameterError("stop_regex", f"{pattern!r} repeats {repeats:,} times, the limit is {MAX_REPEATS:,}.")
+    try:
+        re.compile(pattern)
+        return regex.compile(_BRACE.sub(lambda m: m[0] if len(m[0]) > 1 else r"\{", pattern))
+    except (re.error, regex.error, OverflowError, RecursionError, Warning) as error:
+        raise ParameterError("stop_regex", f"{pattern!r} is no regular expression: {error}.") from None
+
+
+# An escape, or a brace that opens no repeat.
+_BRACE = re.compile(r"(?s)\\N\{[^}]*\}|\\.|\{(?!\d*,?\d*\}|,?\})")
+
+_FLAGS = {"include_stop", "ignore_eos", "skip_special_tokens", "return_logprob", "return_text_in_logprobs"}
+_LISTS: dict[str, tuple[int, Callable[[str, Any, int], Any]]] = {
+    "stop": (MAX_STOPS, _stop),
+    "stop_regex": (MAX_PATTERNS, _pattern),
+    "stop_token_ids": (MAX_IDS, _token_id),
+    "token_ids_logprob": (MAX_IDS, _token_id),
+    "logit_bias": (MAX_BIASES, _bias),
+}

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
-from sglang_lite.protocol import ChoiceScore, Generation, SamplingParams, Selection, SglError, Span, Usage
-from sglang_lite.runtime.request import Event
-from sglang_lite.runtime.tokens.token_log import tokenise
+from sglang_lite.protocol import ChoiceScore, Generation, SamplingParams, Selection, SglError, Usage
+from sglang_lite.runtime.request import Event, Request
+from sglang_lite.runtime.tokens.token_log import TokenLog
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.engine import Engine
 
 _SCORE = SamplingParams(max_tokens=0, return_logprob=True)
-_PREFILL = SamplingParams(max_tokens=0)
 
 
 class Selecting:
@@ -23,7 +23,11 @@ class Selecting:
     Prompt and choice are tokenised together, as text that follows text always is. Where that merges tokens across the
     boundary for one choice, scoring starts before the boundary for all of them: every score is over the same text.
 
-    The shared prefix is computed first; then all choices run in one step, reading it from the cache.
+    The choices are requests that share all but their last tokens. So the scheduler lets one of them compute what is
+    not cached of the prompt, and then all others run in one step.
+
+    Args:
+        sink: called once.
     """
 
     def __init__(self, engine: Engine, choices: tuple[str, ...], sink: Callable[[Selection | SglError], None]) -> None:
@@ -31,26 +35,44 @@ class Selecting:
         self._lock = threading.Lock()
         self._ended = False
         self._results: dict[int, Generation] = {}
-        self._rows: list[tuple[list[int], int]] = []  # ids and where scoring starts; unconditional ones second
-        self._prefix_usage = Usage()
+        self._requests: list[Request] = []
+        self._unconditional = False
 
-    def start(self, spans: Sequence[Span], *, unconditional: bool, namespace: str) -> None:
-        tokenizer = self._engine.tokenizer
-        prompt = tokenise(tokenizer, spans)
-        together = [tokenise(tokenizer, [*spans, Span(choice)]) for choice in self._choices]
-        start = min(_common_length(prompt, ids) for ids in together)
-        start = min(start, *(len(ids) - 1 for ids in together))
-        if start == 0:  # nothing precedes the first token, so a document's start stands there
-            before = self._document_start()
-            self._rows = [([before, *ids], 1) for ids in together]
-        else:
-            self._rows = [(ids, start) for ids in together]
+    def start(self, log: TokenLog, *, unconditional: bool, namespace: str) -> None:
+        """Submits the requests.
+
+        Args:
+            unconditional: score the choices without the prompt, too.
+
+        Raises:
+            ParameterError: the prompt is too long.
+        """
+        rows = self._rows(log)
+        self._unconditional = unconditional
         if unconditional:
-            alone = [tokenise(tokenizer, [Span(choice)]) for choice in self._choices]
-            self._rows += [(ids, 1) for ids in alone]
-        prefix = self._rows[0][0][: max(start, 1)]
-        # The whole prefix is computed by one request, and found by the others.
-        self._submit(prefix, _PREFILL, lambda event: self._prefix_done(event, namespace), namespace)
+            rows += [(self._engine.tokenizer.encode(choice), 1) for choice in self._choices]
+        self._requests = [
+            self._engine.make_request(ids, _SCORE, partial(self._row_done, row), namespace=namespace, score_from=start)
+            for row, (ids, start) in enumerate(rows)
+        ]
+        for request in self._requests:
+            self._engine.start_now(request)
+
+    def abort(self) -> None:
+        """Ends it with RequestAbortedError, unless it has ended."""
+        for request in self._requests:
+            self._engine.abort_request(request)
+
+    def _rows(self, log: TokenLog) -> list[tuple[list[int], int]]:
+        """For each choice the ids of prompt and choice, and from where on they are scored."""
+        tail = log.encode(log.open) if log.open or not log.fixed else []
+        together = [log.encode(log.open + choice) for choice in self._choices]
+        start = min(_common_length(tail, ids) for ids in together)
+        start = len(log.fixed) + min(start, *(len(ids) - 1 for ids in together))
+        if start == 0:  # nothing precedes the first token, so a document's start stands there
+            before = [self._document_start()]
+            return [(before + ids, 1) for ids in together]
+        return [(log.fixed + ids, start) for ids in together]
 
     def _document_start(self) -> int:
         tokenizer = self._engine.tokenizer
@@ -58,36 +80,12 @@ class Selecting:
             return tokenizer.bos_id
         return min(tokenizer.eos_ids, default=0)
 
-    def _submit(
-        self,
-        ids: list[int],
-        params: SamplingParams,
-        sink: Callable[[Event], None],
-        namespace: str,
-        start: int = -1,
-    ) -> None:
-        request = self._engine._request(
-            ids, params, sink, namespace=namespace, score_from=start if start >= 0 else None
-        )
-        self._engine._submit(request)
-
-    def _prefix_done(self, event: Event, namespace: str) -> None:
-        if isinstance(event, SglError):
-            self._end(event)
-        elif isinstance(event, Generation):
-            self._prefix_usage = event.usage
-            try:
-                for row, (ids, start) in enumerate(self._rows):
-                    self._submit(ids, _SCORE, lambda e, row=row: self._row_done(row, e), namespace, start)  # type: ignore[misc] # mypy can't infer a lambda's default
-            except SglError as error:
-                self._end(error)
-
     def _row_done(self, row: int, event: Event) -> None:
         if isinstance(event, SglError):
             self._end(event)
         elif isinstance(event, Generation):
             self._results[row] = event
-            if len(self._results) == len(self._rows):
+            if len(self._results) == len(self._requests):
                 self._end(self._selection())
 
     def _end(self, outcome: Selection | SglError) -> None:
@@ -95,36 +93,41 @@ class Selecting:
             if self._ended:
                 return
             self._ended = True
+        if isinstance(outcome, SglError):
+            self.abort()
         self._sink(outcome)
 
     def _selection(self) -> Selection:
-        scores = []
         count = len(self._choices)
+        scores = []
         for row, choice in enumerate(self._choices):
             entries = self._results[row].prompt_logprobs
-            unconditional: tuple[float | None, ...] | None = None
-            if len(self._rows) > count:
-                ids, _ = self._rows[count + row]
-                found = [e.logprob for e in self._results[count + row].prompt_logprobs]
-                skipped = 1 if self._engine.tokenizer.bos_id == ids[0] else 0
-                unconditional = tuple(found) if skipped else (None, *found)
             scores.append(
                 ChoiceScore(
                     choice,
                     tuple(e.token_id for e in entries),
                     tuple(e.logprob for e in entries if e.logprob is not None),
-                    unconditional,
+                    self._alone(count + row) if self._unconditional else None,
                 )
             )
-        results = list(self._results.values())
-        usage = Usage(
-            prompt_tokens=sum(r.usage.prompt_tokens for r in results),
-            cached_tokens=sum(r.usage.cached_tokens for r in results),
-            queue_s=self._prefix_usage.queue_s,
-            first_token_s=max(r.usage.total_s for r in results) + self._prefix_usage.total_s,
-            total_s=max(r.usage.total_s for r in results) + self._prefix_usage.total_s,
+        usages = [result.usage for result in self._results.values()]
+        return Selection(
+            tuple(scores),
+            Usage(
+                prompt_tokens=sum(u.prompt_tokens for u in usages),
+                cached_tokens=sum(u.cached_tokens for u in usages),
+                queue_s=min(u.queue_s for u in usages),
+                first_token_s=max(u.total_s for u in usages),
+                total_s=max(u.total_s for u in usages),
+            ),
         )
-        return Selection(tuple(scores), usage)
+
+    def _alone(self, row: int) -> tuple[float | None, ...]:
+        """The log-probabilities of a choice without the prompt; nothing precedes its first token but a document's
+        start, where the model has such a token."""
+        found = tuple(e.logprob for e in self._results[row].prompt_logprobs)
+        has_start = self._engine.tokenizer.bos_id == self._requests[row].tokens[0]
+        return found if has_start else (None, *found)
 
 
 def _common_length(a: Sequence[int], b: Sequence[int]) -> int:

@@ -14,11 +14,13 @@ class Format:
     Attributes:
         start, end: around it.
         open: the text starts inside it: the template has written the start mark already.
+        dropped: marks in the answer that are no part of it.
     """
 
     start: str
     end: str
     open: bool = False
+    dropped: tuple[str, ...] = ()
 
 
 _THINK = Format("<think>", "</think>")
@@ -36,9 +38,11 @@ FORMATS = {
     "cohere_command4": Format("<|START_THINKING|>", "<|END_THINKING|>"),
     "apertus2509": Format("<|inner_prefix|>", "<|inner_suffix|>"),
     "inkling": Format("<|content_thinking|>", "<|end_message|>"),
-    "gpt-oss": Format("<|channel|>analysis<|message|>", "<|end|>", open=True),
+    "gpt-oss": Format(
+        "<|channel|>analysis<|message|>", "<|end|>", open=True,
+        dropped=("<|start|>assistant<|channel|>final<|message|>", "<|channel|>final<|message|>"),
+    ),
 }  # fmt: skip
-_ANSWER_MARKS = ("<|start|>assistant<|channel|>final<|message|>", "<|channel|>final<|message|>")  # gpt-oss
 
 
 class ReasoningParser:
@@ -73,13 +77,16 @@ class ReasoningParser:
             text = stripped.removeprefix(start)
         found = {True: "", False: ""}
         while text:
-            mark = self._format.end if self._inside else self._format.start
-            before, hit, text = text.partition(mark)
-            if not hit:
-                self._held = _overlap(before, mark)
-                before = before[: len(before) - len(self._held)]
-            found[self._inside] += self._trimmed(before)
-            if hit:
+            marks = (self._format.end,) if self._inside else (self._format.start, *self._format.dropped)
+            hits = [(text.index(mark), mark) for mark in marks if mark in text]
+            if not hits:
+                self._held = max((_overlap(text, mark) for mark in marks), key=len)
+                found[self._inside] += self._trimmed(text[: len(text) - len(self._held)])
+                break
+            at, mark = min(hits)
+            found[self._inside] += self._trimmed(text[:at])
+            text = text[at + len(mark) :]
+            if mark not in self._format.dropped:
                 self._inside = not self._inside
         return found[True], found[False]
 
@@ -99,10 +106,7 @@ class ReasoningParser:
         """Reasoning and answer of a whole text."""
         parser = ReasoningParser(model_type)
         (thought, answer), (more_thought, more_answer) = parser.push(text), parser.flush()
-        answer += more_answer
-        for mark in _ANSWER_MARKS:
-            answer = answer.replace(mark, "")
-        return thought + more_thought, answer
+        return thought + more_thought, answer + more_answer
 
 
 def _overlap(text: str, mark: str) -> str:

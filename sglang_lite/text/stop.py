@@ -1,43 +1,130 @@
-"""Stop strings, matched on text as it arrives in pieces of any size."""
+"""Stop strings and patterns, matched on text as it arrives in pieces of any size."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from sglang_lite.protocol import ParameterError
+
+if TYPE_CHECKING:
+    import regex
+
+# The longest that patterns may look at one piece. Only one that backtracks without end takes so long.
+_SECONDS = 0.1
+
 
 class StopMatcher:
-    """Finds the first stop string in a growing text and holds back only what may still become one.
+    """Ends a growing text where a stop matches, and holds back only what may still become a match.
 
-    The outcome does not depend on how the text is cut into pieces: the stop that is complete first wins, the longer
-    one among those that end together.
+    A text ends at its first prefix that contains a stop string, or a match of a pattern that is not empty (the end of
+    the prefix being the end of the text, for `$` and the like). The match that begins first counts. So the outcome
+    does not depend on how the text is cut into pieces.
 
     Args:
-        stops: the stop strings, none empty.
+        stops: strings, none empty.
+        patterns: by source, compiled by the `regex` package, which can tell whether a match is still possible.
+
+    Attributes:
+        matched: the string, or the pattern's source; None before a match.
+        matched_text: what it matched.
     """
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
-        self._stops = stops
-        self._prefixes = {stop[:k] for stop in stops for k in range(1, len(stop))}
-        self._longest = max((len(stop) for stop in stops), default=0)
-        self._held = ""
+    def __init__(self, stops: tuple[str, ...], patterns: Mapping[str, regex.Pattern[str]] | None = None) -> None:
+        self._stops, self._patterns = stops, patterns or {}
+        self._text = ""  # all of it where there are patterns, which may look behind; else what is held back
+        self._held = 0  # where what is held back begins
         self.matched: str | None = None
+        self.matched_text = ""
+
+    def skip(self, piece: str) -> str:
+        """Takes a piece that no match may begin in, and returns it. Comes before every `push`."""
+        if self._patterns:
+            self._text += piece
+            self._held = len(self._text)
+        return piece
 
     def push(self, piece: str) -> str:
-        """Takes the next piece and returns text that belongs to the result for certain. After a match
-        (`self.matched` is the stop), what follows is dropped."""
-        if not self._stops:
-            return piece
+        """Takes the next piece and returns text that belongs to the result for certain. After a match, what follows
+        is dropped.
+
+        Raises:
+            ParameterError: a pattern takes too long.
+        """
         if self.matched is not None:
             return ""
-        text = self._held + piece
-        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            _, at, self.matched = min(found)
-            self._held = ""
-            return text[:at]
-        keep = next((k for k in range(min(self._longest - 1, len(text)), 0, -1) if text[-k:] in self._prefixes), 0)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        if not self._stops and not self._patterns:
+            return piece
+        known = len(self._text)
+        self._text += piece
+        deadline = time.perf_counter() + _SECONDS
+        match = self._find(known, deadline)
+        if match is not None:
+            _, start, end, self.matched = match
+            self.matched_text = self._text[start:end]
+            until = start
+        else:
+            partial = [_overlap(self._text, self._held, stop) for stop in self._stops]
+            until = min([*partial, *(self._possible(p, deadline) for p in self._patterns.values())])
+        certain = self._text[self._held : until]
+        self._held = until
+        if not self._patterns:
+            self._text, self._held = self._text[until:], 0
+        return certain
 
     def flush(self) -> str:
         """The text still held back, at the end of the generation."""
-        held, self._held = self._held, ""
-        return held
+        rest, self._held = self._text[self._held :], len(self._text)
+        return rest
+
+    def _find(self, known: int, deadline: float) -> tuple[int, int, int, str] | None:
+        """The first prefix that matches, longer than `known`: its end, and the match's start, end and name."""
+        text = self._text
+        found = [(at + len(s), at, at + len(s), s) for s in self._stops if (at := text.find(s, self._held)) >= 0]
+        first = min(found, default=None)
+        for end in range(known + 1, (first[0] if first else len(text)) + 1):
+            spans = [(self._search(p, end, deadline), source) for source, p in self._patterns.items()]
+            matches = [(end, *span, source) for span, source in spans if span is not None]
+            if matches:
+                return min([*matches, first] if first and first[0] == end else matches)
+        return first
+
+    def _search(self, pattern: regex.Pattern[str], end: int, deadline: float) -> tuple[int, int] | None:
+        start = self._held
+        while match := self._timed(pattern, start, end, deadline):
+            if match.end() > match.start():
+                return match.start(), match.end()
+            start = match.end() + 1
+            if start > end:
+                break
+        return None
+
+    def _possible(self, pattern: regex.Pattern[str], deadline: float) -> int:
+        """Where a match may begin that the text has only a part of, given that it has no whole one."""
+        match = self._timed(pattern, self._held, len(self._text), deadline, partial=True)
+        if match is None:
+            return len(self._text)
+        return match.start() if match.partial else self._held  # an empty match hides partial ones
+
+    def _timed(
+        self, pattern: regex.Pattern[str], start: int, end: int, deadline: float, *, partial: bool = False
+    ) -> regex.Match[str] | None:
+        left = max(deadline - time.perf_counter(), 1e-6)
+        try:
+            # `pos` rather than a slice: what is before it can be looked at.
+            return pattern.search(self._text, start, end, partial=partial, timeout=left)
+        except TimeoutError:
+            raise ParameterError(
+                "stop_regex",
+                f"{pattern.pattern!r} took longer than {_SECONDS} s.",
+                hint="Avoid repeats inside repeats, as in (a+)+.",
+            ) from None
+
+
+def _overlap(text: str, start: int, stop: str) -> int:
+    """Where the first prefix of `stop` begins, from `start` on, that reaches to the end of `text`."""
+    at = text.find(stop[0], start)
+    while at >= 0 and not stop.startswith(text[at:]):
+        at = text.find(stop[0], at + 1)
+    return at if at >= 0 else len(text)

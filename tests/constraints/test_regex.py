@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_lite.constraints.regex import CharSet, parse, to_python, to_rust
+from sglang_lite.constraints.nodes import CharSet
+from sglang_lite.constraints.regex import parse, to_python, to_rust
 from sglang_lite.constraints.sampling import sample
 from sglang_lite.protocol import ConstraintError, Regex
 

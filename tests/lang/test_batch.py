@@ -160,3 +160,224 @@ def test_many_items_finish_soon():
     started = time.perf_counter()
     square.run_batch([{"x": i} for i in range(500)], backend=backend(latency=0.01), num_threads=100)
     assert time.perf_counter() - started < 5
+
+
+# ------------------------------------------------------------------------------------------ policies
+
+
+@sgl.function
+def fragile(s, i):
+    """Items 1 and 3 fail, one in its body and one in its node."""
+    if i == 1:
+        raise LookupError("body of 1")
+    s += f"{i} " + sgl.gen("a")
+
+
+def fragile_script():
+    return sgl.ScriptedBackend({"3 ": ValueError("node of 3")}, default="fine")
+
+
+ITEMS = [{"i": i} for i in range(5)]
+
+
+def test_on_error_return_puts_the_exception_into_its_place():
+    results = fragile.run_batch(ITEMS, backend=fragile_script(), on_error="return")
+    assert [type(r) for r in results] == [
+        sgl.ProgramState, LookupError, sgl.ProgramState, sgl.ProgramError, sgl.ProgramState
+    ]  # fmt: skip
+    assert [results[i]["a"] for i in (0, 2, 4)] == ["fine"] * 3
+    assert isinstance(results[3].__cause__, ValueError)
+
+
+def test_on_error_skip_leaves_it_out():
+    results = fragile.run_batch(ITEMS, backend=fragile_script(), on_error="skip")
+    assert [state.text() for state in results] == ["0 fine", "2 fine", "4 fine"]
+
+
+def test_on_error_raise_carries_what_return_would_give():
+    with pytest.raises(sgl.BatchError, match="2 of 5 programs failed, the first is item 1: body of 1") as caught:
+        fragile.run_batch(ITEMS, backend=fragile_script())
+    assert [isinstance(r, Exception) for r in caught.value.results] == [False, True, False, True, False]
+    assert isinstance(caught.value.__cause__, LookupError)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("policy", ["return", "skip"])
+def test_the_policies_hold_for_iterators_too(policy, ordered):
+    yielded = fragile.run_batch(
+        ITEMS, backend=fragile_script(), on_error=policy, ordered=ordered, generator_style=True, num_threads=2
+    )
+    numbered = list(enumerate(yielded)) if ordered else sorted(yielded, key=lambda pair: pair[0])
+    if ordered and policy == "skip":
+        numbered = list(zip((0, 2, 4), [r for _, r in numbered]))
+    assert [i for i, r in numbered if not isinstance(r, Exception)] == [0, 2, 4]
+    assert [i for i, r in numbered if isinstance(r, Exception)] == ([1, 3] if policy == "return" else [])
+    assert all(r.text() == f"{i} fine" for i, r in numbered if not isinstance(r, Exception))
+
+
+def test_an_iterator_yields_what_comes_before_a_failure():
+    states = fragile.run_batch(ITEMS, backend=fragile_script(), generator_style=True)
+    assert next(states).text() == "0 fine"
+    with pytest.raises(LookupError, match="body of 1"):
+        next(states)
+    with pytest.raises(StopIteration):
+        next(states)
+
+
+@pytest.mark.parametrize("policy", ["ignore", "", None])
+def test_the_policy_is_checked_before_anything_runs(policy):
+    script = backend()
+    with pytest.raises(sgl.ParameterError, match="on_error"):
+        square.run_batch([{"x": 1}], backend=script, on_error=policy)
+    assert script.calls == []
+
+
+# ------------------------------------------------------------------------------------------ iterators
+
+
+class Gates:
+    """A program each item of which waits for its gate."""
+
+    def __init__(self, count):
+        self.gates = [threading.Event() for _ in range(count)]
+        self.started = []
+
+        @sgl.function
+        def program(s, i):
+            self.started.append(i)
+            assert self.gates[i].wait(10)
+            s += f"{i}"
+
+        self.program = program
+        self.items = [{"i": i} for i in range(count)]
+
+    def run(self, **options):
+        return self.program.run_batch(self.items, backend=sgl.ScriptedBackend(), generator_style=True, **options)
+
+
+def test_unordered_results_come_as_they_finish():
+    gated = Gates(3)
+    results = gated.run(ordered=False, num_threads=3)
+    for i in (2, 0, 1):
+        gated.gates[i].set()
+        index, state = next(results)
+        assert (index, state.text()) == (i, str(i))
+    assert list(results) == []
+
+
+def test_ordered_results_wait_for_the_first():
+    gated = Gates(3)
+    results = gated.run(num_threads=3)
+    for i in (2, 1, 0):
+        gated.gates[i].set()
+    assert [state.text() for state in results] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("window", [1, 2, 5])
+def test_an_iterator_never_has_more_runs_than_the_window_that_nobody_has_taken(window):
+    started = []
+
+    @sgl.function
+    def tracked(s, i):
+        started.append(i)
+        s += sgl.gen("a")
+
+    results = tracked.run_batch(
+        [{"i": i} for i in range(20)], backend=sgl.ScriptedBackend(default="x"), num_threads=window, ordered=False
+    )
+    for taken, _ in enumerate(results, 1):
+        assert len(started) <= taken - 1 + window
+    assert sorted(started) == list(range(20))
+
+
+def test_an_iterator_that_is_left_starts_nothing_more():
+    gated = Gates(50)
+    gated.gates[0].set()
+    results = gated.run(num_threads=2, ordered=False)
+    next(results)
+    results.close()
+    for gate in gated.gates:
+        gate.set()
+    assert len(gated.started) <= 3
+
+
+def test_coroutines_have_the_same_iterators():
+    import asyncio
+
+    async def main():
+        ordered = square.arun_batch([(i,) for i in range(6)], backend=backend(), generator_style=True, num_threads=2)
+        unordered = square.arun_batch([(i,) for i in range(6)], backend=backend(), ordered=False)
+        skipping = fragile.arun_batch(ITEMS, backend=fragile_script(), on_error="skip", generator_style=True)
+        with pytest.raises(sgl.BatchError, match="2 of 5"):
+            await fragile.arun_batch(ITEMS, backend=fragile_script())
+        return (
+            [state.text() async for state in await ordered],
+            sorted([(i, state.text()) async for i, state in await unordered]),
+            [state.text() async for state in await skipping],
+            await square.arun_batch([], backend=backend()),
+        )
+
+    expected = [f"{i} 0 {i * i}" for i in range(6)]
+    assert asyncio.run(main()) == (expected, list(enumerate(expected)), ["0 fine", "2 fine", "4 fine"], [])
+
+
+# ------------------------------------------------------------------------------------------ items
+
+
+def test_nothing_that_is_given_is_changed():
+    shared = {"deep": [1]}
+
+    @sgl.function
+    def greedy(s, a, b, *rest, **more):
+        s += f"{a} {b}"
+        more["c"] = 1
+
+    items = [{"a": shared, "b": [2], "d": 3}, (shared, 4, 5), [shared, 6]]
+    before = repr(items)
+    greedy.run_batch(items, backend=sgl.ScriptedBackend())
+    bound = greedy.bind(b=9)
+    bound.run_batch([{"a": shared}], backend=sgl.ScriptedBackend())
+    assert repr(items) == before
+    assert bound.bind_arguments == {"b": 9}
+    assert items[0]["a"] is shared
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ([{}], r"batch_kwargs\[0\]: square: missing a required argument: 'x'"),
+        ([()], r"batch_kwargs\[0\]: square: missing a required argument: 'x'"),
+        ([{"x": 1}, (1, 2, 3)], r"batch_kwargs\[1\]: square: too many positional arguments"),
+        ([{"x": 1}, {"x": 1, "y": 2, "z": 3}], r"batch_kwargs\[1\]: square: got an unexpected keyword argument 'z'"),
+    ],
+)
+@pytest.mark.parametrize("generator_style", [True, False])
+def test_an_item_that_does_not_fit_is_named(items, message, generator_style):
+    script = backend()
+    with pytest.raises(sgl.ParameterError, match=message):
+        square.run_batch(items, backend=script, generator_style=generator_style)
+    assert script.calls == []
+
+
+@pytest.mark.parametrize("options", [{}, {"progress_bar": True}, {"checkpoint": "kept.jsonl"}, {"num_threads": 1}])
+def test_an_empty_batch_is_an_empty_list(options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert square.run_batch([], backend=backend(), **options) == []
+
+
+def test_the_progress_bar_counts_failures_too(capsys):
+    fragile.run_batch(ITEMS, backend=fragile_script(), on_error="skip", progress_bar=True)
+    assert "5/5" in capsys.readouterr().err
+
+
+def test_a_batch_inside_a_program_and_inside_an_event_loop():
+    import asyncio
+
+    @sgl.function
+    def outer(s):
+        s += ",".join(state["a"] for state in square.run_batch([(2,), (3,)], backend=backend()))
+
+    async def notebook():
+        return outer.run(backend=sgl.ScriptedBackend()).text()
+
+    assert outer.run(backend=sgl.ScriptedBackend()).text() == asyncio.run(notebook()) == "4,9"

@@ -5,6 +5,7 @@ import time
 import pytest
 
 import sglang_lite as sgl
+from tests.lang.fakes import Answers, Gated, Pieces, line_here, within
 
 
 def numbered(call):
@@ -180,3 +181,165 @@ def test_misuse_of_a_group_is_told():
             s.copy([1])
 
     program.run(backend=sgl.ScriptedBackend())
+
+
+def test_joined_metadata_and_usage_keep_the_branch_index():
+    @sgl.function
+    def program(s):
+        fork = s.fork(3)
+        fork[0] += sgl.gen("a")
+        fork[2] += sgl.select("a", ["yes", "no"])
+        fork.join()
+
+    state = program.run(backend=sgl.ScriptedBackend({"": "yes"}))
+    written, missing, picked = state.get_meta_info("a")["samples"]
+    assert written["completion_tokens"] == 1
+    assert missing is None
+    assert len(picked["normalized_prompt_logprobs"]) == 2
+    assert state.usage("a").completion_tokens == 1
+
+
+def test_metadata_of_branches_of_branches_is_a_tree():
+    @sgl.function
+    def program(s):
+        outer = s.fork(2)
+        for branch in outer:
+            inner = branch.fork(2)
+            inner += sgl.gen("a")
+            inner.join()
+        outer.join()
+
+    state = program.run(backend=sgl.ScriptedBackend(default="x y"))
+    tree = [[leaf["completion_tokens"] for leaf in branch["samples"]] for branch in state.get_meta_info("a")["samples"]]
+    assert tree == [[2, 2], [2, 2]]
+    assert state.usage("a").completion_tokens == 8
+
+
+def test_text_is_joined_in_the_order_of_the_branches_not_of_their_ends():
+    slow = Gated("slow")
+
+    @sgl.function
+    def program(s):
+        fork = s.fork(2)
+        fork[0] += "0:" + sgl.gen("a", backend=slow) + " "
+        fork[1] += "1:" + sgl.gen("a")
+        fork.join("concate_and_append")
+        s += " end"
+        fork[1]["a"]  # the second is done
+        slow.open()
+
+    assert program.run(backend=Answers(lambda text: "fast")).text() == "0:slow 1:fast end"
+
+
+def test_a_text_join_fails_with_the_branch_that_failed_and_its_line():
+    @sgl.function
+    def program(s):
+        fork = s.fork(2)
+        fork[1] += "1" + sgl.gen("a")  # here
+        fork.join("concate_and_append")
+        s += "never"
+
+    state = program.run(backend=sgl.ScriptedBackend({"1": ValueError("no luck")}))
+    with pytest.raises(sgl.ProgramError, match="no luck") as caught:
+        state.text()
+    assert caught.value.where.line == line_here(program)
+
+
+def test_joining_waits_for_nothing_and_reading_for_all():
+    backend = Gated("x")
+
+    @sgl.function
+    def program(s):
+        fork = s.fork(2)
+        fork += sgl.gen("a")
+        fork.join()
+        backend.open()
+        return within(5, lambda: s["a"])
+
+    assert program.run(backend=backend).ret_value == ["x", "x"]
+
+
+def test_a_group_adds_what_a_function_of_the_index_gives():
+    @sgl.function
+    def program(s):
+        fork = s.fork(3)
+        fork += lambda i: f"{i}: " + sgl.gen("a", stop=str(i))
+        fork.join()
+        return [branch.text() for branch in fork]
+
+    backend = sgl.ScriptedBackend(lambda call: f"stop at {call.params.stop[0]}")
+    assert program.run(backend=backend).ret_value == ["0: stop at ", "1: stop at ", "2: stop at "]
+
+
+def test_a_copy_brings_errors_and_metadata_back():
+    @sgl.function
+    def program(s):
+        s += "q"
+        with s.copy() as branch:
+            branch += sgl.gen("fine") + "now" + sgl.gen("bad")
+        s += "."
+
+    state = program.run(backend=sgl.ScriptedBackend({"now": OSError("gone"), "q": "1 2 3"}))
+    assert state.get_meta_info("fine")["completion_tokens"] == 3
+    with pytest.raises(sgl.ProgramError, match="OSError: gone"):
+        state["bad"]
+    assert state.text() == "q."
+
+
+def test_a_copy_in_a_turn_goes_on_with_the_turn():
+    @sgl.function
+    def program(s):
+        with s.user():
+            s += "q"
+            with s.copy() as branch:
+                branch += "?" + sgl.user_end() + sgl.assistant(sgl.gen("a"))
+                messages = branch.messages()
+        return messages
+
+    state = program.run(backend=sgl.ScriptedBackend(default="yes"))
+    assert [(m["role"], m["content"]) for m in state.ret_value] == [("user", "q?"), ("assistant", "yes")]
+    assert [m["content"] for m in state.messages()] == ["q"]
+    assert state["a"] == "yes"
+
+
+def test_a_branch_streams_its_text_from_the_beginning_to_the_end_of_the_program():
+    @sgl.function
+    def program(s):
+        s += "start "
+        fork = s.fork(2)
+        fork += lambda i: f"{i} " + sgl.gen("a")
+        return fork
+
+    state = program.run(stream=True, backend=Pieces("x", "y"))
+    list(state.text_iter())  # ends when the body does
+    for i, branch in enumerate(state.ret_value):
+        assert within(5, lambda b=branch: list(b.text_iter("a"))) == ["x", "y"]
+        assert within(5, lambda b=branch: "".join(b.text_iter())) == f"start {i} xy"
+
+
+@pytest.mark.parametrize("join", [True, False])
+def test_a_batch_has_executed_the_branches_too(join):
+    @sgl.function
+    def program(s, i):
+        fork = s.fork(2)
+        fork += sgl.gen("a")
+        if join:
+            fork.join()
+        return fork
+
+    states = program.run_batch([{"i": 0}, {"i": 1}], backend=sgl.ScriptedBackend(default="x", latency=0.01))
+    for state in states:
+        branches = [branch.stream_executor.variables for branch in state.ret_value]
+        assert branches == [{"a": "x"}] * 2
+        assert state.stream_executor.variables == ({"a": ["x", "x"]} if join else {})
+
+
+def test_use_thread_false_waits_for_the_branches_too():
+    @sgl.function
+    def program(s):
+        fork = s.fork(2)
+        fork += sgl.gen("a")
+        fork.join()
+
+    state = program.run(backend=sgl.ScriptedBackend(default="x", latency=0.01), use_thread=False)
+    assert state.stream_executor.variables == {"a": ["x", "x"]}

@@ -362,3 +362,18 @@ def test_works_inside_a_running_event_loop():
         return program.run(backend=sgl.ScriptedBackend(default="x")).ret_value
 
     assert asyncio.run(notebook()) == "x"
+
+
+def test_own_arguments_of_a_settings_name_may_be_given_in_any_way():
+    @sgl.function
+    def program(s, n, stop):
+        s += f"{n} {stop}"
+
+    backend = sgl.ScriptedBackend()
+    assert program.run(5, "here", backend=backend).text() == "5 here"
+    assert program.run(5, None, backend=backend).text() == "5 None"
+    assert program.run(n=1, stop=None, backend=backend).text() == "1 None"
+    assert program.bind(n=7, stop="there").run(backend=backend).text() == "7 there"
+    assert program.bind(n=7).run_batch([{"stop": "x"}], backend=backend)[0].text() == "7 x"
+    with pytest.raises(sgl.ParameterError, match="missing a required argument: 'n'"):
+        program.run(stop="here", backend=backend)

@@ -5,6 +5,7 @@ import re
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.protocol import Regex
 
 
 def ask(backend, prompt, **options):
@@ -58,3 +59,133 @@ def test_bad_answers_are_refused():
     with pytest.raises(sgl.ParameterError, match="neither a mapping nor a callable"):
         sgl.ScriptedBackend("text")
     assert sgl.ScriptedBackend().get_model_name() == "scripted"
+
+
+def test_a_callable_sees_the_call_and_every_call_is_kept():
+    seen = []
+
+    def answer(call):
+        seen.append(call)
+        return "abc"
+
+    backend = sgl.ScriptedBackend(answer)
+    assert ask(backend, "Q: ", regex="[a-z]+", temperature=0.5, max_tokens=9) == "abc"
+    assert backend.calls == seen
+    (call,) = seen
+    assert (call.prompt.text, call.params.temperature, call.params.max_tokens) == ("Q: ", 0.5, 9)
+    assert call.constraint == Regex("[a-z]+")
+    assert call.choices is None
+
+
+def test_a_rule_may_be_a_pattern_over_the_whole_prompt():
+    backend = sgl.ScriptedBackend({re.compile(r"\d+ \+ \d+"): "sum", re.compile("^Q"): "question"})
+    assert ask(backend, "Q: 1 + 2") == "sum"
+    assert ask(backend, "Q: why") == "question"
+
+
+def test_rules_pick_too_and_other_picks_are_random_but_repeatable():
+    def pick(seed, prompt="Which?"):
+        backend = sgl.ScriptedBackend({"Sky": "blue"}, seed=seed)
+        program = sgl.function(lambda s: s.__iadd__(prompt + sgl.select("c", ["red", "green", "blue"])))
+        return [program.run(backend=backend)["c"] for _ in range(8)]
+
+    assert pick(1, "Sky?") == ["blue"] * 8
+    assert pick(1) == pick(1)
+    assert pick(1) != pick(2)
+
+
+def test_samples_go_through_a_list_each():
+    backend = sgl.ScriptedBackend({"x": ["1", "2", "3"]})
+    assert ask(backend, "x", n=2) == ["1", "2"]
+    assert ask(backend, "x", n=2) == ["3", "3"]
+
+
+def test_lists_of_several_rules_are_gone_through_by_themselves():
+    backend = sgl.ScriptedBackend({"x": ["x1", "x2"], "y": ["y1", "y2"]})
+    assert [ask(backend, prompt) for prompt in "xyxy"] == ["x1", "y1", "x2", "y2"]
+
+
+@pytest.mark.parametrize("failure", [ConnectionError("gone"), sgl.OverloadedError("full")])
+def test_a_failure_may_be_any_exception(failure):
+    backend = sgl.ScriptedBackend({"x": failure})
+    with pytest.raises(sgl.SglError) as caught:
+        ask(backend, "x")
+    assert type(caught.value) is (sgl.OverloadedError if isinstance(failure, sgl.SglError) else sgl.ProgramError)
+    with pytest.raises(sgl.SglError):
+        ask(sgl.ScriptedBackend(lambda call: 1 / 0), "x")
+
+
+def test_failures_of_a_selection():
+    backend = sgl.ScriptedBackend({"x": ConnectionError("gone")})
+    with pytest.raises(sgl.ProgramError, match="ConnectionError: gone"):
+        sgl.function(lambda s: s.__iadd__("x" + sgl.select("a", ["b"]))).run(backend=backend)["a"]
+
+
+CONSTRAINTS = [
+    dict(regex=r"(ab|cd){2}-\d{3}"),
+    dict(dtype=int),
+    dict(dtype=float),
+    dict(dtype=bool),
+    dict(dtype=str),
+    dict(type=int),
+    dict(type=float),
+    dict(type=bool),
+    dict(type=list[int]),
+    dict(json_schema={"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}),
+]
+
+
+@pytest.mark.parametrize("options", CONSTRAINTS, ids=str)
+def test_random_answers_satisfy_the_constraint_and_repeat_with_the_seed(options):
+    def answers(random, **settings):
+        backend = sgl.ScriptedBackend(seed=random)
+        program = sgl.function(lambda s: s.__iadd__(sgl.gen("a", **options)))
+        return [program.run(backend=backend, **settings)["a"] for _ in range(10)]
+
+    first = answers(3)
+    assert first == answers(3)
+    assert len(set(map(str, first))) > 1
+    if "regex" in options:
+        assert all(re.fullmatch(options["regex"], text) for text in first)
+    if isinstance(options.get("type"), type):
+        assert {type(value) for value in first} == {options["type"]}
+    assert len(set(map(str, answers(3, seed=5)))) == 1  # the call's own seed decides
+
+
+def test_how_long_an_answer_takes_may_depend_on_the_call():
+    timed = []
+
+    def latency(call):
+        timed.append(call.choices or call.prompt.text)
+        return 0.001
+
+    backend = sgl.ScriptedBackend(default="x", latency=latency)
+    program = sgl.function(lambda s: s.__iadd__("q" + sgl.gen("a") + sgl.select("b", ["c", "d"])))
+    state = program.run(backend=backend)
+    assert state["a"] == "x"
+    assert state["b"] in ("c", "d")
+    assert timed == ["q", ("c", "d")]
+
+
+def test_a_stream_comes_word_by_word():
+    state = sgl.function(lambda s: s.__iadd__(sgl.gen("a"))).run(
+        stream=True, backend=sgl.ScriptedBackend(default="one  two\nthree ")
+    )
+    assert list(state.text_iter("a")) == ["one", "  two", "\nthree", " "]
+
+
+def test_usage_counts_words():
+    state = sgl.function(lambda s: s.__iadd__("a b c" + sgl.gen("a"))).run(backend=sgl.ScriptedBackend(default="d e"))
+    assert (state.usage("a").prompt_tokens, state.usage("a").completion_tokens) == (3, 2)
+
+
+def test_it_sees_images_and_has_a_template():
+    backend = sgl.ScriptedBackend()
+    assert backend.capabilities.images
+    assert backend.get_chat_template().name == "chatml"
+
+
+@pytest.mark.parametrize("answers", ["text", ["a list"], 3])
+def test_answers_of_another_kind_are_refused(answers):
+    with pytest.raises(sgl.ParameterError, match="neither a mapping nor a callable"):
+        sgl.ScriptedBackend(answers)

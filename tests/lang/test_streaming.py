@@ -1,11 +1,15 @@
 """Streams are replayable: any number of readers, early or late, of the text or of a variable."""
 
 import asyncio
+import itertools
+import random
 import threading
+from dataclasses import dataclass
 
 import pytest
 
 import sglang_lite as sgl
+from tests.lang.fakes import Gated, Pieces, line_here, with_logprob, within
 
 WORDS = "one two three four"
 
@@ -155,3 +159,261 @@ def test_a_backend_that_does_not_stream_is_read_in_one_piece():
 
     state = program.run(stream=True, backend=Whole({"Say": WORDS, ";": "no"}))
     assert list(state.text_iter("a")) == [WORDS]
+
+
+@sgl.function
+def saying(s, **options):
+    s += "Say: " + sgl.gen("a", **options)
+
+
+def read_all(iterator):
+    async def read():
+        return [item async for item in iterator]
+
+    return within(5, lambda: asyncio.run(read()))
+
+
+# ----------------------------------------------------------------------------------------------------- readers
+
+
+def test_a_reader_sees_each_piece_when_it_comes():
+    backend = Pieces("one ", "two ", "three", stepped=True)
+    state = saying.run(stream=True, backend=backend)
+    pieces = state.text_iter("a")
+    for text in ("one ", "two ", "three"):
+        backend.step()
+        assert within(5, lambda: next(pieces)) == text
+    assert within(5, lambda: list(pieces)) == []
+
+
+def test_readers_that_come_at_any_time_get_everything_and_each_at_its_pace():
+    backend = Pieces("one ", "two ", "three", stepped=True)
+    state = saying.run(stream=True, backend=backend)
+    early = state.text_iter("a")
+    backend.step()
+    assert within(5, lambda: next(early)) == "one "
+    middle = state.text_iter("a")
+    backend.step(2)
+    assert within(5, lambda: list(middle)) == ["one ", "two ", "three"]
+    assert within(5, lambda: list(early)) == ["two ", "three"]
+    assert within(5, lambda: list(state.text_iter("a"))) == ["one ", "two ", "three"]
+
+
+def test_threads_and_tasks_read_the_same_stream():
+    backend = Pieces("one ", "two", stepped=True)
+    state = saying.run(stream=True, backend=backend)
+    got = []
+    threads = [threading.Thread(target=lambda: got.append(list(state.text_iter("a")))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+
+    async def main():
+        async def read():
+            return [piece async for piece in state.text_async_iter("a")]
+
+        readers = [asyncio.ensure_future(read()) for _ in range(3)]
+        await asyncio.sleep(0)
+        backend.step(2)
+        return await asyncio.gather(*readers)
+
+    got += within(5, lambda: asyncio.run(main()))
+    for thread in threads:
+        thread.join(5)
+    assert got == [["one ", "two"]] * 6
+
+
+def test_a_plain_reader_works_inside_a_running_event_loop():
+    async def notebook():
+        return list(saying.run(stream=True, backend=Pieces("one ", "two")).text_iter("a"))
+
+    assert within(5, lambda: asyncio.run(notebook())) == ["one ", "two"]
+
+
+def test_a_reader_that_stops_early_disturbs_nobody():
+    state = saying.run(stream=True, backend=Pieces("one ", "two"))
+    for _ in state.text_iter("a"):
+        break
+    assert state["a"] == "one two"
+
+
+def test_the_body_itself_can_follow_a_variable_but_not_its_own_end():
+    seen = []
+
+    @sgl.function
+    def program(s):
+        s += sgl.gen("a")
+        seen.extend(s.text_iter("a"))
+        list(s.text_iter())  # here
+
+    state = program.run(stream=True, backend=Pieces("one ", "two"))
+    with pytest.raises(sgl.ProgramError, match="ends when the program does") as caught:
+        within(5, lambda: list(state.text_iter()))
+    assert caught.value.where.line == line_here(program)
+    assert seen == ["one ", "two"]
+
+
+# ------------------------------------------------------------------------------------------------------ values
+
+
+@dataclass
+class Point:
+    x: int
+    label: str
+
+
+def test_a_typed_value_grows_while_it_is_written():
+    backend = Pieces('{"x": 1', '2, "label"', ': "he', 'llo"}', stepped=True)
+    state = saying.run(type=Point, stream=True, backend=backend)
+    values = state.partial_iter("a")
+    backend.step(3)
+    growing = [within(5, lambda: next(values)) for _ in range(3)]
+    assert [(value.x, value.label) for value in growing] == [(None, None), (12, None), (12, "he")]
+    backend.step()
+    *_, last = within(5, lambda: list(values))
+    assert last == Point(12, "hello")
+
+
+def test_tasks_follow_a_typed_value_too():
+    state = saying.run(type=list[int], stream=True, backend=Pieces("[1", ", 2", "2]"))
+    assert read_all(state.partial_async_iter("a"))[-1] == [1, 22]
+
+
+def test_a_typed_value_that_fails_fails_its_reader_after_what_came():
+    state = saying.run(type=list[int], stream=True, backend=Pieces("[1, 2,", OSError("gone")))
+    values = []
+    with pytest.raises(sgl.ProgramError, match="OSError: gone"):
+        for value in state.partial_iter("a"):
+            values.append(value)
+    assert values[-1] == [1, 2]
+
+
+# --------------------------------------------------------------------------------------------------- reasoning
+
+THOUGHTFUL = {
+    "qwen3": "<think>\nOne < two?\n</think>\n\nYes <b>.",
+    "deepseek-r1": "One < two?</think>Yes <b>.",
+    "kimi": "◁think▷One◁/think▷Yes.",
+    "gpt-oss": "<|channel|>analysis<|message|>One<|end|><|start|>assistant<|channel|>final<|message|>Yes <|.",
+    "mistral": "[THINK]never closed",
+    "glm45": "no thoughts at all <",
+}
+
+
+@pytest.mark.parametrize("model_type", THOUGHTFUL)
+def test_reasoning_is_split_the_same_however_the_text_is_cut(model_type):
+    text = THOUGHTFUL[model_type]
+    whole = saying.run(reasoning=model_type, backend=Pieces(text))
+    dice = random.Random(model_type)
+    for size in (1, 2, 3, 7, len(text)):
+        cuts = sorted({0, len(text), *dice.sample(range(len(text)), k=len(text) // size)})
+        pieces = [text[a:b] for a, b in itertools.pairwise(cuts)]
+        state = saying.run(reasoning=model_type, stream=True, backend=Pieces(*pieces))
+        for name in ("a", "a_reasoning_content"):
+            assert "".join(state.text_iter(name)) == state[name] == whole[name]
+    assert "think" not in (whole["a"] + whole["a_reasoning_content"]).lower()
+    assert "|>" not in whole["a"]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "thought", "answer"),
+    [
+        ("qwen3", "One < two?\n", "Yes <b>."),
+        ("deepseek-r1", "One < two?", "Yes <b>."),
+        ("kimi", "One", "Yes."),
+        ("gpt-oss", "One", "Yes <|."),
+        ("mistral", "never closed", ""),
+        ("glm45", "", "no thoughts at all <"),
+    ],
+)
+def test_reasoning_and_answer_of_each_kind(model_type, thought, answer):
+    state = saying.run(reasoning=model_type, backend=Pieces(THOUGHTFUL[model_type]))
+    assert (state["a_reasoning_content"], state["a"]) == (thought, answer)
+
+
+def test_reasoning_can_be_followed_while_the_answer_is_yet_to_come():
+    backend = Pieces("<think>hm", " hm</think>", "yes", stepped=True)
+    state = saying.run(reasoning="qwen3", stream=True, backend=backend)
+    thoughts = state.text_iter("a_reasoning_content")
+    backend.step()
+    assert within(5, lambda: next(thoughts)) == "hm"
+    backend.step(2)
+    assert within(5, lambda: list(thoughts)) == [" hm"]
+    assert within(5, lambda: list(state.text_iter("a"))) == ["yes"]
+
+
+def test_a_failure_while_reasoning_fails_both_readers():
+    state = saying.run(reasoning="qwen3", stream=True, backend=Pieces("<think>hm", OSError("gone")))
+    for name in ("a_reasoning_content", "a"):
+        with pytest.raises(sgl.ProgramError, match="OSError: gone"):
+            within(5, lambda n=name: list(state.text_iter(n)))
+
+
+# ---------------------------------------------------------------------------------------------------- metadata
+
+
+def tokens_of(pairs):
+    return [entry[1] for _, meta in pairs for entry in meta.get("output_token_logprobs", [])]
+
+
+def test_metadata_of_pieces_without_text_comes_with_the_next_text():
+    pieces = [with_logprob(text, i) for i, text in enumerate(["a", "", "", "b"])]
+    state = saying.run(return_logprob=True, stream=True, backend=Pieces(*pieces))
+    pairs = read_all(state.text_async_iter("a", return_meta_data=True))
+    assert [text for text, _ in pairs] == ["a", "b"]
+    assert tokens_of(pairs) == [0, 1, 2, 3]
+
+
+def test_metadata_after_the_last_text_is_not_lost():
+    pieces = [with_logprob(text, i) for i, text in enumerate(["a", ""])]
+    state = saying.run(return_logprob=True, stream=True, backend=Pieces(*pieces))
+    assert tokens_of(read_all(state.text_async_iter("a", return_meta_data=True))) == [0, 1]
+    assert list(state.text_iter("a")) == ["a"]  # and readers of text alone see no empty piece
+
+
+def test_metadata_that_a_backend_only_gives_at_the_end_is_not_lost():
+    class Late(Pieces):
+        async def agenerate(self, *args, **options):
+            async for event in super().agenerate(*args, **options):
+                yield event if hasattr(event, "finish_reason") else type(event)(event.text)
+
+    state = saying.run(return_logprob=True, stream=True, backend=Late(with_logprob("a", 1), with_logprob("b", 2)))
+    assert tokens_of(read_all(state.text_async_iter("a", return_meta_data=True))) == [1, 2]
+
+
+def test_metadata_of_reasoning_goes_with_the_reasoning():
+    pieces = [with_logprob(text, i) for i, text in enumerate(["<think>", "hm", "</think>", "yes"])]
+    state = saying.run(reasoning="qwen3", return_logprob=True, stream=True, backend=Pieces(*pieces))
+    thought = read_all(state.text_async_iter("a_reasoning_content", return_meta_data=True))
+    answer = read_all(state.text_async_iter("a", return_meta_data=True))
+    assert [text for text, _ in thought + answer] == ["hm", "yes"]
+    assert (tokens_of(thought), tokens_of(answer)) == ([0, 1], [2, 3])
+
+
+def test_a_node_that_is_tried_again_is_shown_whole_with_its_metadata():
+    class Second(sgl.BaseBackend):
+        async def agenerate(self, *args, **options):
+            backend = backends.pop(0)
+            async for event in backend.agenerate(*args, **options):
+                yield event
+
+    backends = [Pieces("half", OSError("gone")), Pieces(with_logprob("all ", 1), with_logprob("of it", 2))]
+    state = saying.run(return_logprob=True, retries=1, stream=True, backend=Second())
+    pairs = read_all(state.text_async_iter("a", return_meta_data=True))
+    assert "".join(text for text, _ in pairs) == "all of it"
+    assert tokens_of(pairs) == [1, 2]
+
+
+def test_a_stream_waits_for_a_name_that_comes_late_and_ends_with_the_program():
+    backend = Gated("first")
+
+    @sgl.function
+    def program(s):
+        s += sgl.gen("a")
+        if s["a"] != "first":
+            s += sgl.gen("b")
+
+    state = program.run(stream=True, backend=backend)
+    reader = state.text_async_iter("b")
+    backend.open()
+    with pytest.raises(sgl.UnknownVariableError, match="it has: 'a'"):
+        read_all(reader)

@@ -43,6 +43,7 @@ class Capabilities:
         select: it can choose among texts.
         scores: it reports the choices' probabilities, so that methods and temperatures work.
         continues: it goes on with any text; else only a conversation whose last turn is the one to be generated.
+        prefill: it goes on with what stands in that turn already.
         images: it sees images.
     """
 
@@ -51,6 +52,7 @@ class Capabilities:
     select: bool = True
     scores: bool = True
     continues: bool = True
+    prefill: bool = True
     images: bool = False
 
 
@@ -180,6 +182,11 @@ class BaseBackend:
         now = self._depth("answer_now", "select_now")
         return now > 0 and now >= self._depth("agenerate", "aselect", "generate", "select")
 
+    @cached_property
+    def hooks(self) -> frozenset[str]:
+        """The names of BaseBackend's methods that a subclass has defined."""
+        return frozenset(name for name in vars(BaseBackend) if getattr(type(self), name) is not vars(BaseBackend)[name])
+
     def _depth(self, *hooks: str) -> int:
         """How far below BaseBackend the last of these hooks is defined."""
         line = type(self).__mro__[::-1]
@@ -205,7 +212,8 @@ class BaseBackend:
         if can.params is not None:
             for field in fields(params):
                 if field.name not in can.params and not isinstance(getattr(params, field.name), Unset):
-                    raise self.refusal(node, field.name, f"It takes: {', '.join(sorted(can.params))}.", where)
+                    takes = f"It takes: {', '.join(sorted(can.params)) or 'no parameters'}."
+                    raise self.refusal(node, field.name, f"Leave it out, or: gen(backend=…). {takes}", where)
 
     def refusal(self, node: object, feature: str, instead: str, where: Location | None) -> CapabilityError:
         """The error for what the model can't do."""

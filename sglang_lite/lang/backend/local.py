@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from sglang_lite.protocol import (
     SamplingParams,
     Selection,
     SglError,
+    TemplateError,
     Unset,
 )
 from sglang_lite.text.chat_template import ChatTemplate
@@ -39,30 +39,23 @@ class LocalBackend(BaseBackend):
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        events: asyncio.Queue[tuple[int, Delta | Generation | SglError]] = asyncio.Queue()
+        events: asyncio.Queue[Delta | Generation | SglError] = asyncio.Queue()
         mailbox = Mailbox(asyncio.get_running_loop())
 
-        def deliver(index: int, event: Delta | Generation | SglError) -> None:
-            mailbox.post(events.put_nowait, (index, event))
-
         count = 1 if isinstance(params.n, Unset) else params.n
-        tickets = []
+        sink = partial(mailbox.post, events.put_nowait)
+        ticket = self.engine.submit(prompt, params, constraint, sink=sink, stream=stream)
         try:
-            for index in range(count):
-                sample = params if not index or isinstance(params.seed, Unset) else _reseeded(params, index)
-                sink = partial(deliver, index)
-                tickets.append(self.engine.submit(prompt, sample, constraint, sink=sink, stream=stream))
             while count:
-                index, event = await events.get()
+                event = await events.get()
                 if isinstance(event, SglError):
                     raise event
                 if isinstance(event, Generation):
                     count -= 1
-                yield replace(event, index=index) if index else event
+                yield event
         finally:
             if count:  # nobody is listening any more
-                for ticket in tickets:
-                    ticket.abort()
+                ticket.abort()
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
         mailbox = Mailbox(asyncio.get_running_loop())
@@ -72,8 +65,12 @@ class LocalBackend(BaseBackend):
             if not future.done():
                 future.set_result(outcome)
 
-        self.engine.submit_select(prompt, choices, sink=partial(mailbox.post, settle), unconditional=unconditional)
-        outcome = await future
+        sink = partial(mailbox.post, settle)
+        ticket = self.engine.submit_select(prompt, choices, sink=sink, unconditional=unconditional)
+        try:
+            outcome = await future
+        finally:
+            ticket.abort()  # if nobody is listening any more
         if isinstance(outcome, SglError):
             raise outcome
         return outcome
@@ -83,8 +80,17 @@ class LocalBackend(BaseBackend):
 
     def get_chat_template(self) -> ChatTemplate | None:
         if self.chat_template is None:
-            self.chat_template = self.engine.chat_template()
+            self.chat_template = self.engine.chat_template() or self._registered()
         return self.chat_template
+
+    def _registered(self) -> ChatTemplate | None:
+        """The template that SGLang's registry has for the model's name."""
+        from sglang_lite.lang.chat_template import get_chat_template_by_model_path
+
+        try:
+            return get_chat_template_by_model_path(self.engine.model_name)
+        except TemplateError:
+            return None
 
     def flush_cache(self) -> bool:
         self.engine.flush_cache()
@@ -102,9 +108,3 @@ def default_engine() -> LocalBackend:
     from sglang_lite.runtime.engine import Engine
 
     return LocalBackend(Engine())
-
-
-def _reseeded(params: SamplingParams, index: int) -> SamplingParams:
-    """The parameters of a further sample: another seed, made from the first one's."""
-    assert isinstance(params.seed, int)
-    return replace(params, seed=(params.seed + index * 0x9E3779B97F4A7C15) % 2**64)

@@ -59,7 +59,7 @@ class ScriptedBackend(BaseBackend):
             to raise, a list that is gone through (its last item stays), or a callable of the Call.
         default: the answer where no rule fits; a node with a constraint gets a random text that satisfies it.
         latency: seconds each call takes, or a function of the Call.
-        seed: of random texts.
+        seed: of random texts; those of a call that has a seed of its own depend on that one.
 
     An answer is cut at the node's stop strings and after `max_tokens` words. One that breaks the node's constraint is
     an error, as it could not have been generated.
@@ -145,10 +145,10 @@ class ScriptedBackend(BaseBackend):
         ]
 
     def _generate(self, call: Call, index: int) -> Generation:
-        text = self._answer(call)
+        text, params = self._answer(call), call.params
         if text is None:
-            text = self._default if call.constraint is None else sample(call.constraint, self._random)
-        params = call.params
+            draw = self._random if isinstance(params.seed, Unset) else Random(f"{params.seed}:{index}")
+            text = self._default if call.constraint is None else sample(call.constraint, draw)
         stops = StopMatcher(() if isinstance(params.stop, Unset) else params.stop)
         text = stops.push(text) + stops.flush()
         words = _TOKEN.findall(text)

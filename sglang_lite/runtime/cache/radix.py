@@ -9,10 +9,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from sglang_lite.runtime.cache.pages import Ints
+
+Priority: TypeAlias = "Callable[[Node], tuple[float, ...]]"  # of eviction, lowest first
 
 _NO_PAGES: Ints = np.empty(0, dtype=np.int32)
 
@@ -24,7 +27,7 @@ class Node:
 
     def __init__(self, tokens: Ints, pages: Ints, parent: Node | None, now: int) -> None:
         self.tokens, self.pages, self.parent = tokens, pages, parent
-        self.children: dict[bytes, Node] = {}
+        self.children: dict[int, dict[bytes, Node]] = {}  # by first token, then by first page
         self.locks = 0
         self.hits = 0
         self.created = self.last_used = now
@@ -51,11 +54,21 @@ class PrefixLock:
 
 
 @dataclass(frozen=True, slots=True)
+class Tail:
+    """A cached page whose first `count` tokens, less than all, go on with what was matched. It can be copied."""
+
+    node: Node
+    page: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Match:
-    """The longest cached prefix: its pages in order, and the node it ends in."""
+    """The longest cached prefix: its pages in order, the node it ends in, and what is cached of the page after it."""
 
     node: Node
     pages: Ints
+    tail: Tail | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +99,24 @@ class RadixTree:
         return self.pages - self.locked_pages
 
     def match(self, tokens: Ints, namespace: str = "") -> Match:
-        """The longest cached prefix of `tokens`, in whole pages. Nodes are split, so that it ends in a node."""
-        node, path, _ = self._walk(tokens, namespace)
-        return Match(node, np.concatenate([n.pages for n in path]) if path else _NO_PAGES)
+        """The longest cached prefix of `tokens`. Nodes are split, so that its whole pages end in a node."""
+        node, path, at = self._walk(tokens, namespace)
+        pages = np.concatenate([n.pages for n in path]) if path else _NO_PAGES
+        return Match(node, pages, self._tail(node, tokens[at : at + self.page_size]))
+
+    def cached_length(self, tokens: Ints, namespace: str = "") -> int:
+        """How many of `tokens` are cached, in whole pages. Unlike `match` it leaves no trace."""
+        node, at = self._roots.get(namespace), 0
+        while node is not None:
+            alike = node.children.get(int(tokens[at]), {}) if at < len(tokens) else {}
+            node = alike.get(self._key(tokens[at:]))
+            if node is not None:
+                length = min(len(node.tokens), len(tokens) - at)
+                differ = np.flatnonzero(node.tokens[:length] != tokens[at : at + length])
+                at += int(differ[0]) if len(differ) else length
+                if len(differ) or length < len(node.tokens):
+                    break
+        return at - at % self.page_size
 
     def lock(self, node: Node) -> PrefixLock:
         return PrefixLock(self, node)
@@ -106,14 +134,14 @@ class RadixTree:
         duplicates = pages[:at][pages[:at] != known]
         if at < len(pages):
             child = Node(tokens[matched:].copy(), pages[at:].copy(), node, self._clock)
-            node.children[self._key(child.tokens)] = child
+            self._attach(child)
             self.pages += len(child.pages)
             node = child
         return Insertion(node, np.concatenate((known, pages[at:])), duplicates)
 
-    def evict(self, count: int, priority: Callable[[Node], float]) -> Ints:
+    def evict(self, count: int, priority: Priority) -> Ints:
         """Removes unlocked leaves, lowest priority first, until `count` pages are out or none is left."""
-        heap = [(priority(n), i, n) for i, n in enumerate(self._nodes()) if not n.children and not n.locks]
+        heap = [(priority(n), i, n) for i, n in enumerate(self.nodes()) if not n.children and not n.locks]
         heapq.heapify(heap)
         order = len(heap)
         removed: list[Ints] = []
@@ -122,7 +150,7 @@ class RadixTree:
             _, _, node = heapq.heappop(heap)
             parent = node.parent
             assert parent is not None
-            del parent.children[self._key(node.tokens)]
+            self._detach(node)
             removed.append(node.pages)
             out += len(node.pages)
             self.pages -= len(node.pages)
@@ -133,6 +161,28 @@ class RadixTree:
 
     def _key(self, tokens: Ints) -> bytes:
         return tokens[: self.page_size].tobytes()
+
+    def _attach(self, node: Node) -> None:
+        assert node.parent is not None
+        node.parent.children.setdefault(int(node.tokens[0]), {})[self._key(node.tokens)] = node
+
+    def _detach(self, node: Node) -> None:
+        assert node.parent is not None
+        first = int(node.tokens[0])
+        alike = node.parent.children[first]
+        del alike[self._key(node.tokens)]
+        if not alike:
+            del node.parent.children[first]
+
+    def _tail(self, node: Node, tokens: Ints) -> Tail | None:
+        """The child of `node` whose first page starts with most of `tokens`, which are no whole page of any."""
+        best: Tail | None = None
+        for child in node.children.get(int(tokens[0]), {}).values() if len(tokens) else ():
+            differ = np.flatnonzero(child.tokens[: len(tokens)] != tokens)
+            count = int(differ[0]) if len(differ) else len(tokens)
+            if best is None or count > best.count:
+                best = Tail(child, int(child.pages[0]), count)
+        return best
 
     def _root(self, namespace: str) -> Node:
         if namespace not in self._roots:
@@ -145,7 +195,7 @@ class RadixTree:
         node, path, at = self._root(namespace), [], 0
         usable = len(tokens) - len(tokens) % self.page_size
         while at < usable:
-            child = node.children.get(self._key(tokens[at:]))
+            child = node.children.get(int(tokens[at]), {}).get(self._key(tokens[at:]))
             if child is None:
                 break
             length = min(len(child.tokens), usable - at)
@@ -169,9 +219,9 @@ class RadixTree:
         cut = at // self.page_size
         upper = Node(node.tokens[:at].copy(), node.pages[:cut].copy(), node.parent, node.created)
         upper.locks, upper.hits, upper.last_used = node.locks, node.hits, node.last_used
-        node.parent.children[self._key(upper.tokens)] = upper
+        self._attach(upper)  # in the place of `node`
         node.tokens, node.pages, node.parent = node.tokens[at:].copy(), node.pages[cut:].copy(), upper
-        upper.children[self._key(node.tokens)] = node
+        self._attach(node)
         return upper
 
     def _lock(self, node: Node, change: int) -> None:
@@ -182,10 +232,12 @@ class RadixTree:
                 self.locked_pages += change * len(current.pages)
             current = current.parent
 
-    def _nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[Node]:
         """Every node but the roots."""
-        stack = [child for root in self._roots.values() for child in root.children.values()]
+        stack = list(self._roots.values())
         while stack:
             node = stack.pop()
-            yield node
-            stack.extend(node.children.values())
+            if node.parent is not None:
+                yield node
+            for alike in node.children.values():
+                stack.extend(alike.values())

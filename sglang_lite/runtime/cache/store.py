@@ -6,10 +6,12 @@ of its slot from `owned_from` on). A running request reads pages of the tree und
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
 
 from sglang_lite.runtime.cache.pages import Ints, PagePool
-from sglang_lite.runtime.cache.radix import Match, Node, PrefixLock, RadixTree
+from sglang_lite.runtime.cache.radix import Match, PrefixLock, Priority, RadixTree
 from sglang_lite.runtime.cache.table import SlotTable
 
 
@@ -21,12 +23,25 @@ class Holding:
         lock: on the tree's part of its pages.
         owned_from: index of its first own page; those before belong to the tree.
         namespace: of the tree.
+        released: it holds nothing any more.
     """
 
-    __slots__ = ("lock", "namespace", "owned_from", "slot")
+    __slots__ = ("lock", "namespace", "owned_from", "released", "slot")
 
     def __init__(self, slot: int, lock: PrefixLock, owned_from: int, namespace: str) -> None:
         self.slot, self.lock, self.owned_from, self.namespace = slot, lock, owned_from, namespace
+        self.released = False
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopy:
+    """The first `count` tokens of a page of the tree, to be copied to a page that `holding` owns."""
+
+    holding: Holding
+    source: PrefixLock
+    from_page: int
+    to_page: int
+    count: int
 
 
 class KVStore:
@@ -48,14 +63,15 @@ class KVStore:
         longest: int,
         *,
         reuse: bool,
-        priority: Callable[[Node], float],
+        priority: Priority,
     ) -> None:
         self.page_size = page_size
         self.pool = PagePool(pages)
         self.tree = RadixTree(page_size)
         self.table = SlotTable(slots, longest, page_size)
-        self._reuse = reuse
+        self.reuses = reuse
         self._priority = priority
+        self._copies: list[PageCopy] = []
         self.step = 0  # the last step that was launched
         self._settled = 0  # the last one that has completed
 
@@ -66,19 +82,45 @@ class KVStore:
 
     def match(self, tokens: Ints, namespace: str) -> Match:
         """The longest cached prefix that leaves at least one token to compute (its logits are needed)."""
-        return self.tree.match(tokens[: len(tokens) - 1] if self._reuse else tokens[:0], namespace)
+        return self.tree.match(tokens[: len(tokens) - 1] if self.reuses else tokens[:0], namespace)
 
     def admit(self, tokens: Ints, match: Match, namespace: str) -> Holding:
-        """Gives a request a slot that starts with its cached prefix."""
+        """Gives a request a slot that starts with its cached prefix. Where the prefix ends inside a page, what is
+        cached of that page is copied, if there is a page to copy it to."""
         lock = self.tree.lock(match.node)
-        slot = self.table.allocate()
+        slot, table = self.table.allocate(), self.table
         count = len(match.pages)
-        self.table.tokens[slot, : len(tokens)] = tokens
-        self.table.pages[slot, :count] = match.pages
-        self.table.held[slot] = count
-        self.table.length[slot] = len(tokens)
-        self.table.computed[slot] = count * self.page_size
-        return Holding(slot, lock, count, namespace)
+        table.tokens[slot, : len(tokens)] = tokens
+        table.pages[slot, :count] = match.pages
+        table.held[slot] = count
+        table.length[slot] = table.known[slot] = len(tokens)
+        table.computed[slot] = count * self.page_size
+        holding = Holding(slot, lock, count, namespace)
+        if match.tail is not None:
+            source = self.tree.lock(match.tail.node)
+            page = self.allocate(1)
+            if page is None:
+                source.release()
+            else:
+                table.pages[slot, count] = page[0]
+                table.held[slot] += 1
+                table.computed[slot] += match.tail.count
+                self._copies.append(PageCopy(holding, source, match.tail.page, int(page[0]), match.tail.count))
+        return holding
+
+    def take_copies(self) -> tuple[Ints, Ints]:
+        """The token slots to copy before the step that is about to be launched: from where, and where to."""
+        size, copies = self.page_size, self._copies
+        self._copies = []
+        kept = [c for c in copies if not c.holding.released]
+        for copy in copies:
+            copy.source.release()
+        if not kept:
+            return _NONE
+        return (
+            np.concatenate([np.arange(c.from_page * size, c.from_page * size + c.count) for c in kept]),
+            np.concatenate([np.arange(c.to_page * size, c.to_page * size + c.count) for c in kept]),
+        )
 
     def reserve(self, slot: int, end: int) -> bool:
         """Makes sure that positions before `end` of a slot have pages. False: there are not enough."""
@@ -94,8 +136,11 @@ class KVStore:
 
     def allocate(self, count: int) -> Ints | None:
         """`count` pages, evicting from the tree if need be; None when there are not that many."""
-        if count > self.pool.free:
-            self.pool.release(self.tree.evict(count - self.pool.free, self._priority), self.step)
+        short = count - self.pool.free
+        if short > 0:
+            # Some more than needed, so that a full pool does not look for leaves at every step.
+            spare = min(self.pool.total // 64, self.tree.evictable)
+            self.pool.release(self.tree.evict(max(short, spare), self._priority), self.step)
             self.pool.settle(self._settled)
         return self.pool.allocate(count) if count <= self.pool.free else None
 
@@ -107,10 +152,10 @@ class KVStore:
     def publish(self, holding: Holding) -> None:
         """Gives the tree every full page that is computed, so that others can use it. The request keeps reading them,
         and reads the tree's own copy of what the tree had already."""
-        if not self._reuse:
+        if not self.reuses:
             return
         slot = holding.slot
-        full = int(self.table.computed[slot]) // self.page_size
+        full = int(min(self.table.computed[slot], self.table.known[slot])) // self.page_size
         if full <= holding.owned_from:
             return
         pages = self.table.pages[slot, :full]
@@ -128,6 +173,7 @@ class KVStore:
         held = int(self.table.held[slot])
         self.pool.release(self.table.pages[slot, holding.owned_from : held], self.step)
         holding.lock.release()
+        holding.released = True
         self.table.release(slot)
 
     def flush(self) -> int:
@@ -136,3 +182,6 @@ class KVStore:
         self.pool.release(pages, self.step)
         self.pool.settle(self._settled)
         return len(pages)
+
+
+_NONE: tuple[Ints, Ints] = (np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))

@@ -11,13 +11,16 @@ class SlotTable:
     """Arrays indexed by slot, so that a step over many rows is a few numpy operations.
 
     Attributes:
-        tokens: int32 [slots, longest]; the first `length` are known.
+        tokens: int32 [slots, longest]; the first `known` are known.
         pages: int32 [slots, longest / page_size]; the first `held` are the request's, what is beyond is stale but a
             valid page.
-        length: tokens known.
-        computed: of those, how many have keys and values.
+        length: tokens that there are; the last one may have been drawn without its id being known yet.
+        known: tokens whose ids are known.
+        computed: tokens that have keys and values, or will have when the steps that were launched are done.
         limit: length at which the request ends.
         watched: each new token must be looked at.
+        epoch: changes whenever the slot's request or the end of its tokens changes, so that what was launched for it
+            before can be told apart.
 
     Args:
         slots: how many requests run at once.
@@ -31,6 +34,8 @@ class SlotTable:
         self.pages: Ints = np.zeros((slots, -(-(longest + 1) // page_size)), dtype=np.int32)
         self.held: Ints = np.zeros(slots, dtype=np.int32)
         self.length: Ints = np.zeros(slots, dtype=np.int32)
+        self.known: Ints = np.zeros(slots, dtype=np.int32)
+        self.epoch: Ints = np.zeros(slots, dtype=np.int32)
         self.computed: Ints = np.zeros(slots, dtype=np.int32)
         self.limit: Ints = np.zeros(slots, dtype=np.int32)
         self.watched = np.zeros(slots, dtype=bool)
@@ -44,7 +49,8 @@ class SlotTable:
         return self._free.pop()
 
     def release(self, slot: int) -> None:
-        self.length[slot] = self.computed[slot] = self.held[slot] = 0
+        self.length[slot] = self.known[slot] = self.computed[slot] = self.held[slot] = 0
+        self.epoch[slot] += 1
         self._free.append(slot)
 
     def token_slots(self, slot: int, start: int, end: int) -> Ints:

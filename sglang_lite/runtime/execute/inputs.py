@@ -28,7 +28,12 @@ class Inputs:
     last: torch.Tensor
 
 
-def build_inputs(batch: Batch, table: SlotTable) -> Inputs:
+def build_inputs(batch: Batch, table: SlotTable, drawn: Ints, *, one_by_one: bool = False) -> Inputs:
+    """
+    Args:
+        drawn: by slot, the token that was drawn last.
+        one_by_one: each token's attention is computed by itself, so that it does not depend on what comes with it.
+    """
     counts = batch.ends - batch.starts
     last = np.cumsum(counts) - 1
     rows = np.repeat(np.arange(len(counts)), counts)
@@ -36,22 +41,24 @@ def build_inputs(batch: Batch, table: SlotTable) -> Inputs:
     slots = batch.slots[rows]
     size = table.page_size
     ids = table.tokens[slots, positions]
+    ids[last[batch.unknown]] = drawn[batch.slots[batch.unknown]]
     store_at = table.pages[slots, positions // size].astype(np.int64) * size + positions % size
     # A batch of one is faster as a row by itself.
-    together = batch.singles if batch.singles > 1 else 0
+    together = batch.singles if batch.singles > 1 and not one_by_one else 0
     decode = _decode_rows(batch, table) if together else None
-    extends = tuple(
-        ExtendRow(
-            int(last[i] + 1 - counts[i]),
-            int(last[i] + 1),
-            _read_at(table.token_slots(int(batch.slots[i]), 0, int(batch.ends[i]))),
-        )
-        for i in range(together, len(counts))
-    )
+    extends: list[ExtendRow] = []
+    for i in range(together, len(counts)):
+        start, end = int(last[i] + 1 - counts[i]), int(last[i] + 1)
+        read_at = table.token_slots(int(batch.slots[i]), 0, int(batch.ends[i]))
+        if one_by_one:
+            length = len(read_at) - (end - start) + 1
+            extends += [ExtendRow(t, t + 1, _read_at(read_at[: length + t - start])) for t in range(start, end)]
+        else:
+            extends.append(ExtendRow(start, end, _read_at(read_at)))
     return Inputs(
         ids=torch.from_numpy(ids.astype(np.int64)),
         positions=torch.from_numpy(positions.astype(np.int64)),
-        plan=AttentionPlan(torch.from_numpy(store_at), decode, extends),
+        plan=AttentionPlan(torch.from_numpy(store_at), decode, tuple(extends)),
         last=torch.from_numpy(last.astype(np.int64)),
     )
 
@@ -72,6 +79,8 @@ def _decode_rows(batch: Batch, table: SlotTable) -> DecodeRows:
         slots = (pages[:, :, None] * size + np.arange(size)).astype(np.int32)
         pages = slots.reshape(len(lengths), -1)[:, :longest]
     ragged = bool((lengths != longest).any())
+    if ragged:  # what is beyond a row's end may be anybody's: weighed with 0, but 0 x NaN is NaN
+        pages = np.where(np.arange(longest) < lengths[:, None], pages, pages[:, :1])
     return DecodeRows(
         batch.singles, torch.from_numpy(np.ascontiguousarray(pages)), torch.from_numpy(lengths.copy()), ragged
     )

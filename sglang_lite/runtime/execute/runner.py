@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sglang_lite.protocol import TokenLogprob
+from sglang_lite.runtime.cache.pages import Ints
 from sglang_lite.runtime.cache.table import SlotTable
 from sglang_lite.runtime.execute.inputs import build_inputs
 from sglang_lite.runtime.execute.sampler import Sampled, SamplingTable, Special, describe, sample
@@ -15,52 +18,85 @@ from sglang_lite.runtime.schedule.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)
-class StepResult:
+class Forward:
     """
     Attributes:
-        sampled: for the rows that sample, in the batch's order.
-        scored: row of the batch to the log-probabilities of prompt tokens computed in this step.
+        batch: that was run.
+        hidden: [T, hidden_size] of its tokens.
+        last: int64 [rows]: index of each row's last token.
+        scored: row of the batch to the position of its first prompt token that was scored, and the log-probabilities.
     """
 
-    sampled: Sampled
-    scored: dict[int, list[TokenLogprob]]
+    batch: Batch
+    hidden: torch.Tensor
+    last: torch.Tensor
+    scored: dict[int, tuple[int, list[TokenLogprob]]]
 
 
 class Runner:
-    """
+    """A step is run in two halves, so that what a draw depends on need not be known when the forward is launched.
+
     Args:
         model: what runs.
         table: the slot table that batches refer to.
         sampling: parameters by slot.
         cache_slots: size of the KV cache in tokens.
+        one_by_one: each token's attention is computed by itself.
     """
 
-    def __init__(self, model: Model, table: SlotTable, sampling: SamplingTable, cache_slots: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        table: SlotTable,
+        sampling: SamplingTable,
+        cache_slots: int,
+        *,
+        one_by_one: bool = False,
+    ) -> None:
         self._model, self._table, self._sampling = model, table, sampling
         self._cache = model.allocate_cache(cache_slots)
+        self._one_by_one = one_by_one
+        self._drawn: Ints = np.zeros(len(table.length), dtype=np.int32)  # each slot's last token
+
+    @property
+    def model(self) -> Model:
+        return self._model
+
+    def replace(self, model: Model) -> None:
+        """Goes on with another model of the same shape. What the cache has is the old one's."""
+        self._model = model
 
     @torch.inference_mode()
-    def run(self, batch: Batch, special: dict[int, Special]) -> StepResult:
-        """One step.
+    def forward(self, batch: Batch) -> Forward:
+        """Computes the batch's tokens."""
+        if len(batch.copies[0]):
+            self._model.copy_slots(self._cache, *(torch.from_numpy(at.astype(np.int64)) for at in batch.copies))
+        inputs = build_inputs(batch, self._table, self._drawn, one_by_one=self._one_by_one)
+        hidden = self._model.forward(inputs.ids, inputs.positions, inputs.plan, self._cache)
+        return Forward(batch, hidden, inputs.last, self._score(batch, inputs.last, hidden))
+
+    @torch.inference_mode()
+    def sample(self, forward: Forward, rows: NDArray[np.int64], special: dict[int, Special]) -> Sampled:
+        """Draws the next tokens of some rows.
 
         Args:
-            special: by row, what its draw needs beyond the sampling table.
+            rows: of the batch.
+            special: by index into `rows`, what its draw needs beyond the sampling table.
         """
-        inputs = build_inputs(batch, self._table)
-        hidden = self._model.forward(inputs.ids, inputs.positions, inputs.plan, self._cache)
-        samples = batch.samples.nonzero()[0]
-        scored = self._score(batch, inputs.last, hidden)
-        if not len(samples):
-            return StepResult(Sampled((), {}), scored)
-        logits = self._model.logits(hidden[inputs.last[torch.from_numpy(samples)]])
-        by_sample = {i: special[row] for i, row in enumerate(samples.tolist()) if row in special}
-        slots = batch.slots[samples]
-        return StepResult(sample(logits, self._sampling, slots, self._table.length[slots], by_sample), scored)
+        if not len(rows):
+            return Sampled((), {})
+        logits = self._model.logits(forward.hidden[forward.last[torch.from_numpy(rows)]])
+        slots = forward.batch.slots[rows]
+        sampled = sample(logits, self._sampling, slots, forward.batch.ends[rows], special)
+        self._drawn[slots] = sampled.tokens
+        return sampled
 
-    def _score(self, batch: Batch, last: torch.Tensor, hidden: torch.Tensor) -> dict[int, list[TokenLogprob]]:
+    def _score(
+        self, batch: Batch, last: torch.Tensor, hidden: torch.Tensor
+    ) -> dict[int, tuple[int, list[TokenLogprob]]]:
         """Log-probabilities of the prompt tokens that rows asked for and this step's hidden states predict."""
         wanted = [(i, r) for i, r in enumerate(batch.requests) if r.score_from is not None]
-        scored: dict[int, list[TokenLogprob]] = {}
+        scored: dict[int, tuple[int, list[TokenLogprob]]] = {}
         for i, request in wanted:
             start, end = int(batch.starts[i]), int(batch.ends[i])
             assert request.score_from is not None
@@ -72,5 +108,5 @@ class Runner:
             states = hidden[offset + first - 1 : offset + stop - 1]
             logprobs = self._model.logits(states).log_softmax(-1)
             tokens = self._table.tokens[batch.slots[i], first:stop].tolist()
-            scored[i] = [describe(row, token, request.params) for row, token in zip(logprobs, tokens)]
+            scored[i] = first, [describe(row, token, request.params) for row, token in zip(logprobs, tokens)]
         return scored

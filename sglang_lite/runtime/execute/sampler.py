@@ -6,15 +6,16 @@ A row's draw depends on its logits, its parameters, its seed and its position, n
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sglang_lite.protocol import TokenLogprob
+from sglang_lite.protocol import ModelError, ProgramError, SglError, TokenLogprob
 from sglang_lite.runtime.cache.pages import Ints
-from sglang_lite.runtime.sampling_params import ResolvedParams
+from sglang_lite.runtime.request import not_finite
+from sglang_lite.runtime.sampling_params import LogitProcessor, ResolvedParams
 
 
 class SamplingTable:
@@ -51,6 +52,7 @@ class Special:
         prompt_len: how many of them are the prompt.
         mask: allowed tokens as int32 words, None for all.
         banned: ids that may not be drawn now.
+        processor: the caller's own.
     """
 
     params: ResolvedParams
@@ -58,14 +60,16 @@ class Special:
     prompt_len: int
     mask: NDArray[np.int32] | None = None
     banned: tuple[int, ...] = ()
+    processor: LogitProcessor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The drawn ids, and by row the log-probabilities where they were asked for."""
+    """The drawn ids, by row the log-probabilities where they were asked for, and why a row has no valid token."""
 
     tokens: Sequence[int]
     logprobs: Mapping[int, TokenLogprob]
+    errors: Mapping[int, SglError] = field(default_factory=dict)
 
 
 def sample(
@@ -82,19 +86,24 @@ def sample(
     """
     reported = [i for i, row in special.items() if row.params.return_logprob]
     raw = {i: logits[i].log_softmax(-1) for i in reported}
+    errors: dict[int, SglError] = {}
     for i, row in special.items():
-        _adjust(logits[i], row)
-    greedy = table.greedy[slots]
-    if greedy.all():
-        tokens: list[int] = logits.argmax(-1).tolist()
-    else:
-        picked = np.empty(len(slots), dtype=np.int64)
-        if greedy.any():
-            picked[greedy] = logits[torch.from_numpy(greedy)].argmax(-1).numpy()
-        drawn = ~greedy
-        picked[drawn] = _draw(logits[torch.from_numpy(drawn)], table, slots[drawn], positions[drawn])
-        tokens = picked.tolist()
-    return Sampled(tokens, {i: describe(raw[i], tokens[i], special[i].params) for i in reported})
+        try:
+            _adjust(logits[i], row)
+        except SglError as error:
+            errors[i] = error
+    highest, picked = logits.max(-1)  # NaN, where a row has one
+    for i in (~highest.isfinite()).nonzero()[:, 0].tolist():
+        if float(highest[i]) != float("-inf"):
+            errors.setdefault(i, not_finite(int(positions[i])))
+        elif i not in special or special[i].mask is None:  # a grammar says better why nothing can follow
+            errors.setdefault(i, ModelError(f"no token can follow at position {positions[i]}: all logits are -inf."))
+    drawn = ~table.greedy[slots]
+    if drawn.any():
+        rows = torch.from_numpy(drawn)
+        picked[rows] = _draw(logits[rows], table, slots[drawn], positions[drawn])
+    tokens: list[int] = picked.tolist()
+    return Sampled(tokens, {i: describe(raw[i], tokens[i], special[i].params) for i in reported}, errors)
 
 
 def describe(logprobs: torch.Tensor, token: int, params: ResolvedParams) -> TokenLogprob:
@@ -113,11 +122,25 @@ def _adjust(logits: torch.Tensor, row: Special) -> None:
     if row.params.logit_bias:
         ids, biases = zip(*row.params.logit_bias)
         logits[list(ids)] += torch.tensor(biases)
+    if row.processor is not None:
+        logits.copy_(_processed(row.processor, row.tokens.tolist(), logits.clone()))
     if row.banned:
         logits[list(row.banned)] = float("-inf")
     if row.mask is not None:
         allowed = np.unpackbits(row.mask.view(np.uint8), bitorder="little")[: len(logits)]
         logits.masked_fill_(torch.from_numpy(allowed) == 0, float("-inf"))
+
+
+def _processed(processor: LogitProcessor, tokens: list[int], logits: torch.Tensor) -> torch.Tensor:
+    try:
+        result = torch.as_tensor(processor(tokens, logits), dtype=torch.float32)
+    except Exception as error:  # the caller's code
+        raise ProgramError(f"logit_processor failed: {error!r}") from error
+    if result.shape != logits.shape:
+        raise ProgramError(f"logit_processor returned {list(result.shape)} numbers, not {list(logits.shape)}.")
+    if not result.max().isfinite():
+        raise ProgramError("logit_processor returned NaN, inf or nothing but -inf.")
+    return result
 
 
 def _penalise(logits: torch.Tensor, row: Special) -> None:
@@ -134,7 +157,7 @@ def _penalise(logits: torch.Tensor, row: Special) -> None:
         logits[torch.from_numpy(ids.astype(np.int64))] -= torch.from_numpy(penalty).float()
 
 
-def _draw(logits: torch.Tensor, table: SamplingTable, slots: Ints, positions: Ints) -> NDArray[np.int64]:
+def _draw(logits: torch.Tensor, table: SamplingTable, slots: Ints, positions: Ints) -> torch.Tensor:
     """Inverse-transform sampling with one uniform number a row; filters in SGLang's order: top-k, top-p, min-p."""
     probs = torch.softmax(logits / torch.from_numpy(table.temperature[slots]).unsqueeze(1), -1)
     top_k, top_p, min_p = table.top_k[slots], table.top_p[slots], table.min_p[slots]
@@ -152,16 +175,31 @@ def _draw(logits: torch.Tensor, table: SamplingTable, slots: Ints, positions: In
     picked = torch.searchsorted(mass, target.unsqueeze(1), right=True).clamp_(max=probs.shape[1] - 1)
     if order is not None:
         picked = order.gather(1, picked)
-    ids: NDArray[np.int64] = picked.squeeze(1).numpy()
-    return ids
+    return picked.squeeze(1)
 
 
 def uniforms(seeds: NDArray[np.uint64], positions: Ints) -> NDArray[np.float64]:
-    """One number in [0, 1) for each (seed, position): SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+    """One number in [0, 1) for each (seed, position)."""
     with np.errstate(over="ignore"):
-        z = seeds + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z ^= z >> np.uint64(31)
-    numbers: NDArray[np.float64] = (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        # Seeds are mixed first: a seed that is another's plus a multiple of the increment must not shift its numbers.
+        mixed = _mix(_mix(seeds) + (positions.astype(np.uint64) + np.uint64(1)) * _INCREMENT)
+    numbers: NDArray[np.float64] = (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return numbers
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """The seed of the sample at `index` of several: the first one's is `seed` itself."""
+    if not index:
+        return seed
+    with np.errstate(over="ignore"):
+        return int(_mix(np.array(seed % 2**64, dtype=np.uint64) + np.uint64(index) * _INCREMENT))
+
+
+_INCREMENT = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's finaliser (Steele, Lea and Flood, OOPSLA 2014)."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

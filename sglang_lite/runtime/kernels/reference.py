@@ -68,9 +68,15 @@ class ExtendRow:
     end: int
     read_at: torch.Tensor | slice
 
-    def read(self, cache: torch.Tensor) -> torch.Tensor:
-        """The sequence's keys or values [kv_heads, length, head_dim]."""
-        return cache[:, self.read_at] if isinstance(self.read_at, slice) else cache.index_select(1, self.read_at)
+    @property
+    def length(self) -> int:
+        return self.read_at.stop - self.read_at.start if isinstance(self.read_at, slice) else len(self.read_at)
+
+    def read(self, cache: torch.Tensor, first: int = 0) -> torch.Tensor:
+        """The sequence's keys or values from position `first` on [kv_heads, length - first, head_dim]."""
+        if isinstance(self.read_at, slice):
+            return cache[:, self.read_at.start + first : self.read_at.stop]
+        return cache.index_select(1, self.read_at[first:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,12 @@ def store_kv(cache: KVCache, layer: int, store_at: torch.Tensor, k: torch.Tensor
     """Writes the new tokens' keys and values [T, kv_heads, head_dim] to their slots."""
     for target, value in ((cache.k[layer], k), (cache.v[layer], v)):
         target.index_copy_(1, store_at, value.transpose(0, 1).to(target.dtype))
+
+
+def copy_kv(cache: KVCache, source: torch.Tensor, target: torch.Tensor) -> None:
+    """Copies keys and values of all layers between token slots, int64 [N] each; all are read before one is written."""
+    for layer in (*cache.k, *cache.v):
+        layer.index_copy_(1, target, layer.index_select(1, source))
 
 
 def attention(
@@ -137,6 +149,8 @@ def _decode(
     scores = torch.bmm(queries, keys.transpose(1, 2)).float().mul_(scale)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
+    if window is not None and longest <= window:
+        window = None
     if rows.ragged or window is not None:
         at = torch.arange(longest, device=q.device)
         hidden = at >= rows.lengths.unsqueeze(1)
@@ -160,8 +174,11 @@ def _extend(
     softcap: float | None,
 ) -> torch.Tensor:
     new, heads, dim = q.shape
-    keys, values = row.read(k), row.read(v)
+    first = 0 if window is None else max(0, row.length - new - window + 1)  # what none of the new tokens sees
+    keys, values = row.read(k, first), row.read(v, first)
     kv_heads, length, _ = keys.shape
+    if window is not None and length <= window:
+        window = None
     group = heads // kv_heads
     if new == 1 and window is None and softcap is None:
         # The heads of a group as rows of one product.

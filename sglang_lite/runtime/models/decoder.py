@@ -5,17 +5,18 @@ Knows nothing of requests, schedules or sampling: token ids and an attention pla
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.kernels.reference import AttentionPlan, KVCache, attention, store_kv
-from sglang_lite.runtime.models.layers.linear import Linear, make_linear
+from sglang_lite.runtime.kernels.reference import AttentionPlan, KVCache, attention, copy_kv, store_kv
+from sglang_lite.runtime.models.layers.linear import Linear, check_one_path, make_linear, stacked
 from sglang_lite.runtime.models.layers.rope import RotaryTable, rotate
-from sglang_lite.runtime.models.spec import ModelSpec
-from sglang_lite.runtime.models.weights.source import Blocks4, WeightSource
+from sglang_lite.runtime.models.spec import ModelSpec, RopeSpec
+from sglang_lite.runtime.models.weights.source import Weight, WeightSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class Decoder:
         max_positions: longest sequence that will be run.
 
     Raises:
-        ModelError: a tensor is missing, misshapen or left over; an activation that is not supported.
+        ModelError: a tensor is missing, misshapen or left over.
     """
 
     def __init__(
@@ -74,30 +75,36 @@ class Decoder:
         device: torch.device,
         max_positions: int,
     ) -> None:
-        if spec.activation not in ("silu", "gelu_pytorch_tanh", "gelu"):
-            raise ModelError(f"{source.label}: the activation {spec.activation!r} is not supported.")
         self.spec, self.precision, self.device = spec, precision, device
         reader = _Reader(spec, source, precision, device)
-        table = source.take("model.embed_tokens.weight", (spec.vocab_size, spec.hidden_size))
-        embedding = table.dequantise() if isinstance(table, Blocks4) else table
-        self.embedding = embedding.to(device, precision.weights)
-        self.layers = [reader.layer(i) for i in range(spec.num_layers)]
+        # The largest tables first: what making them takes is free again before the layers come.
+        self.rope = reader.rope(spec.rope, max_positions)
+        self.local_rope = reader.rope(spec.local_rope, max_positions) if spec.local_rope else None
+        self.embedding, self.head = reader.embedding_and_head()
+        self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=precision.compute).item()
+        self.layers: list[_Layer] = []
+        for i in range(spec.num_layers):
+            self.layers.append(reader.layer(i))
+            _return_freed_memory()
         self.norm = reader.norm("model.norm", spec.hidden_size)
-        if spec.tied_embeddings:
-            self.head = reader.make([embedding], None)
-        else:
-            self.head = reader.linear(["lm_head"], [spec.vocab_size], spec.hidden_size, bias=False)
-        source.finish(ignored=("lm_head.weight",) if spec.tied_embeddings else ())
-        self.rope = RotaryTable(spec.rope, spec.head_dim, max_positions, device)
-        self.local_rope = (
-            RotaryTable(spec.local_rope, spec.head_dim, max_positions, device) if spec.local_rope else None
-        )
+        source.finish()
+        if precision.one_path:
+            layer, width = self.layers[0], spec.num_heads * spec.head_dim
+            check_one_path(layer.qkv, spec.hidden_size, precision.compute)
+            check_one_path(layer.output, width, precision.compute)
+            check_one_path(layer.gate_up, spec.hidden_size, precision.compute)
+            check_one_path(layer.down, spec.intermediate_size, precision.compute)
+            check_one_path(self.head, spec.hidden_size, precision.compute)
 
     def allocate_cache(self, slots: int) -> KVCache:
         spec = self.spec
         return KVCache.allocate(
             spec.num_layers, spec.num_kv_heads, slots, spec.head_dim, self.precision.cache, self.device
         )
+
+    def copy_slots(self, cache: KVCache, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copies keys and values from token slots to others; int64 [N] each."""
+        copy_kv(cache, source, target)
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
         """Runs new tokens and stores their keys and values.
@@ -108,12 +115,11 @@ class Decoder:
         Returns:
             Hidden states [T, hidden_size] after the last norm.
         """
-        spec, compute = self.spec, self.precision.compute
-        x = self.embedding[ids].to(compute)
-        if spec.embedding_scale != 1.0:
-            x = x * torch.tensor(spec.embedding_scale, dtype=compute, device=self.device)
-        rope = self.rope.at(positions, compute)
-        local = self.local_rope.at(positions, compute) if self.local_rope else rope
+        x = self.embedding[ids].to(self.precision.compute)
+        if self.embedding_scale != 1.0:
+            x = x * self.embedding_scale
+        rope = self.rope.at(positions)
+        local = self.local_rope.at(positions) if self.local_rope else rope
         for i, layer in enumerate(self.layers):
             cos, sin = rope if layer.window is None else local
             h = self._attention(i, layer, self._norm(x, layer.input_norm), cos, sin, plan, cache)
@@ -171,8 +177,17 @@ class Decoder:
         if self.spec.activation == "silu":
             gate = F.silu(gate)
         else:
-            gate = F.gelu(gate, approximate="tanh" if self.spec.activation == "gelu_pytorch_tanh" else "none")
+            # In 16 bits, torch computes the last elements of a thread's share differently.
+            exact = gate.float() if self.precision.one_path else gate
+            gate = F.gelu(exact, approximate="tanh" if self.spec.activation == "gelu_tanh" else "none").to(gate.dtype)
         return layer.down(gate.mul_(up))
+
+
+def _return_freed_memory() -> None:
+    """To the system: glibc keeps what is freed between things that stay, up to half as much as a small model takes."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # glibc alone has it
+    if trim is not None:
+        trim(0)
 
 
 class _Reader:
@@ -180,6 +195,22 @@ class _Reader:
 
     def __init__(self, spec: ModelSpec, source: WeightSource, precision: Precision, device: torch.device) -> None:
         self.spec, self.source, self.precision, self.device = spec, source, precision, device
+
+    def rope(self, rope: RopeSpec, positions: int) -> RotaryTable:
+        dim = rope.rotary_dim or self.spec.head_dim
+        divisors = self._vector("rope_freqs.weight", dim // 2) if self.source.has("rope_freqs.weight") else None
+        return RotaryTable(rope, dim, positions, self.precision.compute, self.device, divisors)
+
+    def embedding_and_head(self) -> tuple[torch.Tensor, Linear]:
+        """The table of token embeddings and the product that gives logits; one tensor where both need it as it is."""
+        embedding = self._table("model.embed_tokens.weight")
+        if not self.spec.tied_embeddings:
+            return embedding, self.linear(["lm_head"], [self.spec.vocab_size], self.spec.hidden_size, bias=False)
+        if self.source.has("lm_head.weight"):
+            # `.bin` files repeat the table. A head that differs is meant, whatever the config says: so transformers.
+            head = self._table("lm_head.weight")
+            return embedding, self.make([embedding if torch.equal(head, embedding) else head], None)
+        return embedding, self.make([embedding], None)
 
     def layer(self, i: int) -> _Layer:
         s = self.spec
@@ -220,15 +251,15 @@ class _Reader:
         )
 
     def norm(self, name: str, size: int) -> torch.Tensor:
-        weight = self._dense(f"{name}.weight", (size,))
+        weight = self._vector(f"{name}.weight", size)
         return weight.float().add(self.spec.norm_offset).to(self.device, self.precision.compute)
 
     def linear(self, names: list[str], sizes: list[int], inputs: int, *, bias: bool) -> Linear:
         parts = [self.source.take(f"{n}.weight", (size, inputs)) for n, size in zip(names, sizes)]
-        biases = [self._dense(f"{n}.bias", (size,)) for n, size in zip(names, sizes)] if bias else None
+        biases = [self._vector(f"{n}.bias", size) for n, size in zip(names, sizes)] if bias else None
         return self.make(parts, torch.cat(biases) if biases else None)
 
-    def make(self, parts: list[torch.Tensor | Blocks4], bias: torch.Tensor | None) -> Linear:
+    def make(self, parts: list[Weight], bias: torch.Tensor | None) -> Linear:
         p = self.precision
         return make_linear(
             parts,
@@ -239,6 +270,11 @@ class _Reader:
             one_path=p.one_path,
         )
 
-    def _dense(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        tensor = self.source.take(name, shape)
-        return tensor.dequantise() if isinstance(tensor, Blocks4) else tensor
+    def _table(self, name: str) -> torch.Tensor:
+        weight = self.source.take(name, (self.spec.vocab_size, self.spec.hidden_size))
+        return stacked([weight], self.precision.weights, self.device)
+
+    def _vector(self, name: str, size: int) -> torch.Tensor:
+        vector = self.source.take(name, (size,))
+        assert isinstance(vector, torch.Tensor), "only matrices are encoded"
+        return vector

@@ -14,6 +14,10 @@ class Model(Protocol):
         """A cache of keys and values for that many tokens."""
         ...
 
+    def copy_slots(self, cache: Any, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copies keys and values from token slots to others; int64 [N] each. All are read before one is written."""
+        ...
+
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, cache: Any) -> torch.Tensor:
         """Hidden states [T, …] of new tokens, whose keys and values it stores."""
         ...

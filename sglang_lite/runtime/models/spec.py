@@ -15,7 +15,12 @@ from sglang_lite.protocol import ModelError
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary embedding: base, fraction of the head that turns, and how frequencies are scaled."""
+    """Rotary embedding: base, how much of the head turns, and how frequencies are scaled.
+
+    Attributes:
+        rotary_dim: None for the whole head.
+        params: `factor` and what else the kind needs, by transformers' names.
+    """
 
     theta: float = 10_000.0
     kind: str = "default"
@@ -31,6 +36,7 @@ class ModelSpec:
         windows: per layer, the sliding-window length in tokens, None for full attention.
         local_rope: rotary embedding of the layers that have a window, where it differs.
         scale: what attention scores are multiplied with.
+        activation: "silu", "gelu" or "gelu_tanh".
         norm_offset: 1.0 where RMSNorm multiplies by (1 + weight).
         post_norms: attention and MLP outputs are normalised before they are added.
     """
@@ -71,19 +77,51 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": "qwen3",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
+    "Gemma3ForConditionalGeneration": "gemma3",
     "Phi3ForCausalLM": "phi3",
+}
+
+_GEMMA = {
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256,
+    "sliding_window": 4096, "tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh",
+}  # fmt: skip
+# What transformers takes a field to be that a config leaves out; the hub's configs do leave out.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {"sliding_window": 4096, "max_window_layers": 28},
+    "qwen3": {"sliding_window": 4096, "max_window_layers": 28, "head_dim": 128},
+    "gemma2": {**_GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    "gemma3": {**_GEMMA, "vocab_size": 262_208, "max_position_embeddings": 131_072, "rope_theta": 1_000_000.0,
+               "sliding_window_pattern": 6},
+    "phi3": {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
+}  # fmt: skip
+_SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "max_position_embeddings",
+)  # fmt: skip
+_ACTIVATIONS = {
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+}  # fmt: skip
+# What the frequency scaling of each kind needs.
+_ROPE_KINDS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
+    "longrope": ("factor", "short_factor", "long_factor"),
 }
 
 
 def spec_from_config(config: Mapping[str, Any], source: str) -> ModelSpec:
-    """Reads a Hugging Face config.
+    """Reads a Hugging Face config; of a vision-language model, its text part.
 
     Args:
         config: the parsed `config.json`.
         source: the file's name, for messages.
 
     Raises:
-        ModelError: an architecture or option that is not supported, or a field that is missing.
+        ModelError: an architecture or option that is not supported, or a field that is missing or senseless.
     """
     names = config.get("architectures") or []
     family = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
@@ -92,55 +130,75 @@ def spec_from_config(config: Mapping[str, Any], source: str) -> ModelSpec:
             f"{source}: architecture {', '.join(names) or 'not named'} is not supported.",
             hint=f"Supported: {', '.join(ARCHITECTURES)}.",
         )
-    if "quantization_config" in config:
-        method = config["quantization_config"].get("quant_method", "unknown")
+    if quantisation := config.get("quantization_config"):
+        method = quantisation.get("quant_method", "unknown")
         raise ModelError(
             f"{source}: weights quantised with {method!r} are not supported.",
             hint="Use the unquantised checkpoint, or a GGUF file.",
         )
     try:
-        return _read_config(family, config)
+        return _read_config(family, {**_DEFAULTS[family], **(config.get("text_config") or {}), **config})
     except KeyError as error:
         raise ModelError(f"{source}: the field {error} is missing.") from error
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise ModelError(f"{source}: {error}") from error
 
 
 def _read_config(family: str, config: Mapping[str, Any]) -> ModelSpec:
-    heads = config["num_attention_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    layers = config["num_hidden_layers"]
+    for name in _SIZES:
+        if not isinstance(config[name], int) or config[name] < 1:
+            raise ValueError(f"{name} is {config[name]!r}, no positive whole number")
+    heads, hidden_size = config["num_attention_heads"], config["hidden_size"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    if heads % kv_heads:
+        raise ValueError(f"{heads} attention heads can't share {kv_heads} key-value heads")
+    head_dim = config.get("head_dim") or hidden_size // heads
     gemma = family in ("gemma2", "gemma3")
-    scale_base = config.get("query_pre_attn_scalar") if gemma else None
-    eos = config.get("eos_token_id")
+    activation = config.get("hidden_activation") or config.get("hidden_act") or "silu"
+    if activation not in _ACTIVATIONS:
+        raise ValueError(f"the activation {activation!r} is not supported (only {', '.join(_ACTIVATIONS)})")
+    if config.get("use_bidirectional_attention"):
+        raise ValueError("use_bidirectional_attention is not supported")
+    attention_bias = config.get("attention_bias", False) and family not in ("mistral", "qwen2", "phi3")
     rope, local_rope = _ropes(family, config, head_dim)
+    eos = config.get("eos_token_id")
     return ModelSpec(
         architecture=family,
         vocab_size=config["vocab_size"],
-        hidden_size=config["hidden_size"],
-        num_layers=layers,
+        hidden_size=hidden_size,
+        num_layers=config["num_hidden_layers"],
         num_heads=heads,
-        num_kv_heads=config.get("num_key_value_heads") or heads,
+        num_kv_heads=kv_heads,
         head_dim=head_dim,
         intermediate_size=config["intermediate_size"],
-        max_positions=config["max_position_embeddings"],
+        max_positions=_max_positions(config, rope),
         rms_eps=config.get("rms_norm_eps", 1e-6),
         rope=rope,
         local_rope=local_rope,
-        scale=(scale_base or head_dim) ** -0.5,
-        windows=_windows(family, config, layers),
-        activation=config.get("hidden_activation") or config.get("hidden_act") or "silu",
-        tied_embeddings=config.get("tie_word_embeddings", gemma),
-        qkv_bias=config.get("attention_bias", family == "qwen2"),
-        output_bias=config.get("attention_bias", False) and family == "llama",
-        mlp_bias=config.get("mlp_bias", False),
+        scale=(config["query_pre_attn_scalar"] if gemma else head_dim) ** -0.5,
+        windows=_windows(family, config),
+        activation=_ACTIVATIONS[activation],
+        tied_embeddings=config.get("tie_word_embeddings", False),
+        qkv_bias=attention_bias or family == "qwen2",
+        output_bias=attention_bias,
+        mlp_bias=config.get("mlp_bias", False) and family == "llama",
         qk_norm=family in ("qwen3", "gemma3"),
         post_norms=gemma,
         norm_offset=1.0 if gemma else 0.0,
-        embedding_scale=math.sqrt(config["hidden_size"]) if gemma else 1.0,
+        embedding_scale=math.sqrt(hidden_size) if gemma else 1.0,
         attention_softcap=config.get("attn_logit_softcapping") if family == "gemma2" else None,
         logit_softcap=config.get("final_logit_softcapping") if gemma else None,
         eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
         bos_id=config.get("bos_token_id"),
     )
+
+
+def _max_positions(config: Mapping[str, Any], rope: RopeSpec) -> int:
+    """A model's own limit, or what YaRN stretches it to: people add YaRN to a config and leave the limit as it is."""
+    limit: int = config["max_position_embeddings"]
+    if rope.kind == "yarn":
+        limit = max(limit, int(rope.params["factor"] * rope.params["original_max_position_embeddings"]))
+    return limit
 
 
 def _ropes(family: str, config: Mapping[str, Any], head_dim: int) -> tuple[RopeSpec, RopeSpec | None]:
@@ -149,56 +207,57 @@ def _ropes(family: str, config: Mapping[str, Any], head_dim: int) -> tuple[RopeS
     transformers 5 writes `rope_parameters` (for Gemma 3 one entry per layer type), older files `rope_theta`,
     `rope_scaling` and `rope_local_base_freq`.
     """
-    parameters = config.get("rope_parameters")
-    if parameters and "full_attention" in parameters:
-        full, sliding = parameters["full_attention"], parameters.get("sliding_attention")
-        return _rope(full, config, head_dim), _rope(sliding, config, head_dim) if sliding else None
-    if parameters:
-        return _rope(parameters, config, head_dim), None
-    scaling = dict(config.get("rope_scaling") or {})
-    theta = config.get("rope_theta", 1_000_000.0 if family == "gemma3" else 10_000.0)
-    rope = _rope({"rope_theta": theta, **scaling}, config, head_dim)
-    if family == "gemma3":
-        local = config.get("rope_local_base_freq", 10_000.0)
-        return rope, _rope({"rope_theta": local}, config, head_dim)
-    return rope, None
+    given = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
+    full, local = given.pop("full_attention", None), given.pop("sliding_attention", None)
+    rope = _rope(family, {"rope_theta": config.get("rope_theta", 10_000.0), **(full or {}), **given}, config, head_dim)
+    if family != "gemma3":
+        return rope, None
+    theta = config.get("rope_local_base_freq", 10_000.0)
+    return rope, _rope(family, {"rope_theta": theta, **(local or {})}, config, head_dim)
 
 
-def _rope(parameters: Mapping[str, Any], config: Mapping[str, Any], head_dim: int) -> RopeSpec:
+def _rope(family: str, parameters: Mapping[str, Any], config: Mapping[str, Any], head_dim: int) -> RopeSpec:
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    supported = ("default", "linear", "llama3", "yarn", "longrope")
-    if kind not in supported:
-        raise ModelError(f"rope type {kind!r} is not supported.", hint=f"Supported: {', '.join(supported)}.")
-    fraction = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    params = {key: value for key, value in parameters.items() if key not in ("rope_type", "type", "rope_theta")}
-    params.setdefault("max_position_embeddings", config.get("max_position_embeddings"))
-    if "original_max_position_embeddings" not in params and "original_max_position_embeddings" in config:
-        params["original_max_position_embeddings"] = config["original_max_position_embeddings"]
-    return RopeSpec(
-        theta=parameters.get("rope_theta", config.get("rope_theta", 10_000.0)),
-        kind=kind,
-        rotary_dim=int(head_dim * fraction),
-        params=params,
-    )
+    if family == "phi3" and kind in ("su", "yarn"):  # what early Phi-3 files call it
+        kind = "longrope"
+    if kind not in _ROPE_KINDS:
+        raise ValueError(f"rope type {kind!r} is not supported (only {', '.join(_ROPE_KINDS)})")
+    limit = config["max_position_embeddings"]
+    # A config that has it outside the rope parameters (Phi-3) means that one.
+    original = config.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
+    params = {name: value for name, value in parameters.items() if name not in ("rope_type", "type", "rope_theta")}
+    params["original_max_position_embeddings"] = original or limit
+    if kind in ("yarn", "longrope") and params.get("factor") is None:
+        params["factor"] = limit / params["original_max_position_embeddings"]
+    rotary_dim = int(head_dim * parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)))
+    for name in _ROPE_KINDS[kind]:
+        count = rotary_dim // 2 if name in ("short_factor", "long_factor") else 1
+        numbers = params[name] if isinstance(params[name], list) else [params[name]]
+        if len(numbers) != count or not all(isinstance(n, int | float) and n > 0 for n in numbers):
+            raise ValueError(f"rope's {name} is {params[name]!r}, not {count} positive numbers")
+    return RopeSpec(theta=float(parameters["rope_theta"]), kind=kind, rotary_dim=rotary_dim, params=params)
 
 
-def _windows(family: str, config: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
+def _windows(family: str, config: Mapping[str, Any]) -> tuple[int | None, ...]:
+    layers: int = config["num_hidden_layers"]
     window = config.get("sliding_window")
-    if not window or not config.get("use_sliding_window", family not in ("qwen2", "qwen3")):
+    optional = family in ("qwen2", "qwen3")
+    if not window or family == "llama" or (optional and not config.get("use_sliding_window")):
         return (None,) * layers
-    kinds = config.get("layer_types")
-    if kinds is None:
-        if family == "gemma2":
-            kinds = ["sliding_attention" if i % 2 == 0 else "full_attention" for i in range(layers)]
-        elif family == "gemma3":
-            pattern = config.get("sliding_window_pattern", 6)
-            kinds = ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in range(layers)]
-        elif family in ("qwen2", "qwen3"):
-            first = config.get("max_window_layers", 0)
-            kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
-        else:
-            kinds = ["sliding_attention"] * layers
+    kinds = config.get("layer_types") or [_layer_type(family, config, i) for i in range(layers)]
+    if len(kinds) != layers or set(kinds) - {"sliding_attention", "full_attention"}:
+        raise ValueError(f"layer_types {kinds} don't fit {layers} layers of full or sliding attention")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _layer_type(family: str, config: Mapping[str, Any], layer: int) -> str:
+    if family == "gemma2":
+        full = layer % 2 == 1
+    elif family == "gemma3":
+        full = (layer + 1) % config["sliding_window_pattern"] == 0
+    else:
+        full = layer < config.get("max_window_layers", 0)  # of Qwen alone
+    return "full_attention" if full else "sliding_attention"
 
 
 def spec_from_gguf(metadata: Mapping[str, Any], tensors: frozenset[str], source: str) -> ModelSpec:

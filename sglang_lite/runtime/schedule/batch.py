@@ -13,26 +13,34 @@ from sglang_lite.runtime.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows with one new token first, then rows with several.
+    """Decoding rows first, then rows that prefill: those with one token, then those with several.
 
     Attributes:
         step: its number.
         requests: one a row.
         slots: of the slot table.
+        epochs: of the slots, when this was planned.
         starts, ends: positions to compute, per row.
+        decoding: how many rows decode.
         singles: how many rows compute one token.
-        samples: bool per row: the row reaches its last known token, so its next token is drawn.
-        admitted: requests that got their slot for this step.
+        samples: bool per row: the row reaches its last token, so its next one is drawn.
+        unknown: bool per row: its last token was drawn by a step whose result has not been read.
+        fresh: requests that got their slot since the last step.
+        copies: token slots to copy before anything else: from where, and where to.
     """
 
     step: int
     requests: tuple[Request, ...]
     slots: Ints
+    epochs: Ints
     starts: Ints
     ends: Ints
+    decoding: int
     singles: int
     samples: NDArray[np.bool_]
-    admitted: tuple[Request, ...]
+    unknown: NDArray[np.bool_]
+    fresh: tuple[Request, ...]
+    copies: tuple[Ints, Ints]
 
     @property
     def tokens(self) -> int:

@@ -1,7 +1,7 @@
 """What runs next: admission, the batch of a step, retraction.
 
 Owns the queues and the KV store. Knows nothing of models, text or threads: `plan` gives a batch, and the loop reports
-back what came of it.
+back what came of it. A batch may be planned while the tokens of the one before are not known yet.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sglang_lite.runtime.cache.pages import Ints
 from sglang_lite.runtime.cache.store import KVStore
 from sglang_lite.runtime.request import Request, State
 from sglang_lite.runtime.schedule.batch import Batch
+from sglang_lite.runtime.schedule.policy import Policy
+from sglang_lite.runtime.schedule.reserve import Reserve
 
 Row: TypeAlias = tuple[Request, int, int]  # positions start … end-1 are computed
 
-# Tokens that admission keeps free for each running request, so that it is not retracted at once.
-_HEADROOM = 32
+# A request waits for another that computes at least so many tokens of its prompt, which it then finds in the cache.
+_SHARED = 32
 
 
 class Scheduler:
@@ -33,12 +36,16 @@ class Scheduler:
     Args:
         store: pages and slots.
         step_tokens: most tokens in a step; running requests come first, prompts share what is left.
+        policy: the order of admission.
     """
 
-    def __init__(self, store: KVStore, step_tokens: int) -> None:
+    def __init__(self, store: KVStore, step_tokens: int, policy: Policy) -> None:
         self.store = store
         self._step_tokens = step_tokens
+        self._policy = policy
+        self._reserve = Reserve()
         self._admissions = 0
+        self._fresh: list[Request] = []
         self.waiting: deque[Request] = deque()
         self.prefilling: list[Request] = []
         self.decoding: list[Request] = []
@@ -51,14 +58,18 @@ class Scheduler:
         """All that have not ended."""
         return chain(self.waiting, self.prefilling, self.decoding)
 
+    def running(self) -> Iterator[Request]:
+        return chain(self.prefilling, self.decoding)
+
     def add(self, request: Request) -> None:
         request.move(State.WAITING)
         self.waiting.append(request)
 
     def plan(self) -> Batch | None:
         """The next step, with its pages reserved; None when nothing can run."""
-        decoding = self._with_pages(list(self.decoding))
-        admitted = self._admit()
+        decoding = self._with_pages(self._ready())
+        self._reserve.decay()
+        self._admit()
         budget = self._step_tokens - len(decoding)
         table = self.store.table
         chunks: list[Row] = []
@@ -70,31 +81,41 @@ class Scheduler:
             if end > start and self._make_room(request, end):
                 chunks.append((request, start, end))
                 budget -= end - start
-        running = [r for r in decoding if r.state is State.DECODING]
-        rows = [(r, int(table.computed[r.slot]), int(table.length[r.slot])) for r in running]
+        decoding = [r for r in decoding if r.state is State.DECODING]
         chunks = [c for c in chunks if c[0].state is State.PREFILLING]
-        singles = rows + [c for c in chunks if c[2] - c[1] == 1]
-        extends = [c for c in chunks if c[2] - c[1] > 1]
-        return self._batch(singles, extends, admitted) if singles or extends else None
+        return self._batch(decoding, chunks) if decoding or chunks else None
 
-    def computed(self, batch: Batch) -> None:
-        """The batch's tokens have keys and values now. Prompts that are through go on decoding."""
-        self.store.table.computed[batch.slots] = batch.ends
-        through = batch.ends == self.store.table.length[batch.slots]
-        for request, done in zip(batch.requests, through.tolist()):
-            if request.state is State.PREFILLING and request.holding is not None:
-                self.store.publish(request.holding)
-                if done:
-                    request.move(State.DECODING)
-                    request.first_token_at = request.first_token_at or time.perf_counter()
-                    self.prefilling.remove(request)
-                    self.decoding.append(request)
-
-    def append(self, slots: Ints, tokens: Ints) -> None:
-        """One more known token for each of these slots."""
+    def launched(self, batch: Batch) -> list[int]:
+        """The batch's tokens will have keys and values for every later step. Returns the rows whose prompts are through
+        with it; they go on decoding."""
         table = self.store.table
-        table.tokens[slots, table.length[slots]] = tokens
-        table.length[slots] += 1
+        table.computed[batch.slots] = batch.ends
+        through: list[int] = []
+        for row in range(batch.decoding, len(batch.requests)):
+            request = batch.requests[row]
+            assert request.holding is not None
+            self.store.publish(request.holding)
+            if batch.ends[row] == table.length[request.slot]:
+                request.move(State.DECODING)
+                self.prefilling.remove(request)
+                self.decoding.append(request)
+                through.append(row)
+        return through
+
+    def live(self, batch: Batch) -> NDArray[np.bool_]:
+        """The rows that still are what they were when the batch was planned."""
+        rows: NDArray[np.bool_] = self.store.table.epoch[batch.slots] == batch.epochs
+        return rows
+
+    def drawn(self, slots: Ints) -> None:
+        """One more token for each of these slots; its id comes later."""
+        self.store.table.length[slots] += 1
+
+    def learned(self, slots: Ints, tokens: Ints) -> None:
+        """The ids of the tokens that were drawn."""
+        table = self.store.table
+        table.tokens[slots, table.known[slots]] = tokens
+        table.known[slots] += 1
 
     def finish(self, request: Request, end: State) -> None:
         """Takes a request out, wherever it is, and frees what it holds."""
@@ -103,6 +124,34 @@ class Scheduler:
         elif request.state is not State.COMPILING:
             self._stop(request)
         request.move(end)
+
+    def succeed(self, request: Request, following: Request) -> None:
+        """Finishes a request and lets another go on in its slot, with what is computed of their common beginning."""
+        table, slot, holding, tokens = self.store.table, request.slot, request.holding, following.tokens
+        assert holding is not None
+        common = _common(table.tokens[slot, : table.known[slot]], tokens)
+        if (
+            common < holding.owned_from * self.store.page_size
+        ):  # it was retracted, and others may read what would change
+            self.finish(request, State.FINISHED)
+            following.move(State.WAITING)
+            self.waiting.appendleft(following)
+            return
+        request.tokens = table.tokens[slot, : table.known[slot]].copy()
+        self.decoding.remove(request)
+        request.move(State.FINISHED)
+        request.holding = None
+        table.tokens[slot, common : len(tokens)] = tokens[common:]
+        table.length[slot] = table.known[slot] = len(tokens)
+        table.computed[slot] = min(int(table.computed[slot]), common, len(tokens) - 1)
+        table.epoch[slot] += 1
+        self.store.publish(holding)  # for branches that start here
+        following.holding = holding
+        following.admission = request.admission
+        following.started_at = time.perf_counter()
+        following.cached_tokens = int(table.computed[slot])
+        following.move(State.WAITING)
+        self._start(following)
 
     def retract(self, request: Request) -> None:
         """Puts a running request back to the front of the queue. Its prefix stays in the tree while there is room."""
@@ -114,31 +163,48 @@ class Scheduler:
         (self.prefilling if request.state is State.PREFILLING else self.decoding).remove(request)
         assert request.holding is not None
         slot = request.slot
-        request.tokens = self.store.table.tokens[slot, : self.store.table.length[slot]].copy()
+        request.tokens = self.store.table.tokens[slot, : self.store.table.known[slot]].copy()
         self.store.release(request.holding)
         request.holding = None
 
-    def _batch(self, singles: list[Row], extends: list[Row], admitted: list[Request]) -> Batch:
+    def _batch(self, decoding: list[Request], chunks: list[Row]) -> Batch:
         self.store.step += 1
-        rows = singles + extends
         table = self.store.table
-        slots = np.array([r.slot for r, _, _ in rows], dtype=np.int32)
-        ends = np.array([end for _, _, end in rows], dtype=np.int32)
+        singles = [c for c in chunks if c[2] - c[1] == 1]
+        chunks = singles + [c for c in chunks if c[2] - c[1] > 1]
+        requests = decoding + [c[0] for c in chunks]
+        slots = np.array([r.slot for r in requests], dtype=np.int32)
+        starts, ends = table.computed[slots], table.length[slots].copy()
+        ends[len(decoding) :] = [c[2] for c in chunks]
+        fresh, self._fresh = self._fresh, []
         return Batch(
             step=self.store.step,
-            requests=tuple(r for r, _, _ in rows),
+            requests=tuple(requests),
             slots=slots,
-            starts=np.array([start for _, start, _ in rows], dtype=np.int32),
+            epochs=table.epoch[slots],
+            starts=starts,
             ends=ends,
-            singles=len(singles),
+            decoding=len(decoding),
+            singles=len(decoding) + len(singles),
             samples=(ends == table.length[slots]) & (ends < table.limit[slots]),
-            admitted=tuple(r for r in admitted if r.holding is not None),
+            unknown=ends > table.known[slots],
+            fresh=tuple(r for r in fresh if r.holding is not None),
+            copies=self.store.take_copies(),
         )
+
+    def _ready(self) -> list[Request]:
+        """The decoding requests that have a token to compute and may have another."""
+        table = self.store.table
+        slots = _slots(self.decoding)
+        waiting = table.length[slots] >= table.limit[slots]  # for the id of its last token
+        if not waiting.any():
+            return list(self.decoding)
+        return [r for r, w in zip(self.decoding, waiting.tolist()) if not w]
 
     def _with_pages(self, decoding: list[Request]) -> list[Request]:
         """Those that have, or could be given, a page for the token to compute. In the common case one allocation."""
         table, size = self.store.table, self.store.page_size
-        slots = np.array([r.slot for r in decoding], dtype=np.int32)
+        slots = _slots(decoding)
         short = slots[-(-table.length[slots] // size) > table.held[slots]]
         if not len(short):
             return decoding
@@ -153,41 +219,91 @@ class Scheduler:
     def _make_room(self, request: Request, end: int) -> bool:
         """Reserves positions before `end`, retracting those admitted after `request`. False: it has to wait."""
         while not self.store.reserve(request.slot, end):
-            last = max(chain(self.prefilling, self.decoding), key=lambda r: r.admission)
+            last = max(self.running(), key=lambda r: r.admission)
             if last is request:
                 return False
+            table, slots = self.store.table, _slots(self.decoding)
+            self._reserve.retracted(table.length[slots], table.limit[slots])
             self.retract(last)
         return True
 
-    def _admit(self) -> list[Request]:
-        """Starts waiting requests, first come first served, while slots and pages last."""
-        admitted: list[Request] = []
+    def _admit(self) -> None:
+        """Starts waiting requests in the policy's order while slots and pages last."""
         store, table = self.store, self.store.table
+        if not self.waiting or not table.free:
+            return
         size = store.page_size
-        running = np.array([r.slot for r in chain(self.prefilling, self.decoding)], dtype=np.int32)
-        growth = np.minimum(table.limit[running] - table.length[running], _HEADROOM)
-        missing = -(-(table.length[running] + growth) // size) - table.held[running]
-        promised = int(missing.sum())
-        while self.waiting and table.free:
-            request = self.waiting[0]
+        slots = _slots(self.running())
+        growth = self._reserve.growth(table.length[slots], table.limit[slots])
+        promised = int((-(-(table.length[slots] + growth) // size) - table.held[slots]).sum())
+        admitted: list[Request] = []
+        for request in self._policy(self.waiting, store.tree):
+            if not table.free:
+                break
             tokens = request.tokens
             reusable = tokens if request.score_from is None else tokens[: max(request.score_from, 1)]
             match = store.match(reusable, request.namespace)
-            needed = -(-min(len(tokens) + _HEADROOM, request.limit) // size) - len(match.pages)
+            if self._held_back(request, reusable, len(match.pages) * size):
+                continue
+            own = np.array([len(tokens)], dtype=np.int32)
+            expected = len(tokens) + int(self._reserve.growth(own, np.array([request.limit]))[0])
+            needed = -(-expected // size) - len(match.pages)
             with store.tree.lock(match.node):  # what it reuses can't be evicted for it
                 if needed > store.available - promised and (self.prefilling or self.decoding):
                     break
-            self.waiting.popleft()
             self._admissions += 1
             request.admission = self._admissions
             request.holding = store.admit(tokens, match, request.namespace)
-            table.limit[request.slot] = request.limit
-            table.watched[request.slot] = request.watched
             request.started_at = request.started_at or time.perf_counter()
             if request.cached_tokens < 0:
-                request.cached_tokens = len(match.pages) * size
-            request.move(State.PREFILLING)
-            self.prefilling.append(request)
+                request.cached_tokens = int(table.computed[request.slot])
+            self._start(request)
             admitted.append(request)
             promised += needed
-        return admitted
+        self._leave_queue(admitted)
+
+    def _start(self, request: Request) -> None:
+        self.store.table.limit[request.slot] = request.limit
+        self.store.table.watched[request.slot] = request.watched
+        request.move(State.PREFILLING)
+        self.prefilling.append(request)
+        self._fresh.append(request)
+
+    def _held_back(self, request: Request, reusable: Ints, matched: int) -> bool:
+        """Whether a running request is about to compute much more of this one's prompt than is cached."""
+        end = matched + _SHARED
+        return (
+            self.store.reuses
+            and len(reusable) > end
+            and any(
+                len(other.tokens) >= end
+                and other.namespace == request.namespace
+                and np.array_equal(other.tokens[matched:end], reusable[matched:end])
+                and np.array_equal(other.tokens[:matched], reusable[:matched])
+                for other in self.prefilling
+            )
+        )
+
+    def _leave_queue(self, admitted: list[Request]) -> None:
+        if not admitted:
+            return
+        gone = set(map(id, admitted))
+        if all(id(request) in gone for request, _ in zip(self.waiting, admitted)):  # the first ones, as most often
+            for _ in admitted:
+                self.waiting.popleft()
+            return
+        last = max(i for i, request in enumerate(self.waiting) if id(request) in gone)
+        for i, request in enumerate(self.waiting):
+            if i < last and id(request) not in gone:
+                request.passed_over += 1
+        self.waiting = deque(r for r in self.waiting if id(r) not in gone)
+
+
+def _slots(requests: object) -> Ints:
+    return np.array([r.slot for r in requests], dtype=np.int32)  # type: ignore[attr-defined]
+
+
+def _common(a: Ints, b: Ints) -> int:
+    length = min(len(a), len(b))
+    differ = np.flatnonzero(a[:length] != b[:length])
+    return int(differ[0]) if len(differ) else length

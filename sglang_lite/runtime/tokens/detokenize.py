@@ -25,6 +25,11 @@ class IncrementalDecoder:
     def push(self, ids: Iterable[int]) -> str:
         return self._utf8.decode(self._tokenizer.decode_bytes(ids, skip_special=self._skip_special))
 
+    @property
+    def pending(self) -> bool:
+        """The bytes so far end inside a character."""
+        return bool(self._utf8.getstate()[0])
+
     def flush(self) -> str:
         """What is left of an unfinished character, at the end."""
         return self._utf8.decode(b"", final=True)

@@ -8,35 +8,74 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sglang_lite.protocol import Span
+from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 
+class TokenLog:
+    """A growing prompt. What is known of its ids is kept, and only text after the last generated token is encoded.
+
+    Args:
+        tokenizer: the model's.
+        spans: what it starts with.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, spans: Iterable[Span] = ()) -> None:
+        self._tokenizer = tokenizer
+        self.fixed: list[int] = []  # up to the last generated token
+        self.open = ""  # the text after it
+        self.append(spans)
+
+    def append(self, spans: Iterable[Span]) -> None:
+        for span in spans:
+            if span.ids is None:
+                self.open += span.text
+            else:
+                if self.open:
+                    self.fixed += self.encode(self.open)
+                    self.open = ""
+                self.fixed += span.ids
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of text after the fixed ones. The beginning-of-sequence id is added once, before the first text."""
+        return self._tokenizer.encode(text, first=not self.fixed)
+
+    def ids(self) -> list[int]:
+        """The ids of the whole prompt."""
+        return self.fixed + self.encode(self.open) if self.open or not self.fixed else list(self.fixed)
+
+    def copy(self) -> TokenLog:
+        """One that grows by itself."""
+        twin = TokenLog(self._tokenizer)
+        twin.fixed, twin.open = list(self.fixed), self.open
+        return twin
+
+
 def tokenise(tokenizer: Tokenizer, spans: Iterable[Span]) -> list[int]:
-    """The ids of a prompt. The beginning-of-sequence id is added once, before the first text."""
-    ids: list[int] = []
-    text = ""
-    for span in spans:
-        if span.ids is None:
-            text += span.text
-            continue
-        if text:
-            ids += tokenizer.encode(text, first=not ids)
-            text = ""
-        ids += span.ids
-    if text or not ids:
-        ids += tokenizer.encode(text, first=not ids)
-    return ids
+    """The ids of a prompt."""
+    return TokenLog(tokenizer, spans).ids()
 
 
-def kept_spans(tokenizer: Tokenizer, ids: tuple[int, ...], text: str) -> tuple[Span, ...]:
+def kept_spans(tokenizer: Tokenizer, ids: tuple[int, ...], text: str, *, skip_special: bool = True) -> tuple[Span, ...]:
     """How a generation enters the prompt that follows it.
 
-    The longest run of its tokens whose text lies within `text` (a stop string may cut inside a token) keeps its ids;
-    what is left of the text is tokenised with what comes next.
+    The longest run of its tokens whose text lies within `text` (a stop may cut inside a token) keeps its ids; what is
+    left of the text is tokenised with what comes next.
+
+    Args:
+        ids: what the model wrote.
+        text: the text of `ids`, or its beginning.
+        skip_special: that text has no special tokens.
     """
-    for count in range(len(ids), 0, -1):
-        kept = tokenizer.decode(ids[:count])
-        if text.startswith(kept) and not kept.endswith("\ufffd"):
-            head = Span(kept, ids[:count])
-            return (head, Span(text[len(kept) :])) if len(kept) < len(text) else (head,)
-    return (Span(text),) if text else ()
+    if ids and tokenizer.decode(ids, skip_special=skip_special) == text and not text.endswith("\ufffd"):
+        return (Span(text, ids),)
+    decoder = IncrementalDecoder(tokenizer, skip_special=skip_special)
+    kept = length = at = 0
+    for count, i in enumerate(ids, 1):
+        at += len(decoder.push((i,)))
+        if at > len(text):
+            break
+        if not decoder.pending:
+            kept, length = count, at
+    head = (Span(text[:length], ids[:kept]),) if kept else ()
+    return (*head, Span(text[length:])) if length < len(text) else head

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -34,6 +35,14 @@ _PRE_TOKENIZERS: dict[str, tuple[tuple[str, ...], bool]] = {
     "llama-bpe": ((_LLAMA3,), True),
     "qwen2": ((_QWEN2,), False),
 }
+# Long text is encoded in blocks, so that of a growing one only the last is encoded again. They are cut where no token
+# can span the cut: between a letter and a single blank.
+_BLOCK = 2048  # characters
+_LONGEST_KEPT = 8 * _BLOCK
+_CUT = re.compile(r"(?<=[^\W\d_])(?=[ \n]\S)")
+_SPANS_CUT = re.compile(rb"[A-Za-z\x80-\xff][ \n]")
+_PROBE = "The cat's mat\nis 3 cm wide\nand it is caf\u00e9 au lait"
+
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # GGUF token types
 
 
@@ -81,7 +90,8 @@ class Tokenizer:
         self._special_id = {self.token_bytes[i].decode("utf-8", "replace"): i for i in self.special_ids}
         longest_first = sorted(self._special_id, key=len, reverse=True) if splits_at_special else []
         self._at_special = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
-        self._encode_piece = lru_cache(maxsize=4096)(self._encode_uncached)
+        self._encode_block = lru_cache(maxsize=2048)(self._encode_uncached)
+        self._cuts = self._can_cut()
 
     @property
     def vocab_size(self) -> int:
@@ -104,9 +114,29 @@ class Tokenizer:
                 ids += self._encode_piece(piece, first if i == 0 else self._starts_segments)
         return ids
 
-    def _encode_uncached(self, text: str, first: bool) -> tuple[int, ...]:
+    def _encode_piece(self, text: str, first: bool) -> list[int]:
+        ids: list[int] = []
+        start = 0
+        while self._cuts and len(text) - start > _BLOCK and (cut := _CUT.search(text, start + _BLOCK)):
+            ids += self._encode_block(text[start : cut.start()], first and not start)
+            start = cut.start()
+        rest = text[start:]
+        encode = self._encode_block if len(rest) <= _LONGEST_KEPT else self._encode_uncached
+        ids += encode(rest, first and not start)
+        return ids
+
+    def _encode_uncached(self, text: str, first: bool) -> array[int]:
         backend = self.backend if first else self._continuation
-        return tuple(backend.encode(text, add_special_tokens=False).ids)
+        return array("i", backend.encode(text, add_special_tokens=False).ids)
+
+    def _can_cut(self) -> bool:
+        """Text encoded in blocks gives the ids of the whole."""
+        skipped = self.special_ids if self._at_special else frozenset()
+        if any(_SPANS_CUT.search(b) for i, b in enumerate(self.token_bytes) if i not in skipped):
+            return False
+        ends = [*(cut.start() for cut in _CUT.finditer(_PROBE)), len(_PROBE)]
+        blocks = [self._encode_uncached(_PROBE[a:b], not a) for a, b in zip([0, *ends], ends)]
+        return sum(blocks, array("i")) == self._encode_uncached(_PROBE, True)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD."""

@@ -8,18 +8,14 @@ import torch
 import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
 
-QUESTIONS = [
-    "What is the capital of France?", "Write a haiku about rain.", "List three colours.", "2 + 2 =", "Who wrote Hamlet?",
-    "Translate 'good morning' into Spanish.", "Name a fruit that is red.", "Why is the sky blue?", "Count to 5: 1, 2,",
-    "def fibonacci(n):",
-]  # fmt: skip
+QUESTIONS = ["What is the capital of France?", "List three colours: 1, 2, 3.", "Translate 'good morning' into Spanish."]
 
 
 def prompts(tokenizer) -> list[list[int]]:
-    """Ten chats and ten strings of random ids, 20 in all."""
+    """Chats, and strings of random ids."""
     rng = random.Random(0)
     chats = [f"<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n" for q in QUESTIONS]
-    noise = [[rng.randrange(17, 49_152) for _ in range(rng.randrange(2, 80))] for _ in range(10)]
+    noise = [[rng.randrange(17, 49_152) for _ in range(length)] for length in (2, 40, 80)]
     return [tokenizer.encode(chat) for chat in chats] + noise
 
 

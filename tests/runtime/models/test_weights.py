@@ -11,8 +11,10 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sglang_lite as sgl
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.load import load_model
 from sglang_lite.runtime.models.weights.gguf import SUPPORTED_TYPES, GgufFile, GgufSource
-from sglang_lite.runtime.models.weights.source import Blocks4
+from tests.runtime.models.tiny import randomise, tiny_tokenizer
 
 TINY = LlamaConfig(
     vocab_size=96, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
@@ -21,21 +23,9 @@ TINY = LlamaConfig(
 PROMPT = [5, 17, 3, 80, 22, 9]
 
 
-def tiny_tokenizer(vocab_size: int) -> dict:
-    """A byte-level tokenizer whose tokens are single characters."""
-    vocab = {chr(33 + i): i for i in range(vocab_size)}
-    return {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
-        "post_processor": None, "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
-        "model": {"type": "BPE", "vocab": vocab, "merges": []},
-    }  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def reference() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    return LlamaForCausalLM(TINY).eval()
+    return randomise(LlamaForCausalLM(TINY))
 
 
 def write_folder(folder: Path, reference: LlamaForCausalLM) -> Path:
@@ -57,11 +47,15 @@ def logits_of(model: Path) -> list[float]:
         return [e.logprob for e in engine.complete(PROMPT, params).prompt_logprobs]
 
 
+def logprobs(model: LlamaForCausalLM) -> list[float]:
+    with torch.no_grad():
+        rows = model(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
+    return [rows[i, token].item() for i, token in enumerate(PROMPT[1:])]
+
+
 @pytest.fixture(scope="module")
 def expected(reference) -> list[float]:
-    with torch.no_grad():
-        rows = reference(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
-    return [rows[i, token].item() for i, token in enumerate(PROMPT[1:])]
+    return logprobs(reference)
 
 
 def test_safetensors_in_one_file(tmp_path, reference, expected):
@@ -95,9 +89,32 @@ def test_bin_is_read_without_running_code(tmp_path, reference, expected):
         def __reduce__(self):
             return (print, ("owned",))
 
-    torch.save({"model.norm.weight": Hostile()}, folder / "pytorch_model.bin")
-    with pytest.raises(sgl.ModelError, match="can't be read as tensors"):
-        sgl.Engine(model=str(folder))
+    for content in ({"model.norm.weight": Hostile()}, [torch.ones(1)], {"epoch": 3}):
+        torch.save(content, folder / "pytorch_model.bin")
+        with pytest.raises(sgl.ModelError, match=r"pytorch_model.bin: can't be read as tensors"):
+            sgl.Engine(model=str(folder))
+
+
+def test_bin_in_shards(tmp_path, reference, expected):
+    folder = write_folder(tmp_path, reference)
+    for name, tensor in weights(reference).items():
+        torch.save({name: tensor}, folder / f"{name}.bin")
+    index = {"weight_map": {name: f"{name}.bin" for name in weights(reference)}}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    assert logits_of(folder) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("repeated", [True, False])
+def test_a_head_beside_tied_embeddings_is_used_where_it_differs(tmp_path, reference, expected, repeated):
+    """As transformers does: `.bin` files repeat the table as the head, and some configs say tied and are not."""
+    tied = LlamaForCausalLM(LlamaConfig(**TINY.to_dict() | {"tie_word_embeddings": True})).eval()
+    state = weights(reference)
+    if repeated:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"].clone()
+        tied.load_state_dict(state)
+        expected = logprobs(tied)
+    save_file(state, write_folder(tmp_path, tied) / "model.safetensors")
+    assert logits_of(tmp_path) == pytest.approx(expected, abs=1e-5)
 
 
 def interleaved(rows: torch.Tensor, heads: int) -> torch.Tensor:
@@ -163,10 +180,19 @@ def test_gguf_gives_the_model_that_the_file_holds(tmp_path, reference, kind):
             data = gguf.quants.dequantize(gguf.quants.quantize(data, quantised), quantised)
         state[name] = torch.from_numpy(np.array(data, dtype=np.float32))
     stored.load_state_dict(state)
-    with torch.no_grad():
-        rows = stored(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
-    expected = [rows[i, token].item() for i, token in enumerate(PROMPT[1:])]
-    assert logits_of(path) == pytest.approx(expected, abs=1e-5)
+    assert logits_of(path) == pytest.approx(logprobs(stored), abs=1e-5)
+
+
+def test_gguf_carries_the_frequencies_of_llama_3_1_as_a_tensor(tmp_path, reference):
+    """llama.cpp's converter writes no scaling into the metadata, but what each frequency is divided by."""
+    rope = dict(rope_type="llama3", rope_theta=1e4, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                original_max_position_embeddings=32)  # fmt: skip
+    scaled = LlamaForCausalLM(LlamaConfig(**TINY.to_dict() | {"rope_parameters": rope})).eval()
+    scaled.load_state_dict(reference.state_dict())
+    divisors = reference.model.rotary_emb.inv_freq / scaled.model.rotary_emb.inv_freq
+    path = write_gguf(tmp_path / "tiny.gguf", scaled, **{"rope_freqs.weight": divisors.numpy()})
+    assert logits_of(path) == pytest.approx(logprobs(scaled), abs=1e-5)
+    assert logprobs(scaled) != pytest.approx(logprobs(reference), abs=1e-2)
 
 
 @pytest.mark.parametrize("kind", SUPPORTED_TYPES)
@@ -192,7 +218,7 @@ def test_every_supported_gguf_type_is_read(tmp_path, kind):
     writer.close()
     source = GgufSource(GgufFile(tmp_path / "x.gguf"), 1, 1)
     tensor = source.take("model.embed_tokens.weight", (3, 512))
-    value = tensor.dequantise() if isinstance(tensor, Blocks4) else tensor.float()
+    value = torch.cat([tensor.decode(0, 2), tensor.decode(2, 3)])
     expected = gguf.quants.dequantize(blocks.reshape(3, -1), quantised)
     np.testing.assert_allclose(value.numpy(), expected, atol=1e-6)
 
@@ -237,13 +263,39 @@ def test_a_gguf_that_cannot_be_used_says_why(tmp_path, reference):
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is not supported. Supported: LlamaForCausalLM"),
         ({"architectures": []}, "architecture not named"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised with 'gptq'"),
-        ({"hidden_size": None}, "hidden_size|unsupported"),
+        ({"hidden_size": None}, "config.json: the field 'hidden_size' is missing"),
+        ({"hidden_size": "32"}, "config.json: hidden_size is '32', no positive whole number"),
         ({"vocab_size": 50}, "the tokenizer has 96 tokens, the model 50"),
-        ({"intermediate_size": 48}, "has shape .* the config says"),
-        ({"hidden_act": "swish9"}, "activation 'swish9'"),
-        ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1.0}}, "rope type 'spiral'"),
-        ({"num_hidden_layers": 3}, "'model.layers.2.*' is missing"),
-        ({"num_hidden_layers": 1}, "no place for model.layers.1"),
+        (
+            {"intermediate_size": 48},
+            r"model.safetensors: model.layers.0.mlp.gate_proj.weight has shape \(64, 32\), the config says \(48, 32\)",
+        ),
+        ({"hidden_act": "swish9"}, "config.json: the activation 'swish9' is not supported"),
+        ({"num_key_value_heads": 3}, "config.json: 4 attention heads can't share 3 key-value heads"),
+        ({"use_bidirectional_attention": True}, "config.json: use_bidirectional_attention is not supported"),
+        (
+            {"architectures": ["MistralForCausalLM"], "sliding_window": 8, "layer_types": ["linear_attention"] * 2},
+            "config.json: layer_types .*'linear_attention'",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1.0}},
+            "config.json: rope type 'spiral' is not supported",
+        ),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1.0}}, "config.json: the field 'factor' is missing"),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "rope_theta": 1.0,
+                    "short_factor": [1.0],
+                    "long_factor": [1.0],
+                }
+            },
+            r"config.json: rope's short_factor is \[1.0\], not 4 positive numbers",
+        ),
+        ({"num_hidden_layers": 3}, "the tensor 'model.layers.2.*' is missing"),
+        ({"num_hidden_layers": 1}, "model.safetensors: the model has no place for model.layers.1"),
+        ({"attention_bias": True}, "the tensor 'model.layers.0.self_attn.q_proj.bias' is missing"),
     ],
 )
 def test_a_folder_that_cannot_be_used_says_why(tmp_path, reference, change, message):
@@ -260,6 +312,15 @@ def test_a_folder_that_cannot_be_used_says_why(tmp_path, reference, change, mess
         sgl.Engine(model=str(folder))
 
 
+def test_whole_numbers_are_no_weights(tmp_path, reference):
+    state = weights(reference) | {"model.layers.1.mlp.down_proj.weight": torch.ones(32, 64, dtype=torch.int8)}
+    save_file(state, write_folder(tmp_path, reference) / "model.safetensors")
+    with pytest.raises(
+        sgl.ModelError, match=r"model.safetensors: model.layers.1.mlp.down_proj.weight is stored as torch.int8"
+    ):
+        sgl.Engine(model=str(tmp_path))
+
+
 def test_a_folder_with_damaged_files_names_them(tmp_path, reference):
     folder = write_folder(tmp_path, reference)
     with pytest.raises(sgl.ModelError, match="no weights found"):
@@ -272,9 +333,20 @@ def test_a_folder_with_damaged_files_names_them(tmp_path, reference):
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(sgl.ModelError, match=r"tokenizer.json: not a tokenizer"):
         sgl.Engine(model=str(folder))
-    (folder / "config.json").write_text("{")
-    with pytest.raises(sgl.ModelError, match=r"config.json: can't be read as JSON"):
-        sgl.Engine(model=str(folder))
+    for content, message in (("{", "can't be read as JSON"), ("[]", "not a JSON object")):
+        (folder / "config.json").write_text(content)
+        with pytest.raises(sgl.ModelError, match=f"config.json: {message}"):
+            sgl.Engine(model=str(folder))
+
+
+def test_every_end_of_sequence_counts_wherever_it_is_written(tmp_path, reference):
+    folder = write_folder(tmp_path, reference)
+    save_file(weights(reference), folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": [1, 7]}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": chr(33 + 4)}))
+    assert load_model(EngineConfig(model=str(folder)), folder).eos_ids == {1, 4, 7, 9}
 
 
 def test_dummy_weights_need_no_checkpoint(tmp_path, reference):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import sglang_lite as sgl
 from sglang_lite.protocol import Span
 from sglang_lite.runtime.models.weights.gguf import GgufFile
+from sglang_lite.runtime.tokens import tokenizer as module
 from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
 from sglang_lite.runtime.tokens.token_log import kept_spans, tokenise
 from sglang_lite.runtime.tokens.tokenizer import tokenizer_from_folder, tokenizer_from_gguf
@@ -208,3 +209,94 @@ def test_folders_without_a_tokenizer(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps({**parts, "decoder": None, "normalizer": None}))
     with pytest.raises(sgl.ModelError, match="neither byte-level nor SentencePiece"):
         tokenizer_from_folder(tmp_path)
+
+
+WORDS = [
+    "a",
+    "it's",
+    "b ",
+    "\n",
+    " ",
+    "\r\n\t",
+    "  ",
+    "x.\n",
+    "1234",
+    "né",
+    "日本",
+    "<|im_end|>",
+    "A",
+    "- ",
+    "e\u0301",
+    "½",
+]
+words = st.lists(st.sampled_from(WORDS))
+
+
+@pytest.fixture(scope="module", params=["smollm", "llama-bpe", "qwen2", "gpt-2"])
+def byte_level(request, metadata):
+    return tokenizer_from_gguf({**metadata, "tokenizer.ggml.pre": request.param}, "test")
+
+
+@pytest.fixture(scope="module")
+def sentencepiece():
+    return tokenizer_from_gguf(SENTENCEPIECE, "test")
+
+
+@given(pieces=words)
+def test_long_text_is_encoded_in_blocks_with_the_same_ids(byte_level, pieces):
+    text = " ".join(pieces)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_BLOCK", 3)
+        assert byte_level.encode(text) == whole(byte_level, text)
+
+
+@given(text=st.text(alphabet="ab \né", max_size=40))
+def test_sentencepiece_text_is_encoded_in_blocks_with_the_same_ids(sentencepiece, text):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_BLOCK", 3)
+        assert sentencepiece.encode(text) == [1, *whole(sentencepiece, text)]
+
+
+@given(ids=st.lists(st.integers(3, 264), max_size=30))
+def test_sentencepiece_deltas_are_the_bytes_of_the_whole(sentencepiece, ids):
+    decoder = IncrementalDecoder(sentencepiece)
+    text = "".join(decoder.push((i,)) for i in ids) + decoder.flush()
+    tokens = SENTENCEPIECE["tokenizer.ggml.tokens"]
+    raw = b"".join(bytes([i - 3]) if i < 259 else tokens[i].replace("▁", " ").encode() for i in ids)
+    assert text == raw.decode("utf-8", "replace")
+
+
+def whole(tokenizer, text):
+    return tokenizer.backend.encode(text, add_special_tokens=False).ids
+
+
+def test_a_growing_text_is_encoded_from_its_last_block_on(tokenizer, monkeypatch):
+    encoded = []
+    text = "Once upon a time there was a king who had three sons. " * 200
+    tokenizer.encode(text)
+    inner = tokenizer.backend
+    monkeypatch.setattr(tokenizer, "_continuation", Spy(inner, encoded))
+    longer = text + "The first one went away."
+    assert tokenizer.encode(longer) == whole(tokenizer, longer)
+    assert sum(map(len, encoded)) < 2 * module._BLOCK
+
+
+class Spy:
+    def __init__(self, backend, seen):
+        self.backend, self.seen = backend, seen
+
+    def encode(self, text, **options):
+        self.seen.append(text)
+        return self.backend.encode(text, **options)
+
+
+def test_text_is_not_cut_where_a_token_spans_words():
+    tokens = [*SENTENCEPIECE["tokenizer.ggml.tokens"], "a▁b"]
+    more = {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [*SENTENCEPIECE["tokenizer.ggml.token_type"], 1],
+        "tokenizer.ggml.scores": [*SENTENCEPIECE["tokenizer.ggml.scores"], -0.5],
+    }
+    tokenizer = tokenizer_from_gguf({**SENTENCEPIECE, **more}, "test")
+    text = "a b " * 2000
+    assert tokenizer.encode(text)[1:] == whole(tokenizer, text)

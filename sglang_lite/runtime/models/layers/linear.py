@@ -5,13 +5,14 @@ Every class answers `linear(x)`: x [M, K] to [M, N]. Weights are packed once, at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 
-from sglang_lite.runtime.models.weights.source import Blocks4
+from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.models.weights.source import Blocks4, Weight
 
 Linear: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
@@ -41,11 +42,9 @@ class Bf16Linear:
         one_path: never the 4-bit path, so that a row is computed the same way at every M.
     """
 
-    def __init__(
-        self, parts: Sequence[torch.Tensor | Blocks4], bias: torch.Tensor | None, *, one_path: bool = False
-    ) -> None:
+    def __init__(self, parts: Sequence[Weight], bias: torch.Tensor | None, *, one_path: bool = False) -> None:
         self.blocks = None if one_path else _pack_blocks(parts)
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(_dense(parts).bfloat16().contiguous(), 1)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(stacked(parts, torch.bfloat16), 1)
         self.bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -53,6 +52,32 @@ class Bf16Linear:
             y: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self.blocks[0], 32, self.blocks[1])
             return y if self.bias is None else y.add_(self.bias)
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")  # type: ignore[no-any-return] # torch.ops is untyped
+
+
+class Float32Linear:
+    """float32 weights through oneDNN. Unlike MKL's, its products give a row the same bits beside any number of others.
+
+    Args:
+        parts: matrices [N_i, K] that are stacked along N.
+        bias: [N] or None.
+    """
+
+    def __init__(self, parts: Sequence[Weight], bias: torch.Tensor | None) -> None:
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(stacked(parts, torch.float32), 32)
+        self.bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")  # type: ignore[no-any-return] # torch.ops is untyped
+
+
+class PairedLinear:
+    """A product that always has two rows at least: for a single one oneDNN has a kernel that adds in another order."""
+
+    def __init__(self, linear: Linear) -> None:
+        self.linear = linear
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) if len(x) > 1 else self.linear(x.repeat(2, 1))[:1]
 
 
 class Int8Linear:
@@ -64,10 +89,13 @@ class Int8Linear:
         bias: [N] or None.
     """
 
-    def __init__(self, parts: Sequence[torch.Tensor | Blocks4], bias: torch.Tensor | None) -> None:
-        dense = _dense(parts)
-        self.scale = dense.abs().amax(1).div_(127).clamp_min_(1e-12)
-        quantised = (dense / self.scale.unsqueeze(1)).round_().to(torch.int8)
+    def __init__(self, parts: Sequence[Weight], bias: torch.Tensor | None) -> None:
+        quantised = torch.empty(_shape(parts), dtype=torch.int8)
+        self.scale = torch.empty(len(quantised))
+        for start, rows in _rows(parts):
+            scale = torch.linalg.vector_norm(rows, float("inf"), 1).div_(127).clamp_min_(1e-12)
+            quantised[start : start + len(rows)] = (rows / scale.unsqueeze(1)).round_()
+            self.scale[start : start + len(rows)] = scale
         self.weight = torch.ops.onednn.qlinear_prepack(quantised, None)
         self.zero = torch.zeros(len(self.scale), dtype=torch.int32)
         self.bias = bias
@@ -95,11 +123,35 @@ class Int8Linear:
         return y if self.bias is None else y.add_(self.bias)
 
 
-def _dense(parts: Sequence[torch.Tensor | Blocks4]) -> torch.Tensor:
-    return torch.cat([part.dequantise() if isinstance(part, Blocks4) else part.float() for part in parts])
+_CONVERTED_AT_ONCE = 1 << 19  # elements
 
 
-def _pack_blocks(parts: Sequence[torch.Tensor | Blocks4]) -> tuple[torch.Tensor, torch.Tensor] | None:
+def stacked(parts: Sequence[Weight], dtype: torch.dtype, device: torch.device | None = None) -> torch.Tensor:
+    """Matrices [N_i, K] as one [N, K]. A single one that is like that already is not copied."""
+    if len(parts) == 1 and isinstance(parts[0], torch.Tensor) and parts[0].dtype == dtype:
+        return parts[0].to(device)
+    whole = torch.empty(_shape(parts), dtype=dtype, device=device)
+    for start, rows in _rows(parts):
+        whole[start : start + len(rows)] = rows
+    return whole
+
+
+def _shape(parts: Sequence[Weight]) -> tuple[int, int]:
+    return sum(part.shape[0] for part in parts), parts[0].shape[1]
+
+
+def _rows(parts: Sequence[Weight]) -> Iterator[tuple[int, torch.Tensor]]:
+    """All rows as float32, some at a time so that converting takes little memory, with the number of the first."""
+    at, step = 0, max(1, _CONVERTED_AT_ONCE // parts[0].shape[1])
+    for part in parts:
+        for start in range(0, part.shape[0], step):
+            end = start + step
+            rows = part[start:end].float() if isinstance(part, torch.Tensor) else part.decode(start, end)
+            yield at, rows
+            at += len(rows)
+
+
+def _pack_blocks(parts: Sequence[Weight]) -> tuple[torch.Tensor, torch.Tensor] | None:
     """torch's 4-bit layout stores value = (q - 8) * scale + zero; ours is q * scale + minimum."""
     blocks = [part for part in parts if isinstance(part, Blocks4)]
     if len(blocks) < len(parts):
@@ -111,7 +163,7 @@ def _pack_blocks(parts: Sequence[torch.Tensor | Blocks4]) -> tuple[torch.Tensor,
 
 
 def make_linear(
-    parts: Sequence[torch.Tensor | Blocks4],
+    parts: Sequence[Weight],
     bias: torch.Tensor | None,
     *,
     quantise: bool,
@@ -128,9 +180,39 @@ def make_linear(
         dtype, device: of the weights otherwise.
         one_path: one numeric path for every M.
     """
-    if quantise:
-        return Int8Linear(parts, bias)
+    if one_path and not quantise:  # 8-bit products are exact
+        return PairedLinear(_dense_linear(parts, bias, dtype, device, one_path=True))
+    return Int8Linear(parts, bias) if quantise else _dense_linear(parts, bias, dtype, device, one_path=False)
+
+
+def _dense_linear(
+    parts: Sequence[Weight], bias: torch.Tensor | None, dtype: torch.dtype, device: torch.device, *, one_path: bool
+) -> Linear:
     bias = None if bias is None else bias.to(device, dtype)
     if device.type == "cpu" and dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return Bf16Linear(parts, bias, one_path=one_path)
-    return DenseLinear(_dense(parts).to(device, dtype), bias)
+    if device.type == "cpu" and dtype == torch.float32 and one_path:
+        return Float32Linear(parts, bias)
+    return DenseLinear(stacked(parts, dtype, device), bias)
+
+
+def check_one_path(linear: Linear, inputs: int, dtype: torch.dtype) -> None:
+    """Sees for itself that a row's product has the same bits beside any other rows.
+
+    Args:
+        inputs: K.
+        dtype: of activations.
+
+    Raises:
+        ModelError: not on this machine.
+    """
+    x = torch.randn(257, inputs, generator=torch.Generator().manual_seed(0)).to(dtype)
+    whole = linear(x)
+    for rows in (1, 2, 3, 5, 8, 17, 64):
+        # In 16 bits few outputs show a difference: enough of them are looked at.
+        for start in range(0, min(64, 1 + 50_000 // whole.shape[1]), rows):
+            if not torch.equal(linear(x[start : start + rows]), whole[start : start + rows]):
+                raise ModelError(
+                    f"deterministic: on this machine a product in {dtype} depends on how many rows it has.",
+                    hint="Try another dtype.",
+                )

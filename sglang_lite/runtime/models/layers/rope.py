@@ -12,23 +12,38 @@ from sglang_lite.runtime.models.spec import RopeSpec
 class RotaryTable:
     """cos and sin of every position, ready for `x * cos + swap_halves(x) * sin`.
 
+    A longrope table of more positions than the model was first trained on has the long factors from position 0 on:
+    keys are kept for other requests, so all sequences are turned alike, however short.
+
     Args:
         spec: the embedding.
         head_dim: used where the spec turns the whole head.
         positions: how many to tabulate.
+        dtype, device: of the table.
+        divisors: [dim / 2], what the frequencies are divided by, where the checkpoint carries that (GGUF).
     """
 
-    def __init__(self, spec: RopeSpec, head_dim: int, positions: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        spec: RopeSpec,
+        head_dim: int,
+        positions: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        divisors: torch.Tensor | None = None,
+    ) -> None:
         self.dim = spec.rotary_dim or head_dim
         frequencies, amplitude = _frequencies(spec, self.dim, positions)
+        if divisors is not None:
+            frequencies = frequencies / divisors
         angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
-        cos, sin = angles.cos() * amplitude, angles.sin() * amplitude
+        cos, sin = angles.cos().mul_(amplitude).to(dtype), angles.sin_().mul_(amplitude).to(dtype)
         self._cos = torch.cat((cos, cos), -1).to(device)
         self._sin = torch.cat((-sin, sin), -1).to(device)
 
-    def at(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin [T, 1, dim] for positions [T]."""
-        return self._cos[positions].unsqueeze(1).to(dtype), self._sin[positions].unsqueeze(1).to(dtype)
+        return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -54,8 +69,7 @@ def _frequencies(spec: RopeSpec, dim: int, positions: int) -> tuple[torch.Tensor
     if spec.kind == "yarn":
         return _yarn(spec, dim, inverse)
     if spec.kind == "longrope":
-        original = p["original_max_position_embeddings"]
-        factor = p.get("factor") or p["max_position_embeddings"] / original
+        factor, original = p["factor"], p["original_max_position_embeddings"]
         stretched = torch.tensor(p["long_factor"] if positions > original else p["short_factor"])
         amplitude = p.get("attention_factor")
         if amplitude is None:
@@ -74,8 +88,7 @@ def _llama3(inverse: torch.Tensor, factor: float, low: float, high: float, origi
 def _yarn(spec: RopeSpec, dim: int, inverse: torch.Tensor) -> tuple[torch.Tensor, float]:
     """YaRN (arXiv:2309.00071)."""
     p = spec.params
-    original = p.get("original_max_position_embeddings") or p["max_position_embeddings"]
-    factor = p["factor"]
+    factor, original = p["factor"], p["original_max_position_embeddings"]
 
     def dimension(rotations: float) -> float:
         return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(spec.theta))

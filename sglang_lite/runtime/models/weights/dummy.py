@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from sglang_lite.runtime.models.weights.source import WeightSource
@@ -11,16 +13,13 @@ class DummySource(WeightSource):
     """Answers every name with a normal tensor of deviation 0.02, norms with ones; the same for the same seed."""
 
     def __init__(self, seed: int = 0) -> None:
-        super().__init__("dummy weights", set())
+        super().__init__("dummy weights", {})
         self._generator = torch.Generator().manual_seed(seed)
-
-    def has(self, name: str) -> bool:
-        return True
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         if name.endswith("norm.weight"):
             return torch.ones(shape)
         return torch.randn(shape, generator=self._generator) * 0.02
 
-    def _read(self, name: str) -> torch.Tensor:
+    def _read(self, name: str, file: Path) -> torch.Tensor:
         raise AssertionError("take() needs no file")

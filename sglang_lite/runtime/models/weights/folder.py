@@ -1,15 +1,18 @@
-"""Weights of a Hugging Face folder: safetensors or PyTorch `.bin`, in one file or sharded."""
+"""Weights of a Hugging Face folder: safetensors or PyTorch `.bin`, in one file or sharded.
+
+Everything is read through a memory map of its own: what was touched counts as memory until the whole map is closed.
+"""
 
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.models.weights.source import WeightSource
+from sglang_lite.runtime.models.weights.source import Encoded, Weight, WeightSource
 
 
 def open_folder(folder: Path) -> WeightSource:
@@ -45,38 +48,72 @@ def _shards(index: Path) -> set[Path]:
     return {index.parent / name for name in names}
 
 
-class SafetensorsSource(WeightSource):
-    """Reads through a memory map: a tensor costs memory only while it is used."""
+class _FolderSource(WeightSource):
+    """
+    Args:
+        folder: for messages.
+        files: the files to read.
+    """
 
     def __init__(self, folder: Path, files: set[Path]) -> None:
+        stored = {name: file for file in sorted(files) for name in self._names(file)}
+        # Vision-language models keep the decoder's tensors under `language_model.` or `model.language_model.`
+        self._stored_as = {name.replace("language_model.", "", 1): name for name in stored}
+        super().__init__(str(folder), {name: stored[stored_as] for name, stored_as in self._stored_as.items()})
+
+    @abstractmethod
+    def _names(self, file: Path) -> list[str]: ...
+
+
+class SafetensorsSource(_FolderSource):
+    def _names(self, file: Path) -> list[str]:
         from safetensors import SafetensorError, safe_open
 
-        self._files: dict[str, Any] = {}
-        for file in sorted(files):
-            try:
-                handle = safe_open(file, framework="pt")
-            except (SafetensorError, OSError) as error:
-                raise ModelError(f"{file}: damaged or truncated: {error}", hint="Fetch the file again.") from error
-            names = handle.keys()  # type: ignore[no-untyped-call] # safetensors has no types
-            self._files.update(dict.fromkeys(names, handle))
-        super().__init__(str(folder), set(self._files))
+        try:
+            with safe_open(file, framework="pt") as handle:
+                return list(handle.keys())
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{file}: damaged or truncated: {error}", hint="Fetch the file again.") from error
 
-    def _read(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self._files[name].get_tensor(name)
-        return tensor
+    def _read(self, name: str, file: Path) -> Weight:
+        from safetensors import safe_open
+
+        with safe_open(file, framework="pt") as handle:
+            part = handle.get_slice(self._stored_as[name])
+            shape = part.get_shape()
+            if len(shape) == 2:
+                return _SafetensorsRows(file, self._stored_as[name], shape, part[:0].dtype)
+            tensor: torch.Tensor = handle.get_tensor(self._stored_as[name]).clone()
+            return tensor
 
 
-class TorchSource(WeightSource):
+class _SafetensorsRows(Encoded):
+    def __init__(self, file: Path, name: str, shape: list[int], dtype: torch.dtype) -> None:
+        super().__init__(shape, dtype)
+        self._file, self._name = file, name
+
+    def decode(self, start: int, end: int) -> torch.Tensor:
+        from safetensors import safe_open
+
+        with safe_open(self._file, framework="pt") as handle:
+            rows: torch.Tensor = handle.get_slice(self._name)[start:end]
+        return rows.float()
+
+
+class TorchSource(_FolderSource):
     """Reads pickled tensors with `weights_only=True`: no code of the file is run."""
 
-    def __init__(self, folder: Path, files: set[Path]) -> None:
-        self._tensors: dict[str, torch.Tensor] = {}
-        for file in sorted(files):
-            try:
-                self._tensors.update(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
-            except Exception as error:  # torch raises many types for a file that is no checkpoint
-                raise ModelError(f"{file}: can't be read as tensors: {error}") from error
-        super().__init__(str(folder), set(self._tensors))
+    def _names(self, file: Path) -> list[str]:
+        return list(self._load(file))
 
-    def _read(self, name: str) -> torch.Tensor:
-        return self._tensors.pop(name)
+    def _read(self, name: str, file: Path) -> Weight:
+        return self._load(file)[self._stored_as[name]].clone()
+
+    def _load(self, file: Path) -> dict[str, torch.Tensor]:
+        try:
+            content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except Exception as error:  # torch raises many types for a file that is no checkpoint
+            raise ModelError(f"{file}: can't be read as tensors: {error}") from error
+        if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
+            raise ModelError(f"{file}: can't be read as tensors: it is no dict of tensors.")
+        return content

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.models.weights.source import Blocks4, WeightSource
+from sglang_lite.runtime.models.weights.source import Blocks4, Encoded, Weight, WeightSource
 
 SUPPORTED_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K")
 
@@ -38,7 +38,7 @@ _IN_BLOCK = {
 
 
 class GgufFile:
-    """An opened GGUF file: metadata, and tensors as views of a memory map.
+    """An opened GGUF file: metadata, and tensors through a memory map for each.
 
     (gguf's own reader takes two seconds to index a 49k vocabulary; this one 0.1, and checks every bound.)
 
@@ -52,28 +52,29 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._bytes = np.memmap(path, mode="r")
+            content = np.memmap(path, mode="r")
         except (OSError, ValueError) as error:
             raise ModelError(f"{path}: can't be read: {error}") from error
-        header = _Header(self._bytes.data, path)
+        header = _Header(content.data, path)
         self.metadata = header.metadata
         self.tensors = {tensor.name: tensor for tensor in header.tensors}
-
-    def data(self, tensor: GgufTensor) -> np.ndarray[Any, Any]:
-        """The tensor as stored: uint8 [rows, bytes per row]."""
-        raw = self._bytes[tensor.offset : tensor.offset + tensor.size]
-        return raw.reshape(tensor.shape[0], -1) if len(tensor.shape) > 1 else raw.reshape(1, -1)
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
     """Where a tensor is: `shape` in PyTorch's order, `kind` such as "Q4_1", `offset` and `size` in bytes."""
 
+    path: Path
     name: str
     shape: tuple[int, ...]
     kind: str
     offset: int
     size: int
+
+    def data(self) -> np.ndarray[Any, Any]:
+        """The tensor as stored: uint8 [rows, bytes per row], one row for a vector."""
+        rows = self.shape[0] if len(self.shape) > 1 else 1
+        return np.memmap(self.path, np.uint8, "r", self.offset, (rows, self.size // rows))
 
 
 class _Header:
@@ -164,13 +165,13 @@ class _Header:
             )
         per_block, block_bytes = GGML_QUANT_SIZES[known[type_id]]
         count = math.prod(shape)
-        if count % per_block or (shape and shape[-1] % per_block):
+        if not shape or not count or shape[-1] % per_block:
             raise ModelError(f"{self.path}: tensor {name} of shape {shape} does not fit {kind} blocks.")
         size = count // per_block * block_bytes
         if start + offset + size > len(self.bytes):
             self.at = start + offset
             self.truncated()
-        return GgufTensor(name, shape, kind, start + offset, size)
+        return GgufTensor(self.path, name, shape, kind, start + offset, size)
 
 
 class GgufSource(WeightSource):
@@ -185,33 +186,41 @@ class GgufSource(WeightSource):
     """
 
     def __init__(self, file: GgufFile, num_heads: int, num_kv_heads: int) -> None:
-        self._file = file
         self._tensors = {_hugging_face_name(name, str(file.path)): tensor for name, tensor in file.tensors.items()}
         interleaved = file.metadata["general.architecture"] == "llama"
         self._heads = {"q_proj": num_heads, "k_proj": num_kv_heads} if interleaved else {}
-        super().__init__(str(file.path), set(self._tensors))
+        super().__init__(str(file.path), dict.fromkeys(self._tensors, file.path))
 
-    def _read(self, name: str) -> torch.Tensor | Blocks4:
+    def _read(self, name: str, file: Path) -> Weight:
         tensor = self._tensors[name]
-        heads = next((n for part, n in self._heads.items() if f".{part}." in name), 0)
-        data = self._file.data(tensor)
+        heads = next((n for part, n in self._heads.items() if f".{part}." in name), None)
+        rows = tensor.shape[0]
+        # take() refuses a shape that the heads don't divide.
+        order = _halves_apart(rows, heads) if heads and rows % (2 * heads) == 0 else slice(None)
+        data = tensor.data()
+        if len(tensor.shape) == 1:
+            return _Rows(data, tensor).decode(0, 1)[0][order]
         if tensor.kind in ("Q4_0", "Q4_1"):
-            blocks = _blocks4(data, with_minimum=tensor.kind == "Q4_1")
-            if not heads:
-                return blocks
-            return Blocks4(*(_halves_apart(part, heads) for part in (blocks.q, blocks.scale, blocks.minimum)))
-        value = _float(data, tensor.kind).view(tensor.shape)
-        return _halves_apart(value, heads) if heads else value
+            return _blocks4(data[order], with_minimum=tensor.kind == "Q4_1")
+        return _Rows(data[order], tensor)
 
 
-def _float(data: np.ndarray[Any, Any], kind: str) -> torch.Tensor:
-    plain = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-    if kind in plain:
-        return torch.from_numpy(np.array(data)).view(plain[kind])
-    from gguf.constants import GGMLQuantizationType
-    from gguf.quants import dequantize
+class _Rows(Encoded):
+    """Rows of bytes of any kind."""
 
-    return torch.from_numpy(dequantize(data, GGMLQuantizationType[kind]))
+    def __init__(self, data: np.ndarray[Any, Any], tensor: GgufTensor) -> None:
+        super().__init__(tensor.shape)
+        self._data, self._kind = data, tensor.kind
+
+    def decode(self, start: int, end: int) -> torch.Tensor:
+        data = self._data[start:end]
+        plain = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+        if self._kind in plain:
+            return torch.from_numpy(np.array(data)).view(plain[self._kind]).float()
+        from gguf.constants import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        return torch.from_numpy(dequantize(data, GGMLQuantizationType[self._kind]))
 
 
 def _hugging_face_name(name: str, label: str) -> str:
@@ -223,10 +232,9 @@ def _hugging_face_name(name: str, label: str) -> str:
     raise ModelError(f"{label}: the tensor {name!r} is of no supported architecture.")
 
 
-def _halves_apart(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    """[heads, half, 2, …] rows to [heads, 2, half, …]."""
-    shape = rows.shape
-    return rows.view(heads, -1, 2, *shape[1:]).transpose(1, 2).reshape(shape).contiguous()
+def _halves_apart(rows: int, heads: int) -> np.ndarray[Any, np.dtype[np.intp]]:
+    """The order that brings rows [heads, half, 2] to [heads, 2, half]."""
+    return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
 
 def _blocks4(data: np.ndarray[Any, np.dtype[np.uint8]], *, with_minimum: bool) -> Blocks4:

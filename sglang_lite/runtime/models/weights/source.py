@@ -2,34 +2,60 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
 from sglang_lite.protocol import ModelError
 
-# Tensors that checkpoints carry and a decoder computes for itself.
-_IGNORABLE = ("rotary_emb.inv_freq", "rope_freqs.weight")
+logger = logging.getLogger("sglang_lite")
+
+# A decoder computes these for itself.
+_IGNORABLE = ("rotary_emb.inv_freq",)
+# The parts of a vision-language model that see.
+_VISION = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks4:
+class Encoded(ABC):
+    """A matrix in a checkpoint's own encoding.
+
+    Args:
+        shape: (rows, columns).
+        dtype: of the values, where they are stored one by one.
+    """
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> None:
+        self.shape, self.dtype = tuple(shape), dtype
+
+    @abstractmethod
+    def decode(self, start: int, end: int) -> torch.Tensor:
+        """Rows start to end, or as many of them as there are, as float32."""
+
+
+class Blocks4(Encoded):
     """A matrix in 4-bit blocks of 32 along its rows: value = scale * q + minimum.
 
-    Attributes:
+    Args:
         q: uint8 [rows, columns], each 0 … 15.
         scale, minimum: float32 [rows, columns / 32].
     """
 
-    q: torch.Tensor
-    scale: torch.Tensor
-    minimum: torch.Tensor
+    def __init__(self, q: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor) -> None:
+        super().__init__(q.shape)
+        self.q, self.scale, self.minimum = q, scale, minimum
 
-    def dequantise(self) -> torch.Tensor:
-        rows, columns = self.q.shape
-        blocks = self.q.view(rows, -1, 32).float()
-        return torch.addcmul(self.minimum.unsqueeze(-1), blocks, self.scale.unsqueeze(-1)).view(rows, columns)
+    def decode(self, start: int, end: int) -> torch.Tensor:
+        q = self.q[start:end]
+        scale, minimum = self.scale[start:end], self.minimum[start:end]
+        return torch.addcmul(minimum.unsqueeze(-1), q.view(len(q), -1, 32).float(), scale.unsqueeze(-1)).view(q.shape)
+
+
+Weight: TypeAlias = torch.Tensor | Encoded
 
 
 class WeightSource(ABC):
@@ -37,40 +63,46 @@ class WeightSource(ABC):
 
     Args:
         label: the file or folder, for messages.
-        names: every tensor in it, by Hugging Face name.
+        files: the file that each tensor is in, by Hugging Face name.
     """
 
-    def __init__(self, label: str, names: set[str]) -> None:
+    def __init__(self, label: str, files: Mapping[str, Path]) -> None:
         self.label = label
-        self._left = set(names)
+        self._left = dict(files)
 
     def has(self, name: str) -> bool:
         return name in self._left
 
-    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor | Blocks4:
-        """The tensor, once; float of any precision, or 4-bit blocks as stored.
+    def take(self, name: str, shape: tuple[int, ...]) -> Weight:
+        """The tensor, once: float of any precision, in memory that is the caller's; or a matrix as the file has it.
 
         Raises:
-            ModelError: missing, truncated or of another shape.
+            ModelError: missing, truncated, of another shape, or not float.
         """
         if name not in self._left:
             raise ModelError(f"{self.label}: the tensor {name!r} is missing.")
-        self._left.remove(name)
-        tensor = self._read(name)
-        found = tuple(tensor.q.shape if isinstance(tensor, Blocks4) else tensor.shape)
-        if found != shape:
-            raise ModelError(f"{self.label}: {name} has shape {found}, the config says {shape}.")
-        return tensor
+        file = self._left.pop(name)
+        weight = self._read(name, file)
+        if tuple(weight.shape) != shape:
+            raise ModelError(f"{file}: {name} has shape {tuple(weight.shape)}, the config says {shape}.")
+        if weight.dtype not in _FLOATS:
+            raise ModelError(
+                f"{file}: {name} is stored as {weight.dtype}, which is not supported.",
+                hint="Use the unquantised checkpoint, or a GGUF file.",
+            )
+        return weight
 
-    def finish(self, ignored: tuple[str, ...] = ()) -> None:
+    def finish(self) -> None:
         """Says that all was taken. Raises ModelError when tensors are left that the model does not know."""
-        left = sorted(n for n in self._left if not n.endswith(_IGNORABLE) and n not in ignored)
+        if unseen := sum(name.startswith(_VISION) for name in self._left):
+            logger.info("%s: %d tensors that see images are left out; only text is supported.", self.label, unseen)
+        left = sorted(n for n in self._left if not n.endswith(_IGNORABLE) and not n.startswith(_VISION))
         if left:
             more = f" and {len(left) - 5} more" if len(left) > 5 else ""
             raise ModelError(
-                f"{self.label}: the model has no place for {', '.join(left[:5])}{more}.",
+                f"{self._left[left[0]]}: the model has no place for {', '.join(left[:5])}{more}.",
                 hint="The checkpoint is of another architecture than its config says.",
             )
 
     @abstractmethod
-    def _read(self, name: str) -> torch.Tensor | Blocks4: ...
+    def _read(self, name: str, file: Path) -> Weight: ...

@@ -1,0 +1,91 @@
+"""What a step costs on the host, beside the model: planning, inputs, settling.
+
+    python benchmarks/host_step.py
+
+256 requests decode with a model that computes nothing. Timed is everything the loop does but the model's own calls and
+the draw, which are the accelerator's work. "plain" rows are looked at only when they may end; "watched" rows stream and
+have a stop string, so each token becomes text; "first" are the steps that admit and prefill all 256.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.machine import describe
+from sglang_lite.protocol import SamplingParams
+from sglang_lite.runtime.execute import runner as runner_module
+from sglang_lite.runtime.execute.sampler import Sampled
+from tests.runtime.scripted import ScriptedModel, SteppedEngine
+
+ROWS, STEPS = 256, 300
+
+
+class Nothing(ScriptedModel):
+    """A model that takes no time: whatever is asked of it, its time is subtracted."""
+
+    spent = 0.0
+
+    def forward(self, ids, positions, plan, cache):
+        return torch.zeros(len(ids), 1)
+
+    def logits(self, hidden):
+        return hidden
+
+
+def no_draw(logits, table, slots, positions, special):
+    return Sampled(np.full(len(slots), 5), {})
+
+
+class Unchecked(SteppedEngine):
+    def check(self):
+        pass
+
+
+def measure(overlap: bool, params: SamplingParams, stream: bool) -> tuple[list[float], float]:
+    engine = Unchecked(
+        overlap=overlap, max_running=ROWS, step_tokens=8192, page_size=16, context_length=512,
+        max_total_tokens=ROWS * 512,
+    )  # fmt: skip
+    engine.loop._runner._model = Nothing()
+    for i in range(ROWS):
+        engine.start([1 + i % 29, 1 + i // 29, *range(1, 30)], params, stream=stream)
+    started = time.perf_counter()
+    while len(engine.scheduler.decoding) < ROWS:
+        engine.step()
+    first = time.perf_counter() - started
+    times = []
+    for _ in range(STEPS):
+        began = time.perf_counter()
+        engine.loop._run_commands()
+        engine.loop._step()
+        times.append(time.perf_counter() - began)
+    return times, first
+
+
+def main() -> None:
+    runner_module.sample = no_draw
+    print(describe())
+    print(f"{'rows':>8} {'loop':>8} {'ms a step, median':>18} {'p99':>7} {'us a row':>9} {'first':>9}")
+    for name, params, stream in (
+        ("plain", SamplingParams(max_tokens=400, ignore_eos=True), False),
+        ("watched", SamplingParams(max_tokens=400, ignore_eos=True, stop=("never",)), True),
+    ):
+        for overlap in (False, True):
+            times, first = measure(overlap, params, stream)
+            ms = [t * 1e3 for t in times]
+            print(
+                f"{name:>8} {'depth 1' if overlap else 'depth 0':>8} {statistics.median(ms):18.3f} "
+                f"{statistics.quantiles(ms, n=100)[-1]:7.3f} {statistics.median(ms) / ROWS * 1e3:9.2f} {first * 1e3:6.1f} ms"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Sets of characters as ranges of code points. Surrogates are no characters and are in none."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import TypeAlias
+
+LAST = 0x10FFFF
+SURROGATES = (0xD800, 0xDFFF)
+
+Ranges: TypeAlias = tuple[tuple[int, int], ...]  # sorted, disjoint, not adjacent, inclusive
+
+ALL: Ranges = ((0, SURROGATES[0] - 1), (SURROGATES[1] + 1, LAST))
+
+
+def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """The set of any ranges."""
+    merged: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if merged and low <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
+        else:
+            merged.append((low, high))
+    return tuple(merged)
+
+
+def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Every other character."""
+    gaps: list[tuple[int, int]] = []
+    start = 0
+    for low, high in union([*ranges, SURROGATES]):
+        if start < low:
+            gaps.append((start, low - 1))
+        start = high + 1
+    if start <= LAST:
+        gaps.append((start, LAST))
+    return tuple(gaps)
+
+
+def difference(ranges: Ranges, without: Iterable[tuple[int, int]]) -> Ranges:
+    """What is in the first and not in the second."""
+    return complement([*complement(ranges), *without])
+
+
+def without_surrogates(low: int, high: int) -> list[tuple[int, int]]:
+    """The characters from `low` to `high`, neither of them a surrogate."""
+    if low < SURROGATES[0] and high > SURROGATES[1]:
+        return [(low, SURROGATES[0] - 1), (SURROGATES[1] + 1, high)]
+    return [(low, high)]
+
+
+@lru_cache(maxsize=1)
+def _every_character() -> str:
+    return "".join(map(chr, (code for low, high in ALL for code in range(low, high + 1))))
+
+
+@lru_cache(maxsize=256)
+def python_class(expression: str, flags: int = 0) -> Ranges:
+    """The code points that Python's own `re` puts into a one-character expression: the dialect's definition."""
+    found = re.finditer(f"(?:{expression})+", _every_character(), flags)
+    return union([piece for match in found for piece in without_surrogates(ord(match[0][0]), ord(match[0][-1]))])
+
+
+@lru_cache(maxsize=64)
+def unicode_category(name: str) -> Ranges:
+    """The characters of a general category (`Lu`) or of all that begin so (`L`); none for an unknown one."""
+    codes = [ord(c) for c in _every_character() if unicodedata.category(c).startswith(name)]
+    return union((code, code) for code in codes)
+
+
+def ignoring_case(ranges: Ranges) -> Ranges:
+    """With every character's other cases, as Python's `re.IGNORECASE` sees them."""
+    inside = "".join(f"{re.escape(chr(a))}-{re.escape(chr(b))}" for a, b in ranges)
+    return python_class(f"[{inside}]", re.IGNORECASE) if inside else ranges
+
+
+def singles(text: str) -> Ranges:
+    """The characters of a text."""
+    return union((ord(c), ord(c)) for c in text)
+
+
+# What ECMA-262 (with the u flag) means by its class escapes, 22.2.2.9; the dialect of JSON Schema's `pattern`.
+ECMA = {
+    "d": union([(48, 57)]),
+    "w": union([(48, 57), (65, 90), (95, 95), (97, 122)]),
+    "s": union([(9, 13), (32, 32), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029),
+                (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)]),
+    ".": complement(singles("\n\r\u2028\u2029")),
+}  # fmt: skip

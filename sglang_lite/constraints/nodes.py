@@ -1,0 +1,190 @@
+"""What languages are made of: a small tree of sets of characters, regular operations and names of rules.
+
+A tree without `Ref` is a regular language; `Language` gives the names their meaning and is context-free. Everything
+that constrains output (regexes, schemas, grammars) becomes one `Language`, and engines are handed that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from sglang_lite.constraints import charsets
+from sglang_lite.constraints.charsets import Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class CharSet:
+    """One character out of `ranges`; no ranges: matches nothing."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Concat:
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alternation:
+    options: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    node: Node
+    least: int
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Intersection:
+    """Texts that are in all of them, which are regular."""
+
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Complement:
+    """Texts that are not in `node`, which is regular."""
+
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """What the rule of this name says."""
+
+    name: str
+
+
+Node: TypeAlias = "CharSet | Concat | Alternation | Repeat | Intersection | Complement | Ref"
+
+EMPTY = Concat(())
+NOTHING = CharSet(())
+ANY_CHAR = CharSet(charsets.ALL)
+ANY_TEXT = Repeat(ANY_CHAR, 0, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """A context-free language.
+
+    Attributes:
+        start: the rule that the text is made by.
+        rules: their bodies by name. In a body with references, each greatest part without one is one lexeme: where
+            engines read lexemes greedily, lexing.py sees to it that this changes nothing.
+        sealed: rules whose lexemes, and those of all rules below, end in the same way wherever they stand, so that
+            greedy reading is exact among them (JSON values).
+    """
+
+    start: str
+    rules: Mapping[str, Node]
+    sealed: frozenset[str] = frozenset()
+
+
+def literal(text: str) -> Node:
+    """A node that matches exactly `text`."""
+    return Concat(tuple(CharSet(((ord(c), ord(c)),)) for c in text))
+
+
+def concat(*parts: Node) -> Node:
+    """One after the other."""
+    kept = tuple(part for part in parts if part != EMPTY)
+    if NOTHING in kept:
+        return NOTHING
+    return kept[0] if len(kept) == 1 else Concat(kept)
+
+
+def alternation(options: Iterable[Node]) -> Node:
+    """Any of them; none of none."""
+    kept = tuple(dict.fromkeys(option for option in options if option != NOTHING))
+    if ANY_TEXT in kept:
+        return ANY_TEXT
+    return NOTHING if not kept else kept[0] if len(kept) == 1 else Alternation(kept)
+
+
+def optional(node: Node) -> Node:
+    return Repeat(node, 0, 1)
+
+
+def intersection(a: Node, b: Node) -> Node:
+    """What is in both regular nodes."""
+    if a == b or b == ANY_TEXT:
+        return a
+    if a == ANY_TEXT:
+        return b
+    if NOTHING in (a, b):
+        return NOTHING
+    parts = [part for node in (a, b) for part in (node.parts if isinstance(node, Intersection) else (node,))]
+    return Intersection(tuple(dict.fromkeys(parts)))
+
+
+def complement(node: Node) -> Node:
+    """What is not in a regular node."""
+    if node == NOTHING:
+        return ANY_TEXT
+    if node == ANY_TEXT:
+        return NOTHING
+    return node.node if isinstance(node, Complement) else Complement(node)
+
+
+def text_of(node: Node) -> str | None:
+    """The one text of a literal node; None for others."""
+    parts = node.parts if isinstance(node, Concat) else (node,)
+    codes: list[int] = []
+    for part in parts:
+        if not isinstance(part, CharSet) or len(part.ranges) != 1 or part.ranges[0][0] != part.ranges[0][1]:
+            return None
+        codes.append(part.ranges[0][0])
+    return "".join(map(chr, codes))
+
+
+def texts_of(node: Node) -> tuple[str, ...] | None:
+    """The texts of an alternation of literals; None for others."""
+    if node == NOTHING:
+        return ()
+    texts = [text_of(option) for option in (node.options if isinstance(node, Alternation) else (node,))]
+    return None if None in texts else tuple(text for text in texts if text is not None)
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    match node:
+        case Concat(parts) | Intersection(parts):
+            return parts
+        case Alternation(options):
+            return options
+        case Repeat(inner, _, _) | Complement(inner):
+            return (inner,)
+        case CharSet() | Ref():
+            return ()
+
+
+def transform(node: Node, leaf: Callable[[CharSet | Ref], Node]) -> Node:
+    """The node with each leaf changed."""
+    match node:
+        case CharSet() | Ref():
+            return leaf(node)
+        case Concat(parts):
+            return Concat(tuple(transform(part, leaf) for part in parts))
+        case Alternation(options):
+            return Alternation(tuple(transform(option, leaf) for option in options))
+        case Repeat(inner, least, most):
+            return Repeat(transform(inner, leaf), least, most)
+        case Intersection(parts):
+            return Intersection(tuple(transform(part, leaf) for part in parts))
+        case Complement(inner):
+            return Complement(transform(inner, leaf))
+
+
+def references(node: Node) -> frozenset[str]:
+    """The names of rules in a node."""
+    if isinstance(node, Ref):
+        return frozenset({node.name})
+    return frozenset().union(*map(references, children(node)))
+
+
+def is_plain(node: Node) -> bool:
+    """It has no intersection and no complement in it, which few engines know."""
+    return not isinstance(node, Intersection | Complement) and all(map(is_plain, children(node)))

@@ -1,0 +1,226 @@
+"""Anthropic's Messages API through the official SDK."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from sglang_lite.lang.backend.base_backend import Capabilities
+from sglang_lite.lang.backend.remote import JSON, RemoteBackend, Said, given, without_marks
+from sglang_lite.lang.backend.structured import Form, form_of, strict_schema
+from sglang_lite.lang.chat_template import get_chat_template
+from sglang_lite.lang.generation import data_url
+from sglang_lite.protocol import (
+    CapabilityError,
+    Constraint,
+    Delta,
+    Generation,
+    Image,
+    Location,
+    Message,
+    ParameterError,
+    Prompt,
+    SamplingParams,
+    Unset,
+    Usage,
+)
+
+DEFAULT_MAX_TOKENS = 128  # of a generation that sets none, as everywhere; the API wants one
+_IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
+_LIMITS = frozenset({"max_tokens", "stop"})
+_SAMPLED = _LIMITS | {"temperature", "top_p", "top_k"}
+
+
+def _claude(params: frozenset[str], constraints: frozenset[type], prefill: bool) -> Capabilities:
+    return Capabilities(
+        constraints, params, select=bool(constraints), scores=False, continues=False, prefill=prefill, images=True
+    )
+
+
+# By name, the first that fits; as of October 2026: sampling parameters went after 4.6, going on with a turn after 4.5.
+_MODELS = (
+    (r"claude-(instant|2|3)|claude-(opus|sonnet)-4-(0|2025)", _claude(_SAMPLED, frozenset(), prefill=True)),
+    (r"claude-opus-4-1|claude-\w+-4-5", _claude(_SAMPLED, JSON, prefill=True)),
+    (r"claude-\w+-4-6", _claude(_SAMPLED, JSON, prefill=False)),
+    (r"", _claude(_LIMITS, JSON, prefill=False)),
+)
+_BOTH_SAMPLERS = re.compile(_MODELS[0][0])  # the models that take temperature and top_p together
+
+
+class Anthropic(RemoteBackend):
+    """A Claude model. Schemas, types and choices are native structured outputs. Only parameters that were set are
+    sent, and `max_tokens`, which the API wants (128 where it is unset).
+
+    Args:
+        model_name: the model.
+        *args, **kwargs: for the SDK's client: `api_key`, `base_url`, `timeout`, `max_retries` …
+        capabilities: what the model can do, where its name does not tell.
+
+    Attributes:
+        token_usage: `prompt_tokens` and `completion_tokens` so far; `reset()` starts anew.
+
+    Raises:
+        BackendError: the SDK is not installed.
+        ParameterError: the SDK refuses the arguments, or has no API key.
+    """
+
+    select_params = SamplingParams(max_tokens=4096)  # the choices limit the length
+
+    def __init__(self, model_name: str, *args: Any, capabilities: Capabilities | None = None, **kwargs: Any) -> None:
+        self._base_name = model_name.rpartition("/")[2].rpartition("anthropic.")[2]
+        known = next(can for pattern, can in _MODELS if re.match(pattern, self._base_name))
+
+        def connect(sdk: Any) -> Any:
+            return sdk.AsyncAnthropic(*args, **kwargs)
+
+        template = without_marks(get_chat_template("claude"))
+        super().__init__(model_name, "anthropic", "AnthropicError", connect, capabilities or known, template)
+        client = self._client
+        if client.api_key is client.auth_token is client.credentials is None and "default_headers" not in kwargs:
+            raise ParameterError("api_key", "there is none.", hint="Give api_key=, or set ANTHROPIC_API_KEY.")
+
+    def check(
+        self, node: object, params: SamplingParams, constraint: Constraint | None, where: Location | None
+    ) -> None:
+        super().check(node, params, constraint, where)
+        both = not isinstance(params.temperature, Unset) and not isinstance(params.top_p, Unset)
+        if both and not _BOTH_SAMPLERS.match(self._base_name):
+            raise self.refusal(node, "temperature and top_p together", "Set one of them.", where)
+        form = None if constraint is None else form_of(constraint)
+        if form is None and not isinstance(params.stop, Unset) and not all(map(str.strip, params.stop)):
+            raise self.refusal(
+                node, "a stop string of blanks alone", "Ask for one line in the prompt, or use a visible mark.", where
+            )
+        if form is not None and self._schema(form) is None:
+            raise self.refusal(
+                node, "this JSON schema", "Structured outputs take objects with named properties, lists, enums and "
+                "anyOf: no allOf, not, if, patternProperties or free-form objects.", where,
+            )  # fmt: skip
+
+    def _schema(self, form: Form) -> dict[str, Any] | None:
+        """The schema as the API takes it: the SDK moves what the API can't keep into descriptions. None: it can't."""
+        schema = strict_schema(json.loads(form.constraint.schema))
+        try:
+            transformed: dict[str, Any] | None = schema and self.sdk.transform_schema(schema)
+        except (ValueError, AssertionError):  # a list of types, say
+            return None
+        return transformed
+
+    def check_prompt(self, prompt: Prompt) -> None:
+        super().check_prompt(prompt)
+        turns = [message for message in prompt.messages if message.role != "system"]
+        if not turns or turns[-1].role != "user":
+            raise CapabilityError(
+                f"{self._name} answers a user: the turn before this one is not the user's.", hint="Add sgl.user(…)."
+            )
+
+    async def agenerate(
+        self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        self.check_prompt(prompt)
+        form = None if constraint is None else form_of(constraint)
+        request = self._request(prompt, params, form)
+        shown = stream and not (form is not None and form.wrapped)  # what is wrapped is shown when it is whole
+        said, start, end = Said(), None, None
+        repeated = prompt.partial[len(prompt.partial.rstrip()) :]  # blanks that were not sent: the answer begins so
+        held = ""
+        began, first = time.perf_counter(), 0.0
+        with self.errors():
+            # Always a stream: the SDK refuses to wait for a long answer.
+            async with await self.client().messages.create(**request, stream=True) as events:
+                async for event in events:
+                    if event.type == "message_start":
+                        start = event.message
+                    elif event.type == "message_delta":
+                        end = event
+                    elif event.type == "content_block_delta" and event.delta.type == "text_delta":
+                        first = first or time.perf_counter() - began
+                        text = held + event.delta.text
+                        if repeated.startswith(text) and text != repeated:
+                            held = text
+                            continue
+                        text, held, repeated = text.removeprefix(repeated), "", ""
+                        said.text += text
+                        if shown and text:
+                            yield Delta(text)
+        if start is None or end is None or end.delta.stop_reason is None:
+            raise self.unreadable("the stream ended before the answer was complete")
+        said.reason, said.matched = end.delta.stop_reason, end.delta.stop_sequence
+        said.cut = said.reason in ("max_tokens", "model_context_window_exceeded")
+        if said.reason == "refusal":
+            details = end.delta.stop_details
+            said.refusal = (details and (details.explanation or details.category)) or "no reason is given"
+        elif said.reason in ("tool_use", "pause_turn"):
+            raise self.unreadable(f"the answer stopped for {said.reason}")
+        meta = {"id": start.id, "model": start.model}
+        yield self.generation(said, params, constraint, _cost(start.usage, end.usage, began, first), meta)
+
+    def _request(self, prompt: Prompt, params: SamplingParams, form: Form | None) -> dict[str, Any]:
+        messages = [{"role": message.role, "content": self._content(message)} for message in prompt.messages]
+        system = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
+        request: dict[str, Any] = {
+            "model": self.model_name, "max_tokens": DEFAULT_MAX_TOKENS, "messages": messages[len(system) :]
+        }  # fmt: skip
+        if system:
+            request["system"] = "\n\n".join(str(message["content"]) for message in system)
+        prefill = prompt.partial.rstrip()  # the API takes none that ends in blanks
+        if prefill:
+            if form is not None:
+                raise CapabilityError(
+                    f"{self._name} can't go on with a begun turn under a constraint.",
+                    hint="Say in the user's turn what stands before the value.",
+                )
+            request["messages"].append({"role": "assistant", "content": prefill})
+        extra: dict[str, Any] = {}
+        for name, value in given(params).items():
+            match name:
+                case "max_tokens":
+                    request["max_tokens"] = value
+                case "stop":
+                    if form is None:  # else it is that of a number, which ends by itself in JSON
+                        request["stop_sequences"] = list(value)
+                case _:  # the SDK knows no parameter that only older models take
+                    extra[name] = list(value) if isinstance(value, tuple) else value
+        if extra:
+            request["extra_body"] = extra
+        if form is not None:
+            request["output_config"] = {"format": {"type": "json_schema", "schema": self._schema(form)}}
+        return request
+
+    def _content(self, message: Message) -> str | list[dict[str, Any]]:
+        if all(isinstance(part, str) for part in message.content):
+            return "".join(map(str, message.content))
+        if message.role == "system":
+            raise CapabilityError(f"{self._name} takes no images in a system turn.", hint="Move them to the user's.")
+        return [
+            {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "source": self._source(part)}
+            for part in message.content
+            if part
+        ]
+
+    def _source(self, image: Image) -> dict[str, str]:
+        if image.url and not image.url.startswith("data:"):
+            return {"type": "url", "url": image.url}
+        head, _, data = data_url(image).removeprefix("data:").partition(",")
+        media_type = head.partition(";")[0]
+        if media_type not in _IMAGES:
+            raise CapabilityError(
+                f"{self._name} takes no images of type {media_type}.", hint=f"It takes: {', '.join(_IMAGES)}."
+            )
+        return {"type": "base64", "media_type": media_type, "data": data}
+
+
+def _cost(start: Any, end: Any, began: float, first: float) -> Usage:
+    """What was used: told at the start of a stream, and again, for some of it, at the end."""
+
+    def tokens(name: str) -> int:
+        return getattr(end, name, None) or getattr(start, name, None) or 0
+
+    cached = tokens("cache_read_input_tokens")
+    prompt = tokens("input_tokens") + tokens("cache_creation_input_tokens") + cached
+    total = time.perf_counter() - began
+    return Usage(prompt, cached, tokens("output_tokens"), first_token_s=first, total_s=total)

@@ -1,0 +1,319 @@
+"""What backends on a provider's SDK share: the client, checks against the model, constraints as JSON, errors.
+
+Nothing here knows a provider's requests or answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from sglang_lite.constraints.types import NUMBER_ENDS
+from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
+from sglang_lite.lang.backend.structured import NUMBERS, answer_text, form_of
+from sglang_lite.lang.chat_template import ChatTemplate as PlainTemplate
+from sglang_lite.lang.loop import executor
+from sglang_lite.protocol import (
+    UNSET,
+    BackendError,
+    CapabilityError,
+    Choices,
+    Constraint,
+    Generation,
+    JsonSchema,
+    Location,
+    Message,
+    OverloadedError,
+    ParameterError,
+    Prompt,
+    RefusalError,
+    RequestTimeoutError,
+    SamplingParams,
+    Selection,
+    TokenLogprob,
+    Unset,
+    Usage,
+    ValueValidationError,
+)
+from sglang_lite.text.chat_template import ChatTemplate
+
+JSON = frozenset({JsonSchema, Choices})  # the constraints of a model with structured outputs
+
+
+class TokenUsage:
+    """The tokens a backend has used since it was made, or reset."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.prompt_tokens = self.completion_tokens = 0
+
+
+@dataclass(slots=True)
+class Said:
+    """What an API has said so far of one sample.
+
+    Attributes:
+        refusal: why there is no answer, if there is none.
+        reason: the API's word for how the sample ended, None while it has not.
+        cut: it ended because a limit on tokens was reached.
+        matched: the stop string that ended it, where the API tells.
+    """
+
+    text: str = ""
+    refusal: str = ""
+    reason: str | None = None
+    cut: bool = False
+    matched: str | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class RemoteBackend(BaseBackend):
+    """A backend on a provider's SDK.
+
+    Args:
+        model_name: as the provider calls it.
+        sdk: name of the SDK's package, which is also the extra to install.
+        failure: name of the SDK's base of errors.
+        connect: makes an asynchronous client, given the SDK.
+        capabilities: what the model can do.
+        chat_template: how roles become text.
+
+    Raises:
+        BackendError: the SDK is not installed.
+        ParameterError: it refuses the arguments.
+    """
+
+    select_params = SamplingParams()  # of the generation that makes a selection
+
+    def __init__(
+        self,
+        model_name: str,
+        sdk: str,
+        failure: str,
+        connect: Callable[[Any], Any],
+        capabilities: Capabilities,
+        chat_template: ChatTemplate,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        try:
+            self.sdk: Any = importlib.import_module(sdk)
+        except ImportError as error:
+            raise BackendError(f"{name} needs the {sdk} SDK.", hint=f"pip install 'sglang-lite[{sdk}]'") from error
+        self.model_name, self.capabilities, self.chat_template = model_name, capabilities, chat_template
+        self._name = f"{name}({model_name!r})"
+        self.token_usage = TokenUsage()
+        self._connect = connect
+        self._failure: type[Exception] = getattr(self.sdk, failure)
+        try:
+            self._client: Any = connect(self.sdk)
+        except self._failure as error:
+            raise ParameterError(name, str(error)) from error
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def client(self) -> Any:
+        """The client. One that another event loop has used (before a fork of the process, say) is not used again."""
+        loop = asyncio.get_running_loop()
+        if self._client is None or self._loop not in (None, loop):
+            self._client = self._connect(self.sdk)
+        self._loop = loop
+        return self._client
+
+    def shutdown(self) -> None:
+        """Closes the connections; the next call would open new ones."""
+        client, loop, self._client, self._loop = self._client, self._loop, None, None
+        if loop is not None and loop is executor().loop:
+            asyncio.run_coroutine_threadsafe(client.close(), loop).result()
+
+    def get_model_name(self) -> str:
+        return self.model_name
+
+    async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
+        """Lets the model name a choice: it picks, without scores."""
+        params = self.select_params
+        if "temperature" in (self.capabilities.params or ()):
+            params = replace(params, temperature=0.0)
+        events = self.agenerate(prompt, params, Choices(tuple(choices)), stream=False)
+        (picked,) = [event async for event in events if isinstance(event, Generation)]
+        return Selection((), picked.usage, picked.text, picked.meta)
+
+    # ---------------------------------------------------------------------------------------- checks
+
+    def check(
+        self, node: object, params: SamplingParams, constraint: Constraint | None, where: Location | None
+    ) -> None:
+        if constraint is not None:
+            if not isinstance(params.stop, Unset):
+                if not set(params.stop) <= set(NUMBER_ENDS) or form_of(constraint) not in NUMBERS:
+                    raise self.refusal(node, "stop together with a constraint", "Leave stop out.", where)
+                params = replace(params, stop=UNSET)  # of a number in JSON, which ends by itself
+            if JsonSchema in self.capabilities.constraints and form_of(constraint) is not None:
+                constraint = None
+        super().check(node, params, constraint, where)
+
+    def check_prompt(self, prompt: Prompt) -> None:
+        """Refuses a prompt that a chat API would be shown only in part.
+
+        Raises:
+            CapabilityError: the model can't go on with this text.
+        """
+        if self.capabilities.continues:
+            return
+        if prompt.role != "assistant":
+            raise CapabilityError(
+                f"{self._name} can't go on with text outside an assistant's turn.",
+                hint="Write turns: s += sgl.user(…), then s += sgl.assistant(sgl.gen(…)).",
+            )
+        if prompt.partial.strip() and not self.capabilities.prefill:
+            raise CapabilityError(
+                f"{self._name} can't go on with what stands in the assistant's turn already: {prompt.partial[-60:]!r}.",
+                hint="Say it in the user's turn, begin a new turn for each generation, or use a local engine.",
+            )
+        outside = self._outside(prompt)
+        if outside:
+            raise CapabilityError(
+                f"{self._name} would not be shown the text outside the turns: {outside[:60]!r}.",
+                hint="Put it into a turn: sgl.system(…) or sgl.user(…).",
+            )
+
+    def _outside(self, prompt: Prompt) -> str:
+        """The text before the first turn that does not follow on the one before it. Blanks don't count."""
+        template = self.get_chat_template()
+        assert template is not None
+        rest, roles = _squeezed(prompt.text), list[dict[str, str]]()
+        for message in (*prompt.messages, Message("assistant", (prompt.partial,))):
+            prefix, suffix = map(_squeezed, template.get_prefix_and_suffix(message.role, roles))
+            if not rest.startswith(prefix):
+                return rest.partition(prefix)[0]
+            end = _squeezed("".join(part for part in message.content if isinstance(part, str))) + suffix
+            at = rest.find(end, len(prefix))
+            if at > len(prefix) and message.role != "assistant":
+                return rest[len(prefix) : at]
+            if at < 0:  # the open turn, or one that is not all shown (reasoning)
+                break
+            rest = rest[at + len(end) :]
+            roles.append({"role": message.role, "content": ""})
+        return ""
+
+    # --------------------------------------------------------------------------------------- answers
+
+    def generation(
+        self,
+        said: Said,
+        params: SamplingParams,
+        constraint: Constraint | None,
+        usage: Usage,
+        meta: Mapping[str, Any],
+        index: int = 0,
+    ) -> Generation:
+        """A finished sample. Its usage is added to the totals.
+
+        Raises:
+            RefusalError: there is no answer.
+            ValueValidationError: it is not what the constraint asks for.
+            BackendError: it is empty.
+        """
+        self.token_usage.prompt_tokens += usage.prompt_tokens
+        self.token_usage.completion_tokens += usage.completion_tokens
+        if said.refusal:
+            raise RefusalError(f"{self._name} refused to answer: {said.refusal}", hint="Change the prompt.")
+        if said.cut and constraint is not None:
+            problem = f"{self._name} was cut short after {usage.completion_tokens} tokens."
+            raise ValueValidationError(problem, text=said.text, hint="Raise max_tokens.")
+        if not said.text and (said.cut or isinstance(params.stop, Unset)):
+            spent = f" after {usage.completion_tokens} tokens, which reasoning may have used up" if said.cut else ""
+            raise BackendError(
+                f"{self._name} answered with no text{spent}.", hint="Raise max_tokens, or change the prompt."
+            )
+        return Generation(
+            said.text if constraint is None else answer_text(constraint, said.text),
+            finish_reason="length" if said.cut else "stop",
+            matched=said.matched,
+            usage=usage,
+            index=index,
+            output_logprobs=said.logprobs,
+            meta=meta,
+        )
+
+    def unreadable(self, what: str) -> BackendError:
+        """The error for an answer that is none."""
+        return BackendError(f"{self._name}: {what}.", hint="Check what listens at base_url, or try again.")
+
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """What the SDK raises inside becomes one of our errors."""
+        import httpx2
+
+        try:
+            yield
+        except self._failure as error:
+            # An API may repeat its key: then not even the cause is shown.
+            raise self._translated(error) from (error if self._redacted(str(error)) == str(error) else None)
+        except httpx2.HTTPError as error:  # while an answer is read the SDKs leave it as it is
+            raise self.unreadable(f"the connection failed in the middle of the answer ({error})") from error
+        except json.JSONDecodeError as error:
+            raise self.unreadable(f"the answer is not JSON ({error})") from error
+
+    def _translated(self, error: Exception) -> BackendError:
+        """One of our errors for one of the SDK's, which has done its retries."""
+        retries = "max_retries= of the backend says how often it is tried again"
+        if isinstance(error, self.sdk.APITimeoutError):
+            return RequestTimeoutError(
+                f"{self._name} did not answer in time.", hint=f"timeout= sets the time, {retries}."
+            )
+        if isinstance(error, self.sdk.APIConnectionError):
+            why = f"{type(error.__cause__).__name__}: {error.__cause__}"
+            return BackendError(f"{self._name}: the connection failed ({why}).", hint=f"Check base_url; {retries}.")
+        status, body = getattr(error, "status_code", 0), getattr(error, "body", None)
+        told = body.get("error", body) if isinstance(body, dict) else body
+        told = told if isinstance(told, dict) else {"message": told}
+        kinds = {str(told.get("type")), str(told.get("code"))}
+        message = self._redacted(str(told.get("message") or getattr(error, "message", error))[:1000])
+        request = getattr(error, "request_id", None)
+        known = [f"HTTP {status}"] * (status >= 400) + [f"request {request}"] * bool(request)
+        text = f"{self._name}: {message}" + (f" ({', '.join(known)})" if known else "")
+        if kinds & _BUSY or (status in (429, 503, 529) and "insufficient_quota" not in kinds):
+            return OverloadedError(text, hint=f"Run fewer programs at a time (num_threads=); {retries}.")
+        if status in (408, 504):
+            return RequestTimeoutError(text, hint=f"timeout= sets the time, {retries}.")
+        hint = _HINTS.get(status, "Change what the message names." if 400 <= status < 500 else f"Try again; {retries}.")
+        return BackendError(text, hint=hint)
+
+    def _redacted(self, text: str) -> str:
+        for secret in (getattr(self._client, "api_key", None), getattr(self._client, "auth_token", None)):
+            if secret and len(str(secret)) > 8:
+                text = text.replace(str(secret), "…")
+        return text
+
+
+_BUSY = {"overloaded_error", "rate_limit_error", "rate_limit_exceeded"}
+_HINTS = {
+    401: "Check api_key=, or the variable of the environment that it is taken from.",
+    402: "Check the account's billing.",
+    403: "Check what the API key may do.",
+    404: "Check model_name= and base_url=.",
+    413: "Shorten the prompt.",
+    429: "Check the account's quota and billing.",
+}
+
+
+def given(params: SamplingParams) -> dict[str, Any]:
+    """The parameters that were set."""
+    values = {field.name: getattr(params, field.name) for field in fields(params)}
+    return {name: value for name, value in values.items() if not isinstance(value, Unset)}
+
+
+def without_marks(template: ChatTemplate) -> ChatTemplate:
+    """A template for an API that renders turns itself: without stop strings and placeholders of images."""
+    return replace(template, stop_str=(), image_token="") if isinstance(template, PlainTemplate) else template
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())

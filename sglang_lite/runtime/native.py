@@ -1,0 +1,428 @@
+"""SGLang's native protocol: dictionaries to requests, results to dictionaries. Knows nothing of how they are run.
+
+The same fields are used by `Engine.generate` and, as JSON, by a server's `/generate`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sglang_lite.protocol import (
+    Constraint,
+    ConstraintError,
+    Delta,
+    Generation,
+    JsonSchema,
+    OverloadedError,
+    ParameterError,
+    Regex,
+    RequestAbortedError,
+    SamplingParams,
+    SglError,
+    TokenLogprob,
+    Unset,
+)
+from sglang_lite.runtime.sampling_params import LogitProcessor
+
+# ------------------------------------------------------------------------------------------ an engine's settings
+
+_RENAMED = {
+    "model_path": "model",
+    "random_seed": "seed",
+    "max_running_requests": "max_running",
+    "max_queued_requests": "max_queued",
+    "chunked_prefill_size": "step_tokens",
+    "schedule_policy": "policy",
+    "radix_eviction_policy": "eviction",
+    "enable_deterministic_inference": "deterministic",
+}
+_REVERSED = {"disable_radix_cache": "prefix_cache", "disable_overlap_schedule": "overlap"}
+# What this engine always does: said by a script, it changes nothing; anything else is refused.
+_ALWAYS: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(("tp_size", "dp_size", "pp_size", "ep_size", "nnodes"), (1,)),
+    **dict.fromkeys(("trust_remote_code", "skip_tokenizer_init", "is_embedding", "enable_lora"), (False,)),
+    "disable_cuda_graph": (True,),
+    "kv_cache_dtype": ("auto",),
+    "device": ("cpu",),
+}
+_NO_EQUIVALENT = {
+    "mem_fraction_static": "Set max_total_tokens, the size of the KV pool in tokens.",
+    "tokenizer_path": "The tokenizer is the model's.",
+    "quantization": "dtype='int8' quantises while loading.",
+}
+
+
+def engine_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords of an engine, with SGLang's ServerArgs of the same meaning translated to fields of EngineConfig.
+
+    Raises:
+        ParameterError: a ServerArg that has no equivalent, or the same setting under two names.
+    """
+    settings: dict[str, Any] = {}
+    for name, value in given.items():
+        ours = _RENAMED.get(name) or _REVERSED.get(name) or name
+        if name in _NO_EQUIVALENT:
+            raise ParameterError(name, "this engine has no such setting.", hint=_NO_EQUIVALENT[name])
+        if name in _ALWAYS:
+            if value not in _ALWAYS[name]:
+                raise ParameterError(name, f"{value!r} is not supported, only {_ALWAYS[name][0]!r}.")
+            continue
+        if ours in settings:
+            raise ParameterError(name, f"{ours} is given, too.", hint="They are one setting under two names.")
+        settings[ours] = not value if name in _REVERSED else value
+    return settings
+
+
+# ----------------------------------------------------------------------------------------------------- requests
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One prompt of a native request.
+
+    Attributes:
+        rid: its name, unique among those that are running.
+        prompt: text or token ids.
+        params, constraint, processor, priority, namespace: as `Engine.submit` takes them.
+    """
+
+    rid: str
+    prompt: str | Sequence[int]
+    params: SamplingParams
+    constraint: Constraint | None = None
+    processor: LogitProcessor | None = None
+    priority: int = 0
+    namespace: str = ""
+
+    @property
+    def samples(self) -> int:
+        return 1 if isinstance(self.params.n, Unset) else self.params.n
+
+
+def read_request(
+    prompt: str | Sequence[str] | None = None,
+    sampling_params: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+    *,
+    return_logprob: bool | Sequence[bool] = False,
+    logprob_start_len: int | Sequence[int] | None = None,
+    top_logprobs_num: int | Sequence[int] | None = None,
+    token_ids_logprob: Sequence[int] | Sequence[Sequence[int]] | None = None,
+    return_text_in_logprobs: bool = False,
+    custom_logit_processor: LogitProcessor | Sequence[LogitProcessor | None] | None = None,
+    rid: str | Sequence[str] | None = None,
+    priority: int | None = None,
+    cache_salt: str | Sequence[str] | None = None,
+    **others: Any,
+) -> tuple[list[Call], bool]:
+    """Reads a native request: one call for each prompt, and whether the answer is a list.
+
+    Args:
+        prompt, input_ids: one of them; a list of prompts makes a batch, and so does `n` > 1.
+        sampling_params: for all, or one for each prompt; `read_params` has the keys.
+        return_logprob: report log-probabilities of generated tokens. Like those that follow: for all, or a list.
+        logprob_start_len: and of the prompt from this position on; -1 for none.
+        top_logprobs_num: and the k most likely tokens at each position.
+        token_ids_logprob: and those of these ids at each position.
+        return_text_in_logprobs: with the text of each token.
+        custom_logit_processor: `processor(token_ids, logits) -> logits`, called for every token, on the engine's
+            thread: slow. SGLang's pickled classes are refused.
+        rid: the request's name, for `abort`; in a batch, one name makes name_0, name_1 …
+        priority: higher ones first, where the engine's policy is "priority".
+        cache_salt: requests with different ones never share cached prefixes.
+
+    Raises:
+        ParameterError: a bad or unknown field; or one of SGLang's that this engine does not support, and that is set.
+    """
+    for name, value in others.items():
+        if name not in _UNSUPPORTED:
+            raise ParameterError(name, "generate has no such parameter.")
+        if value:
+            raise ParameterError(name, "is not supported by this engine.")
+    if (prompt is None) == (input_ids is None):
+        raise ParameterError("prompt", "exactly one of prompt and input_ids is needed.")
+    prompts, is_list = _prompts(prompt) if input_ids is None else _ids(input_ids)
+    count = len(prompts)
+    params = _each("sampling_params", {} if sampling_params is None else sampling_params, count)
+    flags = _each("return_logprob", return_logprob, count)
+    starts = _each("logprob_start_len", logprob_start_len, count)
+    tops = _each("top_logprobs_num", top_logprobs_num, count)
+    ids = _each_ids(token_ids_logprob, count)
+    processors = _each("custom_logit_processor", custom_logit_processor, count)
+    priorities = _each("priority", priority, count)
+    salts = _each("cache_salt", cache_salt, count)
+    rids = _rids(rid, count, is_list)
+    calls = []
+    for i in range(count):
+        read, constraint = read_params(params[i])
+        if flags[i]:
+            read = replace(
+                read,
+                return_logprob=flags[i],
+                return_text_in_logprobs=return_text_in_logprobs,
+                **_given(logprob_start_len=starts[i], top_logprobs_num=tops[i], token_ids_logprob=ids[i]),
+            )
+        calls.append(
+            Call(
+                rids[i],
+                prompts[i],
+                read,
+                constraint,
+                _processor(processors[i]),
+                0 if priorities[i] is None else priorities[i],
+                "" if salts[i] is None else salts[i],
+            )
+        )
+    return calls, is_list or any(call.samples != 1 for call in calls)
+
+
+# Fields of SGLang's requests that mean nothing when they are not set.
+_UNSUPPORTED = frozenset((
+    "image_data", "audio_data", "video_data", "modalities", "mm_hashes", "mm_content_hashes", "lora_path",
+    "require_reasoning", "return_hidden_states", "return_routed_experts", "routed_experts_start_len", "bootstrap_host",
+    "bootstrap_port", "bootstrap_room", "routed_dp_rank", "disagg_prefill_dp_rank", "data_parallel_rank",
+    "external_trace_header", "session_params", "session_id", "kv_router_hint", "input_embeds",
+))  # fmt: skip
+
+
+def _prompts(prompt: Any) -> tuple[list[Any], bool]:
+    if isinstance(prompt, str):
+        return [prompt], False
+    if not isinstance(prompt, list | tuple) or not all(isinstance(p, str) for p in prompt):
+        raise ParameterError("prompt", "is neither text nor a list of texts.", hint="Token ids are input_ids.")
+    return list(prompt), True
+
+
+def _ids(input_ids: Any) -> tuple[list[Any], bool]:
+    if not isinstance(input_ids, list | tuple):
+        raise ParameterError("input_ids", "is no list of token ids.")
+    if input_ids and isinstance(input_ids[0], list | tuple):
+        return list(input_ids), True
+    return [input_ids], False
+
+
+def _each(name: str, value: Any, count: int) -> list[Any]:
+    """One value for each prompt."""
+    if not isinstance(value, list | tuple):
+        return [value] * count
+    if len(value) != count:
+        raise ParameterError(name, f"{len(value)} entries for {count} prompts.")
+    return list(value)
+
+
+def _each_ids(value: Any, count: int) -> list[Any]:
+    if value and all(isinstance(ids, list | tuple | None) for ids in value):
+        value = _each("token_ids_logprob", value, count)
+    else:
+        value = [value] * count
+    return [None if ids is None else tuple(ids) for ids in value]
+
+
+def _rids(rid: Any, count: int, is_list: bool) -> list[str]:
+    if rid is None:
+        return [uuid.uuid4().hex for _ in range(count)]
+    if isinstance(rid, str):
+        return [f"{rid}_{i}" for i in range(count)] if is_list else [rid]
+    rids = _each("rid", rid, count)
+    if not all(isinstance(r, str) for r in rids) or len(set(rids)) < count:
+        raise ParameterError("rid", "the names are not strings, or not all different.")
+    return rids
+
+
+def _processor(value: Any) -> LogitProcessor | None:
+    if value is not None and not callable(value):
+        raise ParameterError(
+            "custom_logit_processor",
+            "is not callable.",
+            hint="Pass a function processor(token_ids, logits) -> logits; pickled code is not run.",
+        )
+    processor: LogitProcessor | None = value
+    return processor
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+_PARAMS = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "no_stop_trim": "include_stop",
+    "sampling_seed": "seed",
+    **{
+        name: name
+        for name in (
+            "n", "stop", "stop_token_ids", "stop_regex", "ignore_eos", "skip_special_tokens", "temperature", "top_p",
+            "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias",
+        )
+    },
+}  # fmt: skip
+_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+
+
+def read_params(given: Any) -> tuple[SamplingParams, Constraint | None]:
+    """SGLang's `sampling_params`; a value of None stands for the default.
+
+    Raises:
+        ParameterError: an unknown key, more than one grammar, or a grammar that is not supported.
+    """
+    if not isinstance(given, Mapping):
+        raise ParameterError("sampling_params", f"{type(given).__name__} is not a dictionary.")
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in _PARAMS:
+            if value is not None:
+                values[_PARAMS[name]] = _value(name, value)
+        elif name == "spaces_between_special_tokens":
+            pass  # tokens are decoded to their bytes; there is nothing between them
+        elif name not in _GRAMMARS:
+            known = sorted((*_PARAMS, *_GRAMMARS))
+            raise ParameterError(name, "sampling_params has no such field.", hint=f"It has: {', '.join(known)}.")
+    return SamplingParams(**values), _constraint(given)
+
+
+def _value(name: str, value: Any) -> Any:
+    if name in ("stop", "stop_regex") and isinstance(value, str):
+        return (value,)
+    if name == "logit_bias" and isinstance(value, Mapping):  # in JSON the ids are strings
+        return tuple((int(i) if isinstance(i, str) and i.isdecimal() else i, bias) for i, bias in value.items())
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _constraint(given: Mapping[str, Any]) -> Constraint | None:
+    grammars = [name for name in _GRAMMARS if given.get(name)]  # empty stands for none
+    if not grammars:
+        return None
+    name, text = grammars[0], given[grammars[0]]
+    if len(grammars) > 1:
+        raise ParameterError(name, f"and {grammars[1]} are both given; only one grammar can hold.")
+    if name not in ("json_schema", "regex"):
+        raise ParameterError(name, "comes with further grammar backends.", hint="Use json_schema or regex.")
+    if not isinstance(text, str):
+        raise ParameterError(name, f"{type(text).__name__} is not a string.")
+    return JsonSchema(text) if name == "json_schema" else Regex(text)
+
+
+# ------------------------------------------------------------------------------------------------------ answers
+
+
+class Answer:
+    """One sample, as the dictionary of the protocol: after every event, all that has come so far.
+
+    Args:
+        call: what was asked for.
+        prompt_ids: of the prompt.
+        index: of the sample in the answers of a batch that is streamed; None elsewhere.
+        decode: the text of token ids.
+    """
+
+    def __init__(
+        self, call: Call, prompt_ids: Sequence[int], index: int | None, decode: Callable[[Sequence[int]], str]
+    ) -> None:
+        self._call, self._prompt_ids, self._index, self._decode = call, prompt_ids, index, decode
+        self._texts: list[str] = []
+        self._ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self.outcome: dict[str, Any] | SglError | None = None
+
+    def take(self, event: Delta | Generation | SglError, cached_tokens: int = 0) -> dict[str, Any]:
+        """
+        Args:
+            cached_tokens: of the prompt, for an answer that is not complete.
+        """
+        if isinstance(event, Delta):
+            self._texts.append(event.text)
+            self._ids += event.token_ids
+            self._logprobs += event.logprobs
+            return self._partial(None, cached_tokens)
+        if isinstance(event, Generation):
+            answer = self._whole(event)
+            self.outcome = answer
+        else:
+            answer = self._partial(_failure(event), cached_tokens)
+            self.outcome = answer if isinstance(event, RequestAbortedError) else event
+        return answer
+
+    def _partial(self, finish: dict[str, Any] | None, cached_tokens: int) -> dict[str, Any]:
+        return self._answer("".join(self._texts), self._ids, finish, cached_tokens, {}, (), self._logprobs)
+
+    def _whole(self, generation: Generation) -> dict[str, Any]:
+        usage = generation.usage
+        finish: dict[str, Any] = {"type": "stop", "matched": generation.matched}
+        if generation.finish_reason == "length":
+            finish = {"type": "length", "length": usage.completion_tokens}
+        meta = {"e2e_latency": usage.total_s, "queue_time": usage.queue_s, **generation.meta}
+        return self._answer(
+            generation.text,
+            generation.token_ids,
+            finish,
+            usage.cached_tokens,
+            meta,
+            generation.prompt_logprobs,
+            generation.output_logprobs,
+        )
+
+    def _answer(
+        self,
+        text: str,
+        ids: Sequence[int],
+        finish: dict[str, Any] | None,
+        cached_tokens: int,
+        meta: Mapping[str, Any],
+        prompt_logprobs: Sequence[TokenLogprob],
+        output_logprobs: Sequence[TokenLogprob],
+    ) -> dict[str, Any]:
+        info = {
+            "id": self._call.rid,
+            "finish_reason": finish,
+            "prompt_tokens": len(self._prompt_ids),
+            "completion_tokens": len(ids),
+            "cached_tokens": cached_tokens,
+            "reasoning_tokens": 0,
+            **meta,
+        }
+        if self._call.params.return_logprob is True:
+            info |= self._logprob_fields(prompt_logprobs, output_logprobs)
+        answer = {"text": text, "output_ids": list(ids), "meta_info": info}
+        return answer if self._index is None else {**answer, "index": self._index}
+
+    def _logprob_fields(self, prompt: Sequence[TokenLogprob], output: Sequence[TokenLogprob]) -> dict[str, Any]:
+        params = self._call.params
+        entries = self._of_prompt(prompt)
+        fields: dict[str, Any] = {
+            "input_token_logprobs": [(e.logprob, e.token_id, e.text) for e in entries],
+            "output_token_logprobs": [(e.logprob, e.token_id, e.text) for e in output],
+            "output_token_logprobs_length": len(output),
+        }
+        for name, attribute, wanted in (
+            ("top_logprobs", "top", params.top_logprobs_num),
+            ("token_ids_logprobs", "ids", params.token_ids_logprob),
+        ):
+            if wanted and not isinstance(wanted, Unset):
+                fields[f"input_{name}"] = [list(getattr(e, attribute)) or None for e in entries]
+                fields[f"output_{name}"] = [list(getattr(e, attribute)) for e in output]
+        return fields
+
+    def _of_prompt(self, prompt: Sequence[TokenLogprob]) -> list[TokenLogprob]:
+        """One entry for each position from the start on; the first one says nothing but which token it is."""
+        params = self._call.params
+        start = params.logprob_start_len
+        if isinstance(start, Unset) or not 0 <= start < len(self._prompt_ids):
+            return []
+        first = self._prompt_ids[start]
+        text = self._decode((first,)) if params.return_text_in_logprobs is True else None
+        return [TokenLogprob(None, first, text), *prompt[min(start, 1) :]]
+
+
+def _failure(error: SglError) -> dict[str, Any]:
+    status = 500
+    if isinstance(error, ParameterError | ConstraintError):
+        status = 400
+    elif isinstance(error, OverloadedError):
+        status = 503
+    elif isinstance(error, RequestAbortedError):
+        status = 499  # nginx's number for a client that has gone
+    return {"type": "abort", "message": str(error), "status_code": status, "err_type": type(error).__name__}

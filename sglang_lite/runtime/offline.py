@@ -1,0 +1,158 @@
+"""SGLang's offline engine: native requests run to their end, or streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sglang_lite.protocol import BatchError, SglError
+from sglang_lite.runtime.native import Answer, read_request
+from sglang_lite.runtime.request import Event
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.engine import Engine, Ticket
+
+
+class Running:
+    """A native request under way: its events, and the answers they make.
+
+    Args:
+        engine: that runs it.
+        post: called on the engine's thread with each event; what it is called with is to be handed to `take`, wherever
+            the caller wants that to happen.
+        request: what `read_request` takes.
+        stream: events come as text comes.
+
+    Raises:
+        ParameterError, OverloadedError, EngineClosedError: one of the prompts was refused; nothing runs.
+    """
+
+    def __init__(
+        self, engine: Engine, post: Callable[[tuple[int, Event]], object], request: Mapping[str, Any], *, stream: bool
+    ) -> None:
+        calls, self._is_list = read_request(**request)
+        self._stream = stream
+        self._answers: list[Answer] = []
+        self._tickets: list[Ticket] = []  # one for each answer; the samples of a call share theirs
+        decode = partial(engine.tokenizer.decode, skip_special=False)
+        for number, call in enumerate(calls):
+            first = len(self._answers)
+            try:
+                ids = engine.prompt_ids(call.prompt)
+                ticket = engine.submit(
+                    ids,
+                    call.params,
+                    call.constraint,
+                    sink=partial(_post, post, first),
+                    stream=stream,
+                    namespace=call.namespace,
+                    priority=call.priority,
+                    logit_processor=call.processor,
+                    rid=call.rid,
+                )
+            except SglError as error:
+                self.abort()
+                error.add_note(f"in prompt {number} of {len(calls)}")
+                raise
+            for index in range(first, first + call.samples):
+                self._answers.append(Answer(call, ids, index if self._is_list and stream else None, decode))
+                self._tickets.append(ticket)
+        self._open = len(self._answers)
+
+    @property
+    def open(self) -> bool:
+        """Something is still to come."""
+        return self._open > 0
+
+    def take(self, item: tuple[int, Event]) -> list[dict[str, Any]]:
+        """The answers that an event changes, as they are now.
+
+        Raises:
+            SglError: why the only one failed, where answers are streamed.
+        """
+        at, event = item
+        ticket, changed = self._tickets[at], [self._answers[at]]
+        if isinstance(event, SglError):  # ends the other samples of the prompt, too
+            ticket.abort()
+            changed = [answer for answer, t in zip(self._answers, self._tickets) if t is ticket]
+        changed = [answer for answer in changed if answer.outcome is None]
+        dictionaries = [answer.take(event, ticket.cached_tokens) for answer in changed]
+        self._open -= sum(answer.outcome is not None for answer in changed)
+        if self._stream and not self._is_list:
+            self.results()
+        return dictionaries
+
+    def results(self) -> Any:
+        """All answers as they are: one dictionary, or a list.
+
+        Raises:
+            SglError: why the only one failed.
+            BatchError: some of several failed; its `results` are dictionaries and exceptions.
+        """
+        outcomes = [answer.outcome for answer in self._answers]
+        failures = [outcome for outcome in outcomes if isinstance(outcome, SglError)]
+        if failures and not self._is_list:
+            raise failures[0]
+        if failures:
+            raise BatchError(f"{len(failures)} of {len(outcomes)} requests failed; the first: {failures[0]}", outcomes)
+        return outcomes if self._is_list else outcomes[0]
+
+    def abort(self) -> None:
+        """Ends what has not ended."""
+        for answer, ticket in zip(self._answers, self._tickets):
+            if answer.outcome is None:
+                ticket.abort()
+
+
+def _post(post: Callable[[tuple[int, Event]], object], first: int, event: Event) -> None:
+    index = 0 if isinstance(event, SglError) else event.index
+    post((first + index, event))
+
+
+def generate(engine: Engine, request: Mapping[str, Any], *, stream: bool) -> Any:
+    """See `Engine.generate`."""
+    events: queue.SimpleQueue[tuple[int, Event]] = queue.SimpleQueue()
+    running = Running(engine, events.put, request, stream=stream)
+
+    def answers() -> Iterator[dict[str, Any]]:
+        try:
+            while running.open:
+                yield from running.take(events.get())
+        finally:
+            running.abort()
+
+    if stream:
+        return answers()
+    deque(answers(), maxlen=0)
+    return running.results()
+
+
+async def async_generate(engine: Engine, request: Mapping[str, Any], *, stream: bool) -> Any:
+    """See `Engine.async_generate`."""
+    events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    def post(item: tuple[int, Event]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+            loop.call_soon_threadsafe(events.put_nowait, item)
+
+    running = Running(engine, post, request, stream=stream)
+
+    async def answers() -> AsyncIterator[dict[str, Any]]:
+        try:
+            while running.open:
+                for answer in running.take(await events.get()):
+                    yield answer
+        finally:
+            running.abort()
+
+    if stream:
+        return answers()
+    async for _ in answers():
+        pass
+    return running.results()

@@ -1,0 +1,293 @@
+"""Plays whole programs inside the engine: when a generation ends, the next one goes on in its slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+from sglang_lite.protocol import (
+    Constraint,
+    Delta,
+    ForkSegment,
+    Generation,
+    GenSegment,
+    JoinSegment,
+    ParameterError,
+    Played,
+    Program,
+    ProgramError,
+    ProgramResult,
+    RequestAbortedError,
+    Segment,
+    Selection,
+    SelectSegment,
+    SglError,
+    Span,
+    TextSegment,
+    Unset,
+)
+from sglang_lite.runtime.grammar.base import CompiledGrammar
+from sglang_lite.runtime.request import Event, Request
+from sglang_lite.runtime.sampling_params import resolve_params
+from sglang_lite.runtime.selecting import Selecting
+from sglang_lite.runtime.tokens.token_log import TokenLog
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.engine import Engine
+
+ProgramSink: TypeAlias = Callable[["Played | ProgramResult | SglError"], None]
+
+
+class Player:
+    """One program that is being played. After `start` everything happens on the engine's thread.
+
+    Args:
+        engine: that plays it.
+        program: checked here.
+        log: the prompt it goes on from.
+        sink: gets what each segment brings, and last a ProgramResult or an SglError.
+        stream: deltas are wanted.
+        namespace: of the prefix tree.
+
+    Raises:
+        ParameterError: a generation has a bad parameter, or asks for several samples.
+    """
+
+    def __init__(
+        self, engine: Engine, program: Program, log: TokenLog, sink: ProgramSink, *, stream: bool, namespace: str
+    ) -> None:
+        self.engine, self.stream, self.namespace = engine, stream, namespace
+        self.sink = sink
+        self._ended = False
+        self._live: set[Request] = set()
+        self._selecting: set[Selecting] = set()
+        self.grammars: dict[Constraint, CompiledGrammar] = {}
+        for segment in _all(program.segments):
+            if isinstance(segment, GenSegment):
+                resolve_params(segment.params, engine.vocab_size)
+                if not isinstance(segment.params.n, Unset) and segment.params.n != 1:
+                    raise ParameterError("n", "a generation inside a program has one sample.", hint="Fork instead.")
+        self.constraints = {s.constraint for s in _all(program.segments) if isinstance(s, GenSegment)} - {None}
+        self._main = _Branch(self, program.segments, log, (), self._done)
+
+    def compile(self) -> None:
+        """Makes the grammars ready. Slow: not on the engine's thread.
+
+        Raises:
+            ConstraintError: one can't be enforced.
+        """
+        for constraint in self.constraints:
+            assert constraint is not None
+            self.grammars[constraint] = self.engine.compile_grammar(constraint)
+
+    def start(self) -> None:
+        """Starts playing."""
+        if not self._ended:
+            self._main.go_on()
+
+    def abort(self) -> None:
+        """Ends the program with RequestAbortedError, unless it has ended."""
+        self.fail(RequestAbortedError("the program was aborted."))
+
+    def fail(self, error: SglError) -> None:
+        """Ends the program, and whatever of it is under way."""
+        if self._ended:
+            return
+        self._ended = True
+        for request in list(self._live):
+            self.engine.abort_request(request)
+        for selecting in list(self._selecting):
+            selecting.abort()
+        self.sink(error)
+
+    def submit(self, request: Request) -> None:
+        self._live.add(request)
+        self.engine.start_now(request)
+
+    def request(self, log: TokenLog, segment: GenSegment, sink: Callable[[Event], None]) -> Request:
+        """A request for a generation. Raises ParameterError: the prompt has grown too long."""
+        request = self.engine.make_request(
+            log.ids(), segment.params, sink, stream=self.stream, namespace=self.namespace
+        )
+        if segment.constraint is not None:
+            request.matcher = self.grammars[segment.constraint].matcher()
+        return request
+
+    def select(self, log: TokenLog, segment: SelectSegment, sink: Callable[[Selection | SglError], None]) -> None:
+        selecting: Selecting
+
+        def ended(outcome: Selection | SglError) -> None:
+            self._selecting.discard(selecting)
+            sink(outcome)
+
+        selecting = Selecting(self.engine, segment.choices, ended)
+        self._selecting.add(selecting)
+        selecting.start(log, unconditional=segment.unconditional, namespace=self.namespace)
+
+    def tell(self, path: tuple[int, ...], name: str | None, event: Delta | Generation | Selection) -> None:
+        if not self._ended:
+            self.sink(Played(path, name, event))
+
+    def gone(self, request: Request) -> None:
+        self._live.discard(request)
+
+    def going_on(self, request: Request) -> None:
+        self._live.add(request)
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    def _done(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self.sink(ProgramResult(self._main.text))
+
+
+class _Branch:
+    """A run of segments that are played one after another.
+
+    Args:
+        done: called when the last one has been played.
+    """
+
+    def __init__(
+        self,
+        player: Player,
+        segments: Sequence[Segment],
+        log: TokenLog,
+        path: tuple[int, ...],
+        done: Callable[[], None],
+    ) -> None:
+        self._player, self._segments, self._log, self._path, self._done = player, segments, log, path, done
+        self._at = 0
+        self._pieces: list[str] = []
+        self._children: list[_Branch] = []
+        self._unfinished = 0  # of the children
+        self._joining = False
+        self._busy = False  # something of its own is under way, or being played right now
+
+    @property
+    def text(self) -> str:
+        """What it has added."""
+        return "".join(self._pieces)
+
+    def go_on(self) -> None:
+        """Plays on as a request of its own."""
+        try:
+            request = self._next()
+            if request is not None:
+                self._player.submit(request)
+        except SglError as error:
+            self._player.fail(error)
+
+    def _next(self) -> Request | None:
+        """Plays up to the next generation, and returns the request for it; None when something else has to come first,
+        or nothing comes any more."""
+        self._busy = True
+        while self._at < len(self._segments) and not self._player.ended:
+            path, segment = (*self._path, self._at), self._segments[self._at]
+            self._at += 1
+            match segment:
+                case TextSegment(text):
+                    self._write(text)
+                case GenSegment():
+                    return self._generate(path, segment)
+                case SelectSegment():
+                    self._player.select(self._log, segment, partial(self._selected, path, segment))
+                    return None
+                case ForkSegment(branches):
+                    self._fork(path, branches)
+                case JoinSegment():
+                    if self._unfinished:
+                        self._joining = True
+                        return None
+                    self._join()
+        self._busy = False
+        if not self._unfinished:
+            self._done()
+        return None
+
+    def _generate(self, path: tuple[int, ...], segment: GenSegment) -> Request:
+        def deliver(event: Event) -> None:
+            if isinstance(event, SglError):
+                self._player.gone(request)
+                self._player.fail(event)
+            else:
+                self._player.tell(path, segment.name, event)
+
+        def follow(generation: Generation) -> Request | None:
+            self._player.gone(request)
+            self._log.append(generation.spans)
+            self._pieces.append(generation.text)
+            try:
+                following = self._next()
+            except SglError as error:
+                self._player.fail(error)
+                return None
+            if following is not None:
+                self._player.going_on(following)
+            return following
+
+        request = self._player.request(self._log, segment, deliver)
+        request.follow = follow
+        return request
+
+    def _selected(self, path: tuple[int, ...], segment: SelectSegment, outcome: Selection | SglError) -> None:
+        if isinstance(outcome, SglError):
+            self._player.fail(outcome)
+            return
+        self._player.tell(path, segment.name, outcome)
+        try:
+            picked = (segment.pick or _likeliest)(outcome)
+        except Exception as error:  # the caller's function
+            failure = error if isinstance(error, SglError) else ProgramError(f"pick: {type(error).__name__}: {error}")
+            failure.__cause__ = None if error is failure else error
+            self._player.fail(failure)
+            return
+        self._write(picked)
+        self.go_on()
+
+    def _fork(self, path: tuple[int, ...], branches: Sequence[Sequence[Segment]]) -> None:
+        children = [
+            _Branch(self._player, segments, self._log.copy(), (*path, i), self._child_done)
+            for i, segments in enumerate(branches)
+        ]
+        self._children += children
+        self._unfinished += len(children)
+        for child in children:
+            child.go_on()
+
+    def _child_done(self) -> None:
+        self._unfinished -= 1
+        if self._unfinished:
+            return
+        if self._joining:
+            self._joining = False
+            self._join()
+            self.go_on()
+        elif not self._busy:
+            self._done()
+
+    def _join(self) -> None:
+        for child in self._children:
+            self._write(child.text)
+        self._children.clear()
+
+    def _write(self, text: str) -> None:
+        self._log.append((Span(text),))
+        self._pieces.append(text)
+
+
+def _likeliest(selection: Selection) -> str:
+    return max(selection.scores, key=lambda s: sum(s.logprobs) / len(s.logprobs)).text
+
+
+def _all(segments: Sequence[Segment]) -> Iterator[Segment]:
+    """Every segment, those inside forks too."""
+    for segment in segments:
+        yield segment
+        if isinstance(segment, ForkSegment):
+            for branch in segment.branches:
+                yield from _all(branch)

@@ -1,0 +1,30 @@
+"""The local API server, and backends that are shut down after the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from api_server import ApiServer
+
+
+@pytest.fixture
+def api() -> Iterator[ApiServer]:
+    with ApiServer() as api:
+        yield api
+
+
+@pytest.fixture
+def connected(api: ApiServer) -> Iterator[Callable[..., Any]]:
+    """Makes a backend of a class and a model on the local server; without the SDK's retries unless told otherwise."""
+    backends = []
+
+    def connect(kind: Any, model: str, *, path: str = "", **options: Any) -> Any:
+        options = {"api_key": "sk-secret-0123456789", "base_url": api.url + path, "max_retries": 0, **options}
+        backends.append(kind(model, **options))
+        return backends[-1]
+
+    yield connect
+    for backend in backends:
+        backend.shutdown()

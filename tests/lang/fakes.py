@@ -1,0 +1,156 @@
+"""Small backends that tests hold the strings of, and a stop watch."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import sglang_lite as sgl
+from sglang_lite.lang.futures import Cell
+from sglang_lite.protocol import ChoiceScore, Delta, Generation, Selection, TokenLogprob
+
+
+class Gated(sgl.BaseBackend):
+    """Answers when it is told to.
+
+    Attributes:
+        asked: set when it has been asked.
+        cancelled: set when a call was cancelled while it waited.
+    """
+
+    def __init__(self, answer: str = "x") -> None:
+        super().__init__()
+        self.asked, self.cancelled = threading.Event(), threading.Event()
+        self._answer, self._gate = answer, Cell()
+
+    def open(self) -> None:
+        self._gate.set(None)
+
+    async def _wait(self) -> None:
+        self.asked.set()
+        try:
+            await self._gate.get()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+    async def agenerate(self, prompt, params, constraint, *, stream):
+        await self._wait()
+        yield Generation(self._answer)
+
+    async def aselect(self, prompt, choices, *, unconditional):
+        await self._wait()
+        return Selection((), picked=choices[0])
+
+
+class Pieces(sgl.BaseBackend):
+    """Streams what it is given: texts, Deltas, and exceptions to raise; with `stepped` one at each `step()`."""
+
+    def __init__(self, *pieces: str | Delta | Exception, stepped: bool = False) -> None:
+        super().__init__()
+        self._pieces = [Delta(piece) if isinstance(piece, str) else piece for piece in pieces]
+        self._gates = [Cell() for _ in pieces]
+        if not stepped:
+            self.step(len(pieces))
+
+    def step(self, count: int = 1) -> None:
+        for gate in [gate for gate in self._gates if not gate.done][:count]:
+            gate.set(None)
+
+    async def agenerate(self, prompt, params, constraint, *, stream):
+        deltas: list[Delta] = []
+        for gate, piece in zip(self._gates, self._pieces):
+            await gate.get()
+            if isinstance(piece, Exception):
+                raise piece
+            deltas.append(piece)
+            if stream:
+                yield piece
+        logprobs = tuple(entry for delta in deltas for entry in delta.logprobs)
+        yield Generation("".join(delta.text for delta in deltas), output_logprobs=logprobs)
+
+
+def with_logprob(text: str, token: int) -> Delta:
+    """A piece that is one token, whose log-probability is -token."""
+    return Delta(text, (token,), (TokenLogprob(-float(token), token, text),))
+
+
+class Drawing(sgl.BaseBackend):
+    """Draws its answers with the seeds it is given, and takes its time by another dice.
+
+    Attributes:
+        seeds: of all calls, in order.
+    """
+
+    def __init__(self, shuffle: int = 0) -> None:
+        super().__init__()
+        self.seeds: list[Any] = []
+        self._dice = Random(shuffle)
+
+    async def agenerate(self, prompt, params, constraint, *, stream):
+        self.seeds.append(params.seed)
+        for _ in range(self._dice.randrange(20)):
+            await asyncio.sleep(0)
+        yield Generation(f"{Random(params.seed).randrange(10**6)} ")
+
+
+class Scored(sgl.BaseBackend):
+    """Knows the log-probability of each token of each choice: [(token id, with the prompt, without it), …].
+
+    Attributes:
+        asked: the choices of each call.
+    """
+
+    def __init__(self, table: dict[str, Sequence[tuple[int, float, float | None]]]) -> None:
+        super().__init__()
+        self._table = table
+        self.asked: list[tuple[str, ...]] = []
+
+    async def aselect(self, prompt, choices, *, unconditional):
+        self.asked.append(tuple(choices))
+        scores = []
+        for choice in choices:
+            ids, with_prompt, alone = zip(*self._table[choice])
+            scores.append(ChoiceScore(choice, ids, with_prompt, alone if unconditional else None))
+        return Selection(tuple(scores))
+
+
+class Answers(sgl.BaseBackend):
+    """A coroutine backend that calls a function of the prompt's text, as often as it is asked."""
+
+    def __init__(self, answer: Callable[[str], str]) -> None:
+        super().__init__()
+        self._answer = answer
+
+    async def agenerate(self, prompt, params, constraint, *, stream):
+        yield Generation(self._answer(prompt.text))
+
+
+def within(seconds: float, work: Callable[[], Any]) -> Any:
+    """What `work()` gives or raises; a failure, and not a test run that hangs, where it takes longer."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append((work(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert outcome, f"not done within {seconds} s"
+    value, error = outcome[0]
+    if error is not None:
+        raise error
+    return value
+
+
+def line_here(program: Any) -> int:
+    """The line of a program or function that ends in the comment `# here`."""
+    lines, first = inspect.getsourcelines(getattr(program, "func", program))
+    return next(first + i for i, line in enumerate(lines) if line.rstrip().endswith("# here"))

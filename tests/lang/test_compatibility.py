@@ -1,0 +1,647 @@
+"""What SGLang 0.5.23's frontend offers is here: names, modules, signatures and the shapes of results.
+
+The signatures are those of its wheel, written down as data. docs/compatibility.md is the table of what is here.
+"""
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import sglang_lite as sgl
+from sglang_lite.lang import ir
+
+SAMPLING = (
+    "max_new_tokens=128, n=1, stop=None, stop_token_ids=None, stop_regex=None, temperature=1.0, top_p=1.0, top_k=-1, "
+    "min_p=0.0, frequency_penalty=0.0, presence_penalty=0.0, ignore_eos=False, return_logprob=None, "
+    "logprob_start_len=None, top_logprobs_num=None, return_text_in_logprobs=None"
+)
+GEN_SHORT = (
+    "name=None, max_tokens=None, n=None, stop=None, stop_token_ids=None, stop_regex=None, temperature=None, "
+    "top_p=None, top_k=None, min_p=None, frequency_penalty=None, presence_penalty=None, ignore_eos=None, "
+    "return_logprob=None, logprob_start_len=None, top_logprobs_num=None, return_text_in_logprobs=None"
+)
+LOGPROBS = "choices, normalized_prompt_logprobs, input_token_logprobs, output_token_logprobs"
+
+# Module and name, with SGLang's parameters: "*" parts those that are given by name.
+SIGNATURES = {
+    "lang.api:function": "func=None, num_api_spec_tokens=None",
+    "lang.api:set_default_backend": "backend",
+    "lang.api:flush_cache": "backend=None",
+    "lang.api:get_server_info": "backend=None",
+    "lang.api:gen": (
+        "name=None, max_tokens=None, min_tokens=None, n=None, stop=None, stop_token_ids=None, stop_regex=None, "
+        "temperature=None, top_p=None, top_k=None, min_p=None, frequency_penalty=None, presence_penalty=None, "
+        "ignore_eos=None, return_logprob=None, logprob_start_len=None, top_logprobs_num=None, "
+        "return_text_in_logprobs=None, dtype=None, choices=None, choices_method=None, regex=None, json_schema=None"
+    ),
+    "lang.api:gen_int": GEN_SHORT,
+    "lang.api:gen_string": GEN_SHORT,
+    "lang.api:select": "name=None, choices=None, temperature=0.0, choices_method=token_length_normalized",
+    "lang.api:image": "expr",
+    "lang.api:video": "path, num_frames",
+    "lang.api:system": "expr=None",
+    "lang.api:user": "expr=None",
+    "lang.api:assistant": "expr=None",
+    "lang.api:system_begin": "",
+    "lang.api:system_end": "",
+    "lang.api:user_begin": "",
+    "lang.api:user_end": "",
+    "lang.api:assistant_begin": "",
+    "lang.api:assistant_end": "",
+    "lang.api:separate_reasoning": "expr=None, model_type=None",
+    "lang.ir:SglFunction": "func, num_api_spec_tokens=None, bind_arguments=None",
+    "lang.ir:SglFunction.run": f"*args, {SAMPLING}, stream=False, backend=None, use_thread=True, **kwargs",
+    "lang.ir:SglFunction.run_batch": (
+        f"batch_kwargs, *, {SAMPLING}, backend=None, num_threads='auto', progress_bar=False, generator_style=False"
+    ),
+    "lang.ir:SglFunction.trace": "*, backend=None, **kwargs",
+    "lang.ir:SglFunction.cache": "backend=None",
+    "lang.ir:SglFunction.bind": "**kwargs",
+    "lang.ir:SglFunction.__call__": "*args, **kwargs",
+    "lang.ir:SglSamplingParams": (
+        "max_new_tokens=128, min_new_tokens=0, n=1, stop=(), stop_token_ids=(), stop_regex=(), temperature=1.0, "
+        "top_p=1.0, top_k=-1, min_p=0.0, frequency_penalty=0.0, presence_penalty=0.0, ignore_eos=False, "
+        "return_logprob=None, logprob_start_len=None, top_logprobs_num=None, return_text_in_logprobs=None, "
+        "json_schema=None, dtype=None, regex=None"
+    ),
+    "lang.ir:SglConstantText": "value",
+    "lang.ir:SglExprList": "expr_list",
+    "lang.ir:SglRoleBegin": "role",
+    "lang.ir:SglRoleEnd": "role",
+    "lang.ir:SglImage": "path",
+    "lang.ir:SglVarScopeBegin": "name",
+    "lang.ir:SglVarScopeEnd": "name",
+    "lang.ir:SglVariable": "name, source=None",
+    "lang.ir:SglArgument": "name, value=None",
+    "lang.ir:SglFork": "number, position_ids_offset=None",
+    "lang.ir:SglGetForkItem": "index",
+    "lang.ir:SglConcateAndAppend": "states",
+    "lang.ir:SglCommitLazy": "",
+    "lang.ir:SglSeparateReasoning": "model_type, expr",
+    "lang.interpreter:ProgramState.system": "expr=None",
+    "lang.interpreter:ProgramState.user": "expr=None",
+    "lang.interpreter:ProgramState.assistant": "expr=None",
+    "lang.interpreter:ProgramState.var_scope": "name",
+    "lang.interpreter:ProgramState.fork": "size=1, position_ids_offset=None",
+    "lang.interpreter:ProgramState.copy": "position_ids_offset=None",
+    "lang.interpreter:ProgramState.text": "",
+    "lang.interpreter:ProgramState.messages": "",
+    "lang.interpreter:ProgramState.sync": "",
+    "lang.interpreter:ProgramState.error": "",
+    "lang.interpreter:ProgramState.text_iter": "var_name=None",
+    "lang.interpreter:ProgramState.text_async_iter": "var_name=None, return_meta_data=False",
+    "lang.interpreter:ProgramState.get_var": "name",
+    "lang.interpreter:ProgramState.set_var": "name, value",
+    "lang.interpreter:ProgramState.get_meta_info": "name",
+    "lang.interpreter:ProgramStateGroup": "states, src_state=None",
+    "lang.interpreter:ProgramStateGroup.join": "mode='gather_variable'",
+    "lang.interpreter:StreamExecutor.get_meta_info": "name, timeout=None",
+    "lang.chat_template:ChatTemplate": (
+        "name, default_system_prompt, role_prefix_and_suffix, stop_str=(), image_token='<image>', "
+        "audio_token='<audio>', style=<ChatTemplateStyle.PLAIN: 1>"
+    ),
+    "lang.chat_template:ChatTemplate.get_prefix_and_suffix": "role, hist_messages",
+    "lang.chat_template:ChatTemplate.get_prompt": "messages",
+    "lang.chat_template:register_chat_template": "template",
+    "lang.chat_template:register_chat_template_matching_function": "func",
+    "lang.chat_template:get_chat_template": "name",
+    "lang.chat_template:get_chat_template_by_model_path": "model_path",
+    "lang.choices:ChoicesDecision": "decision, meta_info=None",
+    "lang.choices:ChoicesSamplingMethod.__call__": f"*, {LOGPROBS}, unconditional_token_logprobs=None",
+    "lang.tracer:TracingScope": "tracer_state",
+    "lang.tracer:trace_program": "program, arguments, backend",
+    "lang.tracer:extract_prefix_by_tracing": "program, backend",
+    "lang.backend.base_backend:BaseBackend": "",
+    "lang.backend.base_backend:BaseBackend.get_model_name": "",
+    "lang.backend.base_backend:BaseBackend.get_chat_template": "",
+    "lang.backend.base_backend:BaseBackend.cache_prefix": "prefix_str",
+    "lang.backend.base_backend:BaseBackend.uncache_prefix": "rid",
+    "lang.backend.base_backend:BaseBackend.end_request": "rid",
+    "lang.backend.base_backend:BaseBackend.begin_program": "s",
+    "lang.backend.base_backend:BaseBackend.end_program": "s",
+    "lang.backend.base_backend:BaseBackend.commit_lazy_operations": "s",
+    "lang.backend.base_backend:BaseBackend.fork_program": "src, dst, position_ids_offset=None",
+    "lang.backend.base_backend:BaseBackend.fill_image": "s",
+    "lang.backend.base_backend:BaseBackend.generate": "s, sampling_params",
+    "lang.backend.base_backend:BaseBackend.generate_stream": "s, sampling_params",
+    "lang.backend.base_backend:BaseBackend.select": "s, choices, temperature, choices_method",
+    "lang.backend.base_backend:BaseBackend.concatenate_and_append": "src_rids, dst_rid",
+    "lang.backend.base_backend:BaseBackend.shutdown": "",
+    "lang.backend.base_backend:BaseBackend.flush_cache": "",
+    "lang.backend.base_backend:BaseBackend.get_server_info": "",
+    "lang.backend.openai:OpenAI": (
+        "model_name, is_chat_model=None, chat_template=None, is_azure=False, *args, **kwargs"
+    ),
+    "lang.backend.anthropic:Anthropic": "model_name, *args, **kwargs",
+    "utils:read_jsonl": "filename",
+    "utils:dump_state_text": "filename, states, mode='w'",
+    "utils:download_and_cache_file": "url, filename=None",
+    "utils:wait_for_server": "base_url, timeout=None, process=None",
+    "utils:launch_server_cmd": "command, host='0.0.0.0', port=None",
+    "utils:terminate_process": "process",
+    "utils:print_highlight": "html_content",
+    "utils:convert_json_schema_to_str": "json_schema",
+    "srt.constrained.outlines_backend:build_regex_from_object": "object, whitespace_pattern=None",
+}
+
+TOP_LEVEL = (
+    "Anthropic", "Engine", "OpenAI", "__version__", "assistant", "assistant_begin", "assistant_end", "flush_cache",
+    "function", "gen", "gen_int", "gen_string", "get_server_info", "global_config", "greedy_token_selection", "image",
+    "select", "separate_reasoning", "set_default_backend", "system", "system_begin", "system_end",
+    "token_length_normalized", "unconditional_likelihood_normalized", "user", "user_begin", "user_end", "video",
+)  # fmt: skip
+NOT_YET = ("RuntimeEndpoint", "Runtime", "LiteLLM", "VertexAI", "Crusoe", "ServerArgs")
+MODULES = {
+    "lang.api": "function gen gen_int gen_string select image video system user assistant set_default_backend",
+    "lang.backend.base_backend": "BaseBackend",
+    "lang.chat_template": (
+        "ChatTemplate ChatTemplateStyle register_chat_template register_chat_template_matching_function "
+        "get_chat_template get_chat_template_by_model_path chat_template_registry matching_function_registry"
+    ),
+    "lang.choices": (
+        "ChoicesDecision ChoicesSamplingMethod token_length_normalized greedy_token_selection "
+        "unconditional_likelihood_normalized"
+    ),
+    "lang.global_config": "GlobalConfig global_config",
+    "lang.interpreter": "ProgramState ProgramStateGroup StreamExecutor",
+    "lang.ir": (
+        "REGEX_INT REGEX_FLOAT REGEX_BOOL REGEX_STR SglFunction SglGen SglSelect SglExpr SglExprList SglConstantText "
+        "SglRoleBegin SglRoleEnd SglSamplingParams SglImage SglVideo SglArgument SglVariable SglFork SglGetForkItem "
+        "SglVarScopeBegin SglVarScopeEnd SglConcateAndAppend SglCommitLazy SglSeparateReasoning"
+    ),
+    "lang.tracer": "TracerProgramState TracingScope",
+    "srt.constrained.outlines_backend": "build_regex_from_object",
+    "utils": (
+        "dump_state_text read_jsonl download_and_cache_file wait_for_server launch_server_cmd terminate_process "
+        "print_highlight convert_json_schema_to_str"
+    ),
+}
+
+
+def find(place):
+    module, _, path = place.partition(":")
+    found = importlib.import_module(f"sglang_lite.{module}")
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def parameters(function):
+    """The parameters of a function, without self, as (name, whether given by name, default as text)."""
+    found = []
+    for p in inspect.signature(function).parameters.values():
+        star = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
+        default = None if p.default is p.empty else repr(p.default)
+        if p.default is sgl.token_length_normalized:
+            default = "token_length_normalized"
+        if p.name != "self":
+            found.append((star + p.name, p.kind is p.KEYWORD_ONLY, default))
+    return found
+
+
+def written(text):
+    """The same of a signature that is written down."""
+    found, by_name = [], False
+    for part in filter(None, text.split(", ")):
+        name, has_default, default = part.partition("=")
+        if name != "*":
+            found.append((name, by_name and not name.startswith("*"), default if has_default else None))
+        by_name = by_name or (name.startswith("*") and not name.startswith("**"))
+    return found
+
+
+@pytest.mark.parametrize("place", SIGNATURES)
+def test_a_signature_takes_whatever_sglang_takes(place):
+    ours, theirs = parameters(find(place)), written(SIGNATURES[place])
+    order = [p for p in ours if not p[1]]
+    required = len([p for p in theirs if not p[1]])
+    assert order[:required] == [p for p in theirs if not p[1]]
+    assert {p for p in theirs if p[1]} <= set(ours)
+    for name, _, default in [p for p in ours if p not in theirs]:
+        assert default is not None, f"{name} is not SGLang's and has no default"
+
+
+@pytest.mark.parametrize("place", ["lang.ir:SglFunction.run", "lang.ir:SglFunction.run_batch", "lang.api:gen"])
+def test_what_is_new_in_a_signature_is_given_by_name(place):
+    theirs = {name for name, _, _ in written(SIGNATURES[place])}
+    assert all(by_name for name, by_name, _ in parameters(find(place)) if name not in theirs)
+
+
+@pytest.mark.parametrize(("sync", "twin"), [("run", "arun"), ("run_batch", "arun_batch")])
+def test_the_methods_for_coroutines_are_twins(sync, twin):
+    sync, twin = (getattr(ir.SglFunction, name) for name in (sync, twin))
+    assert inspect.signature(sync) == inspect.signature(twin)
+    assert inspect.iscoroutinefunction(twin)
+    assert not inspect.iscoroutinefunction(sync)
+
+
+@pytest.mark.parametrize("name", TOP_LEVEL)
+def test_the_package_exports_what_sglang_exports(name):
+    assert name in sgl.__all__
+    assert name in dir(sgl)
+    assert getattr(sgl, name) is not None
+
+
+@pytest.mark.parametrize("name", NOT_YET)
+def test_what_is_not_there_yet_is_absent_and_no_stub(name):
+    assert name not in sgl.__all__
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'"):
+        getattr(sgl, name)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_modules_keep_their_paths(module):
+    found = importlib.import_module(f"sglang_lite.{module}")
+    assert [name for name in MODULES[module].split() if not hasattr(found, name)] == []
+
+
+def test_a_name_means_the_same_wherever_it_is_imported_from():
+    from sglang_lite.lang import api, function, interpreter, state, tracer
+
+    assert sgl.gen is api.gen
+    assert ir.SglFunction is function.SglFunction
+    assert ir.SglArgument is tracer.SglArgument
+    assert interpreter.ProgramState is state.ProgramState is sgl.ProgramState
+    assert interpreter.ProgramStateGroup is sgl.ProgramStateGroup
+    for module, name in ((ir, "SglNothing"), (interpreter, "Nothing")):
+        with pytest.raises(AttributeError, match="Nothing"):
+            getattr(module, name)
+
+
+def test_exported_classes_are_classes():
+    class Mine(sgl.Engine):
+        pass
+
+    assert not isinstance(3, sgl.Engine)
+    assert isinstance(sgl.Engine, type)
+
+
+# ------------------------------------------------------------------------------------------ building nodes
+
+
+def test_gen_makes_a_generation_or_a_selection():
+    assert type(sgl.gen("a")) is ir.SglGen
+    assert type(sgl.gen("a", choices=["x"])) is ir.SglSelect
+    assert sgl.gen("a", choices=["x"]).choices_method is sgl.token_length_normalized
+    assert type(sgl.gen_int("a")) is type(sgl.gen_string("a")) is ir.SglGen
+    assert sgl.gen().name is None
+
+
+def test_gen_takes_its_parameters_in_sglangs_order():
+    values = dict(
+        max_tokens=1, min_tokens=2, n=3, stop="s", stop_token_ids=[4], stop_regex="r", temperature=0.5, top_p=0.6,
+        top_k=7, min_p=0.1, frequency_penalty=0.2, presence_penalty=0.3, ignore_eos=True, return_logprob=True,
+        logprob_start_len=8, top_logprobs_num=9, return_text_in_logprobs=True,
+    )  # fmt: skip
+    by_name, in_order = sgl.gen("x", **values), sgl.gen("x", *values.values())
+    assert by_name == in_order
+    assert (by_name.params.max_tokens, by_name.params.stop, by_name.params.top_logprobs_num) == (1, ("s",), 9)
+    assert sgl.gen("x", *[None] * 17, int) == sgl.gen("x", dtype=int)
+    assert sgl.gen("x", *[None] * 18, ["a"]) == sgl.select("x", ["a"])
+    values.pop("min_tokens")
+    assert sgl.gen_int("x", *values.values()) == sgl.gen("x", dtype=int, **values)
+    assert sgl.gen_string("x", *values.values()) == sgl.gen("x", dtype=str, **values)
+
+
+def test_a_node_gives_its_parameters_as_sglangs_backends_read_them():
+    given = sgl.gen("x", 5, min_tokens=1, stop=["a"], regex="[0-9]").sampling_params
+    assert given == ir.SglSamplingParams(max_new_tokens=5, min_new_tokens=1, stop=["a"], regex="[0-9]")
+    assert given.clone() == given
+    assert given.clone() is not given
+    assert sgl.gen("x", json_schema={"type": "null"}).sampling_params.json_schema == '{"type": "null"}'
+    assert sgl.gen("x", type=bool).sampling_params.regex == "true|false"
+
+
+def test_a_bad_regex_is_an_error_where_it_is_written():
+    with pytest.raises(ValueError, match="regex"):
+        sgl.gen("x", regex="(")
+
+
+def test_expressions_add_up_to_flat_lists():
+    class Text(str):
+        pass
+
+    expr = "a" + sgl.gen("x") + Text("b") + (sgl.gen("y") + "c")
+    assert type(expr) is ir.SglExprList
+    assert [repr(node) for node in expr.expr_list] == [
+        "Constant('a')", "Gen('x')", "Constant('b')", "Gen('y')", "Constant('c')"
+    ]  # fmt: skip
+
+
+def test_an_expression_prints_its_nodes(capsys):
+    ("a" + sgl.gen("x")).print_graph_dfs()
+    assert capsys.readouterr().out == "%0 = Constant('a')\n%1 = Gen('x')\n"
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant"])
+def test_a_role_wraps_text_an_expression_or_nothing(role):
+    begin, end = getattr(sgl, f"{role}_begin")(), getattr(sgl, f"{role}_end")()
+    turn = getattr(sgl, role)
+    assert list(turn().expr_list) == [begin, end] == [ir.SglRoleBegin(role), ir.SglRoleEnd(role)]
+    assert list(turn("hi").expr_list) == [begin, ir.SglConstantText("hi"), end]
+    assert list(turn(sgl.gen("x")).expr_list) == [begin, sgl.gen("x"), end]
+
+
+def test_images_and_videos_are_nodes():
+    assert type(sgl.image("a.png")) is ir.SglImage
+    assert sgl.image("a.png").path == "a.png"
+    node = sgl.video("a.mp4", 4)
+    assert (type(node), node.path, node.num_frames) == (ir.SglVideo, "a.mp4", 4)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts"),
+    [
+        (ir.REGEX_INT, ["0", "-12", "+3 ", "4\n"]),
+        (ir.REGEX_FLOAT, ["1", "-1.5", "0.25 "]),
+        (ir.REGEX_BOOL, ["True", "False"]),
+        (ir.REGEX_STR, ['""', '"two words"', '"a, \\"quoted\\" one"']),
+    ],
+)
+def test_the_regexes_of_dtypes_match_such_values(pattern, texts):
+    assert all(re.fullmatch(pattern, text) for text in texts)
+    assert not re.fullmatch(pattern, "x")
+
+
+# ------------------------------------------------------------------------------------------ running
+
+
+@sgl.function(num_api_spec_tokens=64)
+def program(s, question, style="short"):
+    s += sgl.system(f"Be {style}.")
+    s += sgl.user(question)
+    s += sgl.assistant(sgl.gen("answer", 7, stop="."))
+    return "done"
+
+
+def test_a_program_knows_its_arguments():
+    assert type(program) is ir.SglFunction
+    assert (program.arg_names, program.arg_defaults) == (["question", "style"], ["short"])
+    assert (program.num_api_spec_tokens, program.bind_arguments) == (64, {})
+    bound = program.bind(style="long")
+    assert bound.bind_arguments == {"style": "long"}
+    assert bound.num_api_spec_tokens == 64
+    assert bound.func is program.func
+
+
+def test_run_gives_a_state_with_the_shapes_of_sglang():
+    state = program.run("Why?", temperature=0, backend=sgl.ScriptedBackend(default="So. And so"))
+    assert type(state) is sgl.ProgramState
+    assert state["answer"] == state.get_var("answer") == "So"  # the stop is no part of it
+    assert "answer" in state
+    assert state.ret_value == "done"
+    assert state.error() is None
+    assert state.messages() == [
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": "Why?"},
+        {"role": "assistant", "content": "So"},
+    ]
+    meta = state.get_meta_info("answer")
+    assert meta["finish_reason"] == {"type": "stop", "matched": "."}
+    assert {"prompt_tokens", "completion_tokens", "cached_tokens"} <= meta.keys()
+    executor = state.stream_executor
+    assert executor.variables == {"answer": "So"}
+    assert executor.text_ == state.text()
+    assert executor.messages_ == state.messages()
+    assert (executor.images_, executor.cur_role) == ([], None)
+    assert executor.meta_info == {"answer": meta}
+    assert executor.backend.get_model_name() == "scripted"
+    assert executor.sid == executor.sid != program.run("", backend=sgl.ScriptedBackend()).stream_executor.sid
+
+
+def test_api_speculation_is_accepted_and_changes_nothing():
+    def body(s):
+        s += "a" + sgl.gen("x", stop=".") + "b" + sgl.gen("y", 2)
+
+    plain, hinted = sgl.ScriptedBackend(default="one two three"), sgl.ScriptedBackend(default="one two three")
+    texts = [
+        sgl.function(body).run(backend=plain).text(),
+        sgl.function(num_api_spec_tokens=64)(body).run(backend=hinted).text(),
+    ]
+    assert texts == ["aone two threebone two"] * 2
+    assert plain.calls == hinted.calls
+
+
+def test_calling_a_program_runs_it():
+    sgl.set_default_backend(sgl.ScriptedBackend(default="x"))
+    assert program("Why?")["answer"] == "x"
+
+
+def test_every_sampling_parameter_of_run_reaches_the_node():
+    script = sgl.ScriptedBackend(default="x")
+    given = dict(
+        max_new_tokens=3, n=2, stop=["s"], stop_token_ids=[1], stop_regex=["r"], temperature=0.1, top_p=0.2, top_k=3,
+        min_p=0.4, frequency_penalty=0.5, presence_penalty=0.6, ignore_eos=True, return_logprob=True,
+        logprob_start_len=7, top_logprobs_num=8, return_text_in_logprobs=True,
+    )  # fmt: skip
+
+    @sgl.function
+    def bare(s):
+        s += sgl.gen("a")
+
+    bare.run(backend=script, **given).sync()
+    bare.run_batch([{}], backend=script, **given)
+    params, of_batch = (call.params for call in script.calls)
+    assert params == of_batch
+    given["max_tokens"] = given.pop("max_new_tokens")
+    assert {name: getattr(params, name) for name in given} == {
+        name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
+    }
+
+
+def test_a_default_said_aloud_is_sent_and_an_unsaid_one_is_not():
+    from sglang_lite.protocol import UNSET
+
+    script = sgl.ScriptedBackend(default="x")
+    bare = sgl.function(lambda s: s.__iadd__(sgl.gen("a")))
+    bare.run(backend=script, temperature=1.0, top_k=-1).sync()
+    bare.run(backend=script).sync()
+    said, unsaid = (call.params for call in script.calls)
+    assert (said.temperature, said.top_k) == (1.0, -1)
+    assert (unsaid.temperature, unsaid.top_k) == (UNSET, UNSET)
+
+
+def test_results_of_dtypes_stay_text():
+    @sgl.function
+    def typed(s):
+        s += "i" + sgl.gen("i", dtype="int") + "f" + sgl.gen("f", dtype=float)
+        s += "b" + sgl.gen("b", dtype=bool) + "s" + sgl.gen("s", dtype="str")
+
+    state = typed.run(backend=sgl.ScriptedBackend({"i": "42", "f": "1.5", "b": "True", "s": '"x, y!"'}))
+    assert [state[name] for name in "ifbs"] == ["42", "1.5", "True", '"x, y!"']
+
+
+def test_separate_reasoning_makes_two_variables():
+    @sgl.function
+    def thinking(s):
+        s += sgl.user("1+1?")
+        s += sgl.assistant(sgl.separate_reasoning(sgl.gen("sum"), model_type="qwen3"))
+
+    state = thinking.run(backend=sgl.ScriptedBackend(default="<think>easy</think>2"))
+    assert (state["sum"], state["sum_reasoning_content"]) == ("2", "easy")
+    assert state.messages()[-1]["content"] == "2"
+    with pytest.raises(ValueError, match="needs a name"):
+        sgl.function(lambda s: s.__iadd__(sgl.separate_reasoning(sgl.gen(), "qwen3"))).run(
+            backend=sgl.ScriptedBackend()
+        )
+    with pytest.raises(ValueError, match="'unheard-of' is unknown"):
+        sgl.separate_reasoning(sgl.gen("a"), "unheard-of")
+
+
+def test_sglangs_names_for_reasoning_models_are_known():
+    known = (
+        "apertus2509 deepseek-r1 deepseek-v3 deepseek-v4 deepseek-v41 dots glm45 ling3 gpt-oss kimi kimi_k2 kimi_k3 "
+        "mimo poolside_v1 qwen3 qwen3-thinking minimax minimax-append-think minimax-m3 nanbeige step3 step3p5 mistral "
+        "nemotron_3 granite_thinking_parser interns1 gemma4 gigachat35 inkling iquest_q1 cohere_command4"
+    )
+    for name in known.split():
+        assert sgl.separate_reasoning(sgl.gen("a"), name)
+
+
+def test_a_group_takes_what_sglangs_takes():
+    @sgl.function
+    def forking(s):
+        s += "q"
+        group = s.fork(2)
+        group += " a "
+        group += [sgl.gen("x"), sgl.gen("x")]
+        group += lambda i: f" {i}"
+        group[1] += "!"
+        group.join()
+        return [type(group), group.states[0].text(), group[1].text(), group.src_state is s]
+
+    state = forking.run(backend=sgl.ScriptedBackend(default="-"))
+    assert state["x"] == ["-", "-"]
+    assert state.ret_value == [sgl.ProgramStateGroup, "q a - 0", "q a - 1!", True]
+    assert state.text() == "q"
+
+
+def test_text_iter_of_a_finished_program_gives_all_at_once():
+    state = program.run("Why?", backend=sgl.ScriptedBackend(default="So it is"))
+    assert list(state.text_iter()) == [state.text()]
+    assert list(state.text_iter("answer")) == ["So it is"]
+
+
+def test_error_tells_what_went_wrong_and_nothing_else_is_needed():
+    state = program.run("Why?", backend=sgl.ScriptedBackend(lambda call: 1 / 0))
+    assert isinstance(state.error(), Exception)
+    assert isinstance(state.stream_executor.error(), Exception)
+    assert isinstance(state.stream_executor.error_, Exception)
+
+
+def test_global_config_has_its_attributes():
+    from sglang_lite.lang.global_config import GlobalConfig
+
+    assert isinstance(sgl.global_config, GlobalConfig)
+    assert (GlobalConfig().verbosity, GlobalConfig().default_backend) == (0, None)
+
+
+# ------------------------------------------------------------------------------------------ backends of users
+
+
+class Classic(sgl.BaseBackend):
+    """A backend as SGLang's users write them: blocking hooks, parameters with every default filled in."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def generate(self, s, sampling_params):
+        self.seen.append((s.text_, sampling_params))
+        if sampling_params.n > 1:
+            return [f"{i}" for i in range(sampling_params.n)], {"id": "many"}
+        return "said", {"completion_tokens": 1, "prompt_tokens": 2}
+
+    def generate_stream(self, s, sampling_params):
+        for piece in ("sa", "id"):
+            yield piece, {"piece": piece}
+
+    def select(self, s, choices, temperature, choices_method):
+        from sglang_lite.lang.choices import ChoicesDecision
+
+        return ChoicesDecision(choices[-1], {"scores": [0.0] * len(choices)})
+
+
+@sgl.function
+def mixed(s):
+    s += sgl.user("q") + sgl.assistant("A: " + sgl.gen("a", 9) + sgl.select("b", ["no", "yes"]))
+    s += sgl.gen("c", n=2)
+
+
+def test_a_backend_with_sglangs_blocking_hooks_runs_programs():
+    backend = Classic()
+    state = mixed.run(backend=backend, temperature=0.5)
+    assert (state["a"], state["b"], state["c"]) == ("said", "yes", ["0", "1"])
+    assert state.text() == "USER:q\nASSISTANT:A: saidyes\n0"
+    text, params = backend.seen[0]
+    assert text == "USER:q\nASSISTANT:A: "
+    assert params == ir.SglSamplingParams(max_new_tokens=9, temperature=0.5)
+    assert state.get_meta_info("b")["scores"] == [0.0, 0.0]
+    assert state.get_meta_info("a")["prompt_tokens"] == 2
+
+
+def test_a_backend_with_sglangs_blocking_hooks_streams():
+    state = mixed.run(backend=Classic(), stream=True)
+    assert list(state.text_iter("a")) == ["sa", "id"]
+
+
+def test_a_backend_has_sglangs_attributes():
+    backend = Classic()
+    assert backend.support_concate_and_append is False
+    assert backend.get_chat_template().name == "default"
+    assert backend.flush_cache() is backend.get_server_info() is None
+    assert backend.shutdown() is None
+
+
+def test_a_choices_method_of_ones_own_is_called_with_sglangs_keywords():
+    from sglang_lite.lang.choices import ChoicesDecision, ChoicesSamplingMethod
+
+    seen = {}
+
+    class Last(ChoicesSamplingMethod):
+        @property
+        def requires_unconditional_logprobs(self):
+            return True
+
+        def __call__(self, **keywords):
+            seen.update(keywords)
+            return ChoicesDecision(keywords["choices"][-1], {"mine": 1})
+
+    state = sgl.function(lambda s: s.__iadd__(sgl.select("a", ["x", "y z"], choices_method=Last()))).run(
+        backend=sgl.ScriptedBackend()
+    )
+    assert (state["a"], state.get_meta_info("a")["mine"]) == ("y z", 1)
+    assert seen["choices"] == ["x", "y z"]
+    assert [len(entries) for entries in seen["input_token_logprobs"]] == [1, 2]
+    assert seen["unconditional_token_logprobs"][1][0][0] is None
+    assert len(seen["normalized_prompt_logprobs"]) == len(seen["output_token_logprobs"]) == 2
+
+
+# ------------------------------------------------------------------------------------------ what the docs say
+
+DOCS = Path(__file__).parents[2] / "docs" / "compatibility.md"
+
+
+def test_every_test_that_the_docs_name_exists():
+    named = re.findall(r"`((?:\w+/)*test_\w+\.py)::(\w+)`", DOCS.read_text())
+    assert len(named) > 50
+    for file, test in named:
+        folder = Path(__file__).parents[2 if file.startswith("tests/") else 0]
+        assert re.search(rf"^(async )?def {test}\(", (folder / file).read_text(), re.MULTILINE), f"{file}::{test}"
+
+
+@pytest.mark.parametrize("name", [*TOP_LEVEL, *NOT_YET])
+def test_the_docs_have_every_name(name):
+    text = DOCS.read_text().replace(
+        "`*_begin`, `*_end`", "user_begin user_end system_begin system_end assistant_begin assistant_end"
+    )
+    aliases = {
+        "greedy_token_selection",
+        "token_length_normalized",
+        "unconditional_likelihood_normalized",
+        "__version__",
+    }
+    assert name in aliases or re.search(rf"\b{name}\b", text)

@@ -1,0 +1,238 @@
+"""Programs inside programs: going on with the same text, or running by themselves."""
+
+import asyncio
+
+import pytest
+
+import sglang_lite as sgl
+from tests.lang.fakes import Gated, line_here
+
+
+@sgl.function
+def ask(s, question, name="answer"):
+    s += question + ": " + sgl.gen(name)
+    return f"asked {question}"
+
+
+def backend(**options):
+    return sgl.ScriptedBackend(lambda call: f"<{len(call.prompt.text)}>", **options)
+
+
+def test_an_added_program_goes_on_with_the_text_and_its_names_stay():
+    @sgl.function
+    def program(s):
+        s += "Start. "
+        s += ask("a")
+        s += " " + ask("b", name="other") + "."
+
+    state = program.run(backend=backend())
+    assert state.text() == "Start. a: <10> b: <18>."
+    assert (state["answer"], state["other"]) == ("<10>", "<18>")
+
+
+def test_a_called_program_has_a_text_of_its_own():
+    @sgl.function
+    def program(s):
+        s += "Start. "
+        inner = s.call(ask, "a")
+        s += inner["answer"]
+        return inner
+
+    state = program.run(backend=backend())
+    assert state.text() == "Start. <3>"
+    assert state.ret_value.text() == "a: <3>"
+    assert state.ret_value.ret_value == "asked a"
+    assert "answer" not in state
+
+
+def test_a_program_that_is_only_read_runs_by_itself_once():
+    runs = []
+
+    @sgl.function
+    def counted(s):
+        runs.append(1)
+        s += sgl.gen("a")
+
+    @sgl.function
+    def program(s):
+        inner = counted()
+        assert not runs
+        return inner["a"], inner.text()
+
+    assert program.run(backend=backend()).ret_value == ("<0>", "<0>")
+    assert len(runs) == 1
+
+
+def test_a_program_that_was_added_is_read_where_it_was_added():
+    runs = []
+
+    @sgl.function
+    def counted(s):
+        runs.append(1)
+        s += sgl.gen("a")
+        return "returned"
+
+    @sgl.function
+    def program(s):
+        s += "1"
+        inner = counted()
+        s += inner
+        return inner["a"], inner.ret_value
+
+    assert program.run(backend=backend()).ret_value == ("<1>", "returned")
+    assert len(runs) == 1
+
+
+def test_a_program_that_was_read_can_not_be_added():
+    @sgl.function
+    def program(s):
+        inner = ask("a")
+        inner.text()
+        s += inner  # here
+
+    with pytest.raises(sgl.ProgramError, match="has run by itself already") as caught:
+        program.run(backend=backend())
+    assert caught.value.where.line == line_here(program)
+
+
+def test_branches_take_programs_too():
+    @sgl.function
+    def program(s):
+        s += "x"
+        fork = s.fork(3)
+        fork += ask("same", name="one")
+        fork += lambda i: ask(str(i), name="two")
+        fork.join()
+
+    state = program.run(backend=backend())
+    assert state["one"] == ["<7>"] * 3
+    assert len(state["two"]) == 3
+
+
+def test_a_turn_that_is_open_stays_open():
+    @sgl.function
+    def program(s):
+        with s.assistant():
+            s += ask("a")
+        s += sgl.user("thanks")
+
+    assert [m["content"] for m in program.run(backend=backend()).messages()] == ["a: <25>", "thanks"]
+
+
+def test_what_an_added_program_raises_is_raised_by_the_outer_one():
+    @sgl.function
+    def failing(s):
+        s += "half"
+        raise LookupError("mine")
+
+    @sgl.function
+    def program(s):
+        with pytest.raises(LookupError, match="mine"):
+            s += failing()
+        s += " and on"
+
+    assert program.run(backend=backend()).text() == "half and on"
+
+
+def test_a_failing_node_is_named_by_its_line_in_the_inner_program():
+    @sgl.function
+    def inner(s):
+        s += sgl.gen("a")  # here
+
+    @sgl.function
+    def program(s):
+        s += inner()
+
+    state = program.run(backend=sgl.ScriptedBackend(lambda call: 1 / 0))
+    with pytest.raises(sgl.ProgramError) as caught:
+        state["a"]
+    assert caught.value.where.line == line_here(inner)
+
+
+def test_a_called_programs_failure_does_not_fail_the_caller():
+    @sgl.function
+    def program(s):
+        s += "1"
+        with pytest.raises(sgl.ProgramError, match="ZeroDivisionError"):
+            s.call(ask, "q", backend=sgl.ScriptedBackend(lambda call: 1 / 0))["answer"]
+        s += "2"
+
+    assert program.run(backend=backend()).text() == "12"
+
+
+def test_an_added_program_runs_with_the_outer_settings():
+    script = backend()
+
+    @sgl.function
+    def program(s):
+        s += ask("a")
+
+    program.run(backend=script, temperature=0.3).sync()
+    assert script.calls[0].params.temperature == 0.3
+
+    @sgl.function
+    def own(s):
+        s += ask("a", temperature=0.1)  # here
+
+    with pytest.raises(sgl.ParameterError, match="temperature") as caught:
+        own.run(backend=script)
+    assert caught.value.where.line == line_here(own)
+
+
+def test_a_called_program_may_have_settings_and_a_backend_of_its_own():
+    own = backend()
+
+    @sgl.function
+    def program(s):
+        return s.call(ask, "a", temperature=0.1, backend=own)["answer"]
+
+    assert program.run(backend=Gated()).ret_value == "<3>"
+    assert own.calls[0].params.temperature == 0.1
+
+
+def test_arguments_that_do_not_fit_are_told_at_the_line():
+    @sgl.function
+    def program(s):
+        s += ask("a", "b", "c")  # here
+
+    with pytest.raises(sgl.ParameterError, match="ask: too many positional arguments") as caught:
+        program.run(backend=backend())
+    assert caught.value.where.line == line_here(program)
+
+
+def test_async_programs_call_async_programs():
+    @sgl.function
+    async def inner(s, question):
+        s += question + sgl.gen("a")
+        return await s.get("a")
+
+    @sgl.function
+    async def program(s):
+        states = await asyncio.gather(*(s.call(inner, "x" * i) for i in range(3)))
+        s += " ".join(state.ret_value for state in states)
+
+    assert program.run(backend=backend()).text() == "<0> <1> <2>"
+
+
+def test_an_async_program_can_not_be_added():
+    @sgl.function
+    async def inner(s):
+        pass
+
+    @sgl.function
+    async def program(s):
+        s += inner()  # here
+
+    with pytest.raises(sgl.ProgramError, match=r"`\+=` can't await it. Use await s.call") as caught:
+        program.run(backend=backend())
+    assert caught.value.where.line == line_here(program)
+
+
+def test_programs_may_call_themselves():
+    @sgl.function
+    def countdown(s, n):
+        s += f"{n} "
+        if n:
+            s += countdown(n - 1)
+
+    assert countdown.run(3, backend=backend()).text() == "3 2 1 0 "

@@ -1,0 +1,266 @@
+"""Checkpoints in a program: going back to where text, turns and variables were."""
+
+import pytest
+
+import sglang_lite as sgl
+from tests.lang.fakes import Answers, Gated, line_here, within
+
+
+def backend(*answers, prompt="x"):
+    return sgl.ScriptedBackend({prompt: list(answers)})
+
+
+def test_going_back_takes_back_text_and_variables():
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("kept")
+        with s.checkpoint() as c:
+            s += " y" + sgl.gen("gone")
+            s["mine"] = 1
+            assert s["gone"] == "2"
+            c.rollback()
+            assert "gone" not in s
+            assert "mine" not in s
+        s += "."
+
+    assert program.run(backend=backend("1", "2")).text() == "x1."
+
+
+def test_without_going_back_everything_stays():
+    @sgl.function
+    def program(s):
+        with s.checkpoint():
+            s += "x" + sgl.gen("a")
+
+    assert program.run(backend=backend("1"))["a"] == "1"
+
+
+def test_the_prompt_that_follows_is_the_one_before():
+    prompts = []
+
+    @sgl.function
+    def program(s):
+        s += "x"
+        with s.checkpoint() as c:
+            for _ in range(3):
+                c.rollback()
+                s += sgl.gen("a")
+        return s["a"]
+
+    program.run(backend=Answers(lambda text: prompts.append(text) or f"{len(prompts)}"))
+    assert prompts == ["x", "x", "x"]
+
+
+def test_a_value_that_was_overwritten_is_back():
+    @sgl.function
+    def program(s):
+        s["a"] = "old"
+        with s.checkpoint() as c:
+            s += "x" + sgl.gen("a", type=int)
+            assert s["a"] == 7
+            c.rollback()
+        return s["a"]
+
+    assert program.run(backend=backend("7")).ret_value == "old"
+
+
+def test_turns_that_were_begun_and_ended_are_undone():
+    @sgl.function
+    def program(s):
+        s += sgl.user("Q")
+        with s.checkpoint() as c:
+            s += sgl.assistant("bad") + sgl.user("more")
+            c.rollback()
+        s += sgl.assistant("good")
+
+    messages = program.run(backend=sgl.ScriptedBackend()).messages()
+    assert [(m["role"], m["content"]) for m in messages] == [("user", "Q"), ("assistant", "good")]
+
+
+def test_a_turn_that_was_open_is_open_again():
+    @sgl.function
+    def program(s):
+        with s.assistant():
+            s += "A"
+            with s.checkpoint() as c:
+                s += " B" + sgl.assistant_end() + sgl.user("C")
+                c.rollback()
+            s += " D"
+
+    assert [m["content"] for m in program.run(backend=sgl.ScriptedBackend()).messages()] == ["A D"]
+
+
+def test_a_scope_has_what_is_left():
+    @sgl.function
+    def program(s):
+        with s.var_scope("part"):
+            s += "a"
+            with s.checkpoint() as c:
+                s += "b"
+                c.rollback()
+            s += "c"
+
+    assert program.run(backend=sgl.ScriptedBackend())["part"] == "ac"
+
+
+def test_a_scope_that_began_after_it_is_gone():
+    @sgl.function
+    def program(s):
+        with s.checkpoint() as c:
+            with s.var_scope("part"):
+                s += "a"
+            c.rollback()
+        assert "part" not in s
+        with s.var_scope("part"):
+            s += "b"
+
+    assert program.run(backend=sgl.ScriptedBackend())["part"] == "b"
+
+
+def test_a_program_that_failed_works_again():
+    @sgl.function
+    def program(s):
+        s += "x"
+        with s.checkpoint() as c:
+            s += sgl.gen("a") + " lost " + sgl.gen("lost")
+            with pytest.raises(sgl.ProgramError, match="OSError: down"):
+                s["a"]
+            c.rollback()
+        s += sgl.gen("a")
+        return s["a"]
+
+    state = program.run(backend=backend(OSError("down"), "fine"))
+    assert state.ret_value == "fine"
+    assert state.text() == "xfine"
+    assert state.error() is None
+
+
+def test_a_failure_from_before_stays():
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a")
+        s.error()
+        with s.checkpoint() as c:
+            s += "more"
+            c.rollback()
+
+    assert isinstance(program.run(backend=backend(OSError("down"))).error(), sgl.ProgramError)
+
+
+def test_an_inner_checkpoint_goes_back_less_far():
+    @sgl.function
+    def program(s):
+        s += "a"
+        with s.checkpoint() as outer:
+            s += "b"
+            with s.checkpoint() as inner:
+                s += "c"
+                inner.rollback()
+                assert s.text() == "ab"
+            s += "d"
+            outer.rollback()
+        s += "e"
+
+    assert program.run(backend=sgl.ScriptedBackend()).text() == "ae"
+
+
+def test_a_generation_under_way_is_waited_for_and_taken_back():
+    slow = Gated("late")
+
+    @sgl.function
+    def program(s):
+        s += "x"
+        with s.checkpoint() as c:
+            s += sgl.gen("a")
+            c.rollback()
+        s += "."
+        slow.open()
+
+    state = program.run(backend=slow)
+    assert within(5, state.text) == "x."
+
+
+@pytest.mark.parametrize("given_up", [Gated(), Answers(lambda text: "late")], ids=["waiting", "about to answer"])
+def test_giving_up_a_generation_and_going_on_from_before_it(given_up):
+    @sgl.function
+    def program(s):
+        s += "x"
+        for _ in range(200):
+            with s.checkpoint() as c:
+                s += sgl.gen("a", backend=given_up)
+                s.cancel()
+                c.rollback()
+        s += sgl.gen("a")
+        return s["a"]
+
+    state = within(5, lambda: program.run(backend=Answers(lambda text: f"<{text}>")))
+    assert state.ret_value == "<x>"
+    assert state.text() == "x<x>"
+
+
+def test_an_attempt_that_raises_can_be_taken_back():
+    @sgl.function
+    def program(s):
+        s += "x"
+        with s.checkpoint() as c:
+            try:
+                with s.user():
+                    s += "half"
+                    raise LookupError
+            except LookupError:
+                c.rollback()
+        s += "y"
+
+    assert program.run(backend=sgl.ScriptedBackend()).text() == "xy"
+
+
+def test_a_branch_goes_back_by_itself():
+    @sgl.function
+    def program(s):
+        fork = s.fork(2)
+        for i, branch in enumerate(fork):
+            with branch.checkpoint() as c:
+                branch += f"{i}"
+                if i:
+                    c.rollback()
+        fork.join("concate_and_append")
+
+    assert program.run(backend=sgl.ScriptedBackend()).text() == "0"
+
+
+def test_only_inside_its_with_and_only_without_a_stream():
+    @sgl.function
+    def outside(s):
+        with s.checkpoint() as c:
+            pass
+        c.rollback()  # here
+
+    with pytest.raises(sgl.ProgramError, match="only good inside its `with`") as caught:
+        outside.run(backend=sgl.ScriptedBackend())
+    assert caught.value.where.line == line_here(outside)
+
+    @sgl.function
+    def streamed(s):
+        with s.checkpoint() as c:
+            c.rollback()  # here
+
+    with pytest.raises(sgl.ProgramError, match="streamed can't be taken back") as caught:
+        list(streamed.run(backend=sgl.ScriptedBackend(), stream=True).text_iter())
+    assert caught.value.where.line == line_here(streamed)
+
+
+def test_draws_after_going_back_are_new_and_the_same_each_time():
+    @sgl.function
+    def program(s):
+        with s.checkpoint() as c:
+            s += sgl.gen("a")
+            first = s["a"]
+            c.rollback()
+        s += sgl.gen("a")
+        return first, s["a"]
+
+    from tests.lang.fakes import Drawing
+
+    one, two = (program.run(backend=Drawing(), seed=1).ret_value for _ in range(2))
+    assert one == two
+    assert one[0] != one[1]

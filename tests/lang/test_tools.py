@@ -1,0 +1,313 @@
+"""Tools: what the model may write, what a call is made of, and going round until there is an answer."""
+
+import asyncio
+import datetime
+import enum
+import json
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypedDict
+
+import pytest
+from pydantic import BaseModel, Field
+
+import sglang_lite as sgl
+from sglang_lite.lang.tools import describe
+
+
+class Unit(enum.Enum):
+    CELSIUS = "c"
+    KELVIN = "k"
+
+
+class Place(BaseModel):
+    name: str
+
+
+@dataclass
+class Range:
+    low: int
+    high: int
+
+
+class Filter(TypedDict):
+    field: str
+
+
+def weather(place: Place, unit: Unit = Unit.CELSIUS, day: datetime.date | None = None) -> str:
+    """Tells the weather.
+
+    More about it.
+    """
+    return f"{place.name} {unit.value} {day}"
+
+
+def add(a: int, b: Annotated[int, Field(ge=0)] = 1) -> int:
+    """Adds."""
+    return a + b
+
+
+def call(name, **arguments):
+    return json.dumps({"tool": name, "arguments": arguments})
+
+
+def answer(text):
+    return json.dumps({"answer": text})
+
+
+def generated(text, *tools, **options):
+    """The value of a node with these tools that generates `text`."""
+    script = sgl.ScriptedBackend(lambda call: text)
+    return sgl.function(lambda s: s.__iadd__(sgl.gen("x", tools=tools, **options))).run(backend=script)["x"]
+
+
+def test_a_call_has_the_name_and_arguments_of_the_signatures_types():
+    wanted = generated(call("weather", place={"name": "Rome"}, unit="k", day="2024-02-29"), weather, add)
+    assert wanted == sgl.ToolCall("weather", wanted.arguments, weather)
+    assert wanted.arguments == {"place": Place(name="Rome"), "unit": Unit.KELVIN, "day": datetime.date(2024, 2, 29)}
+    assert wanted.run() == "Rome k 2024-02-29"
+
+
+def test_what_is_not_given_has_the_functions_defaults():
+    wanted = generated(call("weather", place={"name": "Rome"}), weather)
+    assert wanted.arguments == {"place": Place(name="Rome"), "unit": Unit.CELSIUS, "day": None}
+    assert generated(call("add", a=2), add).run() == 3
+
+
+def test_an_answer_is_its_text():
+    assert generated(answer("42, I think"), add) == "42, I think"
+
+
+def test_a_tool_called_answer_is_a_tool_all_the_same():
+    def answer(question: str) -> str:
+        return question
+
+    assert generated(call("answer", question="why"), answer).arguments == {"question": "why"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        call("subtract", a=1),
+        call("add"),
+        call("add", a="one"),
+        call("add", a=1, c=2),
+        call("add", a=1, b=-1),
+        '{"tool": "add"}',
+        '{"answer": 3}',
+        '{"answer": "x", "more": 1}',
+        "[]",
+        "null",
+    ],
+)
+def test_anything_else_could_not_have_been_generated(text):
+    with pytest.raises(sgl.BackendError, match="does not satisfy"):
+        generated(text, add)
+
+
+def test_a_call_that_is_cut_short_carries_its_text():
+    with pytest.raises(sgl.ValueValidationError, match="no call of a tool and no answer") as caught:
+        generated(call("add", a=1), add, max_tokens=2)
+    assert caught.value.text == '{"tool": "add",'
+
+
+def test_types_of_several_tools_do_not_get_into_each_others_way():
+    def first(place: Place, more: list[Place]) -> str:
+        return place.name
+
+    def second(place: Annotated[Place, Field(description="where")], range: Range, by: Filter) -> str:
+        return f"{range.low}-{range.high} {by['field']}"
+
+    one = {"name": "a"}
+    assert generated(call("first", place=one, more=[one]), first, second).run() == "a"
+    wanted = generated(call("second", place=one, range={"low": 1, "high": 2}, by={"field": "f"}), first, second)
+    assert wanted.run() == "1-2 f"
+    with pytest.raises(sgl.BackendError):
+        generated(call("first", place={"title": "a"}, more=[]), first, second)
+
+
+def test_parameters_may_have_any_name():
+    def awkward(json: str, copy: bool, _hidden: int, model_config: Literal["a"] = "a") -> str:
+        return f"{json}{copy}{_hidden}{model_config}"
+
+    assert generated(call("awkward", json="x", copy=True, _hidden=3), awkward).run() == "xTrue3a"
+
+
+def test_methods_are_tools_too():
+    class Shop:
+        def price(self, item: str) -> float:
+            return len(item) / 2
+
+    assert generated(call("price", item="abc"), Shop().price).run() == 1.5
+
+
+def test_a_tool_without_parameters():
+    def now() -> str:
+        return "noon"
+
+    assert generated(call("now"), now).run() == "noon"
+
+
+class Foreign:
+    pass
+
+
+def untyped(x) -> int: ...
+def positional(x: int, /) -> int: ...
+def starred(*x: int) -> int: ...
+def keywords(**x: int) -> int: ...
+def foreign(x: Foreign) -> int: ...
+def nowhere(x: "Nowhere") -> int: ...  # noqa: F821
+def no_type(x: 3) -> int: ...
+def function(x: type(len)) -> int: ...
+
+
+@pytest.mark.parametrize(
+    ("tools", "message"),
+    [
+        ([], "the list is empty"),
+        ([add, add], "two tools are called 'add'"),
+        ([3], "3 is not a named function"),
+        ([untyped], "untyped: the parameter x has no type"),
+        ([positional], "positional: the parameter x: int can't be given by name"),
+        ([starred], r"starred: the parameter \*x: int can't be given by name"),
+        ([keywords], r"keywords: the parameter \*\*x: int can't be given by name"),
+        ([foreign], "foreign: a parameter's type can't be written as JSON"),
+        ([nowhere], "nowhere: a parameter's type can't be written as JSON: name 'Nowhere'"),
+        ([no_type], "no_type: a parameter's type can't be written as JSON"),
+        ([function], "function: a parameter's type can't be written as JSON"),
+    ],
+)
+def test_what_can_not_be_a_tool_is_refused_where_it_is_written(tools, message):
+    with pytest.raises(sgl.ParameterError, match=f"tools: {message}"):
+        sgl.gen("x", tools=tools)
+
+
+def test_tools_are_a_constraint_like_any_other():
+    with pytest.raises(sgl.ParameterError, match="tools: can't be combined with regex"):
+        sgl.gen("x", regex="a", tools=[add])
+
+
+def test_a_raising_tool_is_a_tool_error_with_its_cause():
+    def broken(x: int) -> int:
+        raise LookupError(f"no {x}")
+
+    wanted = generated(call("broken", x=3), broken)
+    with pytest.raises(sgl.ToolError, match="the tool broken raised LookupError: no 3") as caught:
+        wanted.run()
+    assert isinstance(caught.value.__cause__, LookupError)
+
+
+def test_tools_can_be_described_to_the_model():
+    def bare(x: int) -> int: ...
+
+    text = describe([weather, bare])
+    assert "- weather(place: " in text
+    assert ": Tells the weather.\n" in text
+    assert "- bare(x: int) -> int: no description" in text
+    assert '{"answer": text}' in text
+
+
+# ------------------------------------------------------------------------------------------ going round
+
+
+@sgl.function
+def agent(s, tools, **options):
+    s += sgl.user("2+3+4?")
+    return sgl.use_tools(s, tools, "sum", **options)
+
+
+def test_tools_are_run_until_there_is_an_answer():
+    script = sgl.ScriptedBackend(
+        {"2+3+4?": call("add", a=2, b=3), "Result of add: 5": call("add", a=5, b=4), "Result of add: 9": answer("9")}
+    )
+    state = agent.run([add], backend=script)
+    assert state.ret_value == state["sum"] == "9"
+    assert (state["sum_call_0"].arguments, state["sum_call_1"].arguments) == ({"a": 2, "b": 3}, {"a": 5, "b": 4})
+    assert [(m["role"], m["content"]) for m in state.messages()][1:] == [
+        ("assistant", call("add", a=2, b=3)),
+        ("user", "Result of add: 5"),
+        ("assistant", call("add", a=5, b=4)),
+        ("user", "Result of add: 9"),
+        ("assistant", answer("9")),
+    ]
+
+
+def test_an_answer_at_once_needs_no_tool():
+    script = sgl.ScriptedBackend(lambda call: answer("9"))
+    assert agent.run([add], max_steps=0, backend=script).ret_value == "9"
+    assert len(script.calls) == 1
+
+
+def test_options_go_to_every_generation():
+    script = sgl.ScriptedBackend({"?": call("add", a=1), "Result": answer("2")})
+    agent.run([add], max_tokens=77, temperature=0, backend=script)
+    assert [(c.params.max_tokens, c.params.temperature) for c in script.calls] == [(77, 0)] * 2
+
+
+def test_the_steps_are_limited():
+    script = sgl.ScriptedBackend(lambda _: call("add", a=1))
+    with pytest.raises(sgl.ToolError, match="no answer within 2 tool calls") as caught:
+        agent.run([add], max_steps=2, backend=script)
+    assert len(script.calls) == 3
+    assert caught.value.where.line == agent.func.__code__.co_firstlineno + 3
+
+
+@pytest.mark.parametrize("steps", [-1, 1.5, True, "2"])
+def test_the_number_of_steps_is_checked(steps):
+    with pytest.raises(sgl.ParameterError, match="max_steps"):
+        agent.run([add], max_steps=steps, backend=sgl.ScriptedBackend())
+
+
+def test_a_raising_tool_ends_the_round_at_the_users_line():
+    def broken(a: int) -> int:
+        raise OSError("down")
+
+    with pytest.raises(sgl.ToolError, match="the tool broken raised OSError: down") as caught:
+        agent.run([broken], backend=sgl.ScriptedBackend(lambda _: call("broken", a=1)))
+    assert caught.value.where.line == agent.func.__code__.co_firstlineno + 3
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+@pytest.mark.parametrize(
+    ("result", "shown"),
+    [
+        ({"a": [1, None]}, '{"a": [1, null]}'),
+        ("über", '"über"'),
+        (datetime.date(2024, 1, 2), '"2024-01-02"'),
+        ({(1, 2): 3}, "{(1, 2): 3}"),
+    ],
+)
+def test_any_result_is_shown_to_the_model(result, shown):
+    def tool() -> object:
+        return result
+
+    script = sgl.ScriptedBackend({"?": call("tool"), "Result": answer("ok")})
+    assert agent.run([tool], backend=script).messages()[2]["content"] == f"Result of tool: {shown}"
+
+
+def test_a_result_inside_itself_is_shown_too():
+    circle = []
+    circle.append(circle)
+
+    def tool() -> list:
+        return circle
+
+    script = sgl.ScriptedBackend({"?": call("tool"), "Result": answer("ok")})
+    assert agent.run([tool], backend=script).messages()[2]["content"] == "Result of tool: [[...]]"
+
+
+async def fetch(page: str) -> str:
+    return f"<{page}>"
+
+
+def test_async_tools_are_awaited_by_the_program_itself():
+    @sgl.function
+    async def program(s):
+        s += sgl.gen("x", tools=[fetch])
+        return await (await s.get("x")).run()
+
+    script = sgl.ScriptedBackend(lambda _: call("fetch", page="home"))
+    assert asyncio.run(program.arun(backend=script)).ret_value == "<home>"
+    with pytest.raises(sgl.ParameterError, match="fetch is async, and use_tools can't await it"):
+        agent.run([fetch], backend=script)
+    assert len(script.calls) == 1

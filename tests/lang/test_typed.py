@@ -1,0 +1,307 @@
+"""Typed values: gen(type=T) gives a T, raw() the text behind it, and while it is written, what there is of it."""
+
+import asyncio
+import datetime
+import enum
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Optional, TypedDict
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+
+import sglang_lite as sgl
+from sglang_lite.constraints.partial import partial_reader
+from sglang_lite.protocol import Choices, JsonSchema, Regex
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Size(enum.IntEnum):
+    SMALL = 1
+    LARGE = 2
+
+
+class City(BaseModel):
+    name: str
+    inhabitants: int = Field(ge=0)
+    tags: list[str] = []
+
+
+class Named(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    user: str = Field(alias="userName")
+
+
+class Tree(BaseModel):
+    value: int
+    children: list["Tree"] = []
+
+
+@dataclass
+class Point:
+    x: int
+    y: float | None = None
+    labels: list[str] = field(default_factory=list)
+
+
+class Options(TypedDict):
+    verbose: bool
+    level: int
+
+
+def generated(text, **options):
+    """The state of a program that generates `text` for a typed node."""
+
+    @sgl.function
+    def program(s):
+        s += "value: " + sgl.gen("x", **options)
+
+    return program.run(backend=sgl.ScriptedBackend(lambda call: text))
+
+
+VALUES = [
+    (int, "-42", -42),
+    (float, "2.5", 2.5),
+    (bool, "false", False),
+    (str, 'any "text"', 'any "text"'),
+    (Colour, "blue", Colour.BLUE),
+    (Size, "2", Size.LARGE),
+    (Literal["yes", "no"], "no", "no"),
+    (Literal[1, None, "one"], "null", None),
+    (Literal[Colour.RED], "red", Colour.RED),
+    (datetime.date, "2024-02-29", datetime.date(2024, 2, 29)),
+    (datetime.time, "08:30:00", datetime.time(8, 30)),
+    (datetime.datetime, "2024-02-29T08:30:00Z", datetime.datetime(2024, 2, 29, 8, 30, tzinfo=datetime.UTC)),
+    (list[int], "[1, 2]", [1, 2]),
+    (list[datetime.date], '["2024-01-01"]', [datetime.date(2024, 1, 1)]),
+    (dict[str, float], '{"a": 1.5}', {"a": 1.5}),
+    (dict[str, list[Colour]], '{"a": ["red"]}', {"a": [Colour.RED]}),
+    (tuple[int, str], '[1, "a"]', (1, "a")),
+    (int | None, "null", None),
+    (Optional[City], "null", None),  # noqa: UP045 # both spellings
+    (City | int, "7", 7),
+    (Annotated[int, Field(ge=1, le=5)], "5", 5),
+    (Annotated[str, Field(min_length=2)], '"ab"', "ab"),
+    (Annotated[list[int], Field(max_length=2)], "[1, 2]", [1, 2]),
+    (City, '{"name": "Rome", "inhabitants": 3}', City(name="Rome", inhabitants=3)),
+    (Point, '{"x": 1, "y": 2.5, "labels": ["a"]}', Point(1, 2.5, ["a"])),
+    (Options, '{"verbose": true, "level": 3}', {"verbose": True, "level": 3}),
+    (Options | None, '{"verbose": true, "level": 3}', {"verbose": True, "level": 3}),
+    (list[Options], '[{"verbose": true, "level": 3}]', [{"verbose": True, "level": 3}]),
+    (Annotated[list[Options], Field(max_length=1)], "[]", []),
+    (list[Point], '[{"x": 1}]', [Point(1)]),
+    (Named, '{"userName": "ann"}', Named(userName="ann")),
+    (Tree, '{"value": 1, "children": [{"value": 2}]}', Tree(value=1, children=[Tree(value=2)])),
+]
+
+
+@pytest.mark.parametrize(("kind", "text", "value"), VALUES, ids=lambda v: str(v)[:30])
+def test_the_variable_is_a_value_of_the_type_and_raw_is_its_text(kind, text, value):
+    state = generated(text, type=kind)
+    assert state["x"] == value
+    assert type(state["x"]) is type(value)
+    assert state.raw("x") == text
+    assert state.text() == "value: " + text
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (Annotated[int, Field(ge=1, le=5)], "6", 6),
+        (list[int], '["a"]', ["a"]),
+        (City, '{"name": "Rome", "inhabitants": -1}', {"name": "Rome", "inhabitants": -1}),
+    ],
+)
+def test_a_value_that_breaks_the_type_is_an_error_with_text_and_value(kind, text, value):
+    class Careless(sgl.ScriptedBackend):
+        """Generates as if there were no constraint."""
+
+        def answer_now(self, prompt, params, constraint):
+            return super().answer_now(prompt, params, None)
+
+    def body(s):
+        s += sgl.gen("x", type=kind)
+
+    state = sgl.function(body).run(backend=Careless(lambda call: text))
+    with pytest.raises(sgl.ValueValidationError) as caught:
+        state["x"]
+    assert (caught.value.text, caught.value.value) == (text, value)
+    assert caught.value.where.line == body.__code__.co_firstlineno + 1
+
+
+@pytest.mark.parametrize("kind", [bool, Colour, Literal["yes"], datetime.date, City])
+def test_a_text_that_is_cut_short_is_an_error_with_the_text(kind):
+    state = generated("- ,", type=kind, max_tokens=1)
+    with pytest.raises(sgl.ValueValidationError) as caught:
+        state["x"]
+    assert (caught.value.text, caught.value.value) == ("-", "-" if kind is datetime.date else None)
+
+
+def test_a_member_that_is_none_is_told_with_those_there_are():
+    state = generated("green ,", type=Colour, max_tokens=1)
+    with pytest.raises(sgl.ValueValidationError, match="'green' is none of 'red', 'blue'"):
+        state["x"]
+
+
+def test_samples_are_values_and_their_texts_are_kept():
+    state = generated("7", type=int, n=2)
+    assert (state["x"], state.raw("x")) == ([7, 7], ["7", "7"])
+
+
+def test_branches_gather_values_and_texts():
+    @sgl.function
+    def program(s):
+        fork = s.fork(2)
+        fork += lambda i: f"{i}: " + sgl.gen("x", type=int)
+        fork.join()
+
+    state = program.run(backend=sgl.ScriptedBackend({"0: ": "10", "1: ": "11"}))
+    assert (state["x"], state.raw("x")) == ([10, 11], ["10", "11"])
+
+
+@pytest.mark.parametrize("end", [" ", "\n", ",", ";", ":", ")"])
+def test_a_number_ends_where_text_goes_on(end):
+    state = generated(f"42{end}and so on", type=int)
+    assert (state["x"], state.raw("x")) == (42, "42")
+    state = generated(f"4.5{end}and so on", type=float, include_stop=True)
+    assert (state["x"], state.raw("x")) == (4.5, f"4.5{end}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "constraint"),
+    [(int, Regex), (float, Regex), (bool, Choices), (Colour, Choices), (City, JsonSchema), (int | None, JsonSchema)],
+)
+def test_the_backend_is_given_a_constraint(kind, constraint):
+    script = sgl.ScriptedBackend()
+    sgl.function(lambda s: s.__iadd__(sgl.gen("x", type=kind))).run(backend=script).sync()
+    assert type(script.calls[0].constraint) is constraint
+
+
+def test_whole_numbers_are_bounded_where_the_type_says_nothing():
+    import json
+
+    schema = json.loads(sgl.gen("x", type=Annotated[int, Field(gt=2)]).constraint.schema)
+    assert (schema["exclusiveMinimum"], schema["maximum"]) == (2, 2**53 - 1)
+    schema = json.loads(sgl.gen("x", type=Annotated[int, Field(lt=2)]).constraint.schema)
+    assert (schema["minimum"], schema["exclusiveMaximum"]) == (-(2**53) + 1, 2)
+
+
+def test_json_schema_takes_a_model_and_leaves_text():
+    state = generated('{"name": "Rome", "inhabitants": 3}', json_schema=City)
+    assert state["x"] == '{"name": "Rome", "inhabitants": 3}'
+
+
+class Odd(enum.Enum):
+    THING = object()
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Literal["1", 1], "'1' and 1 are both written '1'"),
+        (Odd, "can't be written"),
+        (len, "is a function"),
+        (list["Nowhere"], "has no JSON schema"),  # noqa: F821
+        (type("Foreign", (), {}), "no type that can be generated"),
+        (BaseModel | type("Foreign", (), {}), "no type that can be generated"),
+    ],
+)
+def test_types_without_a_text_are_refused_where_they_are_written(kind, message):
+    with pytest.raises(sgl.ConstraintError, match=message):
+        sgl.gen("x", type=kind)
+
+
+def test_types_with_unhashable_parts_work():
+    kind = Annotated[int, {"unhashable": []}]
+    assert generated("3", type=kind)["x"] == 3
+
+
+# ------------------------------------------------------------------------------------------ while it is written
+
+ROME = '{"name": "Rome", "inhabitants": 3, "tags": ["old", "big"]}'
+
+
+def prefixes(kind, text):
+    """What a reader says of each beginning of the text, without repeats."""
+    read, seen = partial_reader(kind), []
+    for end in range(len(text) + 1):
+        value = read(text[:end])
+        if value is not None and value not in seen[-1:]:
+            seen.append(value)
+    return seen
+
+
+def test_a_model_grows_field_by_field():
+    seen = [(v.name, v.inhabitants, v.tags) for v in prefixes(City, ROME)]
+    assert seen[0] == (None, None, None)
+    assert seen[-1] == ("Rome", 3, ["old", "big"])
+    assert ("Ro", None, None) in seen
+    assert ("Rome", 3, ["ol"]) in seen
+
+
+def test_a_number_is_shown_when_it_is_whole():
+    assert [v["n"] for v in prefixes(dict[str, int], '{"n": 1234}') if v] == [1234]
+    assert prefixes(list[float], "[1.5, -20]") == [[], [1.5], [1.5, -20.0]]
+
+
+def test_digits_in_a_text_are_shown_as_they_come():
+    assert prefixes(list[str], '["in 1989", "a \\"1"]')[1:6] == [[""], ["i"], ["in"], ["in "], ["in 1"]]
+    assert ["in 1989", 'a "1'] in prefixes(list[str], '["in 1989", "a \\"1"]')
+
+
+def test_dataclasses_typed_dicts_and_unions_grow_too():
+    assert [(v.x, v.y) for v in prefixes(Point, '{"x": 1, "y": 2.5}')] == [(None, None), (1, None), (1, 2.5)]
+    assert prefixes(Options, '{"verbose": true, "level": 3}') == [
+        {}, {"verbose": True}, {"verbose": True, "level": 3}
+    ]  # fmt: skip
+    assert prefixes(list[Options] | None, '[{"verbose": true') == [[], [{}], [{"verbose": True}]]
+
+
+def test_names_that_json_has_under_another_name_grow():
+    assert [v.user for v in prefixes(Named, '{"userName": "ab"}')] == [None, "", "a", "ab"]
+
+
+def test_a_type_inside_itself_grows():
+    seen = prefixes(Tree, '{"value": 1, "children": [{"value": 2}]}')
+    assert seen[-1].children == [{"value": 2}]
+
+
+def test_a_member_is_shown_when_it_is_whole():
+    assert [v["c"] for v in prefixes(dict[str, Colour], '{"c": "red"}') if v] == [Colour.RED]
+
+
+def test_scalars_have_no_beginnings_and_text_is_its_own():
+    assert prefixes(int, "123") == prefixes(Colour, "red") == []
+    assert prefixes(str, "abc") == ["a", "ab", "abc"]
+
+
+def test_partial_iter_ends_with_the_value_itself():
+    @sgl.function
+    def program(s):
+        s += sgl.gen("x", type=City)
+
+    script = sgl.ScriptedBackend(lambda call: ROME)
+    state = program.run(stream=True, backend=script)
+    *parts, last = state.partial_iter("x")
+    assert last == City(name="Rome", inhabitants=3, tags=["old", "big"])
+    assert type(parts[0]).__name__ == "PartialCity"
+    assert parts[0].inhabitants is None
+
+    async def read():
+        return [value async for value in program.run(stream=True, backend=script).partial_async_iter("x")]
+
+    assert asyncio.run(read()) == [*parts, last]
+
+
+def test_partial_values_need_a_type():
+    state = sgl.function(lambda s: s.__iadd__(sgl.gen("x"))).run(stream=True, backend=sgl.ScriptedBackend())
+    with pytest.raises(sgl.ProgramError, match="'x' has no type"):
+        list(state.partial_iter("x"))
+
+
+def test_a_type_that_pydantic_can_not_take_is_refused_for_partial_values_too():
+    with pytest.raises(sgl.ConstraintError):
+        partial_reader(Any | type("Foreign", (), {}))

@@ -1,0 +1,141 @@
+"""Every family gives transformers' logits: whole, in chunks, in a batch, after a cache hit, beyond the window."""
+
+import random
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    Phi3ForCausalLM,
+    PreTrainedModel,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+)
+
+import sglang_lite as sgl
+from sglang_lite.protocol import Generation, SamplingParams
+from tests.runtime.models.tiny import VOCAB, randomise, save
+
+SHAPE = dict(
+    vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=256, bos_token_id=0, eos_token_id=1, pad_token_id=None,
+    attn_implementation="eager",
+)  # fmt: skip
+LINEAR = dict(rope_type="linear", rope_theta=1e4, factor=4.0)
+LLAMA3 = dict(rope_type="llama3", rope_theta=1e4, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=64)  # fmt: skip
+YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=64)
+PHI4 = dict(tie_word_embeddings=True, original_max_position_embeddings=32, rope_parameters=dict(
+    rope_type="longrope", rope_theta=1e4, partial_rotary_factor=0.75, short_factor=[1.0, 1.5, 2.0],
+    long_factor=[1.0, 3.0, 9.0]))  # fmt: skip
+GEMMA = dict(head_dim=16, query_pre_attn_scalar=9, sliding_window=9)
+GEMMA3 = GEMMA | dict(
+    layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    rope_parameters=dict(full_attention=dict(rope_type="linear", rope_theta=1e5, factor=8.0),
+                         sliding_attention=dict(rope_type="default", rope_theta=100.0)))  # fmt: skip
+
+FAMILIES = {
+    "llama-2": (LlamaForCausalLM, dict(num_key_value_heads=4)),
+    "llama-biases": (LlamaForCausalLM, dict(attention_bias=True, mlp_bias=True, head_dim=12)),
+    "llama-linear": (LlamaForCausalLM, dict(rope_parameters=LINEAR)),
+    "llama-3.1": (LlamaForCausalLM, dict(rope_parameters=LLAMA3)),
+    "smollm2": (LlamaForCausalLM, dict(tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e5))),
+    "mistral": (MistralForCausalLM, dict(sliding_window=None, head_dim=12)),
+    "mistral-window": (MistralForCausalLM, dict(sliding_window=9)),
+    "qwen2": (Qwen2ForCausalLM, dict(tie_word_embeddings=True)),
+    "qwen2-window": (Qwen2ForCausalLM, dict(use_sliding_window=True, sliding_window=9, max_window_layers=1)),
+    "qwen2.5-yarn": (Qwen2ForCausalLM, dict(rope_parameters=YARN)),
+    "qwen3": (Qwen3ForCausalLM, dict(head_dim=12, tie_word_embeddings=True)),
+    "qwen3-biases": (Qwen3ForCausalLM, dict(head_dim=8, attention_bias=True, rope_parameters=YARN | dict(attention_factor=1.3))),
+    "gemma2": (Gemma2ForCausalLM, GEMMA | dict(attn_logit_softcapping=2.0, final_logit_softcapping=3.0)),
+    "gemma3": (Gemma3ForCausalLM, GEMMA3),
+    "phi3": (Phi3ForCausalLM, dict(sliding_window=9)),
+    "phi4-mini": (Phi3ForCausalLM, PHI4),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request, tmp_path_factory):
+    """(folder, transformers' model)"""
+    model, changes = FAMILIES[request.param]
+    reference = randomise(model(model.config_class(**SHAPE | changes)))
+    return save(reference, tmp_path_factory.mktemp("model")), reference
+
+
+def engine(folder: Path, **settings) -> sgl.Engine:
+    return sgl.Engine(**dict(model=str(folder), dtype="float32", max_running=4) | settings)
+
+
+def ask(engine: sgl.Engine, ids: list[int], *, prompt: bool = True) -> Future:
+    """Six more tokens, with the log-probabilities of the whole vocabulary at each position."""
+    params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, return_logprob=True, top_logprobs_num=VOCAB,
+                            logprob_start_len=1 if prompt else -1)  # fmt: skip
+    future: Future = Future()
+    engine.submit(ids, params, sink=future.set_result)
+    return future
+
+
+def differences(reference: PreTrainedModel, ids: list[int], generation: Generation) -> torch.Tensor:
+    """How far each log-probability that the engine gave is from transformers'."""
+    with torch.no_grad():
+        theirs = reference(torch.tensor([[*ids, *generation.token_ids]])).logits[0].log_softmax(-1)[:-1]
+    entries = [*(generation.prompt_logprobs or ()), *generation.output_logprobs]
+    ours = torch.tensor([[value for value, _, _ in sorted(entry.top, key=lambda top: top[1])] for entry in entries])
+    return (ours - theirs[-len(entries) :]).abs()
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    rng = random.Random(0)
+    return [[rng.randrange(VOCAB) for _ in range(length)] for length in lengths]
+
+
+@pytest.mark.parametrize("step_tokens", [512, 7])
+def test_logits_equal_those_of_transformers(family, step_tokens):
+    folder, reference = family
+    batch = prompts(50, 33, 41, 38)
+    with engine(folder, step_tokens=step_tokens) as running:
+        for future, ids in [(ask(running, ids), ids) for ids in batch]:
+            assert differences(reference, ids, future.result(timeout=30)).max() <= 1e-4
+        again = [*batch[0], 3, 1, 4]
+        generation = ask(running, again, prompt=False).result(timeout=30)
+        assert generation.usage.cached_tokens >= 50
+        assert differences(reference, again, generation).max() <= 1e-4
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_lower_precision_stays_near(family, dtype):
+    if dtype == "int8" and not torch.cpu._is_vnni_supported():
+        pytest.skip("no VNNI")
+    folder, reference = family
+    (ids,) = prompts(40)
+    with engine(folder, dtype=dtype) as running:
+        assert differences(reference, ids, ask(running, ids).result(timeout=30)).mean() <= 0.15
+
+
+def test_longrope_is_short_where_the_context_is(tmp_path):
+    """Within the context that Phi was first trained on, the short factors: those transformers takes there."""
+    reference = randomise(Phi3ForCausalLM(Phi3ForCausalLM.config_class(**SHAPE | PHI4)))
+    (ids,) = prompts(20)
+    with engine(save(reference, tmp_path), context_length=32) as running:
+        assert differences(reference, ids, ask(running, ids).result(timeout=30)).max() <= 1e-4
+
+
+def test_the_text_part_of_a_vision_language_model(tmp_path, caplog):
+    vision = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=16,
+                  patch_size=8)  # fmt: skip
+    config = Gemma3ForConditionalGeneration.config_class(
+        text_config=SHAPE | GEMMA3, vision_config=vision, mm_tokens_per_image=1, image_token_index=95,
+        attn_implementation="eager", eos_token_id=[1, 7],
+    )  # fmt: skip
+    reference = randomise(Gemma3ForConditionalGeneration(config))
+    (ids,) = prompts(40)
+    caplog.set_level("INFO", "sglang_lite")
+    with engine(save(reference, tmp_path)) as running:
+        assert differences(reference, ids, ask(running, ids).result(timeout=30)).max() <= 1e-4
+    assert "tensors that see images are left out" in caplog.text

@@ -1,0 +1,39 @@
+"""Loading takes little more memory than what stays loaded."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+LOAD = """
+import ctypes, gc, sys
+from pathlib import Path
+import gguf.quants, tokenizers, torch  # what they take is not the model's
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.load import load_model
+
+def megabytes(field):
+    return next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith(field))
+
+torch.set_num_threads(1)
+before = megabytes("VmRSS")
+model = load_model(EngineConfig(dtype=sys.argv[2]), Path(sys.argv[1]))
+peak = megabytes("VmHWM")
+gc.collect()
+ctypes.CDLL(None).malloc_trim(0)
+print(peak - before, megabytes("VmRSS") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_the_peak_is_at_most_a_tenth_above_what_stays(model_file, dtype):
+    if dtype == "int8" and not torch.cpu._is_vnni_supported():
+        pytest.skip("no VNNI")
+    ran = subprocess.run(
+        [sys.executable, "-c", LOAD, str(model_file), dtype], capture_output=True, text=True, check=True
+    )
+    peak, stays = map(float, ran.stdout.split())
+    assert stays > 150
+    assert peak <= 1.1 * stays

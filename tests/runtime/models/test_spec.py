@@ -1,0 +1,149 @@
+"""Configs as the hub has them, old spelling and left-out fields included, are read as transformers reads them."""
+
+import json
+
+import pytest
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma3Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3Config,
+)
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+
+from sglang_lite.runtime.models.layers.rope import RotaryTable
+from sglang_lite.runtime.models.spec import spec_from_config
+
+HUB = {
+    "llama-2-7b": (LlamaConfig, "LlamaForCausalLM", dict(
+        hidden_size=4096, intermediate_size=11008, max_position_embeddings=4096, num_attention_heads=32,
+        num_hidden_layers=32, num_key_value_heads=32, pretraining_tp=1, rms_norm_eps=1e-5, rope_scaling=None,
+        tie_word_embeddings=False, vocab_size=32000, hidden_act="silu", bos_token_id=1, eos_token_id=2)),
+    "llama-1-7b": (LlamaConfig, "LlamaForCausalLM", dict(  # before there were key-value heads and rope_theta
+        hidden_size=4096, intermediate_size=11008, max_position_embeddings=2048, num_attention_heads=32,
+        num_hidden_layers=32, vocab_size=32000, hidden_act="silu")),
+    "llama-3.1-8b": (LlamaConfig, "LlamaForCausalLM", dict(
+        attention_bias=False, mlp_bias=False, hidden_size=4096, intermediate_size=14336, max_position_embeddings=131072,
+        num_attention_heads=32, num_hidden_layers=32, num_key_value_heads=8, rms_norm_eps=1e-5, rope_theta=500000.0,
+        rope_scaling=dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, rope_type="llama3",
+                          original_max_position_embeddings=8192),
+        vocab_size=128256, eos_token_id=[128001, 128008, 128009])),
+    "vicuna-16k": (LlamaConfig, "LlamaForCausalLM", dict(
+        hidden_size=4096, intermediate_size=11008, max_position_embeddings=4096, num_attention_heads=32, num_hidden_layers=32,
+        num_key_value_heads=32, rope_scaling=dict(type="linear", factor=4.0), sliding_window=512, vocab_size=32000)),
+    "mistral-7b-v0.1": (MistralConfig, "MistralForCausalLM", dict(
+        hidden_size=4096, intermediate_size=14336, max_position_embeddings=32768, num_attention_heads=32,
+        num_hidden_layers=32, num_key_value_heads=8, rms_norm_eps=1e-5, rope_theta=10000.0, sliding_window=4096,
+        vocab_size=32000)),
+    "mistral-nemo": (MistralConfig, "MistralForCausalLM", dict(
+        head_dim=128, hidden_size=5120, intermediate_size=14336, max_position_embeddings=131072, num_attention_heads=32,
+        num_hidden_layers=40, num_key_value_heads=8, rms_norm_eps=1e-5, rope_theta=1000000.0, sliding_window=None,
+        vocab_size=131072)),
+    "qwen2.5-7b": (Qwen2Config, "Qwen2ForCausalLM", dict(
+        hidden_size=3584, intermediate_size=18944, max_position_embeddings=32768, max_window_layers=28,
+        num_attention_heads=28, num_hidden_layers=28, num_key_value_heads=4, rms_norm_eps=1e-6, rope_theta=1000000.0,
+        sliding_window=131072, use_sliding_window=False, vocab_size=152064,
+        rope_scaling=dict(factor=4.0, original_max_position_embeddings=32768, type="yarn"))),
+    "qwen2-window": (Qwen2Config, "Qwen2ForCausalLM", dict(
+        hidden_size=3584, intermediate_size=18944, max_position_embeddings=32768, num_attention_heads=28,
+        num_hidden_layers=40, num_key_value_heads=4, use_sliding_window=True, vocab_size=152064)),
+    "qwen3-0.6b": (Qwen3Config, "Qwen3ForCausalLM", dict(
+        attention_bias=False, hidden_size=1024, intermediate_size=3072, max_position_embeddings=40960,
+        max_window_layers=28, num_attention_heads=16, num_hidden_layers=28, num_key_value_heads=8, rope_scaling=None,
+        rope_theta=1000000, sliding_window=None, tie_word_embeddings=True, use_sliding_window=False, vocab_size=151936)),
+    "gemma-2-2b": (Gemma2Config, "Gemma2ForCausalLM", dict(
+        attn_logit_softcapping=50.0, final_logit_softcapping=30.0, head_dim=256, hidden_act="gelu_pytorch_tanh",
+        hidden_activation="gelu_pytorch_tanh", hidden_size=2304, intermediate_size=9216, max_position_embeddings=8192,
+        num_attention_heads=8, num_hidden_layers=26, num_key_value_heads=4, query_pre_attn_scalar=256,
+        rope_theta=10000.0, sliding_window=4096, vocab_size=256000)),
+    "gemma-3-1b": (Gemma3TextConfig, "Gemma3ForCausalLM", dict(
+        head_dim=256, hidden_activation="gelu_pytorch_tanh", hidden_size=1152, intermediate_size=6912,
+        max_position_embeddings=32768, num_attention_heads=4, num_hidden_layers=26, num_key_value_heads=1,
+        query_pre_attn_scalar=256, rope_local_base_freq=10000, rope_scaling=None, rope_theta=1000000, sliding_window=512,
+        sliding_window_pattern=6, vocab_size=262144, eos_token_id=[1, 106])),
+    "gemma-3-4b": (Gemma3Config, "Gemma3ForConditionalGeneration", dict(  # says no more than this of its text part
+        eos_token_id=[1, 106], vision_config=dict(hidden_size=1152),
+        text_config=dict(hidden_size=2560, intermediate_size=10240, model_type="gemma3_text", num_hidden_layers=34,
+                         rope_scaling=dict(factor=8.0, rope_type="linear"), sliding_window=1024))),
+    "phi-3-mini-4k": (Phi3Config, "Phi3ForCausalLM", dict(
+        hidden_size=3072, intermediate_size=8192, max_position_embeddings=4096, num_attention_heads=32,
+        num_hidden_layers=32, num_key_value_heads=32, original_max_position_embeddings=4096, rms_norm_eps=1e-5,
+        rope_scaling=None, rope_theta=10000.0, sliding_window=2047, vocab_size=32064)),
+    "phi-3-mini-128k": (Phi3Config, "Phi3ForCausalLM", dict(
+        hidden_size=3072, intermediate_size=8192, max_position_embeddings=131072, num_attention_heads=32,
+        num_hidden_layers=32, num_key_value_heads=32, original_max_position_embeddings=4096,
+        rope_scaling=dict(type="longrope", short_factor=[1.05] * 48, long_factor=[1.0 + i for i in range(48)]),
+        sliding_window=262144, vocab_size=32064)),
+    "phi-4-mini": (Phi3Config, "Phi3ForCausalLM", dict(
+        hidden_size=3072, intermediate_size=8192, max_position_embeddings=131072, num_attention_heads=24,
+        num_hidden_layers=32, num_key_value_heads=8, original_max_position_embeddings=4096, partial_rotary_factor=0.75,
+        rope_scaling=dict(type="longrope", short_factor=[1.0] * 48, long_factor=[1.0 + i for i in range(48)]),
+        rms_norm_eps=1e-5, sliding_window=262144, tie_word_embeddings=True, vocab_size=200064)),
+}  # fmt: skip
+POSITIONS = torch.tensor([0, 1, 2, 77, 4999])
+
+
+def rotary(config, text, kind):
+    """transformers' cos and sin [positions, dim], for a type of layer."""
+    if isinstance(text, Gemma3TextConfig):
+        return Gemma3RotaryEmbedding(text)(torch.ones(1), POSITIONS[None], kind)
+    table = Phi3RotaryEmbedding if isinstance(config, Phi3Config) else LlamaRotaryEmbedding
+    return table(text)(torch.ones(1), POSITIONS[None])
+
+
+def windows(config, text):
+    if isinstance(config, LlamaConfig):
+        return (None,) * text.num_hidden_layers
+    kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * text.num_hidden_layers
+    return tuple(text.sliding_window if kind == "sliding_attention" else None for kind in kinds)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", HUB)
+def test_a_config_is_read_as_transformers_reads_it(name):
+    kind, architecture, content = HUB[name]
+    config = kind(**content)
+    text = config.get_text_config()
+    saved = json.loads(json.dumps(config.to_dict(), default=str))
+    for spelling in (content, saved):  # the hub's, and that of transformers 5
+        spec = spec_from_config(spelling | {"architectures": [architecture]}, "config.json")
+        assert spec.vocab_size == text.vocab_size
+        assert spec.hidden_size == text.hidden_size
+        assert spec.intermediate_size == text.intermediate_size
+        assert spec.num_heads == text.num_attention_heads
+        assert spec.num_kv_heads == text.num_key_value_heads
+        assert spec.head_dim == (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
+        assert spec.rms_eps == text.rms_norm_eps
+        assert spec.scale == getattr(text, "query_pre_attn_scalar", spec.head_dim) ** -0.5
+        assert spec.tied_embeddings == config.tie_word_embeddings
+        assert spec.windows == windows(config, text)
+        assert spec.max_positions == (131072 if name == "qwen2.5-7b" else text.max_position_embeddings)
+        if "eos_token_id" in content:
+            eos = content["eos_token_id"]
+            assert spec.eos_ids == (tuple(eos) if isinstance(eos, list) else (eos,))
+        for rope, layer in ((spec.rope, "full_attention"), (spec.local_rope, "sliding_attention")):
+            if rope is not None:
+                cos, sin = rotary(config, text, layer)
+                ours, turned = RotaryTable(rope, spec.head_dim, 5000, torch.float32, torch.device("cpu")).at(POSITIONS)
+                torch.testing.assert_close(ours[:, 0], cos[0], atol=2e-3, rtol=0)
+                half = sin.shape[-1] // 2
+                torch.testing.assert_close(turned[:, 0, half:], sin[0, :, half:], atol=2e-3, rtol=0)
+
+
+def test_early_phi_3_files_call_longrope_su_or_yarn():
+    _, architecture, content = HUB["phi-3-mini-128k"]
+    named = [
+        spec_from_config(
+            content | {"architectures": [architecture], "rope_scaling": content["rope_scaling"] | {"type": name}}, ""
+        )
+        for name in ("longrope", "su", "yarn")
+    ]
+    assert named[0].rope.kind == "longrope"
+    assert named[0] == named[1] == named[2]

@@ -1,0 +1,155 @@
+"""A model whose exact answer is known, and an engine around it that is stepped by hand.
+
+The KV cache holds the token ids themselves, and a token's logits are a function of all ids before it as they stand in
+the cache. So whatever a scheduler does wrong (a page reused too early, a wrong position, a lost copy) changes the text.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from sglang_lite.protocol import Delta, Generation, SamplingParams, SglError
+from sglang_lite.runtime.cache.check import check_cache
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.engine import Engine
+from sglang_lite.runtime.execute.sampler import uniforms
+from sglang_lite.runtime.load import LoadedModel
+from sglang_lite.runtime.tokens.tokenizer import Tokenizer
+
+EOS = 0
+LETTERS = "\x00abcdefghijklmnopqrstuvwxyz ,.?"
+VOCAB = len(LETTERS)
+_POWERS = np.uint64(0x9E3779B97F4A7C15) ** np.arange(1, 4097, dtype=np.uint64)
+_TOKENS = np.arange(1, VOCAB + 1, dtype=np.uint64)
+
+
+def hashes(tokens):
+    """A number for each prefix of `tokens`."""
+    with np.errstate(over="ignore"):
+        return np.cumsum((np.asarray(tokens).astype(np.uint64) + np.uint64(1)) * _POWERS[: len(tokens)])
+
+
+def logits_of(states):
+    """float32 [R, VOCAB] of prefix numbers [R]; the end of sequence is rather unlikely."""
+    with np.errstate(over="ignore"):
+        mixed = (np.asarray(states, dtype=np.uint64)[:, None] ^ np.uint64(0x5DEECE66D)) * (_TOKENS * np.uint64(2) + 1)
+    logits = ((mixed >> np.uint64(40)) % np.uint64(1009)).astype(np.float32) / 200
+    logits[:, EOS] -= 2
+    return logits
+
+
+class ScriptedModel:
+    def allocate_cache(self, slots):
+        return torch.full((slots,), -1, dtype=torch.int64)
+
+    def copy_slots(self, cache, source, target):
+        cache[target] = cache[source]
+
+    def forward(self, ids, positions, plan, cache):
+        cache[plan.store_at] = ids
+        states = np.zeros(len(ids), dtype=np.uint64)
+        if plan.decode is not None:
+            for i in range(plan.decode.count):
+                length = int(plan.decode.lengths[i])
+                states[i] = hashes(cache[plan.decode.read_at[i, :length].long()].numpy())[-1]
+                assert int(positions[i]) == length - 1
+        for row in plan.extends:
+            at = row.read_at if isinstance(row.read_at, slice) else row.read_at.long()
+            states[row.start : row.end] = hashes(cache[at].numpy())[-(row.end - row.start) :]
+        return torch.from_numpy(states.view(np.int64)).unsqueeze(1)
+
+    def logits(self, hidden):
+        return torch.from_numpy(logits_of(hidden[:, 0].numpy().view(np.uint64)))
+
+
+def tokenizer():
+    """One token a character."""
+    backend = Backend(models.BPE({letter: i for i, letter in enumerate(LETTERS)}, []))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.decoder = decoders.Fuse()
+    return Tokenizer(backend, [letter.encode() for letter in LETTERS], [EOS], eos_ids=[EOS])
+
+
+def loaded(context_length=512):
+    return LoadedModel("scripted", ScriptedModel(), tokenizer(), VOCAB, frozenset({EOS}), context_length)
+
+
+def answer(prompt, params, seed=None):
+    """What the model generates, worked out one token after another: token ids, and why it ended."""
+    tokens, out = list(prompt), []
+    for _ in range(params.max_tokens):
+        logits = torch.from_numpy(logits_of(hashes(tokens)[-1:]))[0]
+        if len(out) < (params.min_tokens if isinstance(params.min_tokens, int) else 0):
+            logits[EOS] = float("-inf")
+        if params.temperature == 0:
+            token = int(logits.argmax())
+        else:
+            mass = torch.softmax(logits / params.temperature, 0).double().cumsum(0)
+            draw = uniforms(np.array([seed], np.uint64), np.array([len(tokens)]))[0] * float(mass[-1])
+            token = min(int(torch.searchsorted(mass, draw, right=True)), VOCAB - 1)
+        tokens.append(token)
+        out.append(token)
+        if token == EOS:
+            return out, "stop"
+    return out, "length"
+
+
+class SteppedEngine(Engine):
+    """An engine without a thread: the test runs its loop, and the cache is checked after every step.
+
+    Args:
+        retract_every: steps after which some running request is put back.
+        **config: of EngineConfig.
+    """
+
+    def __init__(self, *, retract_every=0, seed=0, **config):
+        self.loop = self._loop = self._build(EngineConfig.make(**config), loaded())
+        self.store, self.scheduler = self._scheduler.store, self._scheduler
+        self._retract_every, self._random = retract_every, random.Random(seed)
+
+    def start(self, prompt, params=SamplingParams(), **options):
+        """Submits; returns the ticket and the list that the events go to."""
+        events = []
+        return self.submit(prompt, params, sink=events.append, **options), events
+
+    def step(self):
+        """Commands and one step. False: there is nothing left to do."""
+        self.loop._run_commands()
+        self.loop._step()
+        if self._retract_every and self.loop.steps % self._retract_every == 0:
+            running = list(self.scheduler.running())
+            if len(running) > 1:
+                self.scheduler.retract(self._random.choice(running))
+        self.check()
+        return not self.scheduler.idle or self.loop._in_flight is not None or not self.loop._inbox.empty()
+
+    def check(self):
+        check_cache(self.store, [r.holding for r in self.scheduler.running()])
+
+    def drain(self, limit=100_000):
+        for _ in range(limit):
+            if not self.step():
+                return
+        raise AssertionError("requests that never end")
+
+    def check_empty(self):
+        """Nothing is held when nothing runs."""
+        assert self.store.table.free == len(self.store.table.length)
+        assert self.store.tree.locked_pages == 0
+        self.store.flush()
+        self.store.settle(self.store.step)
+        assert self.store.pool.free == self.store.pool.total
+
+
+def ended(events):
+    """The one terminal event."""
+    last = [event for event in events if not isinstance(event, Delta)]
+    assert len(last) == 1, last
+    assert events[-1] is last[0]
+    assert isinstance(last[0], Generation | SglError)
+    return last[0]

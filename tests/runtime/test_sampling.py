@@ -1,0 +1,343 @@
+"""What is drawn, where it ends and what is reported: the same alone, in a batch, from the cache and after a retraction."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import sglang_lite as sgl
+from sglang_lite.protocol import Delta, Generation, SamplingParams, Span
+from sglang_lite.runtime.engine import Engine
+from sglang_lite.runtime.execute.sampler import SamplingTable, sample, sample_seed, uniforms
+from sglang_lite.runtime.sampling_params import resolve_params
+from tests.runtime import scripted
+
+CHAT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def greedy(**options):
+    return SamplingParams(temperature=0, **{"max_tokens": 16, **options})
+
+
+@pytest.fixture(scope="module")
+def small():
+    with Engine.of(scripted.loaded()) as engine:
+        yield engine
+
+
+def run_all(engine, requests):
+    """Submits all at once; their last events, in order. A request is a prompt, parameters and options."""
+    outcomes, left, done = {}, [len(requests)], threading.Event()
+
+    def sink(i):
+        def take(event):
+            if not isinstance(event, Delta):
+                outcomes[i] = event
+                left[0] -= 1
+                if not left[0]:
+                    done.set()
+
+        return take
+
+    for i, (prompt, params, options) in enumerate(requests):
+        engine.submit(prompt, params, sink=sink(i), **options)
+    assert done.wait(120)
+    return [outcomes[i] for i in range(len(requests))]
+
+
+# --------------------------------------------------------------------------------------------------- draws
+
+
+def test_draws_are_uniform_and_seeds_do_not_shift_each_other():
+    positions = np.arange(4000)
+    streams = [uniforms(np.full(4000, s % 2**64, dtype=np.uint64), positions) for s in (0, 1, -1, 0x9E3779B97F4A7C15)]
+    streams += [uniforms(np.full(4000, sample_seed(0, i), dtype=np.uint64), positions) for i in (1, 2)]
+    for stream in streams:
+        assert 0 <= stream.min() < 0.01 < 0.99 < stream.max() < 1
+        assert abs(stream.mean() - 0.5) < 0.02
+    assert len(set(np.concatenate(streams).tolist())) == 6 * 4000
+
+
+def test_frequencies_are_the_probabilities():
+    """After top-k, top-p and min-p too: those that are left, in proportion."""
+    probs = torch.tensor([0.4, 0.3, 0.2, 0.06, 0.04])
+    n = 20_000
+    for options, kept in (
+        ({}, 5),
+        ({"top_k": 3}, 3),
+        ({"top_p": 0.65}, 2),
+        ({"min_p": 0.4}, 3),
+        ({"top_p": 0.85, "top_k": 2}, 2),
+    ):
+        table = SamplingTable(1)
+        table.set(0, resolve_params(SamplingParams(**options), 5), seed=1)
+        slots = np.zeros(n, dtype=np.int32)
+        drawn = sample(probs.log().repeat(n, 1), table, slots, np.arange(n, dtype=np.int32), {}).tokens
+        frequencies = torch.bincount(torch.tensor(drawn), minlength=5) / n
+        expected = torch.where(torch.arange(5) < kept, probs, 0)
+        assert torch.allclose(frequencies, expected / expected.sum(), atol=0.012), options
+
+
+def test_samples_of_one_request_differ_and_the_first_is_the_seeds_own(small):
+    events, done = [], threading.Event()
+
+    def sink(event):
+        events.append(event)
+        if sum(isinstance(e, Generation) for e in events) == 4:
+            done.set()
+
+    params = SamplingParams(max_tokens=8, n=4, seed=5, ignore_eos=True)
+    small.submit("ab", params, sink=sink, stream=True)
+    assert done.wait(30)
+    texts = {e.index: e.text for e in events if isinstance(e, Generation)}
+    assert sorted(texts) == [0, 1, 2, 3]
+    assert len(set(texts.values())) == 4
+    assert texts[0] == small.complete("ab", SamplingParams(max_tokens=8, seed=5, ignore_eos=True)).text
+    for i, text in texts.items():
+        assert "".join(e.text for e in events if isinstance(e, Delta) and e.index == i) == text
+    with pytest.raises(sgl.ParameterError, match="n: complete gives one"):
+        small.complete("ab", SamplingParams(n=2))
+
+
+def test_the_prompt_of_several_samples_is_computed_once(small):
+    small.flush_cache()
+    done = threading.Semaphore(0)
+    results = []
+    prompt = "abcdefgh" * 20
+    small.submit(prompt, SamplingParams(n=5, max_tokens=2), sink=lambda e: (results.append(e), done.release()))
+    for _ in range(5):
+        assert done.acquire(timeout=30)
+    computed = [r.usage.prompt_tokens - r.usage.cached_tokens for r in results]
+    assert sorted(computed) == [1, 1, 1, 1, 160]
+
+
+# ------------------------------------------------------------------------------------------------ where it ends
+
+
+def test_patterns_end_the_text_and_cut_it(engine):
+    """The answer is "The capital of France is Paris." of whatever tokens."""
+    for pattern, text in (
+        (r"F\w+", "The capital of "),  # a match is complete as soon as there is one
+        (r"F\w+ ", "The capital of "),
+        (r"(?<=of )F", "The capital of "),
+        (r"^The capital of", ""),
+        (r"[aeiou]{2}|Z", "The capital of France is Paris."),
+        (r"is\b", "The capital of France "),
+        (r"(?i)PARIS\.", "The capital of France is "),
+    ):
+        cut = engine.complete(CHAT, greedy(stop_regex=(pattern, "never")))
+        assert cut.text == text, pattern
+        assert cut.matched == (pattern if text[-1:] != "." else 2)
+        assert "".join(span.text for span in cut.spans) == text
+    kept = engine.complete(CHAT, greedy(stop_regex=(r"F\w+ ",), include_stop=True))
+    assert kept.text == "The capital of France "
+    both = engine.complete(CHAT, greedy(stop=("France",), stop_regex=("of F",)))
+    assert (both.text, both.matched) == ("The capital ", "of F")
+
+
+def test_what_streams_is_never_taken_back(engine):
+    for params in (greedy(stop_regex=("of F.*s",)), greedy(stop=("France is not",)), greedy(stop_regex=("x+",))):
+        events, done = [], threading.Event()
+        engine.submit(
+            CHAT,
+            params,
+            sink=lambda e: (events.append(e), isinstance(e, Generation) and done.set()),
+            stream=True,
+        )
+        assert done.wait(30)
+        assert "".join(e.text for e in events[:-1]) == events[-1].text
+
+
+def test_no_stop_is_looked_for_in_the_first_tokens(small):
+    text = small.complete("ab", greedy(ignore_eos=True)).text
+    letter = text[1]
+    later = text.index(letter, 2) if letter in text[2:] else None
+    cut = small.complete("ab", greedy(ignore_eos=True, min_tokens=2, stop=(letter,), stop_regex=("(?<=^..)[?]",)))
+    assert cut.text == (text if later is None else text[:later])
+
+
+def test_a_stop_token_is_kept_where_it_is_asked_for(engine):
+    france = engine.tokenizer.encode(" France")[0]
+    assert engine.complete(CHAT, greedy(stop_token_ids=(france,))).text == "The capital of"
+    kept = engine.complete(CHAT, greedy(stop_token_ids=(france,), include_stop=True))
+    assert kept.text == "The capital of France"
+    assert kept.spans == (Span(kept.text, kept.token_ids),)
+    whole = engine.complete(CHAT, greedy(include_stop=True, skip_special_tokens=False))
+    assert whole.text == "The capital of France is Paris.<|im_end|>"
+    assert whole.spans == (Span(whole.text, whole.token_ids),)
+
+
+def test_a_pattern_without_end_fails_its_request_alone(small):
+    text = small.complete("ab", greedy(ignore_eos=True, max_tokens=300)).text
+    letters = "|".join(sorted({f"[{c}]" if c in ".?" else c for c in text}))
+    endless = greedy(ignore_eos=True, max_tokens=300, stop_regex=(rf"(?:(?:{letters})|(?:{letters})+)+\d",))
+    failed, fine = run_all(small, [("ab", endless, {}), ("ab", greedy(ignore_eos=True, max_tokens=300), {})])
+    assert isinstance(failed, sgl.ParameterError)
+    assert failed.parameter == "stop_regex"
+    assert fine.text == text
+
+
+# ------------------------------------------------------------------------------------------------ logit processors
+
+
+def test_a_processor_changes_the_logits_of_its_request(small):
+    seen = []
+
+    def only_c(tokens, logits):
+        seen.append(list(tokens))
+        assert logits.dtype == torch.float32
+        logits[:] = float("-inf")
+        logits[scripted.LETTERS.index("c")] = 0
+        return logits
+
+    plain = small.complete("ab", greedy(max_tokens=3, ignore_eos=True)).text
+    first, second = run_all(
+        small,
+        [("ab", greedy(max_tokens=3), {"logit_processor": only_c}), ("ab", greedy(max_tokens=3, ignore_eos=True), {})],
+    )
+    assert (first.text, second.text) == ("ccc", plain)
+    assert seen == [[1, 2], [1, 2, 3], [1, 2, 3, 3]]
+
+
+@pytest.mark.parametrize(
+    ("processor", "message"),
+    [
+        (lambda tokens, logits: 1 / 0, "logit_processor failed: ZeroDivisionError"),
+        (lambda tokens, logits: logits * float("nan"), "logit_processor returned NaN"),
+        (lambda tokens, logits: logits + float("inf"), "logit_processor returned NaN, inf"),
+        (lambda tokens, logits: logits - float("inf"), "nothing but -inf"),
+        (lambda tokens, logits: logits[:3], r"returned \[3\] numbers"),
+        (lambda tokens, logits: None, "logit_processor failed"),
+    ],
+)
+def test_a_processor_that_fails_fails_its_request_alone(small, processor, message):
+    failed, fine = run_all(small, [("ab", greedy(), {"logit_processor": processor}), ("ab", greedy(), {})])
+    assert isinstance(failed, sgl.ProgramError)
+    with pytest.raises(sgl.ProgramError, match=message):
+        raise failed
+    assert isinstance(fine, Generation)
+
+
+# ------------------------------------------------------------------------------------------------- broken numbers
+
+
+class BrokenModel(scripted.ScriptedModel):
+    """Gives `value` in place of a logit after texts that end in "??"."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def forward(self, ids, positions, plan, cache):
+        hidden = super().forward(ids, positions, plan, cache)
+        previous = torch.cat((torch.tensor([-1]), ids[:-1]))
+        return torch.cat((hidden, ((ids == scripted.VOCAB - 1) & (previous == ids)).long().unsqueeze(1)), 1)
+
+    def logits(self, hidden):
+        logits = super().logits(hidden)
+        logits[hidden[:, 1] == 1, 3] = self.value
+        return logits
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_logits_that_are_no_numbers_fail_their_request_alone(value, temperature):
+    loaded = scripted.loaded()
+    params = SamplingParams(temperature=temperature, max_tokens=6, seed=1, ignore_eos=True)
+    bad = SamplingParams(temperature=temperature, max_tokens=6, seed=1, logit_bias=((5, 1.0),))
+    with (
+        Engine.of(type(loaded)("broken", BrokenModel(value), *list(loaded.__getstate__())[2:])) as broken,
+        Engine.of(loaded) as sound,
+    ):
+        requests = [("ab", params, {}), ("a??", params, {}), ("a??", bad, {}), ("ba", params, {})]
+        outcomes = run_all(broken, requests)
+        assert [o.text for o in outcomes if isinstance(o, Generation)] == [
+            sound.complete(p, params).text for p in ("ab", "ba")
+        ]
+        for failed in outcomes[1:3]:
+            assert isinstance(failed, sgl.ModelError)
+            assert "logits for position 3 are NaN or infinite" in str(failed)
+        scored = SamplingParams(max_tokens=0, return_logprob=True, logprob_start_len=0)
+        with pytest.raises(sgl.ModelError, match="logits for position 3"):
+            broken.complete("a??b", scored)
+        assert len(broken.complete("a?b?", scored).prompt_logprobs) == 3
+
+
+def test_what_a_broken_request_left_in_the_cache_reaches_nobody(model_file):
+    """Its keys and values are NaN, and stay in pages that others' rows may be padded with."""
+    with sgl.Engine(dtype="float32", max_running=3, max_total_tokens=400, context_length=300, step_tokens=64) as engine:
+        short, long = ("Hello", greedy(max_tokens=8), {}), ("a b c d e " * 10, greedy(max_tokens=8), {})
+        expected = [g.text for g in run_all(engine, [short, long])]
+        embedding = engine._runner.model.embedding
+
+        @torch.inference_mode()
+        def become(values):
+            embedding[500] = values
+
+        kept = embedding[500].clone()
+        engine._loop.call(lambda: become(float("inf")))
+        with pytest.raises(sgl.ModelError, match="NaN"):
+            engine.complete([500] * 200, greedy())
+        engine._loop.call(lambda: become(kept))
+        engine.flush_cache()
+        assert [g.text for g in run_all(engine, [short, long])] == expected
+
+
+# ----------------------------------------------------------------------------------------------- log-probabilities
+
+
+def test_prompt_logprobs_have_their_text_and_survive_a_retraction():
+    engine = scripted.SteppedEngine(
+        max_running=4, max_total_tokens=60, context_length=60, step_tokens=8, retract_every=2
+    )
+    params = greedy(
+        return_logprob=True, logprob_start_len=0, return_text_in_logprobs=True, top_logprobs_num=2, ignore_eos=True
+    )
+    prompts = ["abcdefghijklmn", "abcdefg", "hijk"]
+    started = [engine.start(prompt, params)[1] for prompt in prompts]
+    engine.drain()
+    for prompt, events in zip(prompts, started):
+        generation = scripted.ended(events)
+        assert [e.text for e in generation.prompt_logprobs] == list(prompt[1:])
+        assert [e.token_id for e in generation.prompt_logprobs] == [scripted.LETTERS.index(c) for c in prompt[1:]]
+        assert "".join(e.text for e in generation.output_logprobs) == generation.text
+        top = generation.output_logprobs[0].top
+        assert (top[0][2], len(top)) == (generation.text[0], 2)
+    assert sum(scripted.ended(events).meta["num_retractions"] for events in started) > 0
+
+
+# --------------------------------------------------------------------------------------------------- determinism
+
+QUESTIONS = [
+    f"Question {i}: " + "why is the sky blue and the sea green? " * (1 + i % 3) + "\nAnswer:" for i in range(16)
+]
+
+
+def asked(i):
+    """Half of them greedy; all report log-probabilities, whose bits are compared."""
+    return SamplingParams(
+        temperature=i % 2, seed=i, max_tokens=6, ignore_eos=True, return_logprob=True, top_logprobs_num=2
+    )
+
+
+def bits(generation):
+    return generation.token_ids, generation.output_logprobs
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_deterministic_engine_gives_the_same_bits_in_any_company(model_file, dtype):
+    requests = [(q, asked(i), {}) for i, q in enumerate(QUESTIONS)]
+    settings = {"dtype": dtype, "deterministic": True, "context_length": 128}
+    with sgl.Engine(**settings, max_running=16, max_total_tokens=2048) as engine:
+        some = (0, 1, 2, 15)
+        alone = {i: bits(engine.complete(*requests[i][:2])) for i in some}
+        engine.flush_cache()
+        batch = [bits(g) for g in run_all(engine, requests)]
+        assert {i: batch[i] for i in some} == alone
+        cached = run_all(engine, requests)
+        assert [bits(g) for g in cached] == batch
+        assert all(g.usage.cached_tokens == g.usage.prompt_tokens - 1 for g in cached)
+    with sgl.Engine(**settings, max_running=6, max_total_tokens=160, step_tokens=7) as tight:
+        generations = run_all(tight, requests)
+        assert [bits(g) for g in generations] == batch
+        assert sum(g.meta["num_retractions"] for g in generations) > 0

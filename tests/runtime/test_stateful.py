@@ -1,0 +1,115 @@
+"""Anything may happen to requests at any time: what they hold stays consistent, and each ends once with its answer."""
+
+import os
+import random
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from sglang_lite.protocol import (
+    ForkSegment,
+    Generation,
+    GenSegment,
+    Played,
+    Program,
+    ProgramResult,
+    RequestAbortedError,
+    SamplingParams,
+    TextSegment,
+)
+from tests.runtime.scripted import VOCAB, SteppedEngine, answer, ended
+
+EXAMPLES = int(os.environ.get("SGLANG_LITE_EXAMPLES", "40"))  # of 50 actions each; more: CONTRIBUTING.md
+STEMS = [[random.Random(i).randrange(1, VOCAB) for _ in range(40)] for i in range(3)]
+
+prompts = st.tuples(st.sampled_from(STEMS), st.integers(1, 40), st.lists(st.integers(1, VOCAB - 1), max_size=6))
+
+
+class Scheduling(RuleBasedStateMachine):
+    @initialize(
+        overlap=st.booleans(),
+        page=st.sampled_from([1, 2, 4, 16]),
+        chunk=st.sampled_from([4, 16, 1000]),
+        cached=st.booleans(),
+        policy=st.sampled_from(["lpm", "fcfs", "priority"]),
+        eviction=st.sampled_from(["lru", "lfu", "fifo", "slru"]),
+    )
+    def start(self, overlap, page, chunk, cached, policy, eviction):
+        self.engine = SteppedEngine(
+            overlap=overlap, page_size=page, step_tokens=chunk, prefix_cache=cached, max_running=4,
+            context_length=96, max_total_tokens=128, policy=policy, eviction=eviction,
+        )  # fmt: skip
+        self.requests, self.programs, self.aborted = [], [], set()
+
+    @rule(prompt=prompts, tokens=st.integers(0, 10), warm=st.booleans())
+    def submit(self, prompt, tokens, warm):
+        stem, length, rest = prompt
+        ids = [*stem[:length], *rest]
+        params = SamplingParams(max_tokens=tokens, temperature=float(warm), seed=len(self.requests))
+        self.requests.append((*self.engine.start(ids, params), ids, params))
+
+    @rule(prompt=prompts, widths=st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    def fork(self, prompt, widths):
+        params = SamplingParams(max_tokens=3, temperature=0)
+        segments = (GenSegment("end", params),)
+        for width in widths:
+            segments = (TextSegment("ab"), GenSegment("g", params), ForkSegment((segments,) * width))
+        events = []
+        ticket = self.engine.run_program(
+            "".join("xyz"[i % 3] for i in prompt[0][:9]), Program(segments), sink=events.append
+        )
+        self.programs.append((ticket, events))
+
+    @rule(count=st.integers(1, 5))
+    def step(self, count):
+        for _ in range(count):
+            self.engine.step()
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def abort(self, data):
+        i = data.draw(st.integers(0, len(self.requests) - 1))
+        self.aborted.add(i)
+        self.requests[i][0].abort()
+
+    @precondition(lambda self: self.programs)
+    @rule(data=st.data())
+    def abort_program(self, data):
+        data.draw(st.sampled_from(self.programs))[0].abort()
+
+    @precondition(lambda self: len(list(self.engine.scheduler.running())) > 1)
+    @rule(data=st.data())
+    def retract(self, data):
+        self.engine.scheduler.retract(
+            data.draw(st.sampled_from(sorted(self.engine.scheduler.running(), key=lambda r: r.id)))
+        )
+
+    @rule(pages=st.integers(1, 60))
+    def evict(self, pages):
+        store = self.engine.store
+        store.pool.release(store.tree.evict(pages, store._priority), store.step)
+
+    @invariant()
+    def consistent(self):
+        if hasattr(self, "engine"):
+            self.engine.check()
+
+    def teardown(self):
+        if not hasattr(self, "engine"):
+            return
+        self.engine.drain()
+        for i, (_, events, ids, params) in enumerate(self.requests):
+            result = ended(events)
+            if i in self.aborted and isinstance(result, RequestAbortedError):
+                continue
+            assert isinstance(result, Generation), result
+            assert (list(result.token_ids), result.finish_reason) == answer(ids, params, params.seed)
+        for _, events in self.programs:
+            assert len([e for e in events if not isinstance(e, Played)]) == 1
+            assert isinstance(events[-1], ProgramResult | RequestAbortedError), events[-1]
+        self.engine.check_empty()
+
+
+Scheduling.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=50, deadline=None)
+TestScheduling = Scheduling.TestCase
