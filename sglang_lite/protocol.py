@@ -201,9 +201,20 @@ class Regex:
 
 @dataclass(frozen=True, slots=True)
 class JsonSchema:
-    """Text that is one JSON document valid under `schema` (JSON text of a draft 2020-12 schema)."""
+    """Text that is one JSON document valid under `schema`.
+
+    Attributes:
+        schema: JSON text of a schema of draft 2020-12, or an older one.
+        enforce: "strict" refuses a schema with a keyword that can't be enforced; "best_effort" leaves such keywords
+            to the check of the finished value, which is always made.
+        format: "assert" demands the formats that are known, "annotate" none.
+        separators: between items and after names in generated text, as json.dumps takes them.
+    """
 
     schema: str
+    enforce: Literal["strict", "best_effort"] = "strict"
+    format: Literal["assert", "annotate"] = "assert"
+    separators: tuple[str, str] = (", ", ": ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +224,61 @@ class Choices:
     options: tuple[str, ...]
 
 
-Constraint: TypeAlias = Regex | JsonSchema | Choices
+@dataclass(frozen=True, slots=True)
+class Ebnf:
+    """Text of a grammar in llama.cpp's GBNF. Its first rule, or the one called `root`, is the whole text."""
+
+    grammar: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lark:
+    """Text of a grammar in Lark's syntax. The rule `start` is the whole text."""
+
+    grammar: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """`begin`, then what `content` allows, then `end`."""
+
+    begin: str
+    content: Constraint
+    end: str
+
+
+@dataclass(frozen=True, slots=True)
+class StructuralTag:
+    """Free text in which a trigger begins one of the tags, every one of which begins with a trigger."""
+
+    tags: tuple[Tag, ...]
+    triggers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InOrder:
+    """One constraint's text after the other's."""
+
+    parts: tuple[Constraint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Text of any of the constraints."""
+
+    options: tuple[Constraint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """From `least` to `most` times (None: any number) a text of the constraint, one after the other."""
+
+    item: Constraint
+    least: int = 0
+    most: int | None = None
+
+
+Constraint: TypeAlias = "Regex | JsonSchema | Choices | Ebnf | Lark | StructuralTag | InOrder | OneOf | Repeated"
 
 
 # ------------------------------------------------------------------------------------------------- sampling

@@ -24,6 +24,7 @@ from sglang_lite.constraints.nodes import (
     Node,
     Ref,
     Repeat,
+    Text,
     children,
     complement,
     intersection,
@@ -134,6 +135,11 @@ class Automaton:
         match node:
             case CharSet():
                 return self._set(self._masks[node])
+            case Text(text):
+                state = DONE
+                for char in reversed(text):
+                    state = self._concat(self._set(self._masks[_single(char)]), state)
+                return state
             case Ref(name):
                 return self._term("ref", name, nullable=False)
             case Concat(parts):
@@ -260,6 +266,10 @@ class Automaton:
         return DEAD
 
 
+def _single(char: str) -> CharSet:
+    return CharSet(((ord(char), ord(char)),))
+
+
 def _classes(nodes: Iterable[Node]) -> tuple[list[int], list[int], dict[CharSet, int]]:
     """Characters that no set tells apart: where each stretch of code points begins, the class of each stretch, and
     the classes in each set as bits."""
@@ -269,7 +279,9 @@ def _classes(nodes: Iterable[Node]) -> tuple[list[int], list[int], dict[CharSet,
         node = stack.pop()
         if isinstance(node, CharSet):
             sets[node] = None
-        stack.extend(children(node))
+        elif isinstance(node, Text):
+            sets.update(dict.fromkeys(map(_single, node.text)))
+        stack += children(node)
     bounds = sorted({0, *(bound for s in sets for low, high in s.ranges for bound in (low, high + 1))} - {LAST + 1})
     members: list[list[int]] = [[] for _ in bounds]
     for i, each in enumerate(sets):

@@ -45,6 +45,11 @@ def difference(ranges: Ranges, without: Iterable[tuple[int, int]]) -> Ranges:
     return complement([*complement(ranges), *without])
 
 
+def intersection(ranges: Ranges, others: Ranges) -> Ranges:
+    """What is in both."""
+    return difference(ranges, complement(others))
+
+
 def without_surrogates(low: int, high: int) -> list[tuple[int, int]]:
     """The characters from `low` to `high`, neither of them a surrogate."""
     if low < SURROGATES[0] and high > SURROGATES[1]:

@@ -6,7 +6,7 @@ that constrains output (regexes, schemas, grammars) becomes one `Language`, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -19,6 +19,13 @@ class CharSet:
     """One character out of `ranges`; no ranges: matches nothing."""
 
     ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Exactly `text`, which is not empty."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +66,7 @@ class Ref:
     name: str
 
 
-Node: TypeAlias = "CharSet | Concat | Alternation | Repeat | Intersection | Complement | Ref"
+Node: TypeAlias = "CharSet | Text | Concat | Alternation | Repeat | Intersection | Complement | Ref"
 
 EMPTY = Concat(())
 NOTHING = CharSet(())
@@ -86,7 +93,7 @@ class Language:
 
 def literal(text: str) -> Node:
     """A node that matches exactly `text`."""
-    return Concat(tuple(CharSet(((ord(c), ord(c)),)) for c in text))
+    return Text(text) if text else EMPTY
 
 
 def concat(*parts: Node) -> Node:
@@ -103,6 +110,11 @@ def alternation(options: Iterable[Node]) -> Node:
     if ANY_TEXT in kept:
         return ANY_TEXT
     return NOTHING if not kept else kept[0] if len(kept) == 1 else Alternation(kept)
+
+
+def repeat(node: Node, least: int, most: int | None) -> Node:
+    """From `least` to `most` of them."""
+    return EMPTY if most == 0 else node if least == most == 1 else Repeat(node, least, most)
 
 
 def optional(node: Node) -> Node:
@@ -132,13 +144,15 @@ def complement(node: Node) -> Node:
 
 def text_of(node: Node) -> str | None:
     """The one text of a literal node; None for others."""
-    parts = node.parts if isinstance(node, Concat) else (node,)
-    codes: list[int] = []
-    for part in parts:
-        if not isinstance(part, CharSet) or len(part.ranges) != 1 or part.ranges[0][0] != part.ranges[0][1]:
-            return None
-        codes.append(part.ranges[0][0])
-    return "".join(map(chr, codes))
+    match node:
+        case Text(text):
+            return text
+        case CharSet(((low, high),)) if low == high:
+            return chr(low)
+        case Concat(parts):
+            texts = [text_of(part) for part in parts]
+            return None if None in texts else "".join(map(str, texts))
+    return None
 
 
 def texts_of(node: Node) -> tuple[str, ...] | None:
@@ -157,32 +171,20 @@ def children(node: Node) -> tuple[Node, ...]:
             return options
         case Repeat(inner, _, _) | Complement(inner):
             return (inner,)
-        case CharSet() | Ref():
-            return ()
+    return ()
 
 
-def transform(node: Node, leaf: Callable[[CharSet | Ref], Node]) -> Node:
-    """The node with each leaf changed."""
-    match node:
-        case CharSet() | Ref():
-            return leaf(node)
-        case Concat(parts):
-            return Concat(tuple(transform(part, leaf) for part in parts))
-        case Alternation(options):
-            return Alternation(tuple(transform(option, leaf) for option in options))
-        case Repeat(inner, least, most):
-            return Repeat(transform(inner, leaf), least, most)
-        case Intersection(parts):
-            return Intersection(tuple(transform(part, leaf) for part in parts))
-        case Complement(inner):
-            return Complement(transform(inner, leaf))
-
-
-def references(node: Node) -> frozenset[str]:
+def references(node: Node) -> set[str]:
     """The names of rules in a node."""
-    if isinstance(node, Ref):
-        return frozenset({node.name})
-    return frozenset().union(*map(references, children(node)))
+    found: set[str] = set()
+    stack = [node]
+    while stack:
+        each = stack.pop()
+        if isinstance(each, Ref):
+            found.add(each.name)
+        elif not isinstance(each, CharSet | Text):
+            stack += children(each)
+    return found
 
 
 def is_plain(node: Node) -> bool:

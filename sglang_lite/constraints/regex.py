@@ -296,10 +296,15 @@ class _Parser:
         return ((ord(char), ord(char)),)
 
     def code_point(self, kind: str, start: int) -> Ranges:
-        braces = re.compile(r"\{([0-9a-fA-F]{1,6})\}").match(self.pattern, self.at) if self.ecma and kind == "u" else None
+        braces = (
+            re.compile(r"\{([0-9a-fA-F]{1,6})\}").match(self.pattern, self.at) if self.ecma and kind == "u" else None
+        )
         width = {"x": 2, "u": 4, "U": 8}[kind]
         digits = braces[1] if braces else self.pattern[self.at : self.at + width]
-        if not re.fullmatch("[0-9a-fA-F]{1,6}" if braces else f"[0-9a-fA-F]{{{width}}}", digits) or int(digits, 16) > LAST:
+        if (
+            not re.fullmatch("[0-9a-fA-F]{1,6}" if braces else f"[0-9a-fA-F]{{{width}}}", digits)
+            or int(digits, 16) > LAST
+        ):
             self.fail(f"\\{kind} needs {width} hexadecimal digits of a character", start)
         self.at = braces.end() if braces else self.at + width
         code = int(digits, 16)

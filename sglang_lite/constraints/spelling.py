@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sglang_lite.constraints.charsets import LAST
-from sglang_lite.constraints.nodes import Alternation, CharSet, Concat, Node, Repeat
+from sglang_lite.constraints.nodes import Alternation, CharSet, Concat, Node, Repeat, Text
 from sglang_lite.protocol import ConstraintError
 
 
@@ -38,6 +38,8 @@ def _spell(node: Node, escape: Callable[[int], str]) -> str:
             if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
                 return character(ranges[0][0])
             return "[" + "".join(character(a) if a == b else f"{character(a)}-{character(b)}" for a, b in ranges) + "]"
+        case Text(text):
+            return "".join(character(ord(char)) for char in text)
         case Concat(parts):
             return "".join(
                 f"(?:{text})" if isinstance(p, Alternation) else text for p in parts for text in [_spell(p, escape)]

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
 from sglang_lite.lang.futures import located, watched
@@ -223,6 +223,8 @@ def all_results(
         if last:
             done.set()
 
+    if not count:
+        return results
     workers = crew(report)
     try:
         workers.start()
@@ -232,28 +234,87 @@ def all_results(
     return results
 
 
-def as_completed(crew: Callable[[Report], Crew | AsyncCrew], count: int) -> Iterator[tuple[int, Outcome]]:
-    """Runs a crew (one whose runs are held) while the consumer asks: it is never further ahead than the window."""
+def iterate(
+    crew: Callable[[Report], Crew | AsyncCrew],
+    count: int,
+    known: Mapping[int, Outcome],
+    ordered: bool,
+    progress: Progress | None,
+) -> Generator[tuple[int, Outcome], None, None]:
+    """Runs a crew (one whose runs are held) while the consumer asks: no more runs than the window are under way or
+    finished and not asked for.
+
+    Args:
+        count: of its items.
+        known: outcomes of other items, by index.
+        ordered: yield in the order of the items, else as they finish.
+    """
     finished: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
     workers = crew(lambda index, outcome: finished.put((index, outcome)))
     workers.start()
+    order = _Order(known, count, ordered)
     try:
-        for _ in range(count):
-            yield finished.get()
-            workers.release()
+        while order.left:
+            for index, outcome in order.ready():
+                yield index, outcome
+                if index not in known:
+                    workers.release()
+            if order.awaited:
+                order.add(*finished.get(), progress)
     finally:
         workers.stop()
+        if progress is not None:
+            progress.close()
 
 
-def in_order(outcomes: Iterator[tuple[int, Outcome]]) -> Iterator[tuple[int, Outcome]]:
-    """The same outcomes, in the order of the items."""
-    early: dict[int, Outcome] = {}
-    following = 0
-    for index, outcome in outcomes:
-        early[index] = outcome
-        while following in early:
-            yield following, early.pop(following)
-            following += 1
+async def aiterate(
+    crew: Callable[[Report], AsyncCrew],
+    count: int,
+    known: Mapping[int, Outcome],
+    ordered: bool,
+    progress: Progress | None,
+) -> AsyncGenerator[tuple[int, Outcome], None]:
+    """`iterate` on the running event loop."""
+    finished: asyncio.Queue[tuple[int, Outcome]] = asyncio.Queue()
+    workers = crew(lambda index, outcome: finished.put_nowait((index, outcome)))
+    running = asyncio.ensure_future(workers.run())
+    order = _Order(known, count, ordered)
+    try:
+        while order.left:
+            for index, outcome in order.ready():
+                yield index, outcome
+                if index not in known:
+                    workers.release()
+            if order.awaited:
+                order.add(*await finished.get(), progress)
+    finally:
+        workers.stop()
+        running.cancel()
+        if progress is not None:
+            progress.close()
+
+
+class _Order:
+    """Outcomes that have come, and which of them may be handed on."""
+
+    def __init__(self, known: Mapping[int, Outcome], count: int, ordered: bool) -> None:
+        self._come, self._ordered = dict(known), ordered
+        self._next = 0
+        self.left = len(known) + count
+        self.awaited = count
+
+    def add(self, index: int, outcome: Outcome, progress: Progress | None) -> None:
+        self._come[index] = outcome
+        self.awaited -= 1
+        if progress is not None:
+            progress(index, outcome)
+
+    def ready(self) -> Iterator[tuple[int, Outcome]]:
+        while self._come and (not self._ordered or self._next in self._come):
+            index = self._next if self._ordered else next(iter(self._come))
+            self._next += 1
+            self.left -= 1
+            yield index, self._come.pop(index)
 
 
 def settle(results: list[Any], on_error: OnError) -> list[Any]:
@@ -276,10 +337,10 @@ def settle(results: list[Any], on_error: OnError) -> list[Any]:
 class Progress:
     """A bar that shows programs done, tokens per second and the share of cached prompt tokens. A Report."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, done: int) -> None:
         from tqdm.auto import tqdm
 
-        self._bar = tqdm(total=total, unit="program")
+        self._bar = tqdm(total=total, initial=done, unit="program")
         self._generated = self._prompt = self._cached = 0
         self._lock = threading.Lock()
 
@@ -302,17 +363,3 @@ class Progress:
 def check_on_error(on_error: str) -> None:
     if on_error not in ("raise", "return", "skip"):
         raise ParameterError("on_error", f"{on_error!r} is not 'raise', 'return' or 'skip'.", where=user_location())
-
-
-async def as_completed_async(crew: Callable[[Report], AsyncCrew], count: int) -> AsyncIterator[tuple[int, Outcome]]:
-    """`as_completed` on the running event loop."""
-    finished: asyncio.Queue[tuple[int, Outcome]] = asyncio.Queue()
-    workers = crew(lambda index, outcome: finished.put_nowait((index, outcome)))
-    running = asyncio.ensure_future(workers.run())
-    try:
-        for _ in range(count):
-            yield await finished.get()
-            workers.release()
-    finally:
-        workers.stop()
-        running.cancel()

@@ -7,11 +7,12 @@ import contextlib
 import functools
 import inspect
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from contextvars import copy_context
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, TypeAlias
 
 from sglang_lite.lang import batch
 from sglang_lite.lang.backend.default import backend_for
@@ -24,6 +25,22 @@ from sglang_lite.lang.ir import SglCall
 from sglang_lite.lang.params import sampling_params
 from sglang_lite.lang.state import ProgramState, in_event_loop, user_location
 from sglang_lite.protocol import ParameterError, ProgramError, RequestAbortedError, SamplingParams
+
+Item: TypeAlias = "tuple[Sequence[Any], dict[str, Any]]"  # positional and keyword arguments of a run
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A batch: its items, how many may be under way, the file that keeps outcomes, and those it has already."""
+
+    items: list[Item]
+    window: int
+    file: BatchFile | None
+    known: Mapping[int, batch.Outcome]
+
+    @property
+    def left(self) -> list[tuple[int, Item]]:
+        return [(i, item) for i, item in enumerate(self.items) if i not in self.known]
 
 
 class _Int(int):
@@ -246,23 +263,16 @@ class SglFunction:
             BatchError: some program failed (on_error="raise"); it carries all results.
         """
         _, options = self._sorted({}, locals(), _BATCH_DEFAULTS)
-        items = [self._item(i, item) for i, item in enumerate(batch_kwargs)]
-        batch.check_on_error(on_error)
-        window = min(_window(num_threads), max(len(items), 1))
-        file = None if checkpoint is None else BatchFile(Path(checkpoint), self.name, items)
-        crew = self._crew({**_RUN_DEFAULTS, **options}, items, window, file)
-        left = [i for i in range(len(items)) if file is None or i not in file.states]
+        plan = self._plan(batch_kwargs, options, num_threads, on_error, checkpoint)
+        crew = self._crew({**_RUN_DEFAULTS, **options}, plan)
+        progress = batch.Progress(len(plan.items), len(plan.known)) if progress_bar else None
         if generator_style or not ordered:
-            return _generated(crew, left, len(items), file, on_error, ordered)
-        progress = batch.Progress(len(items)) if progress_bar else None
-        results: list[Any] = [None if file is None else file.states.get(i) for i in range(len(items))]
-        if left:
-            found = batch.all_results(functools.partial(crew, left, False), len(left), progress)
-            for i, outcome in found.items():
-                results[i] = outcome
+            outcomes = batch.iterate(functools.partial(crew, True), len(plan.left), plan.known, ordered, progress)
+            return _passed(outcomes, on_error, ordered)
+        results = {**plan.known, **batch.all_results(functools.partial(crew, False), len(plan.left), progress)}
         if progress is not None:
             progress.close()
-        return batch.settle(results, on_error)
+        return batch.settle([results[i] for i in range(len(plan.items))], on_error)
 
     async def arun_batch(
         self,
@@ -297,24 +307,30 @@ class SglFunction:
     ) -> Any:
         """`run_batch` for coroutines; with generator_style=True (or ordered=False) it returns an async iterator."""
         _, options = self._sorted({}, locals(), _BATCH_DEFAULTS)
-        items = [self._item(i, item) for i, item in enumerate(batch_kwargs)]
+        plan = self._plan(batch_kwargs, options, num_threads, on_error, checkpoint)
+        crew = functools.partial(self._async_crew({**_RUN_DEFAULTS, **options}, plan), True)
+        progress = batch.Progress(len(plan.items), len(plan.known)) if progress_bar else None
+        if generator_style or not ordered:
+            outcomes = batch.aiterate(crew, len(plan.left), plan.known, ordered, progress)
+            return _apassed(outcomes, on_error, ordered)
+        results = {i: outcome async for i, outcome in batch.aiterate(crew, len(plan.left), plan.known, False, progress)}
+        return batch.settle([results[i] for i in range(len(plan.items))], on_error)
+
+    def _plan(
+        self,
+        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
+        options: dict[str, Any],
+        num_threads: str | int,
+        on_error: OnError,
+        checkpoint: str | Path | None,
+    ) -> _Plan:
+        """What a batch is to do. Bad items and settings are refused here, before anything runs."""
+        _settings({**_RUN_DEFAULTS, **options})
         batch.check_on_error(on_error)
+        items = [self._item(i, item) for i, item in enumerate(batch_kwargs)]
         window = min(_window(num_threads), max(len(items), 1))
         file = None if checkpoint is None else BatchFile(Path(checkpoint), self.name, items)
-        crew = self._async_crew({**_RUN_DEFAULTS, **options}, items, window, file)
-        left = [i for i in range(len(items)) if file is None or i not in file.states]
-        outcomes = batch.as_completed_async(functools.partial(crew, left, True), len(left))
-        if generator_style or not ordered:
-            return _agenerated(outcomes, len(items), file, on_error, ordered)
-        progress = batch.Progress(len(items)) if progress_bar else None
-        results: list[Any] = [None if file is None else file.states.get(i) for i in range(len(items))]
-        async for i, outcome in outcomes:
-            results[i] = outcome
-            if progress is not None:
-                progress(i, outcome)
-        if progress is not None:
-            progress.close()
-        return batch.settle(results, on_error)
+        return _Plan(items, window, file, dict(file.states) if file is not None else {})
 
     def trace(self, *, backend: Any = None, **kwargs: Any) -> Any:
         """Runs the body once without a backend and records its nodes. Arguments not given are symbols, which can be
@@ -336,39 +352,35 @@ class SglFunction:
         if len(prefix) > 64:
             chosen.cache_prefix(prefix)
 
-    def _crew(
-        self, options: dict[str, Any], items: list[Any], window: int, file: BatchFile | None
-    ) -> Callable[[list[int], bool, Report], Crew | AsyncCrew]:
-        """Makes a crew for the items of some indices."""
+    def _crew(self, options: dict[str, Any], plan: _Plan) -> Callable[[bool, Report], Crew | AsyncCrew]:
+        """Makes a crew for the items that are left."""
         if self.is_async:
-            return self._async_crew(options, items, window, file)
+            return self._async_crew(options, plan)
 
-        def body(item: tuple[Sequence[Any], dict[str, Any]]) -> ProgramState:
+        def body(item: Item) -> ProgramState:
             return _Call(self, item[0], item[1], options).run()
 
-        def crew(left: list[int], held: bool, report: Report) -> Crew:
-            return Crew(body, [(i, items[i]) for i in left], window, _saving(report, file), held=held)
+        return lambda held, report: Crew(body, plan.left, plan.window, _saving(report, plan.file), held=held)
 
-        return crew
-
-    def _async_crew(
-        self, options: dict[str, Any], items: list[Any], window: int, file: BatchFile | None
-    ) -> Callable[[list[int], bool, Report], AsyncCrew]:
-        async def body(item: tuple[Sequence[Any], dict[str, Any]]) -> ProgramState:
+    def _async_crew(self, options: dict[str, Any], plan: _Plan) -> Callable[[bool, Report], AsyncCrew]:
+        async def body(item: Item) -> ProgramState:
             call = _Call(self, item[0], item[1], options)
             await call.arun()
             return call.state
 
-        def crew(left: list[int], held: bool, report: Report) -> AsyncCrew:
-            return AsyncCrew(body, [(i, items[i]) for i in left], window, _saving(report, file), held=held)
+        return lambda held, report: AsyncCrew(body, plan.left, plan.window, _saving(report, plan.file), held=held)
 
-        return crew
-
-    def _item(self, index: int, item: Mapping[str, Any] | Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+    def _item(self, index: int, item: Mapping[str, Any] | Sequence[Any]) -> Item:
         """An item of a batch as positional and keyword arguments, checked against the program's signature."""
-        args, kwargs = ((), dict(item)) if isinstance(item, Mapping) else (tuple(item), {})
-        self._bound(args, kwargs, f"batch_kwargs[{index}]")
-        return args, kwargs
+        what = f"batch_kwargs[{index}]"
+        if isinstance(item, Mapping):
+            return (), self._bound((), dict(item), what)
+        if not isinstance(item, list | tuple):
+            raise ParameterError(
+                what, f"{item!r:.80} is neither a mapping nor a list.", hint="Give arguments by name: {'name': value}.",
+                where=user_location(),
+            )  # fmt: skip
+        return tuple(item), self._bound(item, {}, what)
 
     def _bound(self, args: Sequence[Any], kwargs: dict[str, Any], what: str) -> dict[str, Any]:
         """The keyword arguments of a call, those given by `bind` included.
@@ -629,61 +641,29 @@ def _saving(report: Report, file: BatchFile | None) -> Report:
     return save
 
 
-def _generated(
-    crew: Callable[[list[int], bool, Report], Crew | AsyncCrew],
-    left: list[int],
-    count: int,
-    file: BatchFile | None,
-    on_error: OnError,
-    ordered: bool,
+def _wanted(outcome: batch.Outcome, on_error: OnError) -> bool:
+    """Whether an iterator yields an outcome. Raises it, where the caller wants that."""
+    if isinstance(outcome, Exception) and on_error == "raise":
+        raise outcome
+    return on_error != "skip" or not isinstance(outcome, Exception)
+
+
+def _passed(
+    outcomes: Generator[tuple[int, batch.Outcome], None, None], on_error: OnError, ordered: bool
 ) -> Iterator[Any]:
-    def outcomes() -> Iterator[tuple[int, batch.Outcome]]:
-        if file is not None:
-            yield from file.states.items()
-        yield from batch.as_completed(functools.partial(crew, left, True), len(left))
-
-    for index, outcome in batch.in_order(outcomes()) if ordered else outcomes():
-        if isinstance(outcome, Exception):
-            if on_error == "raise":
-                raise outcome
-            if on_error == "skip":
-                continue
-        yield outcome if ordered else (index, outcome)
+    with contextlib.closing(outcomes):
+        for index, outcome in outcomes:
+            if _wanted(outcome, on_error):
+                yield outcome if ordered else (index, outcome)
 
 
-async def _agenerated(
-    outcomes: AsyncIterator[tuple[int, batch.Outcome]],
-    count: int,
-    file: BatchFile | None,
-    on_error: OnError,
-    ordered: bool,
+async def _apassed(
+    outcomes: AsyncGenerator[tuple[int, batch.Outcome], None], on_error: OnError, ordered: bool
 ) -> AsyncIterator[Any]:
-    early: dict[int, batch.Outcome] = dict(file.states) if file is not None else {}
-    following = 0
-
-    def ready() -> Iterator[tuple[int, batch.Outcome]]:
-        nonlocal following
-        if not ordered:
-            for index in list(early):
-                yield index, early.pop(index)
-        while ordered and following in early:
-            yield following, early.pop(following)
-            following += 1
-
-    async def rounds() -> AsyncIterator[None]:
-        yield None
+    async with contextlib.aclosing(outcomes):
         async for index, outcome in outcomes:
-            early[index] = outcome
-            yield None
-
-    async for _ in rounds():
-        for index, outcome in ready():
-            if isinstance(outcome, Exception):
-                if on_error == "raise":
-                    raise outcome
-                if on_error == "skip":
-                    continue
-            yield outcome if ordered else (index, outcome)
+            if _wanted(outcome, on_error):
+                yield outcome if ordered else (index, outcome)
 
 
 def _thread(target: Callable[[], None]) -> Thread:

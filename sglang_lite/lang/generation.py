@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.choices import ChoicesDecision
 from sglang_lite.lang.futures import located
-from sglang_lite.lang.ir import GenOptions, SglSamplingParams, SglSelect
+from sglang_lite.lang.ir import GenOptions, SglGen, SglSamplingParams, SglSelect
 from sglang_lite.lang.loop import Mailbox
 from sglang_lite.lang.results import decide, delta_meta, joined_meta
 from sglang_lite.protocol import (
@@ -26,14 +26,20 @@ from sglang_lite.protocol import (
     Delta,
     EngineClosedError,
     Generation,
+    GenSegment,
     Image,
     JsonSchema,
     ParameterError,
+    Program,
     ProgramError,
     RequestTimeoutError,
+    Segment,
     Selection,
+    SelectSegment,
+    SglError,
     Span,
     TemplateError,
+    TextSegment,
     TokenLogprob,
     Unset,
     Usage,
@@ -295,6 +301,65 @@ def _accept(branch: StreamExecutor, op: GenOp, generations: Sequence[Generation]
     op.cell.set(list(values) if several else values[0])
     if op.log is not None:
         op.log.close()
+
+
+# ------------------------------------------------------------------------------------------- whole programs
+
+
+async def play_run(branch: StreamExecutor, run: Sequence[Any]) -> AsyncGenerator[Any, None]:
+    """Plays queued operations as one program of the backend. Yields each operation when the branch is at it.
+
+    Args:
+        run: the operations; the first and the last one are generations or selections.
+    """
+    op, segments, decisions = run[0], list[Segment](), dict[int, ChoicesDecision]()
+    for i, each in enumerate(run):
+        if isinstance(each, str):
+            segments.append(TextSegment(each))
+        elif isinstance(getattr(each, "node", None), SglGen):
+            segments.append(GenSegment(each.node.name, each.params, each.node.constraint))
+        elif isinstance(getattr(each, "node", None), SglSelect):
+            unconditional = each.node.choices_method.requires_unconditional_logprobs
+            pick = partial(_decide, each, decisions, i)
+            segments.append(SelectSegment(each.node.name, each.node.choices, pick, unconditional))
+        else:
+            segments.append(TextSegment(""))  # turns and the like: so that a segment's index is the operation's
+    stream = branch.log is not None
+    show = _Show(branch, op, None) if stream else None
+    begun = False
+    try:
+        async for played in branch.backend.aplay(branch.prompt(), Program(tuple(segments)), stream=stream):
+            begun = True
+            event = played.event
+            if isinstance(event, Delta):
+                if show is not None:
+                    show.piece(event.text, event.logprobs, delta_meta(event))
+                continue
+            if isinstance(event, Selection):
+                _picked(branch, op, event, decisions[played.path[0]])
+            else:
+                if show is not None:
+                    show.end(event)
+                _accept(branch, op, [event], _values(op, [event]))
+            while op is not run[-1]:
+                following = branch.play_next(op)
+                if following is None:
+                    return
+                op = following
+                yield op
+                if isinstance(getattr(op, "node", None), SglGen | SglSelect):
+                    break
+            show = _Show(branch, op, None) if stream and isinstance(getattr(op, "node", None), SglGen) else None
+    except SglError:
+        if begun:
+            raise
+        # Something of the program was refused as a whole: one by one, the operation that it is about is told.
+        await (agenerate if isinstance(op.node, SglGen) else aselect)(branch, op)
+
+
+def _decide(op: SelectOp, decisions: dict[int, ChoicesDecision], index: int, selection: Selection) -> str:
+    decisions[index] = decide(op.node, selection, op.seed)
+    return decisions[index].decision
 
 
 # ------------------------------------------------------------------------------------- SGLang's blocking hooks

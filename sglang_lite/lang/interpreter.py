@@ -693,6 +693,9 @@ class StreamExecutor:
                         self._pieces += added
                 elif isinstance(op, HookOp):
                     await generation.in_pool(self.backend, partial(_call_hook, self.backend, op))
+                elif run := self._run_from(op):
+                    async for op in generation.play_run(self, run):  # noqa: B007 # what it is at, for `_fail`
+                        pass
                 elif isinstance(op, GenOp):
                     await generation.agenerate(self, op)
                 else:
@@ -710,6 +713,27 @@ class StreamExecutor:
             op = following
         if self._task is task:
             self._task = None
+
+    def _run_from(self, op: Op) -> list[Op]:
+        """The operations from `op` on that are queued by now and that the backend can play as one program; empty where
+        that is `op` alone. They stay in the queue until they are reached."""
+        if "aplay" not in self.backend.hooks or not self.run.plain:
+            return []
+        with self._lock:
+            run = [op, *itertools.takewhile(_in_program, self._queue)] if _in_program(op) else []
+        while len(run) > 1 and not isinstance(run[-1], GenOp | SelectOp):
+            run.pop()
+        return run if len(run) > 1 else []
+
+    def play_next(self, op: Op) -> Op | None:
+        """After `op`: plays the next operation, if it needs no waiting. Returns it; None as in _advance."""
+        following = self._next(op)
+        if following is not None and not isinstance(following, GenOp | SelectOp):
+            if isinstance(following, str):
+                self.write(following)
+            else:
+                _AT_ONCE[type(following)](self, following)
+        return following
 
     def _play_blocking(self, waits: Op) -> None:
         """Plays on a thread of the backend's pool from an operation on that has to wait."""
@@ -952,6 +976,16 @@ _AT_ONCE: dict[type, Callable[[StreamExecutor, Any], bool]] = {
     MarkOp: StreamExecutor._mark_at_once,
     HookOp: lambda branch, op: False,
 }
+
+
+def _in_program(op: Op) -> bool:
+    """Whether an operation can be part of a program that a backend plays as one."""
+    match op:
+        case GenOp(node=SglGen(options=None), params=SamplingParams(n=Unset.UNSET | 1)):
+            return True
+        case SelectOp(node=SglSelect(multi=None)) | MarkOp(back=False) | str() | TurnOp() | ScopeOp() | ReadOp():
+            return True
+    return False
 
 
 def _call_hook(backend: BaseBackend, op: HookOp) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from sglang_lite.lang.ir import SglExpr
 from sglang_lite.protocol import ParameterError, SamplingParams
 
 # The order in which `gen` passes them.
@@ -45,6 +46,8 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
 def _checked(name: str, value: Any) -> Any:
     if name in ("stop", "stop_regex"):
         return _strings(name, value)
+    if isinstance(value, SglExpr):
+        return value  # in a trace, for what will be known when the program runs
     if name in ("stop_token_ids", "token_ids_logprob"):
         if isinstance(value, str) or not isinstance(value, Iterable):
             raise ParameterError(name, f"{value!r} is not a list of token ids.")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from sglang_lite.protocol import (
@@ -22,10 +19,8 @@ from sglang_lite.protocol import (
     ChoiceScore,
     Constraint,
     ConstraintError,
-    Delta,
     EngineClosedError,
     Generation,
-    OverloadedError,
     ParameterError,
     Played,
     Program,
@@ -41,38 +36,23 @@ from sglang_lite.runtime.cache.eviction import EVICTION
 from sglang_lite.runtime.cache.store import KVStore
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.execute.runner import Runner
-from sglang_lite.runtime.execute.sampler import SamplingTable, sample_seed
+from sglang_lite.runtime.execute.sampler import SamplingTable
 from sglang_lite.runtime.grammar.base import CompiledGrammar, GrammarEngine
+from sglang_lite.runtime.intake import Intake, Ticket
 from sglang_lite.runtime.load import LoadedModel, load_alike, load_model
 from sglang_lite.runtime.loop import StepLoop
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.program import Player, ProgramSink
 from sglang_lite.runtime.request import Event, Request, Sink
-from sglang_lite.runtime.sampling_params import LogitProcessor, resolve_params, shown
+from sglang_lite.runtime.sampling_params import LogitProcessor, shown
 from sglang_lite.runtime.schedule.policy import POLICIES
 from sglang_lite.runtime.schedule.scheduler import Scheduler
 from sglang_lite.runtime.selecting import Selecting
-from sglang_lite.runtime.tokens.token_log import TokenLog, tokenise
+from sglang_lite.runtime.tokens.token_log import TokenLog
 from sglang_lite.text.chat_template import JinjaTemplate
 from sglang_lite.version import __version__
 
 logger = logging.getLogger("sglang_lite")
-
-
-class Ticket:
-    """Something that was submitted: its events go to the sink it was submitted with."""
-
-    def __init__(self, abort: Callable[[], None], requests: Sequence[Request] = ()) -> None:
-        self._abort, self._requests = abort, requests
-
-    @property
-    def cached_tokens(self) -> int:
-        """Tokens of the prompt that were found in the cache, so far as is known."""
-        return max((request.cached_tokens for request in self._requests), default=0)
-
-    def abort(self) -> None:
-        """Ends it with RequestAbortedError, unless it has ended."""
-        self._abort()
 
 
 class Engine:
@@ -106,6 +86,8 @@ class Engine:
         that computes, and with more teams than cores each product waits for sleeping threads (measured: 13 ms a token
         instead of 8).
         """
+        if config.log_level is not None:
+            logger.setLevel(config.log_level.upper())
         ready: Future[StepLoop] = Future()
 
         def main() -> None:
@@ -151,11 +133,8 @@ class Engine:
         )
         self._longest = longest
         self._scheduler = Scheduler(store, config.step_tokens, POLICIES[config.policy])
-        self._ids = itertools.count()
-        self._draws = itertools.count()
+        self.intake = Intake(config, loaded, longest)
         self._closed = False
-        self._open = 0  # requests that have not ended
-        self._tickets: dict[str, Ticket] = {}  # of those that have a name
         self._lock = threading.Lock()
         self._grammars: GrammarEngine | None = None
         self._compilers = ThreadPoolExecutor(2, thread_name_prefix="sglang_lite-grammar")
@@ -196,12 +175,15 @@ class Engine:
             EngineClosedError: the engine is closed.
         """
         self._check_open()
-        ids = self.prompt_ids(prompt)
-        make = partial(self.make_request, ids, params, sink, stream=stream, namespace=namespace)
+        for name, value, kind in (("priority", priority, int), ("namespace", namespace, str)):
+            if not isinstance(value, kind):
+                raise ParameterError(name, f"{shown(value)} is no {kind.__name__}.")
+        ids = self.intake.prompt_ids(prompt)
+        make = partial(self.intake.request, ids, params, sink, stream=stream, namespace=namespace)
         requests = [make()]
         requests += [make(index=i) for i in range(1, requests[0].params.n)]
         ticket = Ticket(partial(self._abort, requests), requests)
-        counted = self._counted(sink, len(requests), rid, ticket)
+        counted = self.intake.counted(sink, len(requests), rid, ticket)
         for index, request in enumerate(requests):
             request.sink = partial(_indexed, counted, index) if index else counted
             request.priority, request.processor = priority, logit_processor
@@ -224,76 +206,6 @@ class Engine:
         self.submit(prompt, params, constraint, sink=_into(future))
         return future.result()
 
-    def prompt_ids(self, prompt: Prompt | str | Sequence[int]) -> list[int]:
-        """The token ids of a prompt.
-
-        Raises:
-            ParameterError: it is empty, not text, or has an image or an id that is no token's.
-        """
-        if isinstance(prompt, str | Prompt):
-            if isinstance(prompt, Prompt) and prompt.images:
-                raise ParameterError("prompt", f"{self.model_name} can't see images.")
-            spans = prompt.spans if isinstance(prompt, Prompt) else (Span(prompt),)
-            try:
-                ids = tokenise(self.tokenizer, spans)
-            except UnicodeEncodeError as error:
-                raise ParameterError("prompt", f"is no valid Unicode: {error}.") from None
-        elif isinstance(prompt, list | tuple):
-            ids = list(prompt)
-        else:
-            raise ParameterError("prompt", f"{type(prompt).__name__} is neither text nor a list of token ids.")
-        for i in ids:
-            if type(i) is not int or not 0 <= i < self.vocab_size:
-                raise ParameterError("input_ids", f"{shown(i)} is no token id (0 to {self.vocab_size - 1:,}).")
-        if not ids:
-            raise ParameterError("prompt", "is empty.", hint="A model continues text: give it at least one token.")
-        return ids
-
-    def make_request(
-        self,
-        ids: Sequence[int],
-        params: SamplingParams,
-        sink: Sink,
-        *,
-        stream: bool = False,
-        namespace: str = "",
-        score_from: int | None = None,
-        index: int = 0,
-    ) -> Request:
-        """A request that is not started yet; one sample, `index` telling which.
-
-        Raises:
-            ParameterError: a bad parameter, or the prompt does not fit.
-        """
-        resolved = resolve_params(params, self.vocab_size)
-        room = self._longest - len(ids)
-        if room < (1 if resolved.max_tokens else 0):
-            raise ParameterError(
-                "prompt",
-                f"{len(ids):,} tokens long; {self.model_name} takes {self._longest:,}, the answer included.",
-                hint="Shorten it, or raise context_length and max_total_tokens.",
-            )
-        start = resolved.logprob_start_len if resolved.return_logprob else -1
-        return Request(
-            id=next(self._ids),
-            tokens=np.array(ids, dtype=np.int32),
-            prompt_len=len(ids),
-            limit=len(ids) + min(resolved.max_tokens, room),
-            params=resolved,
-            seed=self._seed() if resolved.seed is None else sample_seed(resolved.seed, index),
-            sink=sink,
-            tokenizer=self.tokenizer,
-            ends=frozenset(resolved.stop_token_ids) | (frozenset() if resolved.ignore_eos else self._eos),
-            stream=stream,
-            namespace=namespace,
-            score_from=score_from if score_from is not None else start if start >= 0 else None,
-        )
-
-    def _seed(self) -> int:
-        if self.config.seed is None:
-            return secrets.randbits(64)
-        return (self.config.seed << 32) + next(self._draws)
-
     def _start(self, requests: Sequence[Request]) -> None:
         for request in requests:
             self._loop.submit(request)
@@ -301,43 +213,6 @@ class Engine:
     def _abort(self, requests: Sequence[Request]) -> None:
         for request in requests:
             self._loop.abort(request)
-
-    def _counted(
-        self, sink: Callable[[Any], None], count: int = 1, rid: str | None = None, ticket: Ticket | None = None
-    ) -> Callable[[Any], None]:
-        """Counts something that was submitted as open, and keeps its name, until its sink gets its last event.
-
-        Args:
-            count: of last events.
-
-        Raises:
-            ParameterError: the name is taken.
-            OverloadedError: too much is open.
-        """
-        left = count
-        with self._lock:
-            if rid in self._tickets:
-                raise ParameterError("rid", f"{rid!r} is the name of a request that has not ended.")
-            if self._open + count > self.config.max_queued + self.config.max_running:
-                raise OverloadedError(
-                    f"{self._open:,} requests are waiting or running.",
-                    hint="Try again later, or raise max_queued.",
-                )
-            self._open += count
-            if rid is not None and ticket is not None:
-                self._tickets[rid] = ticket
-
-        def counted(event: Any) -> None:
-            nonlocal left
-            if not isinstance(event, Delta | Played):
-                with self._lock:
-                    self._open -= 1
-                    left -= 1
-                    if not left and rid is not None:
-                        del self._tickets[rid]
-            sink(event)
-
-        return counted
 
     def start_now(self, request: Request) -> None:
         """Starts a request that is part of something counted."""
@@ -403,7 +278,7 @@ class Engine:
         if not choices or not all(choices):
             raise ParameterError("choices", "at least one, and none empty.")
         spans = prompt.spans if isinstance(prompt, Prompt) else (Span(prompt),)
-        selecting = Selecting(self, tuple(choices), self._counted(sink))
+        selecting = Selecting(self, tuple(choices), self.intake.counted(sink))
         selecting.start(TokenLog(self.tokenizer, spans), unconditional=unconditional, namespace=namespace)
         return Ticket(selecting.abort)
 
@@ -438,7 +313,7 @@ class Engine:
         spans = prompt.spans if isinstance(prompt, Prompt) else (Span(prompt),)
         log = TokenLog(self.tokenizer, spans)
         player = Player(self, program, log, sink, stream=stream, namespace=namespace)
-        player.sink = self._counted(sink)  # from here on nothing is refused any more
+        player.sink = self.intake.counted(sink)  # from here on nothing is refused any more
         if player.constraints:
             self._compilers.submit(self._compile_program, player)
         else:
@@ -506,11 +381,7 @@ class Engine:
         Raises:
             ParameterError: no request that is waiting or running has this name.
         """
-        with self._lock:
-            ticket = self._tickets.get(rid)
-        if ticket is None:
-            raise ParameterError("rid", f"{shown(rid)} is no request that is waiting or running.")
-        ticket.abort()
+        self.intake.ticket(rid).abort()
 
     def encode(self, prompt: str | Sequence[str]) -> Any:
         """Embeddings. Raises CapabilityError: no embedding model is supported."""

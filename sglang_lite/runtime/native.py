@@ -43,7 +43,8 @@ _REVERSED = {"disable_radix_cache": "prefix_cache", "disable_overlap_schedule": 
 # What this engine always does: said by a script, it changes nothing; anything else is refused.
 _ALWAYS: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("tp_size", "dp_size", "pp_size", "ep_size", "nnodes"), (1,)),
-    **dict.fromkeys(("trust_remote_code", "skip_tokenizer_init", "is_embedding", "enable_lora"), (False,)),
+    **dict.fromkeys(("trust_remote_code", "is_embedding", "enable_lora"), (False,)),
+    "skip_tokenizer_init": (False, True),  # token ids are taken and given with it and without
     "disable_cuda_graph": (True,),
     "kv_cache_dtype": ("auto",),
     "device": ("cpu",),

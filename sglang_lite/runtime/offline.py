@@ -10,12 +10,13 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.protocol import BatchError, SglError
-from sglang_lite.runtime.native import Answer, read_request
+from sglang_lite.protocol import BatchError, Delta, OverloadedError, SglError
+from sglang_lite.runtime.native import Answer, Call, read_request
 from sglang_lite.runtime.request import Event
 
 if TYPE_CHECKING:
-    from sglang_lite.runtime.engine import Engine, Ticket
+    from sglang_lite.runtime.engine import Engine
+    from sglang_lite.runtime.intake import Ticket
 
 
 class Running:
@@ -36,33 +37,52 @@ class Running:
         self, engine: Engine, post: Callable[[tuple[int, Event]], object], request: Mapping[str, Any], *, stream: bool
     ) -> None:
         calls, self._is_list = read_request(**request)
-        self._stream = stream
+        self._engine, self._post, self._stream = engine, post, stream
         self._answers: list[Answer] = []
-        self._tickets: list[Ticket] = []  # one for each answer; the samples of a call share theirs
+        self._waiting: deque[tuple[int, Call, list[int]]] = deque()  # with the index of the call's first answer
         decode = partial(engine.tokenizer.decode, skip_special=False)
         for number, call in enumerate(calls):
-            first = len(self._answers)
             try:
-                ids = engine.prompt_ids(call.prompt)
-                ticket = engine.submit(
+                ids = engine.intake.prompt_ids(call.prompt)
+                engine.intake.check(ids, call.params)
+            except SglError as error:
+                error.add_note(f"in prompt {number} of {len(calls)}")
+                raise
+            first = len(self._answers)
+            self._waiting.append((first, call, ids))
+            for index in range(first, first + call.samples):
+                self._answers.append(Answer(call, ids, index if self._is_list and stream else None, decode))
+        self._tickets: list[Ticket | None] = [None] * len(self._answers)  # the samples of a call share theirs
+        self._open = len(self._answers)
+        self._running = 0  # samples whose last event has not come
+        self._submit()
+
+    def _submit(self) -> None:
+        """Submits what the engine takes now; the rest when something has ended."""
+        while self._waiting:
+            first, call, ids = self._waiting[0]
+            try:
+                ticket = self._engine.submit(
                     ids,
                     call.params,
                     call.constraint,
-                    sink=partial(_post, post, first),
-                    stream=stream,
+                    sink=partial(_post, self._post, first),
+                    stream=self._stream,
                     namespace=call.namespace,
                     priority=call.priority,
                     logit_processor=call.processor,
                     rid=call.rid,
                 )
-            except SglError as error:
-                self.abort()
-                error.add_note(f"in prompt {number} of {len(calls)}")
+            except OverloadedError:
+                if self._running:
+                    return
                 raise
-            for index in range(first, first + call.samples):
-                self._answers.append(Answer(call, ids, index if self._is_list and stream else None, decode))
-                self._tickets.append(ticket)
-        self._open = len(self._answers)
+            except SglError:
+                self.abort()
+                raise
+            self._waiting.popleft()
+            self._tickets[first : first + call.samples] = [ticket] * call.samples
+            self._running += call.samples
 
     @property
     def open(self) -> bool:
@@ -77,12 +97,16 @@ class Running:
         """
         at, event = item
         ticket, changed = self._tickets[at], [self._answers[at]]
+        assert ticket is not None
         if isinstance(event, SglError):  # ends the other samples of the prompt, too
             ticket.abort()
             changed = [answer for answer, t in zip(self._answers, self._tickets) if t is ticket]
         changed = [answer for answer in changed if answer.outcome is None]
         dictionaries = [answer.take(event, ticket.cached_tokens) for answer in changed]
         self._open -= sum(answer.outcome is not None for answer in changed)
+        if not isinstance(event, Delta):
+            self._running -= 1
+            self._submit()
         if self._stream and not self._is_list:
             self.results()
         return dictionaries
@@ -104,8 +128,9 @@ class Running:
 
     def abort(self) -> None:
         """Ends what has not ended."""
+        self._waiting.clear()
         for answer, ticket in zip(self._answers, self._tickets):
-            if answer.outcome is None:
+            if ticket is not None and answer.outcome is None:
                 ticket.abort()
 
 

@@ -107,7 +107,7 @@ class Player:
 
     def request(self, log: TokenLog, segment: GenSegment, sink: Callable[[Event], None]) -> Request:
         """A request for a generation. Raises ParameterError: the prompt has grown too long."""
-        request = self.engine.make_request(
+        request = self.engine.intake.request(
             log.ids(), segment.params, sink, stream=self.stream, namespace=self.namespace
         )
         if segment.constraint is not None:
@@ -238,7 +238,6 @@ class _Branch:
         if isinstance(outcome, SglError):
             self._player.fail(outcome)
             return
-        self._player.tell(path, segment.name, outcome)
         try:
             picked = (segment.pick or _likeliest)(outcome)
         except Exception as error:  # the caller's function
@@ -246,6 +245,7 @@ class _Branch:
             failure.__cause__ = None if error is failure else error
             self._player.fail(failure)
             return
+        self._player.tell(path, segment.name, outcome)
         self._write(picked)
         self.go_on()
 

@@ -199,8 +199,10 @@ class Request:
         """The result. Called once, after the request was let go, when `tokens` is complete."""
         output = tuple(self.tokens[self.prompt_len :].tolist())
         params = self.params
-        cut = isinstance(finish.matched, int) and not params.include_stop
-        written = output[:-1] if cut else output
+        written = output
+        if isinstance(finish.matched, int):  # a token, which is kept if it is wanted and is text
+            stop = self.tokenizer.decode(output[-1:], skip_special=params.skip_special_tokens)
+            written = output if stop and params.include_stop else output[:-1]
         if self._stops.matched is None:
             self._add(self._stops.flush() + self._decoder.push(written[self._decoded :]) + self._decoder.flush())
         elif params.include_stop:

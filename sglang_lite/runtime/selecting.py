@@ -52,7 +52,9 @@ class Selecting:
         if unconditional:
             rows += [(self._engine.tokenizer.encode(choice), 1) for choice in self._choices]
         self._requests = [
-            self._engine.make_request(ids, _SCORE, partial(self._row_done, row), namespace=namespace, score_from=start)
+            self._engine.intake.request(
+                ids, _SCORE, partial(self._row_done, row), namespace=namespace, score_from=start
+            )
             for row, (ids, start) in enumerate(rows)
         ]
         for request in self._requests:

@@ -381,3 +381,38 @@ def test_a_batch_inside_a_program_and_inside_an_event_loop():
         return outer.run(backend=sgl.ScriptedBackend()).text()
 
     assert outer.run(backend=sgl.ScriptedBackend()).text() == asyncio.run(notebook()) == "4,9"
+
+
+def test_an_ordered_iterator_is_no_further_ahead_than_its_window():
+    started, slow = [], threading.Event()
+
+    @sgl.function
+    def program(s, i):
+        started.append(i)
+        if i == 0:
+            slow.wait(10)
+        s += sgl.gen("x")
+
+    items = [{"i": i} for i in range(50)]
+    states = program.run_batch(items, backend=sgl.ScriptedBackend(), num_threads=4, generator_style=True)
+    taker = threading.Thread(target=lambda: next(states))
+    taker.start()
+    while len(started) < 4:
+        time.sleep(0.001)
+    slow.set()
+    taker.join(10)
+    assert len(started) <= 5
+    assert len(list(states)) == 49
+
+
+@pytest.mark.parametrize("item", ["text", 3, None])
+def test_items_that_are_no_arguments_are_refused_before_anything_runs(item):
+    asked = backend()
+    with pytest.raises(sgl.ParameterError, match=r"batch_kwargs\[1\]"):
+        square.run_batch([{"x": 1}, item], backend=asked)
+    assert not asked.calls
+
+
+def test_a_bad_setting_is_refused_before_anything_runs_and_for_no_items_too():
+    with pytest.raises(sgl.ParameterError, match="timeout"):
+        square.run_batch([], backend=backend(), timeout=-1)

@@ -127,3 +127,45 @@ def test_the_default_engine_starts_by_itself_and_says_so(caplog):
     assert capital.run("France")["answer"].endswith("Paris.")
     assert caplog.text.count("starting the default engine") == 1
     sgl.global_config.default_backend.shutdown()
+
+
+def test_nodes_that_are_queued_are_played_as_one_program(engine, monkeypatch):
+    """What is asked one by one and what is handed over at once gives the same."""
+
+    @sgl.function
+    def program(s):
+        s += sgl.user("Name a country.") + sgl.assistant("It is" + sgl.gen("country", max_tokens=5, temperature=0))
+        s += sgl.user("And its capital?")
+        with s.var_scope("turn"), s.assistant():
+            s += sgl.gen("capital", max_tokens=8, temperature=0)
+        s += sgl.user("Is it big?") + sgl.assistant(sgl.select("size", ["yes", "no"], temperature=1.0))
+        s += sgl.user("Founded when?") + sgl.assistant(sgl.gen("year", type=int, temperature=0))
+        s += sgl.user("Say more.") + sgl.assistant(sgl.gen("more", temperature=1.0, max_tokens=12))
+
+    played = []
+    play = LocalBackend.aplay
+    monkeypatch.setattr(LocalBackend, "aplay", lambda *a, **k: played.append(len(a[2].segments)) or play(*a, **k))
+    whole = program.run(backend=engine, seed=1)
+    text, messages = whole.text(), whole.messages()
+    assert played
+    streamed = program.run(backend=engine, seed=1, stream=True)
+    assert "".join(streamed.text_iter()) == text
+    monkeypatch.delattr(LocalBackend, "aplay")
+    single = program.run(backend=engine, seed=1)
+    assert (single.text(), single.messages()) == (text, messages)
+    for name in ("country", "capital", "turn", "size", "year", "more"):
+        assert single[name] == whole[name] == streamed[name]
+
+
+def test_what_is_wrong_with_one_node_of_a_program_is_told_at_its_line(engine):
+    @sgl.function
+    def program(s):
+        s += "Once" + sgl.gen("a", max_tokens=3, temperature=0)
+        s += sgl.gen("b", max_tokens=3, temperature=5000)
+        s += sgl.gen("c", max_tokens=3)
+
+    state = program.run(backend=engine)
+    assert state["a"]
+    with pytest.raises(sgl.ParameterError, match="temperature") as caught:
+        state["c"]
+    assert caught.value.where.line == program.func.__code__.co_firstlineno + 3

@@ -86,10 +86,7 @@ def test_draws_depend_on_the_seed_alone(engine):
         thread.join()
     assert len(set(results.values())) > 1
     assert engine.complete(CHAT, params).text == alone
-    assert (
-        engine.complete(CHAT, SamplingParams(max_tokens=30)).text
-        != engine.complete(CHAT, SamplingParams(max_tokens=30)).text
-    )
+    assert len({engine.complete("Once", SamplingParams(max_tokens=8)).text for _ in range(3)}) > 1
 
 
 @pytest.mark.parametrize("params", [dict(top_k=1), dict(top_p=1e-6), dict(min_p=1.0), dict(temperature=1e-6)])
@@ -211,69 +208,6 @@ def test_selection_without_a_prompt_and_without_condition(engine):
         engine.select("x", [])
     with pytest.raises(sgl.ParameterError, match="choices"):
         engine.select("x", ["a", ""])
-
-
-BAD = [
-    ("", {}, "prompt: is empty"),
-    ([], {}, "prompt: is empty"),
-    ([0, 99_999], {}, "input_ids: 99999"),
-    ([True], {}, "input_ids"),
-    ([5] * 9000, {}, "prompt: 9,000 tokens long; smollm2-135m takes 8,192"),
-    ("x", dict(max_tokens=-1), "max_tokens"),
-    ("x", dict(temperature=float("nan")), "temperature"),
-    ("x", dict(temperature="hot"), "temperature"),
-    ("x", dict(top_p=0), "top_p"),
-    ("x", dict(top_p=1.5), "top_p"),
-    ("x", dict(top_k=-2), "top_k"),
-    ("x", dict(min_p=2), "min_p"),
-    ("x", dict(n=0), "n: 0"),
-    ("x", dict(frequency_penalty=3), "frequency_penalty"),
-    ("x", dict(repetition_penalty=0), "repetition_penalty"),
-    ("x", dict(min_tokens=9, max_tokens=8), "min_tokens: 9 is more than max_tokens"),
-    ("x", dict(stop=("",)), "stop"),
-    ("x", dict(stop=("a",) * 65), "stop: 65 strings"),
-    ("x", dict(stop=("a" * 600,)), "stop: a string of 600"),
-    ("x", dict(stop_token_ids=(-1,)), "stop_token_ids"),
-    ("x", dict(token_ids_logprob=(49_152,)), "token_ids_logprob"),
-    ("x", dict(logit_bias=((99_999, 1.0),)), "logit_bias"),
-    ("x", dict(logit_bias=((1, float("inf")),)), "logit_bias"),
-    ("x", dict(logit_bias=tuple((i, 1.0) for i in range(5000))), "logit_bias: 5,000 entries"),
-    ("x", dict(seed=1.5), "seed"),
-    ("x", dict(max_tokens=True), "max_tokens"),
-    ("x", dict(stop_regex=("a",)), "stop_regex"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("prompt", "params", "message"), BAD)
-def test_bad_requests_are_refused_by_name(engine, prompt, params, message):
-    with pytest.raises(sgl.ParameterError, match=message):
-        engine.complete(prompt, SamplingParams(**params))
-
-
-def test_images_are_refused(engine):
-    from sglang_lite.protocol import Image
-
-    with pytest.raises(sgl.ParameterError, match="can't see images"):
-        engine.complete(Prompt((Span("x"),), images=(Image(b"", "image/png"),)))
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (dict(modle="x"), "modle: Engine has no such parameter"),
-        (dict(page_size=0), "page_size"),
-        (dict(page_size=65), "page_size"),
-        (dict(max_running="8"), "max_running"),
-        (dict(dtype="int7"), "dtype"),
-        (dict(load_format="magic"), "load_format"),
-        (dict(step_tokens=8, max_running=16), "step_tokens"),
-        (dict(context_length=0), "context_length"),
-        (dict(context_length=100_000), "context_length: 100000 is more than the model's 8192"),
-    ],
-)
-def test_bad_settings_of_an_engine_are_refused_by_name(config, message):
-    with pytest.raises(sgl.ParameterError, match=message):
-        sgl.Engine(**config)
 
 
 def test_a_small_engine_queues_retracts_and_answers_everything(model_file):

@@ -5,12 +5,15 @@ import inspect
 import threading
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import sglang_lite as sgl
 from sglang_lite.protocol import Generation, JsonSchema, Regex, SamplingParams, TokenLogprob
 from sglang_lite.runtime.engine import Engine
 from sglang_lite.runtime.native import Answer, Call, engine_settings, read_params, read_request
 from tests.runtime import scripted
+from tests.runtime.models.tiny import VOCAB, save
 
 GREEDY = {"temperature": 0, "max_new_tokens": 8}
 FOR_EVER = {"max_new_tokens": 400, "ignore_eos": True}
@@ -298,6 +301,15 @@ def test_a_bad_prompt_of_a_batch_stops_the_batch_before_it_runs(small):
     assert small.stats()["running"] == small.stats()["waiting"] == 0
 
 
+def test_a_batch_may_be_longer_than_the_queue():
+    prompts = [scripted.LETTERS[1 + i % 20] * (1 + i // 20) for i in range(60)]
+    with Engine.of(scripted.loaded(), max_running=2, max_queued=3) as engine:
+        answers = engine.generate(prompts, {**GREEDY, "n": 2})
+        assert [a["meta_info"]["prompt_tokens"] for a in answers] == [len(p) for p in prompts for _ in range(2)]
+        others = engine.generate(prompts[:40], GREEDY, stream=True)
+        assert len({a["index"] for a in others if a["meta_info"]["finish_reason"]}) == 40
+
+
 def test_a_cache_salt_keeps_prefixes_apart(small):
     small.flush_cache()
     prompt = "abcdefgh" * 8
@@ -318,3 +330,41 @@ def test_the_rest_of_the_offline_engine(small):
     other.shutdown()
     with pytest.raises(sgl.EngineClosedError):
         other.generate("ab")
+
+
+def tiny_llama(folder, seed, hidden_size=32):
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=hidden_size, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(5)
+    return str(save(model, folder))
+
+
+def test_weights_are_updated_between_steps_and_nothing_of_the_old_ones_stays(tmp_path):
+    old, new = (tiny_llama(tmp_path / name, seed) for name, seed in (("old", 1), ("new", 2)))
+    other = tiny_llama(tmp_path / "other", 3, hidden_size=64)
+    prompt = "abcdefgh" * 6
+    with Engine(model=new, dtype="float32") as engine:
+        expected = engine.generate(prompt, GREEDY)["text"]
+    with Engine(model_path=old, dtype="float32") as engine:
+        before = engine.generate(prompt, GREEDY)
+        running = engine.generate("xyz", {"max_new_tokens": 180, "ignore_eos": True}, stream=True)
+        next(running)
+        with pytest.raises(
+            sgl.ModelError, match=r"another architecture than the running model's: hidden_size, .* differ"
+        ):
+            engine.update_weights(other)
+        assert engine.generate(prompt, GREEDY)["text"] == before["text"] != expected
+        engine.update_weights(new)
+        after = engine.generate(prompt, GREEDY)
+        assert after["text"] == expected
+        assert after["meta_info"]["cached_tokens"] == 0
+        *_, last = running
+        assert last["meta_info"]["completion_tokens"] == 180
+        assert last["meta_info"]["num_retractions"] == 1
+        assert engine.get_server_info()["model_path"] == new

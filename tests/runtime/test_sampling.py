@@ -136,17 +136,20 @@ def test_patterns_end_the_text_and_cut_it(engine):
     assert (both.text, both.matched) == ("The capital ", "of F")
 
 
-def test_what_streams_is_never_taken_back(engine):
-    for params in (greedy(stop_regex=("of F.*s",)), greedy(stop=("France is not",)), greedy(stop_regex=("x+",))):
-        events, done = [], threading.Event()
-        engine.submit(
-            CHAT,
-            params,
-            sink=lambda e: (events.append(e), isinstance(e, Generation) and done.set()),
-            stream=True,
-        )
-        assert done.wait(30)
-        assert "".join(e.text for e in events[:-1]) == events[-1].text
+@pytest.mark.parametrize(
+    "stops", [dict(stop_regex=("of F.*s",)), dict(stop=("France is not",)), dict(stop_regex=("x+",))]
+)
+def test_what_streams_is_never_taken_back(engine, stops):
+    events, done = [], threading.Event()
+
+    def sink(event):
+        events.append(event)
+        if not isinstance(event, Delta):
+            done.set()
+
+    engine.submit(CHAT, greedy(**stops), sink=sink, stream=True)
+    assert done.wait(30)
+    assert "".join(e.text for e in events[:-1]) == events[-1].text
 
 
 def test_no_stop_is_looked_for_in_the_first_tokens(small):
@@ -163,6 +166,8 @@ def test_a_stop_token_is_kept_where_it_is_asked_for(engine):
     kept = engine.complete(CHAT, greedy(stop_token_ids=(france,), include_stop=True))
     assert kept.text == "The capital of France"
     assert kept.spans == (Span(kept.text, kept.token_ids),)
+    plain = engine.complete(CHAT, greedy(include_stop=True))
+    assert plain.spans == (Span("The capital of France is Paris.", plain.token_ids[:-1]),)
     whole = engine.complete(CHAT, greedy(include_stop=True, skip_special_tokens=False))
     assert whole.text == "The capital of France is Paris.<|im_end|>"
     assert whole.spans == (Span(whole.text, whole.token_ids),)

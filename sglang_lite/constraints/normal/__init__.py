@@ -1,1 +1,65 @@
-"""The normaliser: a JSON schema as an exact language, or an error that names what can't be one."""
+"""The normaliser: a JSON schema as an exact language, or an error that names what can't be one.
+
+A schema is read (document.py, reader.py, keywords.py) as a set of values (values.py, numbers.py), in which references,
+`allOf`, `anyOf`, `oneOf`, `not`, `if` and the like are no more, and that is written as a grammar (writer.py).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+
+from sglang_lite.constraints.nodes import Language
+from sglang_lite.constraints.normal.document import Document
+from sglang_lite.constraints.normal.reader import Reader
+from sglang_lite.constraints.normal.values import At
+from sglang_lite.constraints.normal.writer import Writer
+from sglang_lite.protocol import ConstraintError, JsonSchema
+
+MAX_CHECKED = 100  # keywords that best effort leaves to the check of finished values
+
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")  # without which finished values could not be checked either
+
+
+@dataclass(frozen=True, slots=True)
+class Normalised:
+    """
+    Attributes:
+        language: the texts of valid values in the style that is generated; of more than those, if `checked`.
+        checked: what is not enforced but checked in finished values: JSON Pointers of keywords, and why.
+    """
+
+    language: Language
+    checked: tuple[tuple[str, str], ...] = ()
+
+
+def document_of(constraint: JsonSchema) -> Document:
+    """The schema of a constraint."""
+    return Document(json.loads(constraint.schema))
+
+
+@lru_cache(maxsize=256)
+def normalise(constraint: JsonSchema) -> Normalised:
+    """The language of a schema.
+
+    Raises:
+        ConstraintError: nothing satisfies it, it is too complex, or it has a keyword that can't be enforced, unless
+            the constraint asks for best effort; `pointer` says where.
+    """
+    document = document_of(constraint)
+    checked: dict[str, str] = {}
+    while True:
+        try:
+            reader = Reader(document, assert_format=constraint.format == "assert", ignored=frozenset(checked))
+            language = Writer(reader, constraint.separators).language(At(document.start))
+            return Normalised(language, tuple(checked.items()))
+        except RecursionError as error:
+            raise ConstraintError("json_schema: nested too deeply.") from error
+        except ConstraintError as error:
+            pointer = error.pointer
+            if constraint.enforce == "strict" or not pointer or pointer in checked or len(checked) == MAX_CHECKED:
+                raise
+            if pointer.rpartition("/")[2] in _REFERENCES:
+                raise
+            checked[pointer] = error.message.removeprefix("json_schema: ")

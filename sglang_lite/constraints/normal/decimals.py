@@ -53,10 +53,9 @@ def decimal_text(value: Fraction) -> str:
 
 
 def _piece(piece: Piece) -> Node:
-    members = piece.members()
-    if members is not None and (len(members) <= MAX_ENDINGS or len(members) == 1):
-        if piece.step is None or piece.step != 1 or piece.avoid or len(members) == 1:
-            return alternation(literal(decimal_text(value)) for value in members)
+    members = piece.members() or ()
+    if len(members) == 1 or (len(members) in range(1, MAX_ENDINGS) and piece.step != 1):
+        return alternation(literal(decimal_text(value)) for value in members)
     node = _range(piece)
     if piece.step is not None and piece.step != 1:
         node = intersection(node, _multiples(piece.step))
@@ -177,10 +176,12 @@ def _multiples(step: Fraction) -> Node:
     while (step * 10**places).denominator != 1:
         places += 1
     unit = int(step * 10**places)
-    options = [concat(_divisible(unit // math.gcd(unit, 10**places), 0), optional(parse(r"\.0+")))]
-    for digits in range(1, places + 1):
-        options.append(concat(_divisible(unit // math.gcd(unit, 10 ** (places - digits)), digits), parse("0*")))
-    return concat(optional(literal("-")), alternation(options))
+
+    def after_point(digits: int) -> Node:
+        return _divisible(unit // math.gcd(unit, 10 ** (places - digits)), digits)
+
+    fractions = [concat(after_point(digits), parse("0*")) for digits in range(1, places + 1)]
+    return concat(optional(literal("-")), alternation([concat(after_point(0), optional(parse(r"\.0+"))), *fractions]))
 
 
 def _divisible(number: int, after_point: int) -> Node:
@@ -209,16 +210,16 @@ def _endings(number: int, after_point: int) -> Node:
         raise ConstraintError(f"multiples of {number} have more than {MAX_ENDINGS:,} endings.")
     some = Repeat(_DIGIT, 1, None)
     endings = [str(value).zfill(width) for value in range(0, 10**width, number)] if width else [""]
-    if not after_point:
-        short = [literal(str(int(text))) for text in endings if text]
-        return alternation([*short, concat(_DIGITS if width else some, alternation(map(literal, endings)))])
-    if width <= after_point:
+    if after_point and width <= after_point:
         filling = Repeat(_DIGIT, after_point - width, after_point - width)
         return concat(some, literal("."), filling, alternation(map(literal, endings)))
+    if not width:
+        return some
     cut = width - after_point
-    short = [str(int(text[:cut])) + "." + text[cut:] for text in endings]
-    long = concat(_DIGITS, alternation(literal(text[:cut] + "." + text[cut:]) for text in endings))
-    return alternation([*map(literal, short), long])
+    point = "." if after_point else ""
+    short = [literal(str(int(text[:cut])) + point + text[cut:]) for text in endings]
+    long = concat(_DIGITS, alternation(literal(text[:cut] + point + text[cut:]) for text in endings))
+    return alternation([*short, long])
 
 
 def _by_remainder(number: int) -> Node:

@@ -55,11 +55,10 @@ class Piece:
         return [value for i in range(first, last + 1) if (value := i * self.step) in self]
 
     def empty(self) -> bool:
-        if self.low is not None and self.high is not None:
-            if self.low > self.high or (self.low == self.high and (self.low_open or self.high_open)):
-                return True
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            return self.low not in self or self.high not in self
         # With no end on one side there is always one: step * (1 + k * any common multiple) is no multiple of `avoid`.
-        return self.step is not None and any(not self.step % a for a in self.avoid) or self.members() == []
+        return (self.step is not None and any(not self.step % a for a in self.avoid)) or self.members() == []
 
 
 Numbers = tuple[Piece, ...]  # their union

@@ -21,6 +21,8 @@ from sglang_lite.protocol import (
     Generation,
     JsonSchema,
     Location,
+    Played,
+    Program,
     Prompt,
     Regex,
     SamplingParams,
@@ -87,6 +89,11 @@ class BaseBackend:
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
         """Scores the choices as continuations of the prompt, with `unconditional` also without it."""
         raise CapabilityError(f"{type(self).__name__} can't select: it has neither aselect nor select.")
+
+    def aplay(self, prompt: Prompt, program: Program, *, stream: bool) -> AsyncGenerator[Played, None]:
+        """Plays a whole run of nodes as one program: yields what each segment brings. A backend that defines it is
+        given whatever is queued behind a generation; one that does not gets one call per node."""
+        raise CapabilityError(f"{type(self).__name__} plays no programs.")
 
     def answer_now(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
@@ -173,14 +180,14 @@ class BaseBackend:
     def blocking(self) -> bool:
         """It has SGLang's blocking hooks instead of the native ones: what a subclass defines counts before what it
         inherits."""
-        blocking, native = self._depth("generate", "select"), self._depth("agenerate", "aselect")
+        blocking, native = self._depth("generate", "generate_stream", "select"), self._depth("agenerate", "aselect")
         return blocking > native
 
     @cached_property
     def answers_now(self) -> bool:
         """It is worth asking `answer_now` and `select_now`: no subclass has put other hooks over them."""
         now = self._depth("answer_now", "select_now")
-        return now > 0 and now >= self._depth("agenerate", "aselect", "generate", "select")
+        return now > 0 and now >= self._depth("agenerate", "aselect", "generate", "generate_stream", "select")
 
     @cached_property
     def hooks(self) -> frozenset[str]:

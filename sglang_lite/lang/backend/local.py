@@ -13,6 +13,9 @@ from sglang_lite.protocol import (
     Constraint,
     Delta,
     Generation,
+    Played,
+    Program,
+    ProgramResult,
     Prompt,
     SamplingParams,
     Selection,
@@ -74,6 +77,19 @@ class LocalBackend(BaseBackend):
         if isinstance(outcome, SglError):
             raise outcome
         return outcome
+
+    async def aplay(self, prompt: Prompt, program: Program, *, stream: bool) -> AsyncGenerator[Played, None]:
+        events: asyncio.Queue[Played | ProgramResult | SglError] = asyncio.Queue()
+        mailbox = Mailbox(asyncio.get_running_loop())
+        sink = partial(mailbox.post, events.put_nowait)
+        ticket = self.engine.run_program(prompt, program, sink=sink, stream=stream)
+        try:
+            while not isinstance(event := await events.get(), ProgramResult):
+                if isinstance(event, SglError):
+                    raise event
+                yield event
+        finally:
+            ticket.abort()  # if nobody is listening any more
 
     def get_model_name(self) -> str:
         return self.engine.model_name

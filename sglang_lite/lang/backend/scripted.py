@@ -150,7 +150,7 @@ class ScriptedBackend(BaseBackend):
             draw = self._random if isinstance(params.seed, Unset) else Random(f"{params.seed}:{index}")
             text = self._default if call.constraint is None else sample(call.constraint, draw)
         stops = StopMatcher(() if isinstance(params.stop, Unset) else params.stop)
-        text = stops.push(text) + stops.flush()
+        text = stops.push(text) + (stops.flush() if stops.matched is None else "")
         words = _TOKEN.findall(text)
         limit = math.inf if isinstance(params.max_tokens, Unset) else params.max_tokens
         cut = len(words) > limit

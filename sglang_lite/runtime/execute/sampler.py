@@ -92,7 +92,8 @@ def sample(
             _adjust(logits[i], row)
         except SglError as error:
             errors[i] = error
-    highest, picked = logits.max(-1)  # NaN, where a row has one
+    picked = logits.argmax(-1)
+    highest = logits.gather(1, picked.unsqueeze(1)).squeeze(1)  # NaN, where a row has one
     for i in (~highest.isfinite()).nonzero()[:, 0].tolist():
         if float(highest[i]) != float("-inf"):
             errors.setdefault(i, not_finite(int(positions[i])))

@@ -17,7 +17,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from sglang_lite.protocol import ModelError
+from sglang_lite.protocol import ModelError, ParameterError
 
 # The pre-tokenizers that GGUF files name in `tokenizer.ggml.pre`: the pattern that splits text before BPE, and
 # whether whole words in the vocabulary skip the merges.
@@ -103,6 +103,9 @@ class Tokenizer:
         Args:
             text: any text; special tokens written out become their ids.
             first: it starts a prompt: the beginning-of-sequence id goes before it, unless the text has it already.
+
+        Raises:
+            ParameterError: it has unpaired surrogates.
         """
         ids: list[int] = []
         if first and self.bos_id is not None and not text.startswith(self.special_tokens.get("bos_token", "\0")):
@@ -127,7 +130,10 @@ class Tokenizer:
 
     def _encode_uncached(self, text: str, first: bool) -> array[int]:
         backend = self.backend if first else self._continuation
-        return array("i", backend.encode(text, add_special_tokens=False).ids)
+        try:
+            return array("i", backend.encode(text, add_special_tokens=False).ids)
+        except TypeError:  # what `tokenizers` says to text that has no UTF-8
+            raise ParameterError("prompt", "is no valid Unicode: it has unpaired surrogates.") from None
 
     def _can_cut(self) -> bool:
         """Text encoded in blocks gives the ids of the whole."""

@@ -1,0 +1,139 @@
+"""The language of any constraint, of whatever kinds it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from sglang_lite.constraints import ebnf, lark
+from sglang_lite.constraints.automaton import is_empty
+from sglang_lite.constraints.languages import pruned, renamed
+from sglang_lite.constraints.nodes import (
+    ANY_CHAR,
+    ANY_TEXT,
+    NOTHING,
+    Language,
+    Node,
+    Ref,
+    Repeat,
+    alternation,
+    complement,
+    concat,
+    intersection,
+    literal,
+    repeat,
+)
+from sglang_lite.constraints.normal import normalise
+from sglang_lite.constraints.regex import parse
+from sglang_lite.protocol import (
+    Choices,
+    Constraint,
+    ConstraintError,
+    Ebnf,
+    InOrder,
+    JsonSchema,
+    Lark,
+    OneOf,
+    Regex,
+    Repeated,
+    StructuralTag,
+)
+
+_START = "start"
+
+
+@lru_cache(maxsize=256)
+def language_of(constraint: Constraint) -> Language:
+    """The texts that a constraint allows; JSON in the style that is generated.
+
+    Raises:
+        ConstraintError: it is not valid, nothing satisfies it, or it can't be enforced.
+    """
+    match constraint:
+        case JsonSchema():
+            return normalise(constraint).language
+        case Ebnf(text):
+            return pruned(ebnf.parse(text))
+        case Lark(text):
+            outer, schemas = lark.parse(text)
+            return pruned(_joined(outer, {name: _inner(schema) for name, schema in schemas.items()}))
+    if isinstance(constraint, Regex | Choices):
+        body = (
+            parse(constraint.pattern)
+            if isinstance(constraint, Regex)
+            else alternation(map(literal, constraint.options))
+        )
+        return pruned(Language(_START, {_START: body}))
+    parts = _parts(constraint)
+    names = {f"{i}": _inner(part) for i, part in enumerate(parts)}
+    outer = Language(_START, _body(constraint, [Ref(name) for name in names]))
+    return pruned(_joined(outer, names))
+
+
+def _parts(constraint: StructuralTag | InOrder | OneOf | Repeated) -> Iterable[Constraint]:
+    match constraint:
+        case InOrder(parts):
+            return parts
+        case OneOf(options):
+            return options
+        case Repeated(item):
+            return (item,)
+        case StructuralTag(tags):
+            return [tag.content for tag in tags]
+
+
+def _body(constraint: StructuralTag | InOrder | OneOf | Repeated, refs: list[Ref]) -> dict[str, Node]:
+    match constraint:
+        case InOrder():
+            return {_START: concat(*refs)}
+        case OneOf():
+            return {_START: alternation(refs)}
+        case Repeated(_, least, most):
+            if least < 0 or (most is not None and most < least):
+                raise ConstraintError(f"repeated: from {least} to {most} times is not possible.")
+            return {_START: repeat(refs[0], least, most)}
+        case StructuralTag():
+            return _structural(constraint, refs)
+
+
+def _structural(constraint: StructuralTag, contents: list[Ref]) -> dict[str, Node]:
+    """Texts without a trigger in them, and tags between them, each begun by the first trigger there is."""
+    triggers = list(dict.fromkeys(constraint.triggers))
+    if not triggers or "" in triggers:
+        raise ConstraintError("structural_tag: it needs triggers, none of them empty.")
+    for tag in constraint.tags:
+        if not tag.begin.startswith(tuple(triggers)):
+            raise ConstraintError(f"structural_tag: no trigger begins {tag.begin!r}.")
+    found = concat(ANY_TEXT, alternation(map(literal, triggers)))
+    options = []
+    for trigger in triggers:
+        until = intersection(concat(ANY_TEXT, literal(trigger)), complement(concat(found, ANY_CHAR, ANY_TEXT)))
+        tags = [
+            concat(literal(tag.begin.removeprefix(trigger)), content, literal(tag.end))
+            for tag, content in zip(constraint.tags, contents)
+            if tag.begin.startswith(trigger)
+        ]
+        options.append(concat(NOTHING if is_empty(until) else until, alternation(tags)))
+    return {
+        _START: concat(Repeat(Ref("tag"), 0, None), complement(concat(found, ANY_TEXT))),
+        "tag": alternation(options),
+    }
+
+
+def _inner(constraint: Constraint) -> Language:
+    if isinstance(constraint, JsonSchema) and normalise(constraint).checked:
+        pointer, problem = normalise(constraint).checked[0]
+        raise ConstraintError(
+            f"json_schema: {problem}", pointer=pointer, hint="Inside another constraint nothing is left to be checked."
+        )
+    return language_of(constraint)
+
+
+def _joined(outer: Language, inner: dict[str, Language]) -> Language:
+    """A language with others in place of some names."""
+    rules, sealed = dict(outer.rules), set(outer.sealed)
+    for name, language in inner.items():
+        own = renamed(language, f"{name}.")
+        rules |= {**own.rules, name: Ref(own.start)}
+        sealed |= own.sealed
+    return Language(outer.start, rules, frozenset(sealed))

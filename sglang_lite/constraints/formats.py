@@ -1,0 +1,103 @@
+"""The formats of strings that are asserted, as languages. Every other `format` is a remark, as the specification says.
+
+Generated strings and finished values are held against the same language.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from sglang_lite.constraints.nodes import ANY_CHAR, Node, Repeat, intersection
+from sglang_lite.constraints.regex import parse
+
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[2468][048]|0[48]|[13579][26])00)"
+# RFC 3339, 5.6, with the days that a month has; from the year 1, where calendars of programs begin.
+DATE = (
+    "(?:(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])-"
+    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
+    "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+    f"|{_LEAP_YEAR}-02-29)"
+)
+CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
+_FRACTION = r"(?:\.[0-9]{1,9})?"
+_OFFSET = "[+-](?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = f"(?:{CLOCK}{_FRACTION}(?:[Zz]|{_OFFSET})|23:59:60{_FRACTION}(?:[Zz]|[+-]00:00))"  # leap seconds: in UTC
+
+_DAYS, _SECONDS = "[0-9]+D", "[0-9]+S"
+_MONTHS, _MINUTES = f"[0-9]+M(?:{_DAYS})?", f"[0-9]+M(?:{_SECONDS})?"
+_DURATION_TIME = f"T(?:[0-9]+H(?:{_MINUTES})?|{_MINUTES}|{_SECONDS})"
+_DURATION = f"P(?:(?:{_DAYS}|{_MONTHS}|[0-9]+Y(?:{_MONTHS})?)(?:{_DURATION_TIME})?|{_DURATION_TIME}|[0-9]+W)"
+
+_BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_IPV4 = rf"{_BYTE}(?:\.{_BYTE}){{3}}"
+_H16 = "[0-9a-fA-F]{1,4}"
+_LS32 = f"(?:{_H16}:{_H16}|{_IPV4})"
+_IPV6 = "(?:" + "|".join([  # RFC 3986, 3.2.2
+    f"(?:{_H16}:){{6}}{_LS32}", f"::(?:{_H16}:){{5}}{_LS32}", f"(?:{_H16})?::(?:{_H16}:){{4}}{_LS32}",
+    *(f"(?:(?:{_H16}:){{0,{n}}}{_H16})?::{rest}" for n, rest in (
+        (1, f"(?:{_H16}:){{3}}{_LS32}"), (2, f"(?:{_H16}:){{2}}{_LS32}"), (3, f"{_H16}:{_LS32}"), (4, _LS32),
+        (5, _H16), (6, ""))),
+]) + ")"  # fmt: skip
+
+_LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+_HOSTNAME = rf"{_LABEL}(?:\.{_LABEL})*"
+_ATOM = "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+"
+_EMAIL = rf'(?:{_ATOM}(?:\.{_ATOM})*|"(?:[ !#-\[\]-~]|\\[ -~])*")@(?:{_HOSTNAME}|\[(?:{_IPV4}|IPv6:{_IPV6})\])'
+
+
+def _uri(more: str, query: str = "") -> tuple[str, str]:
+    """RFC 3986, appendix A: a URI and a URI reference; `more` may stand unescaped beside ASCII (RFC 3987)."""
+    unreserved, subs = rf"a-zA-Z0-9._~{more}\-", "!$&'()*+,;="
+    escaped = "%[0-9a-fA-F]{2}"
+    pchar = f"(?:[{unreserved}{subs}:@]|{escaped})"
+    host = rf"(?:\[(?:{_IPV6}|v[0-9a-fA-F]+\.[a-zA-Z0-9._~{subs}:\-]+)\]|(?:[{unreserved}{subs}]|{escaped})*)"
+    authority = f"(?:(?:[{unreserved}{subs}:]|{escaped})*@)?{host}(?::[0-9]*)?"
+    abempty, rootless = f"(?:/{pchar}*)*", f"{pchar}+(?:/{pchar}*)*"
+    noscheme = f"(?:[{unreserved}{subs}@]|{escaped})+(?:/{pchar}*)*"
+    tail = rf"(?:\?(?:{pchar}|[/?{query}])*)?(?:#(?:{pchar}|[/?])*)?"
+    rooted = f"//{authority}{abempty}|/(?:{rootless})?"
+    return f"[a-zA-Z][a-zA-Z0-9+.-]*:(?:{rooted}|{rootless}|){tail}", f"(?:{rooted}|{noscheme}|){tail}"
+
+
+# RFC 3987, 2.2: ucschar and iprivate
+_UCS = r"\u00A0-\uD7FF\uF900-\uFDCF\uFDF0-\uFFEF" + "".join(
+    f"\\U{plane:04X}{'1000' if plane == 14 else '0000'}-\\U{plane:04X}FFFD" for plane in range(1, 15)
+)
+_URI, _URI_REFERENCE = _uri("")
+_IRI, _IRI_REFERENCE = _uri(_UCS, query=r"\uE000-\uF8FF\U000F0000-\U000FFFFD\U00100000-\U0010FFFD")
+
+_VARIABLE = r"(?:[a-zA-Z0-9_]|%[0-9a-fA-F]{2})(?:\.?(?:[a-zA-Z0-9_]|%[0-9a-fA-F]{2}))*(?::[1-9][0-9]{0,3}|\*)?"
+_URI_TEMPLATE = (  # RFC 6570, 2
+    rf"(?:[!#$&(-;=?-\[\]_a-z~{_UCS}\uE000-\uF8FF]|%[0-9a-fA-F]{{2}}"
+    rf"|\{{[+#./;?&=,!@|]?{_VARIABLE}(?:,{_VARIABLE})*\}})*"
+)
+_POINTER = "(?:/(?:[^/~]|~[01])*)*"  # RFC 6901
+
+_FORMATS = {
+    "date-time": f"{DATE}[Tt]{_TIME}",
+    "date": DATE,
+    "time": _TIME,
+    "duration": _DURATION,  # RFC 3339, appendix A
+    "email": _EMAIL,  # RFC 5321, 4.1.2
+    "hostname": _HOSTNAME,  # RFC 1123, 2.1
+    "ipv4": _IPV4,
+    "ipv6": _IPV6,
+    "uri": _URI,
+    "uri-reference": f"(?:{_URI}|{_URI_REFERENCE})",
+    "iri": _IRI,
+    "iri-reference": f"(?:{_IRI}|{_IRI_REFERENCE})",
+    "uri-template": _URI_TEMPLATE,
+    "uuid": "[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}",  # RFC 4122
+    "json-pointer": _POINTER,
+    "relative-json-pointer": f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",
+}
+
+ASSERTED = frozenset(_FORMATS)
+
+
+@lru_cache(maxsize=len(_FORMATS))
+def language_of(name: str) -> Node:
+    """The strings of an asserted format."""
+    node = parse(f"(?s){_FORMATS[name]}")
+    return intersection(node, Repeat(ANY_CHAR, 1, 253)) if name == "hostname" else node

@@ -1,0 +1,355 @@
+"""Cutting a context-free language into lexemes that may be read greedily, as engines with a lexer do (llguidance).
+
+The parts of rules that are regular are made lexemes as large as they come. Then all places of the grammar are walked
+through, as far as a finite automaton can tell them apart (a rule may return to any place that uses it). Where a lexeme
+could end although another one that is possible there could go on with what comes next, reading greedily would lose
+texts: both are taken apart into characters, whose lexemes can't collide. That costs speed, never correctness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain, groupby, product
+
+from sglang_lite.constraints import charsets
+from sglang_lite.constraints.automaton import DEAD, Automaton, State, accepts, is_empty
+from sglang_lite.constraints.charsets import Ranges
+from sglang_lite.constraints.nodes import (
+    ANY_CHAR,
+    EMPTY,
+    NOTHING,
+    Alternation,
+    CharSet,
+    Concat,
+    Language,
+    Node,
+    Ref,
+    Repeat,
+    Text,
+    alternation,
+    children,
+    concat,
+    intersection,
+    optional,
+    references,
+)
+
+MAX_INLINED = 20_000  # characters and sets in a lexeme
+MAX_PLACES = 500
+MAX_PAIRS = 5_000  # states of two lexemes at once
+
+_Place = tuple[str, State]
+_DIGITS = charsets.singles("0123456789")
+_NUMBER_GOES_ON = charsets.singles("0123456789.eE")
+
+
+def lexed(language: Language) -> Language:
+    """The same language with rules of two kinds: lexemes, and those that are made of names only.
+
+    Raises:
+        ConstraintError: too complex.
+    """
+    if language.start in language.sealed or not references(language.rules[language.start]):
+        return language
+    language = _inlined(language)
+    apart: set[Node] = set()
+    while True:
+        cut = _Cut(language, apart)
+        try:
+            collisions = _Places(cut).collisions()
+        except _TooMany:
+            collisions = set(cut.symbols)
+        if not collisions:
+            return cut.language
+        nodes = {cut.lexemes[name] for name in collisions & cut.lexemes.keys()}
+        if collisions <= cut.lexemes.keys() and not nodes <= apart:
+            apart |= nodes
+        elif language.sealed:  # the value of a schema, whose lexemes know only each other
+            language = _inlined(Language(language.start, language.rules))
+        else:
+            raise AssertionError("characters don't collide")
+
+
+class _TooMany(Exception):  # noqa: N818 # never leaves this module
+    """More places than are looked at."""
+
+
+def _inlined(language: Language) -> Language:
+    """The same language without rules that are regular, as far as that does not make it much larger."""
+    inlined: dict[str, Node] = {}
+
+    def body(name: str, inside: frozenset[str]) -> Node | None:
+        """What a rule makes, if that is regular and small."""
+        if name not in inlined and name not in inside and name not in language.sealed:
+            node = put_in(language.rules[name], inside | {name})
+            if not references(node) and _size(node) <= MAX_INLINED:
+                inlined[name] = node
+        return inlined.get(name)
+
+    def put_in(node: Node, inside: frozenset[str]) -> Node:
+        match node:
+            case Ref(name):
+                return body(name, inside) or node
+            case Concat(parts):
+                return concat(*(put_in(part, inside) for part in parts))
+            case Alternation(options):
+                return alternation(put_in(option, inside) for option in options)
+            case Repeat(inner, least, most):
+                return Repeat(put_in(inner, inside), least, most)
+        return node
+
+    below_sealed = _below(language, language.sealed)
+    rules = {
+        name: node if name in below_sealed else put_in(node, frozenset({name})) for name, node in language.rules.items()
+    }
+    kept = _below(Language(language.start, rules), {language.start})
+    return Language(language.start, {name: rules[name] for name in kept}, language.sealed)
+
+
+def _size(node: Node) -> int:
+    return len(node.text) if isinstance(node, Text) else 1 + sum(map(_size, children(node)))
+
+
+def _below(language: Language, names: Iterable[str]) -> dict[str, None]:
+    """These rules and all they need."""
+    found = dict.fromkeys(names)
+    for name in (queue := list(found)):
+        for each in sorted(references(language.rules[name])):
+            if each not in found:
+                found[each] = None
+                queue.append(each)
+    return found
+
+
+class _Cut:
+    """A language cut into lexemes.
+
+    Args:
+        language: all of whose regular rules are inlined.
+        apart: lexemes to take apart into characters.
+
+    Attributes:
+        language: whose rules, but for those of sealed ones, are lexemes or have nothing but names in them.
+        lexemes: their languages by name.
+        symbols: lexemes, and sealed rules.
+    """
+
+    def __init__(self, language: Language, apart: set[Node]) -> None:
+        self._apart = apart
+        self._names: dict[Node, str] = {}
+        self._rules: dict[str, Node] = {}
+        below = _below(language, language.sealed)
+        for name, body in language.rules.items():
+            self._rules[name] = body if name in below else self._structure(body)
+        self.lexemes = {name: node for node, name in self._names.items()}
+        self.symbols = {*self.lexemes, *language.sealed}
+        self.sealed_rules = below
+        self.language = Language(language.start, {**self._rules, **self.lexemes}, language.sealed)
+
+    def _structure(self, node: Node) -> Node:
+        if not references(node):
+            return self._lexeme(node)
+        match node:
+            case Concat(parts):
+                groups = groupby(parts, key=lambda part: bool(references(part)))
+                return concat(
+                    *chain.from_iterable(
+                        map(self._structure, group) if structured else [self._lexeme(concat(*group))]
+                        for structured, group in groups
+                    )
+                )
+            case Alternation(options):
+                regular = alternation(option for option in options if not references(option))
+                others = [self._structure(option) for option in options if references(option)]
+                return alternation([self._lexeme(regular), *others])
+            case Repeat(inner, least, most):
+                return Repeat(self._structure(inner), least, most)
+        return node
+
+    def _lexeme(self, node: Node) -> Node:
+        """What stands for a regular part: a lexeme, which is not empty, or the characters it is made of."""
+        if node in (EMPTY, NOTHING):
+            return node
+        if accepts(node, ""):
+            rest = intersection(node, Repeat(ANY_CHAR, 1, None))
+            return EMPTY if is_empty(rest) else optional(self._lexeme(rest))
+        return self._characters(node) if node in self._apart else self._name(node)
+
+    def _name(self, node: Node) -> Ref:
+        return Ref(self._names.setdefault(node, f"lexeme {len(self._names)}"))
+
+    def _characters(self, node: Node) -> Node:
+        match node:
+            case CharSet():
+                return self._name(node)
+            case Text(text):
+                return concat(*(self._name(CharSet(((ord(char), ord(char)),))) for char in text))
+            case Concat(parts):
+                return concat(*map(self._characters, parts))
+            case Alternation(options):
+                return alternation(map(self._characters, options))
+            case Repeat(inner, least, most):
+                return Repeat(self._characters(inner), least, most)
+        return self._states(node)
+
+    def _states(self, node: Node) -> Node:
+        """A rule for each state of an automaton."""
+        found = Automaton(node)
+        prefix = f"state of {len(self._rules)}."
+        for state, after in found.reachable(found.start).items():
+            steps = (concat(self._name(found.characters(symbol)), Ref(f"{prefix}{to}")) for symbol, to in after.items())
+            self._rules[f"{prefix}{state}"] = alternation([*steps, *([EMPTY] if found.accepting(state) else [])])
+        return Ref(f"{prefix}{found.start}")
+
+
+class _Places:
+    """The places of a language that has been cut, and what may come at each."""
+
+    def __init__(self, cut: _Cut) -> None:
+        self._cut = cut
+        self._rules = [name for name in cut.language.rules if name not in cut.lexemes and name not in cut.sealed_rules]
+        self._automaton = Automaton(*(cut.language.rules[name] for name in self._rules))
+        self._starts = dict(zip(self._rules, self._automaton.starts))
+        self._empty = self._rules_that_may_be_empty()
+        self._returns = self._places_after_rules()
+        self._firsts = {name: self._first(name) for name in cut.symbols}
+        self._overlaps: dict[tuple[str, str], bool] = {}
+
+    def collisions(self) -> set[str]:
+        """The symbols that reading greedily would go wrong with."""
+        start = self._closed({(self._cut.language.start, self._starts[self._cut.language.start])})
+        seen = {start}
+        found: set[str] = set()
+        checked: set[tuple[str, str, Ranges]] = set()
+        for places in (queue := [start]):
+            if len(seen) > MAX_PLACES:
+                raise _TooMany
+            symbols = self._symbols(places)
+            following = {name: self._next_characters(self._closed(self._after(places, name))) for name in symbols}
+            for name, other in product(symbols, symbols):
+                key = name, other, following[name]
+                if key not in checked:
+                    checked.add(key)
+                    if self._collide(*key):
+                        found |= {name, other}
+            for name in symbols:
+                together = {other for other in symbols if self._overlap(name, other)}
+                after = self._closed(set().union(*(self._after(places, each) for each in together)))
+                if after not in seen:
+                    seen.add(after)
+                    queue.append(after)
+        return found
+
+    # ---------------------------------------------------------------------------------------------- places
+
+    def _closed(self, places: Iterable[_Place]) -> frozenset[_Place]:
+        """With the places that one gets to without reading."""
+        found = set(places)
+        queue = list(found)
+        for rule, state in queue:
+            more: list[_Place] = []
+            for name in self._automaton.references(state):
+                if name in self._starts:
+                    more.append((name, self._starts[name]))
+                    if name in self._empty:
+                        more.append((rule, self._automaton.step(state, name)))
+            if self._automaton.accepting(state):
+                more += self._returns[rule]
+            queue += [place for place in dict.fromkeys(more) if place not in found]
+            found.update(more)
+        return frozenset(found)
+
+    def _symbols(self, places: Iterable[_Place]) -> list[str]:
+        names = set().union(*(self._automaton.references(state) for _, state in places))
+        return sorted(names & self._cut.symbols)
+
+    def _after(self, places: Iterable[_Place], name: str) -> set[_Place]:
+        steps = ((rule, self._automaton.step(state, name)) for rule, state in places)
+        return {place for place in steps if place[1] != DEAD}
+
+    def _next_characters(self, places: Iterable[_Place]) -> Ranges:
+        return charsets.union(chain.from_iterable(self._firsts[name] for name in self._symbols(places)))
+
+    def _rules_that_may_be_empty(self) -> set[str]:
+        empty: set[str] = set()
+        while True:
+            more = {name for name in self._rules if name not in empty and self._may_end(self._starts[name], empty)}
+            if not more:
+                return empty
+            empty |= more
+
+    def _may_end(self, state: State, empty: set[str]) -> bool:
+        seen = [state]
+        for each in seen:
+            if self._automaton.accepting(each):
+                return True
+            steps = (self._automaton.step(each, name) for name in self._automaton.references(each) & empty)
+            seen += [step for step in dict.fromkeys(steps) if step not in seen]
+        return False
+
+    def _places_after_rules(self) -> dict[str, list[_Place]]:
+        returns: dict[str, list[_Place]] = {name: [] for name in self._rules}
+        for rule in self._rules:
+            seen = {self._starts[rule]: None}
+            for state in (queue := list(seen)):
+                for name in sorted(self._automaton.references(state)):
+                    step = self._automaton.step(state, name)
+                    if name in returns:
+                        returns[name].append((rule, step))
+                    if step not in seen:
+                        seen[step] = None
+                        queue.append(step)
+        return returns
+
+    # --------------------------------------------------------------------------------------------- symbols
+
+    def _first(self, symbol: str) -> Ranges:
+        """The characters that a symbol's texts begin with."""
+        rules = self._cut.language.rules
+        found: list[tuple[int, int]] = []
+        for name in (queue := [symbol]):
+            automaton = Automaton(rules[name])
+            for each in automaton.classes:
+                if automaton.step(automaton.start, each) != DEAD:
+                    found += automaton.characters(each).ranges
+            queue += sorted(automaton.references(automaton.start) - set(queue))
+        return charsets.union(found)
+
+    def _overlap(self, name: str, other: str) -> bool:
+        """Some text is in both."""
+        key = min(name, other), max(name, other)
+        if key not in self._overlaps:
+            lexemes = self._cut.lexemes
+            if name == other or not charsets.intersection(self._firsts[name], self._firsts[other]):
+                self._overlaps[key] = name == other
+            elif name in lexemes and other in lexemes:
+                self._overlaps[key] = not is_empty(intersection(lexemes[name], lexemes[other]))
+            else:
+                self._overlaps[key] = True
+        return self._overlaps[key]
+
+    def _collide(self, name: str, other: str, following: Ranges) -> bool:
+        """Where the first has ended, the other may go on with a character that may follow the first."""
+        lexemes = self._cut.lexemes
+        if name not in lexemes and other not in lexemes:
+            return bool(charsets.intersection(self._firsts[name], _DIGITS)) and bool(
+                charsets.intersection(following, _NUMBER_GOES_ON)
+            )
+        if not charsets.intersection(self._firsts[name], self._firsts[other]):
+            return False
+        if name not in lexemes or other not in lexemes:
+            return True
+        both = Automaton(lexemes[name], lexemes[other], CharSet(following))
+        first, second, next_one = both.starts
+        seen = {(first, second)}
+        for a, b in (queue := [(first, second)]):
+            if len(seen) > MAX_PAIRS:
+                return True
+            for symbol in both.classes:
+                pair = both.step(a, symbol), both.step(b, symbol)
+                if both.accepting(a) and pair[1] != DEAD and both.step(next_one, symbol) != DEAD:
+                    return True
+                if DEAD not in pair and pair not in seen:
+                    seen.add(pair)
+                    queue.append(pair)
+        return False

@@ -1,0 +1,181 @@
+"""A schema document: what stands at a JSON Pointer, and where its references lead.
+
+Source: JSON Schema draft 2020-12, core, 8 and 9; RFC 6901 (pointers), RFC 3986 (references).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urljoin
+
+from sglang_lite.protocol import ConstraintError
+
+# Keywords whose value is a schema, a list of schemas, or schemas by name.
+_ONE = frozenset({
+    "additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not",
+    "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties",
+})  # fmt: skip
+_LIST = frozenset({"allOf", "anyOf", "items", "oneOf", "prefixItems"})
+_NAMED = frozenset({"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"})
+
+# Keywords that came after a draft.
+_SINCE_2019 = frozenset({
+    "$anchor", "$defs", "$recursiveRef", "dependentRequired", "dependentSchemas", "maxContains", "minContains",
+    "unevaluatedItems", "unevaluatedProperties",
+})  # fmt: skip
+_SINCE_2020 = frozenset({"$dynamicRef", "prefixItems"})
+_SINCE_7 = _SINCE_2020 | _SINCE_2019 | {"if"}
+_LATER = {
+    "draft-04": _SINCE_7 | {"const", "contains", "propertyNames"},
+    "draft-06": _SINCE_7,
+    "draft-07": _SINCE_7 - {"if"},
+    "2019-09": _SINCE_2020,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A schema in a document.
+
+    Attributes:
+        pointer: where it stands.
+        scope: the resources that references entered on the way there, the outermost first; for dynamic references.
+    """
+
+    pointer: str
+    scope: tuple[str, ...] = ()
+
+    def child(self, *steps: str | int) -> Place:
+        return Place(self.pointer + "".join(f"/{escaped(str(step))}" for step in steps), self.scope)
+
+
+def escaped(step: str) -> str:
+    """A name as a step of a JSON Pointer."""
+    return step.replace("~", "~0").replace("/", "~1")
+
+
+class Document:
+    """
+    Args:
+        root: the schema. Its `$schema` says of which draft it is, else it is of 2020-12.
+    """
+
+    def __init__(self, root: Any) -> None:
+        self.root = root
+        said = str(root.get("$schema")) if isinstance(root, dict) else ""
+        self._unknown = next((later for name, later in _LATER.items() if name in said), frozenset[str]())
+        self._old = "$defs" in self._unknown  # where `$ref` hides what stands beside it
+        self._bases: dict[str, tuple[str, str]] = {}  # of a schema: base URI, and the pointer of its resource
+        self._resources: dict[str, str] = {"": ""}
+        self._anchors: dict[tuple[str, str], str] = {}  # (resource, name) to pointer
+        self._dynamic: set[tuple[str, str]] = set()
+        self._index()
+        self.start = Place("", ("",) if self._dynamic else ())
+
+    def at(self, pointer: str) -> Any:
+        """What stands at a pointer.
+
+        Raises:
+            KeyError: nothing.
+        """
+        found = self.root
+        for step in pointer.split("/")[1:]:
+            step = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list) and step.isdecimal() and int(step) < len(found):
+                found = found[int(step)]
+            elif isinstance(found, dict):
+                found = found[step]
+            else:
+                raise KeyError(pointer)
+        return found
+
+    def schema(self, place: Place) -> Any:
+        """The schema at a place, without keywords that its draft does not know."""
+        found = self.at(place.pointer)
+        if not isinstance(found, dict) or not self._unknown:
+            return found
+        if self._old and "$ref" in found:
+            return {"$ref": found["$ref"]}
+        return {keyword: value for keyword, value in found.items() if keyword not in self._unknown}
+
+    def follow(self, place: Place, keyword: str) -> Place:
+        """Where the reference in a schema leads.
+
+        Raises:
+            ConstraintError: outside the document, or to nothing.
+        """
+        reference = self.at(place.pointer)[keyword]
+        base, resource = self._base(place.pointer)
+        address, _, fragment = reference.partition("#")
+        where = place.child(keyword).pointer
+        if address:
+            address = urljoin(base, address)
+            if address not in self._resources:
+                raise ConstraintError(
+                    f"json_schema: the reference {reference!r} leads out of the schema.",
+                    pointer=where,
+                    hint="Nothing is fetched: put what it refers to into $defs.",
+                )
+            resource = self._resources[address]
+        fragment = unquote(fragment)
+        if fragment and not fragment.startswith("/"):
+            found = self._anchors.get((resource, fragment))
+            if keyword == "$dynamicRef" and (resource, fragment) in self._dynamic:
+                scopes = (self._anchors[r, fragment] for r in place.scope if (r, fragment) in self._dynamic)
+                found = next(scopes, found)
+        else:
+            found = resource + fragment
+            try:
+                self.at(found)
+            except KeyError:
+                found = None
+        if found is None:
+            raise ConstraintError(f"json_schema: the reference {reference!r} leads to nothing.", pointer=where)
+        return self._entered(Place(found, place.scope))
+
+    def child(self, place: Place, *steps: str | int) -> Place:
+        """A schema below another."""
+        return self._entered(place.child(*steps))
+
+    def _entered(self, place: Place) -> Place:
+        resource = self._base(place.pointer)[1]
+        if not place.scope or resource in place.scope:
+            return place
+        return Place(place.pointer, (*place.scope, resource))
+
+    def _base(self, pointer: str) -> tuple[str, str]:
+        while pointer not in self._bases:  # a place that is no schema's by itself, only a reference's aim
+            pointer = pointer.rpartition("/")[0]
+        return self._bases[pointer]
+
+    def _index(self) -> None:
+        stack: list[tuple[Any, str, str, str]] = [(self.root, "", "", "")]
+        while stack:
+            schema, pointer, base, resource = stack.pop()
+            if isinstance(schema, dict):
+                name = schema.get("$id", schema.get("id") if self._old else None)
+                if isinstance(name, str) and not (self._old and "$ref" in schema):
+                    if self._old and name.startswith("#"):
+                        self._anchors[resource, name[1:]] = pointer
+                    else:
+                        base, resource = urljoin(base, name).partition("#")[0], pointer
+                        self._resources[base] = pointer
+                for keyword in ("$anchor", "$dynamicAnchor"):
+                    if isinstance(schema.get(keyword), str):
+                        self._anchors[resource, schema[keyword]] = pointer
+                if isinstance(schema.get("$dynamicAnchor"), str):
+                    self._dynamic.add((resource, schema["$dynamicAnchor"]))
+                stack += ((s, pointer + steps, base, resource) for steps, s in _subschemas(schema))
+            self._bases[pointer] = base, resource
+
+
+def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for keyword, value in schema.items():
+        if isinstance(value, dict) and keyword in _NAMED:
+            yield from ((f"/{escaped(keyword)}/{escaped(name)}", each) for name, each in value.items())
+        elif isinstance(value, list) and keyword in _LIST:
+            yield from ((f"/{escaped(keyword)}/{i}", each) for i, each in enumerate(value))
+        elif keyword in _ONE:
+            yield f"/{escaped(keyword)}", value

@@ -1,0 +1,70 @@
+"""Languages of strings as JSON writes them. Each character is written in one way: `json.dumps`' own, not only ASCII."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+
+from sglang_lite.constraints import charsets
+from sglang_lite.constraints.nodes import (
+    ANY_CHAR,
+    Alternation,
+    CharSet,
+    Complement,
+    Concat,
+    Intersection,
+    Node,
+    Ref,
+    Repeat,
+    Text,
+    alternation,
+    concat,
+    literal,
+)
+from sglang_lite.constraints.regex import parse
+
+_SHORT = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_ESCAPED = {code: _SHORT.get(chr(code), f"\\u{code:04x}") for code in (*range(32), ord('"'), ord("\\"))}
+_ESCAPED_SET = charsets.union((code, code) for code in _ESCAPED)
+
+_ANY_CHARACTER = parse(r'[^"\\\0-\x1f]|\\(?:["\\bfnrt]|u00(?:0[0-7bef]|1[0-9a-f]))')
+_ANY_CHARACTERS = Repeat(_ANY_CHARACTER, 0, None)
+
+
+def quoted_text(text: str) -> str:
+    """The JSON text of a string."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def quoted(strings: Node) -> Node:
+    """The JSON texts of some strings."""
+    return concat(literal('"'), _written(strings), literal('"'))
+
+
+def _written(node: Node) -> Node:
+    match node:
+        case CharSet():
+            return _character(node)
+        case Text(text):
+            return Text(quoted_text(text)[1:-1])
+        case Concat(parts):
+            return Concat(tuple(map(_written, parts)))
+        case Alternation(options):
+            return Alternation(tuple(map(_written, options)))
+        case Repeat(inner, least, most):
+            return Repeat(_written(inner), least, most)
+        case Intersection(parts):
+            return Intersection(tuple(map(_written, parts)))
+        case Complement(inner):  # of what is written so, not of all texts
+            return Intersection((_ANY_CHARACTERS, Complement(_written(inner))))
+        case Ref():
+            raise AssertionError("strings are regular")
+
+
+@lru_cache(maxsize=1024)
+def _character(characters: CharSet) -> Node:
+    if characters == ANY_CHAR:
+        return _ANY_CHARACTER
+    escapes = [literal(text) for code, text in _ESCAPED.items() if any(a <= code <= b for a, b in characters.ranges)]
+    plain = CharSet(charsets.difference(characters.ranges, _ESCAPED_SET))
+    return alternation([plain, *escapes]) if escapes else characters

@@ -1,0 +1,197 @@
+"""What is asked of an engine, as requests: prompts become token ids, parameters are checked, and the open ones counted.
+
+Knows nothing of how they are run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from sglang_lite.protocol import (
+    Delta,
+    OverloadedError,
+    ParameterError,
+    Played,
+    Prompt,
+    SamplingParams,
+    Span,
+)
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.execute.sampler import sample_seed
+from sglang_lite.runtime.load import LoadedModel
+from sglang_lite.runtime.request import Request, Sink
+from sglang_lite.runtime.sampling_params import ResolvedParams, resolve_params, shown
+from sglang_lite.runtime.tokens.token_log import tokenise
+
+
+class Ticket:
+    """Something that was submitted: its events go to the sink it was submitted with."""
+
+    def __init__(self, abort: Callable[[], None], requests: Sequence[Request] = ()) -> None:
+        self._abort, self._requests = abort, requests
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that were found in the cache, so far as is known."""
+        return max((request.cached_tokens for request in self._requests), default=0)
+
+    def abort(self) -> None:
+        """Ends it with RequestAbortedError, unless it has ended."""
+        self._abort()
+
+
+class Intake:
+    """
+    Args:
+        config: of the engine.
+        loaded: its model.
+        longest: longest sequence in tokens, prompt and answer.
+    """
+
+    def __init__(self, config: EngineConfig, loaded: LoadedModel, longest: int) -> None:
+        self._config, self._loaded, self._longest = config, loaded, longest
+        self._ids = itertools.count()
+        self._draws = itertools.count()
+        self._lock = threading.Lock()
+        self._open = 0  # what was submitted and has not ended
+        self._tickets: dict[str, Ticket] = {}  # of that, what has a name
+
+    def prompt_ids(self, prompt: Prompt | str | Sequence[int]) -> list[int]:
+        """The token ids of a prompt.
+
+        Raises:
+            ParameterError: it is empty, not text, or has an image.
+        """
+        if isinstance(prompt, str | Prompt):
+            if isinstance(prompt, Prompt) and prompt.images:
+                raise ParameterError("prompt", f"{self._loaded.name} can't see images.")
+            spans = prompt.spans if isinstance(prompt, Prompt) else (Span(prompt),)
+            ids = tokenise(self._loaded.tokenizer, spans)
+        elif isinstance(prompt, list | tuple):
+            ids = list(prompt)
+        else:
+            raise ParameterError("prompt", f"{type(prompt).__name__} is neither text nor a list of token ids.")
+        if not ids:
+            raise ParameterError("prompt", "is empty.", hint="A model continues text: give it at least one token.")
+        return ids
+
+    def request(
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        sink: Sink,
+        *,
+        stream: bool = False,
+        namespace: str = "",
+        score_from: int | None = None,
+        index: int = 0,
+    ) -> Request:
+        """A request that is not started yet; one sample, `index` telling which.
+
+        Raises:
+            ParameterError: as `check`.
+        """
+        resolved = self.check(ids, params)
+        start = resolved.logprob_start_len if resolved.return_logprob else -1
+        return Request(
+            id=next(self._ids),
+            tokens=np.array(ids, dtype=np.int32),
+            prompt_len=len(ids),
+            limit=min(len(ids) + resolved.max_tokens, self._longest),
+            params=resolved,
+            seed=self._seed() if resolved.seed is None else sample_seed(resolved.seed, index),
+            sink=sink,
+            tokenizer=self._loaded.tokenizer,
+            ends=frozenset(resolved.stop_token_ids) | (frozenset() if resolved.ignore_eos else self._loaded.eos_ids),
+            stream=stream,
+            namespace=namespace,
+            score_from=score_from if score_from is not None else start if start >= 0 else None,
+        )
+
+    def check(self, ids: Sequence[int], params: SamplingParams) -> ResolvedParams:
+        """The parameters of a request that could be run.
+
+        Raises:
+            ParameterError: a bad parameter, an id that is no token's, or the prompt does not fit.
+        """
+        vocab_size = self._loaded.vocab_size
+        resolved = resolve_params(params, vocab_size)
+        try:
+            array = np.array(ids)
+        except ValueError:  # lists in the list
+            array = np.empty(0, dtype=object)
+        if array.dtype.kind != "i" or array.ndim > 1 or not 0 <= int(array.min()) <= int(array.max()) < vocab_size:
+            bad = next((i for i in ids if type(i) is not int or not 0 <= i < vocab_size), ids)
+            raise ParameterError("input_ids", f"{shown(bad)} is no token id (0 to {vocab_size - 1:,}).")
+        room = self._longest - len(ids)
+        if room < (1 if resolved.max_tokens else 0):
+            raise ParameterError(
+                "prompt",
+                f"{len(ids):,} tokens long; {self._loaded.name} takes {self._longest:,}, the answer included.",
+                hint="Shorten it, or raise context_length and max_total_tokens.",
+            )
+        if resolved.return_logprob and resolved.logprob_start_len > len(ids):
+            raise ParameterError(
+                "logprob_start_len", f"{resolved.logprob_start_len:,} is beyond the prompt's {len(ids):,} tokens."
+            )
+        return resolved
+
+    def _seed(self) -> int:
+        if self._config.seed is None:
+            return secrets.randbits(64)
+        return (self._config.seed << 32) + next(self._draws)
+
+    def counted(
+        self, sink: Callable[[Any], None], count: int = 1, rid: str | None = None, ticket: Ticket | None = None
+    ) -> Callable[[Any], None]:
+        """Counts something that was submitted as open, and keeps its name, until its sink gets its last event.
+
+        Args:
+            count: of last events.
+
+        Raises:
+            ParameterError: the name is taken.
+            OverloadedError: too much is open.
+        """
+        left = count
+        with self._lock:
+            if rid in self._tickets:
+                raise ParameterError("rid", f"{rid!r} is the name of a request that has not ended.")
+            if self._open + count > self._config.max_queued + self._config.max_running:
+                raise OverloadedError(
+                    f"{self._open:,} requests are waiting or running.",
+                    hint="Try again later, or raise max_queued.",
+                )
+            self._open += count
+            if rid is not None and ticket is not None:
+                self._tickets[rid] = ticket
+
+        def counted(event: Any) -> None:
+            nonlocal left
+            if not isinstance(event, Delta | Played):
+                with self._lock:
+                    self._open -= 1
+                    left -= 1
+                    if not left and rid is not None:
+                        del self._tickets[rid]
+            sink(event)
+
+        return counted
+
+    def ticket(self, rid: str) -> Ticket:
+        """What was submitted under this name.
+
+        Raises:
+            ParameterError: nothing that is waiting or running.
+        """
+        with self._lock:
+            ticket = self._tickets.get(rid) if isinstance(rid, str) else None
+        if ticket is None:
+            raise ParameterError("rid", f"{shown(rid)} is no request that is waiting or running.")
+        return ticket
