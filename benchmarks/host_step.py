@@ -3,8 +3,9 @@
     python benchmarks/host_step.py
 
 256 requests decode with a model that computes nothing. Timed is everything the loop does but the model's own calls and
-the draw, which are the accelerator's work. "plain" rows are looked at only when they may end; "watched" rows stream and
-have a stop string, so each token becomes text; "first" are the steps that admit and prefill all 256.
+the draw, which are the accelerator's work. "plain" rows end by their limit; "stops" have stop strings, so a token that may
+complete one is looked at; "streams" have both and stream, so each token becomes text at once. "first" are the steps
+that admit and prefill all 256.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ def main() -> None:
     print(f"{'rows':>8} {'loop':>8} {'ms a step, median':>18} {'p99':>7} {'us a row':>9} {'first':>9}")
     for name, params, stream in (
         ("plain", SamplingParams(max_tokens=400, ignore_eos=True), False),
-        ("watched", SamplingParams(max_tokens=400, ignore_eos=True, stop=("never",)), True),
+        ("stops", SamplingParams(max_tokens=400, ignore_eos=True, stop=("\n", "never")), False),
+        ("streams", SamplingParams(max_tokens=400, ignore_eos=True, stop=("never",)), True),
     ):
         for overlap in (False, True):
             times, first = measure(overlap, params, stream)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_lite.version import __version__
 
 if TYPE_CHECKING:
+    from sglang_lite.constraints import grammar
     from sglang_lite.lang.api import (
         assistant,
         assistant_begin,
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.engine import Engine
 
 _HOMES = {
+    "constraints": ("grammar",),
     "lang.api": (
         "assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int", "gen_string",
         "get_server_info", "image", "select", "separate_reasoning", "set_default_backend", "system", "system_begin",

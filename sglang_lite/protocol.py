@@ -103,7 +103,9 @@ class ConstraintError(SglError, ValueError):
     def __init__(
         self, message: str, *, pointer: str | None = None, hint: str = "", where: Location | None = None
     ) -> None:
-        super().__init__(message if pointer is None else f"{message} (at {pointer or '/'})", hint=hint, where=where)
+        if pointer is not None:
+            message = f"{message.removesuffix('.')} (at {pointer or '/'})."
+        super().__init__(message, hint=hint, where=where)
         self.pointer = pointer
 
 
@@ -278,7 +280,7 @@ class Repeated:
     most: int | None = None
 
 
-Constraint: TypeAlias = "Regex | JsonSchema | Choices | Ebnf | Lark | StructuralTag | InOrder | OneOf | Repeated"
+Constraint: TypeAlias = Regex | JsonSchema | Choices | Ebnf | Lark | StructuralTag | InOrder | OneOf | Repeated
 
 
 # ------------------------------------------------------------------------------------------------- sampling

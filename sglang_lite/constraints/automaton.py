@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from sglang_lite.constraints.charsets import LAST
 from sglang_lite.constraints.nodes import (
+    ANY_CHAR,
     Alternation,
     CharSet,
     Complement,
@@ -49,12 +50,13 @@ class Automaton:
     def __init__(self, *nodes: Node) -> None:
         self._limit = sys.maxsize
         self._bounds, self._class_of, self._masks = _classes(nodes)
-        self.classes = range(max(self._class_of) + 1)
+        every = self._masks[ANY_CHAR]
+        self.classes = [c for c in range(every.bit_length()) if every >> c & 1]  # surrogates are in none
         self._terms: list[tuple[Any, ...]] = [("|",), ("done",)]
         self._ids: dict[tuple[Any, ...], State] = {term: i for i, term in enumerate(self._terms)}
         self._nullable = [False, True]
         self._steps: dict[tuple[State, Symbol], State] = {}
-        self._every = self._star(self._set(sum(1 << c for c in self.classes)))
+        self._every = self._repeat(self._set(every), 0, None)
         self.starts = [self._state(node) for node in nodes]
         self._limit = len(self._terms) + MAX_STATES
 
@@ -172,9 +174,6 @@ class Automaton:
     def _set(self, mask: int) -> State:
         return self._term("set", mask, nullable=False) if mask else DEAD
 
-    def _star(self, inner: State) -> State:
-        return self._repeat(inner, 0, None)
-
     def _concat(self, first: State, second: State) -> State:
         if DEAD in (first, second):
             return DEAD
@@ -273,7 +272,7 @@ def _single(char: str) -> CharSet:
 def _classes(nodes: Iterable[Node]) -> tuple[list[int], list[int], dict[CharSet, int]]:
     """Characters that no set tells apart: where each stretch of code points begins, the class of each stretch, and
     the classes in each set as bits."""
-    sets: dict[CharSet, None] = {}
+    sets: dict[CharSet, None] = {ANY_CHAR: None}
     stack = list(nodes)
     while stack:
         node = stack.pop()

@@ -69,9 +69,18 @@ def python_class(expression: str, flags: int = 0) -> Ranges:
     return union([piece for match in found for piece in without_surrogates(ord(match[0][0]), ord(match[0][-1]))])
 
 
+_LONG_NAMES = {
+    "Letter": "L", "Uppercase_Letter": "Lu", "Lowercase_Letter": "Ll", "Titlecase_Letter": "Lt",
+    "Modifier_Letter": "Lm", "Other_Letter": "Lo", "Mark": "M", "Number": "N", "Decimal_Number": "Nd",
+    "Letter_Number": "Nl", "Other_Number": "No", "Punctuation": "P", "Symbol": "S", "Math_Symbol": "Sm",
+    "Currency_Symbol": "Sc", "Separator": "Z", "Space_Separator": "Zs", "Other": "C", "Control": "Cc",
+}  # fmt: skip
+
+
 @lru_cache(maxsize=64)
 def unicode_category(name: str) -> Ranges:
-    """The characters of a general category (`Lu`) or of all that begin so (`L`); none for an unknown one."""
+    """The characters of a general category (`Lu`, `Uppercase_Letter`) or of all that begin so (`L`); else none."""
+    name = _LONG_NAMES.get(name, name)
     codes = [ord(c) for c in _every_character() if unicodedata.category(c).startswith(name)]
     return union((code, code) for code in codes)
 

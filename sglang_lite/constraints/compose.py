@@ -57,13 +57,10 @@ def language_of(constraint: Constraint) -> Language:
         case Lark(text):
             outer, schemas = lark.parse(text)
             return pruned(_joined(outer, {name: _inner(schema) for name, schema in schemas.items()}))
-    if isinstance(constraint, Regex | Choices):
-        body = (
-            parse(constraint.pattern)
-            if isinstance(constraint, Regex)
-            else alternation(map(literal, constraint.options))
-        )
-        return pruned(Language(_START, {_START: body}))
+        case Regex(pattern):
+            return pruned(Language(_START, {_START: parse(pattern)}))
+        case Choices(options):
+            return pruned(Language(_START, {_START: alternation(map(literal, options))}))
     parts = _parts(constraint)
     names = {f"{i}": _inner(part) for i, part in enumerate(parts)}
     outer = Language(_START, _body(constraint, [Ref(name) for name in names]))

@@ -61,8 +61,9 @@ def lexed(language: Language) -> Language:
             collisions = set(cut.symbols)
         if not collisions:
             return cut.language
-        nodes = {cut.lexemes[name] for name in collisions & cut.lexemes.keys()}
-        if collisions <= cut.lexemes.keys() and not nodes <= apart:
+        nodes = {cut.nodes[name] for name in collisions & cut.nodes.keys()}
+        nodes = {node for node in nodes if not isinstance(node, CharSet)}
+        if nodes and collisions <= cut.nodes.keys():
             apart |= nodes
         elif language.sealed:  # the value of a schema, whose lexemes know only each other
             language = _inlined(Language(language.start, language.rules))
@@ -130,7 +131,8 @@ class _Cut:
 
     Attributes:
         language: whose rules, but for those of sealed ones, are lexemes or have nothing but names in them.
-        lexemes: their languages by name.
+        nodes: what is cut into lexemes, by the lexemes' names.
+        lexemes: their languages, which are nodes without the empty text.
         symbols: lexemes, and sealed rules.
     """
 
@@ -141,7 +143,8 @@ class _Cut:
         below = _below(language, language.sealed)
         for name, body in language.rules.items():
             self._rules[name] = body if name in below else self._structure(body)
-        self.lexemes = {name: node for node, name in self._names.items()}
+        self.nodes = {name: node for node, name in self._names.items()}
+        self.lexemes = {name: _not_empty(node) for name, node in self.nodes.items()}
         self.symbols = {*self.lexemes, *language.sealed}
         self.sealed_rules = below
         self.language = Language(language.start, {**self._rules, **self.lexemes}, language.sealed)
@@ -167,29 +170,25 @@ class _Cut:
         return node
 
     def _lexeme(self, node: Node) -> Node:
-        """What stands for a regular part: a lexeme, which is not empty, or the characters it is made of."""
+        """What stands for a regular part: a lexeme, or the parts of one that is taken apart."""
         if node in (EMPTY, NOTHING):
             return node
-        if accepts(node, ""):
-            rest = intersection(node, Repeat(ANY_CHAR, 1, None))
-            return EMPTY if is_empty(rest) else optional(self._lexeme(rest))
-        return self._characters(node) if node in self._apart else self._name(node)
+        if node in self._apart:
+            return self._parts(node)
+        if node not in self._names:
+            self._names[node] = f"lexeme {len(self._names)}"
+        return optional(Ref(self._names[node])) if accepts(node, "") else Ref(self._names[node])
 
-    def _name(self, node: Node) -> Ref:
-        return Ref(self._names.setdefault(node, f"lexeme {len(self._names)}"))
-
-    def _characters(self, node: Node) -> Node:
+    def _parts(self, node: Node) -> Node:
         match node:
-            case CharSet():
-                return self._name(node)
             case Text(text):
-                return concat(*(self._name(CharSet(((ord(char), ord(char)),))) for char in text))
+                return concat(*(self._lexeme(CharSet(((ord(char), ord(char)),))) for char in text))
             case Concat(parts):
-                return concat(*map(self._characters, parts))
+                return concat(*map(self._lexeme, parts))
             case Alternation(options):
-                return alternation(map(self._characters, options))
+                return alternation(map(self._lexeme, options))
             case Repeat(inner, least, most):
-                return Repeat(self._characters(inner), least, most)
+                return Repeat(self._lexeme(inner), least, most)
         return self._states(node)
 
     def _states(self, node: Node) -> Node:
@@ -197,9 +196,23 @@ class _Cut:
         found = Automaton(node)
         prefix = f"state of {len(self._rules)}."
         for state, after in found.reachable(found.start).items():
-            steps = (concat(self._name(found.characters(symbol)), Ref(f"{prefix}{to}")) for symbol, to in after.items())
+            steps = (
+                concat(self._lexeme(found.characters(symbol)), Ref(f"{prefix}{to}")) for symbol, to in after.items()
+            )
             self._rules[f"{prefix}{state}"] = alternation([*steps, *([EMPTY] if found.accepting(state) else [])])
         return Ref(f"{prefix}{found.start}")
+
+
+def _not_empty(node: Node) -> Node:
+    """The regular node without the empty text."""
+    match node:
+        case Repeat(inner, 0, most) if not accepts(inner, ""):
+            return Repeat(inner, 1, most)
+        case Alternation(options):
+            return alternation(map(_not_empty, options))
+        case Concat(()):
+            return NOTHING
+    return intersection(node, Repeat(ANY_CHAR, 1, None)) if accepts(node, "") else node
 
 
 class _Places:

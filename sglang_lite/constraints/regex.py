@@ -87,7 +87,7 @@ def _has_anchor(tree: _Tree, *, at_start: bool) -> bool:
     return False
 
 
-_CATEGORY = re.compile(r"\{(\^?)([A-Z][a-z]?)\}")
+_CATEGORY = re.compile(r"\{(\^?)([A-Za-z_]+)\}")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a", "0": "\0"}
 
 

@@ -3,73 +3,160 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from functools import lru_cache
-from typing import Any
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache, partial
+from typing import Any, Literal
 
+from sglang_lite.constraints import formats
+from sglang_lite.constraints.automaton import accepts
+from sglang_lite.constraints.normal import wellformed
+from sglang_lite.constraints.normal.numbers import exact
+from sglang_lite.constraints.regex import parse_schema_pattern
 from sglang_lite.protocol import ConstraintError, JsonSchema, ValueValidationError
 
-MAX_SCHEMA_CHARS = 2_000_000
 
-
-def json_schema(source: str | Mapping[str, Any] | bool) -> JsonSchema:
+def json_schema(
+    source: str | Mapping[str, Any] | bool,
+    *,
+    enforce: Literal["strict", "best_effort"] = "strict",
+    format: Literal["assert", "annotate"] = "assert",
+    separators: tuple[str, str] = (", ", ": "),
+) -> JsonSchema:
     """A checked constraint from schema text or a schema.
 
+    Args:
+        source: of draft 2020-12, or the draft that its `$schema` says.
+        enforce, format, separators: see JsonSchema.
+
     Raises:
-        ConstraintError: not JSON, or not a valid draft 2020-12 schema; with the JSON Pointer of the fault.
+        ConstraintError: not JSON, or not a valid schema; with the JSON Pointer of the fault.
     """
     try:
-        text = source if isinstance(source, str) else json.dumps(source)
+        text = source if isinstance(source, str) else json.dumps(source, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ConstraintError(f"json_schema: not a JSON document: {error}") from error
-    _check(text)
-    return JsonSchema(text)
-
-
-@lru_cache(maxsize=1024)
-def _check(text: str) -> None:
-    from jsonschema import Draft202012Validator, SchemaError
-
-    if len(text) > MAX_SCHEMA_CHARS:
-        raise ConstraintError(f"json_schema: {len(text):,} characters long, the limit is {MAX_SCHEMA_CHARS:,}.")
-    try:
-        schema = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConstraintError(f"json_schema: not JSON: {error}") from error
-    except RecursionError as error:
-        raise ConstraintError("json_schema: nested too deeply.") from error
-    if not isinstance(schema, dict | bool):
-        raise ConstraintError(f"json_schema: a schema is an object or a boolean, not {type(schema).__name__}.")
-    try:
-        Draft202012Validator.check_schema(schema)
-    except SchemaError as error:
-        pointer = "".join(f"/{_escape_pointer(str(step))}" for step in error.absolute_path)
-        raise ConstraintError(f"json_schema: {error.message}", pointer=pointer) from error
-    except RecursionError as error:
-        raise ConstraintError("json_schema: nested too deeply.") from error
-
-
-def _escape_pointer(step: str) -> str:
-    return step.replace("~", "~0").replace("/", "~1")
-
-
-@lru_cache(maxsize=256)
-def _validator(text: str) -> Any:
-    from jsonschema import Draft202012Validator
-
-    return Draft202012Validator(json.loads(text))
+    for name, value, possible in (
+        ("enforce", enforce, ("strict", "best_effort")),
+        ("format", format, ("assert", "annotate")),
+    ):
+        if value not in possible:
+            raise ConstraintError(f"json_schema: {name} is {' or '.join(map(repr, possible))}, not {value!r}.")
+    comma, colon = separators
+    if (comma.strip(" \t\r\n"), colon.strip(" \t\r\n")) != (",", ":"):
+        raise ConstraintError(f"json_schema: separators are a comma and a colon with blanks, not {separators!r}.")
+    wellformed.check_text(text)
+    return JsonSchema(text, enforce, format, (comma, colon))
 
 
 def parse_json(constraint: JsonSchema, text: str) -> Any:
-    """The value that `text` spells, validated.
+    """The value that `text` spells, in whatever style, validated.
 
     Raises:
         ValueValidationError: `text` is no JSON or breaks the schema; it carries the text and the value.
+        ConstraintError: the schema refers to what is not there.
     """
+    from referencing.exceptions import Unresolvable
+
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=wellformed.no_number)
     except (ValueError, RecursionError) as error:
         raise ValueValidationError(f"the text is not JSON: {error}", text=text) from error
-    for fault in _validator(constraint.schema).iter_errors(value):
-        raise ValueValidationError(f"{fault.json_path}: {fault.message}", text=text, value=value)
+    try:
+        for fault in _validator(constraint).iter_errors(value):
+            raise ValueValidationError(f"{fault.json_path}: {fault.message}", text=text, value=value)
+    except Unresolvable as error:
+        raise ConstraintError(f"json_schema: the reference {error.ref!r} leads to nothing.") from error
     return value
+
+
+@lru_cache(maxsize=256)
+def _validator(constraint: JsonSchema) -> Any:
+    from jsonschema import Draft202012Validator, validators
+    from referencing.jsonschema import EMPTY_REGISTRY
+
+    schema = json.loads(constraint.schema)
+    draft = validators.validator_for(schema, default=Draft202012Validator)
+    keywords: dict[str, Any] = {
+        "pattern": _pattern,
+        "patternProperties": _pattern_properties,
+        "additionalProperties": _additional_properties,
+        "multipleOf": _multiple_of,
+        "format": _format if constraint.format == "assert" else None,
+    }
+    if draft is Draft202012Validator and "$schema" not in (schema if isinstance(schema, dict) else {}):
+        older = validators.validator_for({"$schema": "http://json-schema.org/draft-07/schema#"}).VALIDATORS
+        keywords["dependencies"] = older["dependencies"]
+        keywords["items"] = _items
+    extend: Any = validators.extend  # which has no types
+    kind = extend(draft, {name: check for name, check in keywords.items() if check is not None})
+    return kind(schema, registry=EMPTY_REGISTRY)  # which fetches nothing
+
+
+# ------------------------------------------------------- keywords that jsonschema reads in another way than the engines
+
+
+def _fault(message: str) -> Any:
+    from jsonschema import ValidationError
+
+    return ValidationError(message)
+
+
+@lru_cache(maxsize=1024)
+def _finder(pattern: str) -> Callable[[str], object]:
+    """What finds a pattern in a text. One outside the dialect is left to Python's `re`.
+
+    Raises:
+        ConstraintError: to which it is none either.
+    """
+    try:
+        return partial(accepts, parse_schema_pattern(pattern))
+    except ConstraintError as refusal:
+        try:
+            return re.compile(pattern).search
+        except re.error:
+            raise refusal from None
+
+
+def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
+    if isinstance(value, str) and not _finder(pattern)(value):
+        yield _fault(f"{value!r} does not match {pattern!r}")
+
+
+def _format(validator: Any, name: str, value: Any, schema: Any) -> Iterator[Any]:
+    if isinstance(value, str) and name in formats.ASSERTED and not accepts(formats.language_of(name), value):
+        yield _fault(f"{value!r} is not a {name!r}")
+
+
+def _multiple_of(validator: Any, step: float, value: Any, schema: Any) -> Iterator[Any]:
+    if isinstance(value, int | float) and not isinstance(value, bool) and exact(value) % exact(step):
+        yield _fault(f"{value!r} is not a multiple of {step!r}")
+
+
+def _pattern_properties(validator: Any, patterns: Mapping[str, Any], value: Any, schema: Any) -> Iterator[Any]:
+    for pattern, below in patterns.items() if isinstance(value, dict) else ():
+        for name, each in value.items():
+            if _finder(pattern)(name):
+                yield from validator.descend(each, below, path=name, schema_path=pattern)
+
+
+def _additional_properties(validator: Any, below: Any, value: Any, schema: Any) -> Iterator[Any]:
+    finders = [_finder(pattern) for pattern in schema.get("patternProperties", ())]
+    for name, each in value.items() if isinstance(value, dict) else ():
+        if name not in schema.get("properties", ()) and not any(find(name) for find in finders):
+            if below is False:
+                yield _fault(f"additional properties are not allowed: {name!r}")
+            yield from validator.descend(each, below, path=name)
+
+
+def _items(validator: Any, below: Any, value: Any, schema: Any) -> Iterator[Any]:
+    """Of 2020-12, or as a list with additionalItems as in the drafts before."""
+    if not isinstance(value, list):
+        return
+    first = below if isinstance(below, list) else schema.get("prefixItems", ())
+    rest = schema.get("additionalItems", True) if isinstance(below, list) else below
+    for i, each in enumerate(value):
+        if i >= len(first):
+            yield from validator.descend(each, rest, path=i)
+        elif isinstance(below, list):
+            yield from validator.descend(each, first[i], path=i, schema_path=i)

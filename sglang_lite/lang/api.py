@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, overload
+from typing import Any, cast, get_args, overload
 
+from sglang_lite.constraints.ebnf import parse as parse_ebnf
+from sglang_lite.constraints.lark import parse as parse_lark
 from sglang_lite.constraints.regex import parse as parse_regex
 from sglang_lite.constraints.schema import json_schema as checked_schema
 from sglang_lite.constraints.types import value_type
@@ -30,7 +32,7 @@ from sglang_lite.lang.ir import (
 )
 from sglang_lite.lang.params import gen_params as sampling_params
 from sglang_lite.lang.tools import tools_type
-from sglang_lite.protocol import Constraint, ParameterError, Regex
+from sglang_lite.protocol import Constraint, Ebnf, JsonSchema, Lark, ParameterError, Regex
 from sglang_lite.text.reasoning import ReasoningParser
 
 
@@ -66,7 +68,7 @@ def get_server_info(backend: Any = None) -> dict[str, Any] | None:
     return as_backend(chosen).get_server_info() if chosen is not None else None
 
 
-_KINDS = ("dtype", "choices", "regex", "json_schema", "type", "tools")
+_KINDS = ("dtype", "choices", "regex", "json_schema", "type", "tools", "ebnf", "lark", "constraint")
 
 
 def gen(
@@ -92,10 +94,13 @@ def gen(
     choices: Sequence[str] | None = None,
     choices_method: ChoicesSamplingMethod | None = None,
     regex: str | None = None,
-    json_schema: str | Mapping[str, Any] | type | None = None,
+    json_schema: str | Mapping[str, Any] | type | JsonSchema | None = None,
     *,
     type: Any = None,
     tools: Sequence[Callable[..., Any]] | None = None,
+    ebnf: str | None = None,
+    lark: str | None = None,
+    constraint: Constraint | None = None,
     seed: int | None = None,
     include_stop: bool | None = None,
     repetition_penalty: float | None = None,
@@ -115,9 +120,12 @@ def gen(
         dtype: int, float, bool or str: text that spells such a value; the result stays text.
         choices, choices_method: as `select`, which generates nothing: what says how to generate is of no use beside it.
         regex: text that matches from beginning to end; docs/constraints.md has the dialect.
-        json_schema: text that is JSON valid under a schema: schema text, a dict, or a pydantic model.
+        json_schema: text that is JSON valid under a schema: schema text, a dict, a pydantic model, or what
+            sgl.grammar.json_schema makes of one with its options.
         type: a Python type: the variable's value is of it, and the text is whatever spells it.
         tools: functions the model may call: the variable is a ToolCall or the answer's text; see tools.py.
+        ebnf, lark: text of a grammar, in GBNF or in Lark's syntax.
+        constraint: any constraint of sgl.grammar, such as a StructuralTag or several InOrder.
         timeout: seconds after which the generation fails with RequestTimeoutError.
         retries: how often it is tried again when the backend fails, the value is invalid or `check` refuses it; each
             time from the text before it, with another seed.
@@ -131,9 +139,8 @@ def gen(
     """
     if name is not None and not isinstance(name, str):
         raise ParameterError("name", f"{name!r} is not a string.")
-    kinds = [
-        kind for kind, value in zip(_KINDS, (dtype, choices, regex, json_schema, type, tools)) if value is not None
-    ]
+    given = (dtype, choices, regex, json_schema, type, tools, ebnf, lark, constraint)
+    kinds = [kind for kind, value in zip(_KINDS, given) if value is not None]
     if len(kinds) > 1:
         raise ParameterError(kinds[1], f"can't be combined with {kinds[0]}.", hint="A generation has one constraint.")
     if choices is not None:
@@ -164,7 +171,8 @@ def gen(
             raise ParameterError("dtype", f"{dtype!r} is not int, float, bool or str.", hint="type= takes any type.")
         pattern, stops = DTYPES[dtype]
         return SglGen(name, params, Regex(pattern), None, stops, options)
-    return SglGen(name, params, _constraint(regex, json_schema), None, (), options)
+    wanted_text = _constraint(kinds[0], given[_KINDS.index(kinds[0])])
+    return SglGen(name, params, wanted_text, None, (), options)
 
 
 def _options(timeout: Any, retries: Any, check: Any, backend: Any, reasoning: Any) -> GenOptions:
@@ -179,15 +187,27 @@ def _options(timeout: Any, retries: Any, check: Any, backend: Any, reasoning: An
     return GenOptions(timeout, retries, check, None if backend is None else as_backend(backend), reasoning)
 
 
-def _constraint(regex: Any, json_schema: Any) -> Constraint:
-    if regex is not None:
-        if not isinstance(regex, str):
-            raise ParameterError("regex", f"{regex!r} is not a string.")
-        parse_regex(regex)
-        return Regex(regex)
-    if hasattr(json_schema, "model_json_schema"):
-        json_schema = json_schema.model_json_schema()
-    return checked_schema(json_schema)
+def _constraint(kind: str, given: Any) -> Constraint:
+    if kind == "constraint":
+        if not isinstance(given, get_args(Constraint)):
+            raise ParameterError(kind, f"{given!r} is no constraint of sgl.grammar.")
+        return cast(Constraint, given)
+    if kind == "json_schema":
+        if isinstance(given, JsonSchema):
+            return given
+        return checked_schema(given.model_json_schema() if hasattr(given, "model_json_schema") else given)
+    if not isinstance(given, str):
+        raise ParameterError(kind, f"{given!r} is not a string.")
+    parse, record = _WRITTEN[kind]
+    parse(given)  # refuses a broken one where it is written
+    return record(given)
+
+
+_WRITTEN: dict[str, tuple[Callable[[str], object], Callable[[str], Constraint]]] = {
+    "regex": (parse_regex, Regex),
+    "ebnf": (parse_ebnf, Ebnf),
+    "lark": (parse_lark, Lark),
+}
 
 
 def gen_int(

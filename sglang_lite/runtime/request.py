@@ -6,7 +6,7 @@ import enum
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -140,9 +140,22 @@ class Request:
 
     @property
     def watched(self) -> bool:
-        """Each of its tokens must be looked at when it comes; else only the end-of-sequence and the limit end it."""
+        """Each of its tokens must be looked at when it comes; else only the end of the sequence, the limit or a token
+        of its lookout end it."""
         p = self.params
-        return self.stream or self.special or bool(p.stop or p.stop_regex or p.stop_token_ids)
+        unclear = any(stop[-1] == "\ufffd" for stop in p.stop)  # which no byte spells
+        return self.stream or self.special or unclear or bool(p.stop_regex or p.stop_token_ids)
+
+    @property
+    def lookout(self) -> frozenset[int]:
+        """Where it is not watched: the bytes with which its stop strings end. Only a token that has one of them can
+        complete a stop string, and only then is the text looked at."""
+        return frozenset() if self.watched else frozenset(stop.encode()[-1] for stop in self.params.stop)
+
+    def untaken(self, known: Ints) -> Sequence[int]:
+        """Those of its tokens that were not looked at."""
+        tokens: list[int] = known[self.prompt_len + self._decoded :].tolist()
+        return tokens
 
     def move(self, state: State) -> None:
         """Changes the state; a transition the table does not have is a bug in the scheduler."""
@@ -151,23 +164,25 @@ class Request:
         self.state = state
         self.retractions += state is State.RETRACTED
 
-    def take(self, token: int, logprob: TokenLogprob | None) -> Finish | None:
-        """Looks at the next token: grammar, text, stops. Sends a delta where they are wanted.
+    def take(self, tokens: Sequence[int], logprob: TokenLogprob | None) -> Finish | None:
+        """Looks at the next tokens, of which only the last one may end it: grammar, text, stops. Sends a delta where
+        they are wanted.
 
         Raises:
             ConstraintError: the grammar does not allow the token.
             ParameterError: a stop pattern takes too long.
         """
+        token = tokens[-1]
         if logprob is not None:
             self.logprobs.append(self._with_text(logprob))
         if self.matcher is not None and not self.matcher.accept(token):
             raise ConstraintError(f"the constraint allows no continuation: {self.matcher.error}")
         if token in self.ends:
             return Finish("stop", token)
-        piece = self._decoder.push((token,))
+        piece = self._decoder.push(tokens)
         certain = self._stops.push(piece) if self._decoded >= self.params.min_tokens else self._stops.skip(piece)
-        self._decoded += 1
-        self._unsent.append(token)
+        self._decoded += len(tokens)
+        self._unsent += tokens
         self._add(certain)
         if self._stops.matched is not None:
             return Finish("stop", self._stops.matched)

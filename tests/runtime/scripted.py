@@ -82,9 +82,10 @@ def loaded(context_length=512):
 def answer(prompt, params, seed=None):
     """What the model generates, worked out one token after another: token ids, and why it ended."""
     tokens, out = list(prompt), []
+    least = params.min_tokens if isinstance(params.min_tokens, int) else 0
     for _ in range(params.max_tokens):
         logits = torch.from_numpy(logits_of(hashes(tokens)[-1:]))[0]
-        if len(out) < (params.min_tokens if isinstance(params.min_tokens, int) else 0):
+        if len(out) < least:
             logits[EOS] = float("-inf")
         if params.temperature == 0:
             token = int(logits.argmax())
@@ -94,7 +95,8 @@ def answer(prompt, params, seed=None):
             token = min(int(torch.searchsorted(mass, draw, right=True)), VOCAB - 1)
         tokens.append(token)
         out.append(token)
-        if token == EOS:
+        text = "".join(LETTERS[t] for t in out)
+        if token == EOS or (isinstance(params.stop, tuple) and text.endswith(params.stop) and len(out) > least):
             return out, "stop"
     return out, "length"
 

@@ -22,7 +22,8 @@ def requests(count, seed=0):
         ]
         most = draw.choice([0, 1, 3, 12])
         least = draw.choice([0, 0, min(2, most)])
-        params = SamplingParams(max_tokens=most, min_tokens=least, temperature=draw.choice([0, 1.0]), seed=i)
+        stop = tuple(draw.sample("abcdefghijklmnop", draw.choice([0, 0, 0, 2])))
+        params = SamplingParams(max_tokens=most, min_tokens=least, temperature=draw.choice([0, 1.0]), seed=i, stop=stop)
         found.append((prompt, params))
     return found
 

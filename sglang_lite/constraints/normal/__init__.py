@@ -14,6 +14,7 @@ from sglang_lite.constraints.nodes import Language
 from sglang_lite.constraints.normal.document import Document
 from sglang_lite.constraints.normal.reader import Reader
 from sglang_lite.constraints.normal.values import At
+from sglang_lite.constraints.normal.wellformed import check_text
 from sglang_lite.constraints.normal.writer import Writer
 from sglang_lite.protocol import ConstraintError, JsonSchema
 
@@ -35,7 +36,12 @@ class Normalised:
 
 
 def document_of(constraint: JsonSchema) -> Document:
-    """The schema of a constraint."""
+    """The schema of a constraint.
+
+    Raises:
+        ConstraintError: it is none.
+    """
+    check_text(constraint.schema)
     return Document(json.loads(constraint.schema))
 
 
@@ -62,4 +68,4 @@ def normalise(constraint: JsonSchema) -> Normalised:
                 raise
             if pointer.rpartition("/")[2] in _REFERENCES:
                 raise
-            checked[pointer] = error.message.removeprefix("json_schema: ")
+            checked[pointer] = error.message.removeprefix("json_schema: ").removesuffix(f" (at {pointer}).")

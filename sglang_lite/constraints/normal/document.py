@@ -20,18 +20,19 @@ _ONE = frozenset({
 _LIST = frozenset({"allOf", "anyOf", "items", "oneOf", "prefixItems"})
 _NAMED = frozenset({"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"})
 
-# Keywords that came after a draft.
+# Keywords that came after a draft, or had gone before it.
 _SINCE_2019 = frozenset({
     "$anchor", "$defs", "$recursiveRef", "dependentRequired", "dependentSchemas", "maxContains", "minContains",
     "unevaluatedItems", "unevaluatedProperties",
 })  # fmt: skip
 _SINCE_2020 = frozenset({"$dynamicRef", "prefixItems"})
 _SINCE_7 = _SINCE_2020 | _SINCE_2019 | {"if"}
-_LATER = {
+_OTHERS = {
     "draft-04": _SINCE_7 | {"const", "contains", "propertyNames"},
     "draft-06": _SINCE_7,
     "draft-07": _SINCE_7 - {"if"},
-    "2019-09": _SINCE_2020,
+    "2019-09": _SINCE_2020 | {"dependencies"},
+    "2020-12": frozenset({"dependencies"}),
 }
 
 
@@ -59,13 +60,13 @@ def escaped(step: str) -> str:
 class Document:
     """
     Args:
-        root: the schema. Its `$schema` says of which draft it is, else it is of 2020-12.
+        root: the schema. Its `$schema` says of which draft it is, else it is of 2020-12, and `dependencies` count.
     """
 
     def __init__(self, root: Any) -> None:
         self.root = root
         said = str(root.get("$schema")) if isinstance(root, dict) else ""
-        self._unknown = next((later for name, later in _LATER.items() if name in said), frozenset[str]())
+        self._unknown = next((others for name, others in _OTHERS.items() if name in said), frozenset[str]())
         self._old = "$defs" in self._unknown  # where `$ref` hides what stands beside it
         self._bases: dict[str, tuple[str, str]] = {}  # of a schema: base URI, and the pointer of its resource
         self._resources: dict[str, str] = {"": ""}

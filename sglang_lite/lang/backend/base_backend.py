@@ -18,15 +18,21 @@ from sglang_lite.protocol import (
     Choices,
     Constraint,
     Delta,
+    Ebnf,
     Generation,
+    InOrder,
     JsonSchema,
+    Lark,
     Location,
+    OneOf,
     Played,
     Program,
     Prompt,
     Regex,
+    Repeated,
     SamplingParams,
     Selection,
+    StructuralTag,
     Unset,
 )
 from sglang_lite.text.chat_template import ChatTemplate
@@ -228,7 +234,18 @@ class BaseBackend:
         return CapabilityError(f"{node!r}: {name} can't honour {feature}.", hint=instead, where=where)
 
 
-_NAMES: dict[type, str] = {Regex: "a regex", JsonSchema: "a JSON schema", Choices: "a list of choices"}
+_NAMES: dict[type, str] = {
+    Regex: "a regex",
+    JsonSchema: "a JSON schema",
+    Choices: "a list of choices",
+    Ebnf: "an EBNF grammar",
+    Lark: "a Lark grammar",
+    StructuralTag: "a structural tag",
+    InOrder: "constraints in order",
+    OneOf: "one of several constraints",
+    Repeated: "a repeated constraint",
+}
+ALL_CONSTRAINTS = frozenset(_NAMES)
 
 
 def _kinds(kinds: frozenset[type]) -> str:

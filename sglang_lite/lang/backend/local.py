@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.loop import Mailbox
 from sglang_lite.protocol import (
     Constraint,
@@ -34,6 +34,8 @@ class LocalBackend(BaseBackend):
     Args:
         engine: the engine to run on.
     """
+
+    capabilities = Capabilities(ALL_CONSTRAINTS)
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()

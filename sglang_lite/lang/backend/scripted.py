@@ -10,22 +10,18 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
 
-from sglang_lite.constraints.regex import parse, to_python
+from sglang_lite.constraints.matching import validate
 from sglang_lite.constraints.sampling import sample
-from sglang_lite.constraints.schema import parse_json
-from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
+from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import (
     BackendError,
-    Choices,
     ChoiceScore,
     Constraint,
     Delta,
     Generation,
-    JsonSchema,
     ParameterError,
     Prompt,
-    Regex,
     SamplingParams,
     Selection,
     Unset,
@@ -68,7 +64,7 @@ class ScriptedBackend(BaseBackend):
         calls: every Call, in order.
     """
 
-    capabilities = Capabilities(images=True)
+    capabilities = Capabilities(ALL_CONSTRAINTS, images=True)
 
     def __init__(
         self,
@@ -196,19 +192,10 @@ def _last(rule: str | re.Pattern[str], text: str) -> int:
 
 
 def _check(constraint: Constraint, text: str) -> None:
-    match constraint:
-        case Regex(pattern):
-            fits = re.fullmatch(to_python(parse(pattern)), text) is not None
-        case Choices(options):
-            fits = text in options
-        case JsonSchema():
-            try:
-                parse_json(constraint, text)
-                fits = True
-            except ValueValidationError:
-                fits = False
-    if not fits:
-        raise BackendError(f"the scripted answer {text!r} does not satisfy {constraint!r}.")
+    try:
+        validate(constraint, text)
+    except ValueValidationError as error:
+        raise BackendError(f"the scripted answer {text!r} does not satisfy {constraint!r}.") from error
 
 
 def _count(text: str) -> int:

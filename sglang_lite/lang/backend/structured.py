@@ -33,7 +33,7 @@ class Form:
 
 @lru_cache(maxsize=1024)
 def form_of(constraint: Constraint) -> Form | None:
-    """The form of a constraint; None for a regex that is not one of the types'."""
+    """The form of a constraint; None for a regex that is not one of the types', and for grammars."""
     match constraint:
         case Choices(options):
             return Form(_wrapped({"type": "string", "enum": list(options)}), bare=True)
@@ -44,6 +44,7 @@ def form_of(constraint: Constraint) -> Form | None:
             schema = json.loads(text)
             whole = isinstance(schema, dict) and schema.get("type") == "object" and not schema.keys() & _NO_ROOT
             return Form(constraint, wrapped=False) if whole else Form(_wrapped(schema))
+    return None
 
 
 _NO_ROOT = {"$ref", "anyOf", "oneOf"}  # what a provider does not take at the root

@@ -1,23 +1,31 @@
-"""Constraints through llguidance: it refuses what it can't enforce, and compiles in about a millisecond."""
+"""Constraints through llguidance, which gets our grammars (constraints/) and compiles them in milliseconds."""
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import OrderedDict
 from typing import Any
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
-from sglang_lite.constraints.regex import parse, to_rust
-from sglang_lite.protocol import Choices, Constraint, ConstraintError, JsonSchema, Regex
+from sglang_lite.constraints.compose import language_of
+from sglang_lite.constraints.lexing import lexed
+from sglang_lite.constraints.to_lark import to_lark
+from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
-# One fixed style of writing: json.dumps' own. Flexible whitespace lets a small model write blanks for ever.
-# Set as overrides, so that an `x-guidance` key inside a user's schema can't loosen them.
-_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
+# Larger than its own: large schemas need it. Lexemes are not worked out beforehand, as that spends the fuel of the
+# first steps without saying so (1.9.1: a text of {1,5000} & [^ ]+ is then refused).
+_LIMITS = LLParserLimits(
+    max_items_in_row=50_000,
+    initial_lexer_fuel=20_000_000,
+    step_lexer_fuel=2_000_000,
+    step_max_items=500_000,
+    precompute_large_lexemes=False,
+    verbose_errors=False,
+)
 
 
 class LlguidanceMatcher:
@@ -73,32 +81,16 @@ class LlguidanceEngine:
             if constraint in self._cache:
                 self._cache.move_to_end(constraint)
                 return self._cache[constraint]
-        matcher = LLMatcher(self._tokenizer, _grammar(constraint), log_level=0)
+        grammar = LLMatcher.grammar_from_lark(to_lark(lexed(language_of(constraint))))
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
         if matcher.is_error():
-            raise ConstraintError(f"{_kind(constraint)}: {_first_line(matcher.get_error())}")
+            raise ConstraintError(f"llguidance: {_first_line(matcher.get_error())}")
         compiled = LlguidanceGrammar(matcher)
         with self._lock:
             self._cache[constraint] = compiled
             while len(self._cache) > self._cache_size:
                 self._cache.popitem(last=False)
         return compiled
-
-
-def _grammar(constraint: Constraint) -> str:
-    match constraint:
-        case Regex(pattern):
-            return str(LLMatcher.grammar_from_regex(to_rust(parse(pattern))))
-        case JsonSchema(schema):
-            try:
-                return str(LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_STYLE))
-            except ValueError as error:
-                raise ConstraintError(f"json_schema: {error}") from error
-        case Choices(options):
-            return str(LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(o) for o in options)))
-
-
-def _kind(constraint: Constraint) -> str:
-    return {Regex: "regex", JsonSchema: "json_schema", Choices: "choices"}[type(constraint)]
 
 
 def _first_line(message: str) -> str:

@@ -14,6 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
@@ -96,6 +98,11 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         return len(self.token_bytes)
+
+    def tokens_with(self, byte: int) -> NDArray[np.bool_]:
+        """Whether each token's bytes have `byte` among them [vocab_size]."""
+        found: NDArray[np.bool_] = np.fromiter((byte in token for token in self.token_bytes), bool, self.vocab_size)
+        return found
 
     def encode(self, text: str, *, first: bool = True) -> list[int]:
         """The ids of `text`.

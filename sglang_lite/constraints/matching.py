@@ -1,0 +1,44 @@
+"""Holding texts against constraints, exactly and without an engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_lite.constraints.automaton import accepts
+from sglang_lite.constraints.compose import language_of
+from sglang_lite.constraints.earley import recognises
+from sglang_lite.constraints.nodes import references
+from sglang_lite.constraints.schema import parse_json
+from sglang_lite.protocol import Constraint, JsonSchema, ValueValidationError
+
+
+def matches(constraint: Constraint, text: str) -> bool:
+    """The text is what the constraint allows. JSON may have any blanks and any order of members, unless it is part of
+    another constraint.
+
+    Raises:
+        ConstraintError: a constraint that is not valid or can't be enforced.
+    """
+    language = language_of(constraint)
+    if isinstance(constraint, JsonSchema):
+        try:
+            parse_json(constraint, text)
+        except ValueValidationError:
+            return False
+        return True
+    body = language.rules[language.start]
+    return recognises(language, text) if references(body) else accepts(body, text)
+
+
+def validate(constraint: Constraint, text: str) -> Any:
+    """The value of a finished text: for a JSON schema what it spells, else the text.
+
+    Raises:
+        ValueValidationError: the text is not what the constraint allows.
+        ConstraintError: as `matches`; but a schema need not be enforceable.
+    """
+    if isinstance(constraint, JsonSchema):
+        return parse_json(constraint, text)
+    if not matches(constraint, text):
+        raise ValueValidationError(f"{text!r} is not what {constraint!r} allows.", text=text)
+    return text

@@ -1,0 +1,149 @@
+"""Whether a schema is one: that every keyword has a value of its kind. Of any draft, and much faster than validating it
+against a draft's own schema.
+
+Source: JSON Schema draft 2020-12, core and validation; what older drafts wrote otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from sglang_lite.constraints.normal.document import escaped
+from sglang_lite.protocol import ConstraintError
+
+MAX_SCHEMA_CHARS = 2_000_000
+MAX_DEPTH = 200
+MAX_SCHEMAS = 200_000
+
+_TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
+
+
+@lru_cache(maxsize=1024)
+def check_text(text: str) -> None:
+    """
+    Raises:
+        ConstraintError: not the JSON text of a schema; with the JSON Pointer of the fault.
+    """
+    if len(text) > MAX_SCHEMA_CHARS:
+        raise ConstraintError(f"json_schema: {len(text):,} characters long, the limit is {MAX_SCHEMA_CHARS:,}.")
+    try:
+        check(json.loads(text, parse_constant=no_number))
+    except json.JSONDecodeError as error:
+        raise ConstraintError(f"json_schema: not JSON: {error}") from error
+    except RecursionError as error:
+        raise ConstraintError("json_schema: nested too deeply.") from error
+
+
+def no_number(text: str) -> NoReturn:
+    """For `json.loads`, which would read NaN and Infinity."""
+    raise json.JSONDecodeError(f"{text} is no number", text, 0)
+
+
+def check(schema: Any) -> None:
+    """
+    Raises:
+        ConstraintError: not a schema; with the JSON Pointer of the fault.
+    """
+    stack = [(schema, "", 0)]
+    count = 0
+    while stack:
+        count += 1
+        if count > MAX_SCHEMAS:
+            raise ConstraintError(f"json_schema: more than {MAX_SCHEMAS:,} schemas in one.")
+        each, pointer, depth = stack.pop()
+        if depth > MAX_DEPTH:
+            raise ConstraintError("json_schema: nested too deeply.", pointer=pointer)
+        if isinstance(each, bool):
+            continue
+        if not isinstance(each, dict):
+            raise ConstraintError(
+                f"json_schema: a schema is an object or a boolean, not {type(each).__name__}.", pointer=pointer
+            )
+        for keyword, value in each.items():
+            where = f"{pointer}/{escaped(keyword)}"
+            if keyword in _KINDS:
+                fits, kind = _KINDS[keyword]
+                if not fits(value):
+                    raise ConstraintError(f"json_schema: {keyword} is {kind}, not {str(value)[:60]!r}.", pointer=where)
+            below = _SCHEMAS[keyword](value) if keyword in _SCHEMAS else ()
+            if below is None:
+                raise ConstraintError(f"json_schema: {keyword} has no schemas in it.", pointer=where)
+            stack += ((sub, where + step, depth + 1) for step, sub in below)
+
+
+_Below = list[tuple[str, Any]] | None  # steps to schemas; None: the value is of no kind that has some
+
+
+def _one(value: Any) -> _Below:
+    return [("", value)]
+
+
+def _some(value: Any) -> _Below:
+    return [(f"/{i}", each) for i, each in enumerate(value)] if isinstance(value, list) and value else None
+
+
+def _named(value: Any) -> _Below:
+    return [(f"/{escaped(name)}", each) for name, each in value.items()] if isinstance(value, dict) else None
+
+
+def _one_or_some(value: Any) -> _Below:
+    return [(f"/{i}", each) for i, each in enumerate(value)] if isinstance(value, list) else _one(value)
+
+
+def _dependencies(value: Any) -> _Below:
+    below = _named(value)
+    return None if below is None else [(step, each) for step, each in below if not _names(each)]
+
+
+_SCHEMAS: dict[str, Callable[[Any], _Below]] = {
+    **dict.fromkeys((
+        "additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "not", "propertyNames",
+        "then", "unevaluatedItems", "unevaluatedProperties",
+    ), _one),
+    **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), _some),
+    **dict.fromkeys(("$defs", "definitions", "dependentSchemas", "patternProperties", "properties"), _named),
+    "items": _one_or_some,
+    "dependencies": _dependencies,
+}  # fmt: skip
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _count(value: Any) -> bool:
+    return _number(value) and value >= 0 and int(value) == value
+
+
+def _names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _type(value: Any) -> bool:
+    return value in _TYPES if isinstance(value, str) else bool(value) and _names(value) and _TYPES.issuperset(value)
+
+
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("minimum", "maximum"), (_number, "a number")),
+    **dict.fromkeys(
+        ("exclusiveMinimum", "exclusiveMaximum"), (lambda v: _number(v) or isinstance(v, bool), "a number")
+    ),
+    "multipleOf": (lambda v: _number(v) and v > 0, "a number above 0"),
+    **dict.fromkeys((
+        "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains",
+        "maxContains",
+    ), (_count, "a whole number of at least 0")),
+    **dict.fromkeys(
+        ("pattern", "format", "$ref", "$dynamicRef", "$schema", "$id", "$anchor", "$dynamicAnchor"),
+        (lambda v: isinstance(v, str), "a string"),
+    ),
+    "required": (_names, "a list of names"),
+    "dependentRequired": (lambda v: isinstance(v, dict) and all(map(_names, v.values())), "names by name"),
+    "enum": (lambda v: isinstance(v, list), "a list"),
+    "uniqueItems": (lambda v: isinstance(v, bool), "true or false"),
+    "type": (_type, f"one or some of {', '.join(sorted(_TYPES))}"),
+}  # fmt: skip
