@@ -104,7 +104,7 @@ class ConstraintError(SglError, ValueError):
         self, message: str, *, pointer: str | None = None, hint: str = "", where: Location | None = None
     ) -> None:
         if pointer is not None:
-            message = f"{message.removesuffix('.')} (at {pointer or '/'})."
+            message = f"{message.removesuffix('.')} (at {pointer or '/'})"
         super().__init__(message, hint=hint, where=where)
         self.pointer = pointer
 

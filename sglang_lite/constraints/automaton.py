@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, TypeAlias
 
-from sglang_lite.constraints.charsets import LAST
+from sglang_lite.constraints.charsets import LAST, SURROGATES
 from sglang_lite.constraints.nodes import (
     ANY_CHAR,
     Alternation,
@@ -33,11 +33,13 @@ from sglang_lite.constraints.nodes import (
 from sglang_lite.protocol import ConstraintError
 
 MAX_STATES = 20_000
+MAX_TRANSITIONS = 200_000
 
 State: TypeAlias = int
 Symbol: TypeAlias = "int | str"  # a class of characters, or a rule
 
 DEAD, DONE = 0, 1  # nothing can follow any more; only the end can
+_NO_CLASS = -1  # of surrogates
 
 
 class Automaton:
@@ -51,7 +53,9 @@ class Automaton:
         self._limit = sys.maxsize
         self._bounds, self._class_of, self._masks = _classes(nodes)
         every = self._masks[ANY_CHAR]
-        self.classes = [c for c in range(every.bit_length()) if every >> c & 1]  # surrogates are in none
+        self.classes = [c for c in range(every.bit_length()) if every >> c & 1]
+        surrogates = bisect_right(self._bounds, SURROGATES[0]) - 1
+        self._class_of[surrogates] = _NO_CLASS
         self._terms: list[tuple[Any, ...]] = [("|",), ("done",)]
         self._ids: dict[tuple[Any, ...], State] = {term: i for i, term in enumerate(self._terms)}
         self._nullable = [False, True]
@@ -81,7 +85,9 @@ class Automaton:
         """What may come after a symbol."""
         known = self._steps.get((state, symbol))
         if known is None:
-            known = self._steps[state, symbol] = self._derive(state, symbol)
+            if len(self._steps) >= MAX_TRANSITIONS:
+                raise _too_complex(f"{MAX_TRANSITIONS:,} transitions")
+            known = self._steps[state, symbol] = DEAD if symbol == _NO_CLASS else self._derive(state, symbol)
         return known
 
     def run(self, state: State, text: str) -> State:
@@ -162,10 +168,7 @@ class Automaton:
         known = self._ids.get(term)
         if known is None:
             if len(self._terms) >= self._limit:
-                raise ConstraintError(
-                    f"the language is too complex: its automaton needs more than {MAX_STATES:,} states.",
-                    hint="Use shorter repeats, fewer alternatives or simpler patterns.",
-                )
+                raise _too_complex(f"{MAX_STATES:,} states")
             known = self._ids[term] = len(self._terms)
             self._terms.append(term)
             self._nullable.append(nullable)
@@ -263,6 +266,13 @@ class Automaton:
                 left = self._repeat(inner, max(least - 1, 0), None if most is None else most - 1)
                 return self._concat(self.step(inner, symbol), left)
         return DEAD
+
+
+def _too_complex(what: str) -> ConstraintError:
+    return ConstraintError(
+        f"the language is too complex: its automaton needs more than {what}.",
+        hint="Use shorter repeats, fewer alternatives or simpler patterns.",
+    )
 
 
 def _single(char: str) -> CharSet:

@@ -50,6 +50,10 @@ def intersection(ranges: Ranges, others: Ranges) -> Ranges:
     return difference(ranges, complement(others))
 
 
+def has_surrogates(text: str) -> bool:
+    return any(SURROGATES[0] <= ord(char) <= SURROGATES[1] for char in text)
+
+
 def without_surrogates(low: int, high: int) -> list[tuple[int, int]]:
     """The characters from `low` to `high`, neither of them a surrogate."""
     if low < SURROGATES[0] and high > SURROGATES[1]:

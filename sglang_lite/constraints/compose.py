@@ -49,6 +49,13 @@ def language_of(constraint: Constraint) -> Language:
     Raises:
         ConstraintError: it is not valid, nothing satisfies it, or it can't be enforced.
     """
+    try:
+        return _language_of(constraint)
+    except RecursionError as error:
+        raise ConstraintError("the constraint is nested too deeply.") from error
+
+
+def _language_of(constraint: Constraint) -> Language:
     match constraint:
         case JsonSchema():
             return normalise(constraint).language

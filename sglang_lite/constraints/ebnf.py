@@ -144,6 +144,6 @@ class _Parser:
             return _ESCAPES.get(match[4], match[4])
         else:
             source.fail(f"\\{match[4]} is no escape", start)
-        if code > charsets.LAST or charsets.SURROGATES[0] <= code <= charsets.SURROGATES[1]:
+        if code > charsets.LAST or charsets.has_surrogates(chr(code)):
             source.fail("this is no character", start)
         return chr(code)

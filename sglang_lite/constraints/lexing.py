@@ -33,6 +33,7 @@ from sglang_lite.constraints.nodes import (
     optional,
     references,
 )
+from sglang_lite.protocol import ConstraintError
 
 MAX_INLINED = 20_000  # characters and sets in a lexeme
 MAX_PLACES = 500
@@ -51,7 +52,13 @@ def lexed(language: Language) -> Language:
     """
     if language.start in language.sealed or not references(language.rules[language.start]):
         return language
-    language = _inlined(language)
+    try:
+        return _lexed(_inlined(language))
+    except RecursionError as error:
+        raise ConstraintError("the constraint is nested too deeply.") from error
+
+
+def _lexed(language: Language) -> Language:
     apart: set[Node] = set()
     while True:
         cut = _Cut(language, apart)

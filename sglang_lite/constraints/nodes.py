@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from sglang_lite.constraints import charsets
 from sglang_lite.constraints.charsets import Ranges
+from sglang_lite.protocol import ConstraintError
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,13 @@ class Language:
 
 
 def literal(text: str) -> Node:
-    """A node that matches exactly `text`."""
+    """A node that matches exactly `text`.
+
+    Raises:
+        ConstraintError: it has half a character in it.
+    """
+    if not text.isascii() and charsets.has_surrogates(text):
+        raise ConstraintError(f"{text!r} has a lone surrogate in it, which is no character.")
     return Text(text) if text else EMPTY
 
 
@@ -106,10 +113,13 @@ def concat(*parts: Node) -> Node:
 
 def alternation(options: Iterable[Node]) -> Node:
     """Any of them; none of none."""
-    kept = tuple(dict.fromkeys(option for option in options if option != NOTHING))
+    kept = [option for option in options if option != NOTHING]
+    if len(kept) < 2:
+        return kept[0] if kept else NOTHING
     if ANY_TEXT in kept:
         return ANY_TEXT
-    return NOTHING if not kept else kept[0] if len(kept) == 1 else Alternation(kept)
+    different = tuple(dict.fromkeys(kept))
+    return different[0] if len(different) == 1 else Alternation(different)
 
 
 def repeat(node: Node, least: int, most: int | None) -> Node:
@@ -165,10 +175,8 @@ def texts_of(node: Node) -> tuple[str, ...] | None:
 
 def children(node: Node) -> tuple[Node, ...]:
     match node:
-        case Concat(parts) | Intersection(parts):
+        case Concat(parts) | Intersection(parts) | Alternation(parts):
             return parts
-        case Alternation(options):
-            return options
         case Repeat(inner, _, _) | Complement(inner):
             return (inner,)
     return ()

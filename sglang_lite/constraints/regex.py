@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NoReturn, TypeAlias, cast
 
 from sglang_lite.constraints import charsets
-from sglang_lite.constraints.charsets import ECMA, LAST, SURROGATES, Ranges
+from sglang_lite.constraints.charsets import ECMA, LAST, Ranges
 from sglang_lite.constraints.nodes import (
     ANY_CHAR,
     ANY_TEXT,
@@ -102,7 +102,7 @@ class _Parser:
         if len(self.pattern) > MAX_PATTERN_CHARS:
             raise ConstraintError(f"regex: {len(self.pattern):,} characters long, the limit is {MAX_PATTERN_CHARS:,}.")
         for i, char in enumerate(self.pattern):
-            if SURROGATES[0] <= ord(char) <= SURROGATES[1]:
+            if charsets.has_surrogates(char):
                 self.fail("a lone surrogate is no character", i)
         self.global_flags()
         tree = self.alternation()
@@ -308,7 +308,7 @@ class _Parser:
             self.fail(f"\\{kind} needs {width} hexadecimal digits of a character", start)
         self.at = braces.end() if braces else self.at + width
         code = int(digits, 16)
-        if SURROGATES[0] <= code <= SURROGATES[1]:
+        if charsets.has_surrogates(chr(code)):
             self.fail("a lone surrogate is no character", start)
         return ((code, code),)
 

@@ -13,8 +13,8 @@ from sglang_lite.constraints.nodes import (
     Node,
     Ref,
     Repeat,
+    alternation,
     is_plain,
-    references,
     text_of,
 )
 from sglang_lite.constraints.spelling import to_rust
@@ -39,22 +39,24 @@ class _Speller:
         return "\n".join(lines)
 
     def _body(self, node: Node) -> str:
-        if not references(node):
-            return self._lexeme(node)
+        structure = self._structure(node)
+        return self._lexeme(node) if structure is None else structure
+
+    def _structure(self, node: Node) -> str | None:
+        """What a node with references says; None for one without, which is part of a lexeme."""
         match node:
             case Ref(name):
                 return self._rules[name]
-            case Concat(parts):
-                return " ".join(map(self._grouped, parts))
-            case Alternation(options):
-                return " | ".join(map(self._body, options))
+            case Concat(parts) | Alternation(parts):
+                texts = [self._structure(part) for part in parts]
+                if not any(texts):
+                    return None
+                said = [text or self._lexeme(part) for text, part in zip(texts, parts)]
+                return "(" + (" " if isinstance(node, Concat) else " | ").join(said) + ")"
             case Repeat(inner, least, most):
-                return self._grouped(inner) + _counts(least, most)
-        raise AssertionError(f"a {type(node).__name__} is regular")
-
-    def _grouped(self, node: Node) -> str:
-        text = self._body(node)
-        return f"({text})" if isinstance(node, Concat | Alternation) and references(node) else text
+                text = self._structure(inner)
+                return text and text + _counts(least, most)
+        return None
 
     def _lexeme(self, node: Node) -> str:
         if node not in self._lexemes:
@@ -83,7 +85,11 @@ def _terminal(node: Node) -> str:
         case Repeat(inner, least, most):
             return f"({_terminal(inner)}){_counts(least, most)}"
         case Intersection(parts):
-            return "(" + " & ".join(map(_terminal, parts)) + ")"
-        case Complement(inner):  # of texts, not of bytes
-            return f"(/(?s:.*)/ & ~({_terminal(inner)}))"
+            inside = [_terminal(part) for part in parts if not isinstance(part, Complement)]
+            outside = [part.node for part in parts if isinstance(part, Complement)]
+            without = [f"~{_terminal(alternation(outside))}"] if outside else []
+            # A complement is one of bytes. In this form, a & ~b, the engine has a short cut.
+            return "(" + " & ".join([*(inside or ["/(?s:.*)/"]), *without]) + ")"
+        case Complement():
+            return _terminal(Intersection((node,)))
     raise AssertionError(f"a {type(node).__name__} is no part of a terminal")

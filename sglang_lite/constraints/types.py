@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_or
 
 from typing_extensions import TypedDict
 
+from sglang_lite.constraints.formats import CLOCK, DATE
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import Choices, Constraint, ConstraintError, Regex, ValueValidationError
 
@@ -29,15 +30,7 @@ INT = r"-?(?:0|[1-9][0-9]{0,15})"
 FLOAT = r"-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,15})?"
 NUMBER_ENDS = " \n,;:)"
 NUMBER_END = f"[{NUMBER_ENDS}]?"
-_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[2468][048]|0[48]|[13579][26])00)"
-_DATE = (
-    "(?:(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])-"
-    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
-    "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
-    "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
-    f"|{_LEAP_YEAR}-02-29)"
-)
-_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
+_TIME = CLOCK + r"(?:\.[0-9]{1,6})?"
 _ZONE = r"(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])?"
 
 
@@ -86,7 +79,7 @@ def _value_type(annotation: Any) -> ValueType:
         )
     if annotation is bool:
         return ValueType(annotation, Choices(("true", "false")), _reader(annotation, json.loads))
-    iso = {datetime.date: _DATE, datetime.time: _TIME + _ZONE, datetime.datetime: f"{_DATE}T{_TIME}{_ZONE}"}
+    iso = {datetime.date: DATE, datetime.time: _TIME + _ZONE, datetime.datetime: f"{DATE}T{_TIME}{_ZONE}"}
     if isinstance(annotation, type) and annotation in iso:
         return ValueType(annotation, Regex(iso[annotation]), _reader(annotation, str))
     members = _members(annotation)

@@ -190,7 +190,7 @@ class Engine:
         if constraint is None:
             self._start(requests)
         else:
-            self._compilers.submit(self._compile, requests, constraint)
+            self._off_loop(self._compile, requests, constraint)
         return ticket
 
     def complete(
@@ -220,6 +220,12 @@ class Engine:
 
     def abort_request(self, request: Request) -> None:
         self._loop.abort(request)
+
+    def _off_loop(self, slow: Callable[..., None], *args: Any) -> None:
+        try:
+            self._compilers.submit(slow, *args)
+        except RuntimeError:  # closed meanwhile
+            raise EngineClosedError("the engine is closed.") from None
 
     def _compile(self, requests: Sequence[Request], constraint: Constraint) -> None:
         try:
@@ -315,7 +321,7 @@ class Engine:
         player = Player(self, program, log, sink, stream=stream, namespace=namespace)
         player.sink = self.intake.counted(sink)  # from here on nothing is refused any more
         if player.constraints:
-            self._compilers.submit(self._compile_program, player)
+            self._off_loop(self._compile_program, player)
         else:
             self._loop.post(player.start)
         return Ticket(partial(self._loop.tell, player.abort))

@@ -73,8 +73,9 @@ class StepLoop:
         self._runner, self._sampling = runner, sampling
         self._overlap = overlap
         self._in_flight: _InFlight | None = None
-        self._lookouts: dict[frozenset[int], int] = {}
-        self._wanted: list[NDArray[np.bool_]] = [np.zeros(0, dtype=bool)]  # by the number of a lookout: of each token
+        slots = len(scheduler.store.table.length)
+        self._looks = np.zeros(slots, dtype=bool)  # by slot: the tokens that are wanted have to be looked at
+        self._wanted = np.zeros((slots, vocab_size), dtype=bool)
         self._eos = np.array(sorted(eos_ids), dtype=np.int32)
         self._mask_words = -(-vocab_size // 32)
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
@@ -195,7 +196,10 @@ class StepLoop:
         self.steps += 1
         for request in batch.fresh:
             self._sampling.set(request.slot, request.params, request.seed)
-            self.scheduler.store.table.lookout[request.slot] = self._lookout(request)
+            wanted = request.wanted
+            self._looks[request.slot] = wanted is not None
+            if wanted is not None:
+                self._wanted[request.slot, : len(wanted)] = wanted
         forward = self._runner.forward(batch)
         through = self.scheduler.launched(batch)
         if before is not None:
@@ -258,9 +262,7 @@ class StepLoop:
         scheduler.learned(slots, tokens)
         full = table.known[slots] >= table.limit[slots]
         look = full | table.watched[slots] | np.isin(tokens, self._eos)
-        lookouts = table.lookout[slots]
-        for number in set(lookouts.tolist()) - {0}:
-            look |= (lookouts == number) & self._wanted[number][tokens]
+        look |= self._looks[slots] & self._wanted[slots, tokens]
         for i in look.nonzero()[0].tolist():
             request = batch.requests[step.rows[which[i]]]
             try:
@@ -277,20 +279,9 @@ class StepLoop:
         table = self.scheduler.store.table
         if table.watched[request.slot]:
             return request.take((token,), logprob)
-        if table.lookout[request.slot]:
+        if self._looks[request.slot]:
             return request.take(request.untaken(table.tokens[request.slot, : table.known[request.slot]]), None)
         return Finish("stop", token) if token in request.ends else None
-
-    def _lookout(self, request: Request) -> int:
-        """The number of the set of tokens that a request has to look at."""
-        ends = request.lookout
-        if ends and ends not in self._lookouts:
-            self._lookouts[ends] = len(self._wanted)
-            wanted = np.zeros(self._mask_words * 32, dtype=bool)
-            for byte in ends:
-                wanted[: request.tokenizer.vocab_size] |= request.tokenizer.tokens_with(byte)
-            self._wanted.append(wanted)
-        return self._lookouts[ends] if ends else 0
 
     def _finish(self, request: Request, finish: Finish) -> None:
         """Ends a request with its result, or lets the next one of its program go on in its slot."""

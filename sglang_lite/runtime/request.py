@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sglang_lite.protocol import ConstraintError, Delta, Generation, ModelError, SglError, TokenLogprob, Usage
 from sglang_lite.runtime.cache.pages import Ints
 from sglang_lite.runtime.cache.store import Holding
@@ -122,6 +125,8 @@ class Request:
     def __post_init__(self) -> None:
         self._decoder = IncrementalDecoder(self.tokenizer, skip_special=self.params.skip_special_tokens)
         self._stops = StopMatcher(self.params.stop, self.params.stop_regex)
+        for byte in self._last_bytes():  # takes a while when a byte is new: not on the loop's thread
+            self.tokenizer.tokens_with(byte)
 
     @property
     def slot(self) -> int:
@@ -141,16 +146,22 @@ class Request:
     @property
     def watched(self) -> bool:
         """Each of its tokens must be looked at when it comes; else only the end of the sequence, the limit or a token
-        of its lookout end it."""
+        that is `wanted` end it."""
         p = self.params
         unclear = any(stop[-1] == "\ufffd" for stop in p.stop)  # which no byte spells
         return self.stream or self.special or unclear or bool(p.stop_regex or p.stop_token_ids)
 
     @property
-    def lookout(self) -> frozenset[int]:
-        """Where it is not watched: the bytes with which its stop strings end. Only a token that has one of them can
-        complete a stop string, and only then is the text looked at."""
-        return frozenset() if self.watched else frozenset(stop.encode()[-1] for stop in self.params.stop)
+    def wanted(self) -> NDArray[np.bool_] | None:
+        """The tokens that have to be looked at, where not all [vocab_size]: only one that has the last byte of a stop
+        string can complete it. None where no stop string may end it."""
+        if self.watched or not self.params.stop:
+            return None
+        wanted: NDArray[np.bool_] = np.logical_or.reduce([self.tokenizer.tokens_with(b) for b in self._last_bytes()])
+        return wanted
+
+    def _last_bytes(self) -> list[int]:
+        return [stop.encode("utf-8", "surrogatepass")[-1] for stop in self.params.stop]
 
     def untaken(self, known: Ints) -> Sequence[int]:
         """Those of its tokens that were not looked at."""

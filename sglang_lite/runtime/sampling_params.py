@@ -148,6 +148,8 @@ def _items(name: str, values: Any, most: int) -> tuple[Any, ...]:
 def _stop(name: str, stop: Any, _: int) -> str:
     if not isinstance(stop, str) or not stop:
         raise ParameterError(name, f"{shown(stop)} is not a non-empty string.")
+    if not stop.isascii() and any("\ud800" <= char <= "\udfff" for char in stop):
+        raise ParameterError(name, f"{shown(stop)} has unpaired surrogates, which no text has.")
     if len(stop) > MAX_STOP_CHARS:
         raise ParameterError(name, f"a string of {len(stop):,} characters, the limit is {MAX_STOP_CHARS}.")
     return stop

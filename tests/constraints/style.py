@@ -1,6 +1,7 @@
 """A JSON value with its members in the order in which they are generated: by asking the normaliser's sets of values,
 which is also a second opinion on what is in them."""
 
+import itertools
 import json
 
 from sglang_lite.constraints.automaton import accepts
@@ -16,6 +17,18 @@ def styled(constraint, value):
     reader = Reader(document, assert_format=constraint.format == "assert")
     found = _ordered(reader, At(document.start), value)
     return None if found is None else json.dumps(found[0], ensure_ascii=False, separators=constraint.separators)
+
+
+def orders(value):
+    """The value with its members in every order."""
+    if isinstance(value, list):
+        yield from map(list, itertools.product(*map(orders, value)))
+    elif isinstance(value, dict):
+        for names in itertools.permutations(value):
+            for values in itertools.product(*(orders(value[name]) for name in names)):
+                yield dict(zip(names, values))
+    else:
+        yield value
 
 
 def _ordered(reader, formula, value):

@@ -74,6 +74,7 @@ BAD_PARAMS = [
     (dict(stop=("",)), "stop: '' is not a non-empty string"),
     (dict(stop="abc"), "stop: 'abc' is not a tuple"),
     (dict(stop=(b"a",)), "stop"),
+    (dict(stop=("a\ud800",)), "stop: .* has unpaired surrogates"),
     (dict(stop=tuple(map(str, range(5000)))), "stop: 5,000 entries, the limit is 64"),
     (dict(stop=("a" * 600,)), "stop: a string of 600 characters"),
     (dict(stop_token_ids=(-1,)), "stop_token_ids: -1"),

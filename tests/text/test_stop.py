@@ -93,5 +93,5 @@ def test_a_pattern_sees_what_was_skipped_but_does_not_match_in_it():
 
 
 def test_a_pattern_that_backtracks_for_ever_is_given_up():
-    with pytest.raises(sgl.ParameterError, match="stop_regex: .*took longer"):
+    with pytest.raises(sgl.ParameterError, match=r"stop_regex: .*took longer"):
         StopMatcher((), compiled("(?:a|aa)+b")).push("a" * 60)

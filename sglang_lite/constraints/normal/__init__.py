@@ -68,4 +68,4 @@ def normalise(constraint: JsonSchema) -> Normalised:
                 raise
             if pointer.rpartition("/")[2] in _REFERENCES:
                 raise
-            checked[pointer] = error.message.removeprefix("json_schema: ").removesuffix(f" (at {pointer}).")
+            checked[pointer] = error.message.removeprefix("json_schema: ").removesuffix(f" (at {pointer})")

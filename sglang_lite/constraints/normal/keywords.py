@@ -7,6 +7,7 @@ Source: JSON Schema draft 2020-12, validation; of older drafts `items` as a list
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -72,6 +73,8 @@ def just(value: Any) -> Values:
         case bool():
             return Values(booleans=frozenset({value}))
         case int() | float():
+            if not math.isfinite(value):
+                raise ConstraintError(f"json_schema: {value} is no JSON number.")
             return Values(numbers=numbers.just(exact(value)))
         case str():
             return Values(strings=literal(value))

@@ -8,6 +8,7 @@ from functools import lru_cache
 from sglang_lite.constraints import charsets
 from sglang_lite.constraints.nodes import (
     ANY_CHAR,
+    ANY_TEXT,
     Alternation,
     CharSet,
     Complement,
@@ -31,14 +32,29 @@ _ANY_CHARACTER = parse(r'[^"\\\0-\x1f]|\\(?:["\\bfnrt]|u00(?:0[0-7bef]|1[0-9a-f]
 _ANY_CHARACTERS = Repeat(_ANY_CHARACTER, 0, None)
 
 
-def quoted_text(text: str) -> str:
-    """The JSON text of a string."""
-    return json.dumps(text, ensure_ascii=False)
+def quoted(strings: Node, before: str = "", after: str = "") -> Node:
+    """The JSON texts of some strings, with a text before and after each.
+
+    Complements are put outermost, as `a & ~b` of whole lexemes: engines have a short cut for that.
+    """
+    parts = strings.parts if isinstance(strings, Intersection) else (strings,)
+    inside = [part for part in parts if not isinstance(part, Complement)] or [ANY_TEXT]
+    outside = [part.node for part in parts if isinstance(part, Complement)]
+
+    def whole(node: Node) -> Node:
+        written = _written(node)
+        if isinstance(written, Text):
+            return Text(f'{before}"{written.text}"{after}')
+        return concat(literal(before + '"'), written, literal('"' + after))
+
+    if not outside and len(inside) == 1:
+        return whole(inside[0])
+    without = [Complement(alternation(map(whole, _options(outside))))] if outside else []
+    return Intersection((*map(whole, inside), *without))
 
 
-def quoted(strings: Node) -> Node:
-    """The JSON texts of some strings."""
-    return concat(literal('"'), _written(strings), literal('"'))
+def _options(nodes: list[Node]) -> list[Node]:
+    return [option for node in nodes for option in (node.options if isinstance(node, Alternation) else (node,))]
 
 
 def _written(node: Node) -> Node:
@@ -46,7 +62,7 @@ def _written(node: Node) -> Node:
         case CharSet():
             return _character(node)
         case Text(text):
-            return Text(quoted_text(text)[1:-1])
+            return Text(json.dumps(text, ensure_ascii=False)[1:-1])
         case Concat(parts):
             return Concat(tuple(map(_written, parts)))
         case Alternation(options):

@@ -7,16 +7,20 @@ that recursion is no matter. Knows no keywords (reader.py) and no text (writer.p
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from sglang_lite.constraints.automaton import accepts, is_empty
+from sglang_lite.constraints.lengths import limited
 from sglang_lite.constraints.nodes import (
+    ANY_CHAR,
     ANY_TEXT,
     NOTHING,
     Alternation,
     Node,
+    Repeat,
     alternation,
     complement,
     intersection,
@@ -30,6 +34,7 @@ from sglang_lite.protocol import ConstraintError
 
 MAX_SHAPES = 2_000  # in a union
 MAX_STEPS = 100_000  # shapes made in all
+MAX_SECONDS = 10.0
 
 # --------------------------------------------------------------------------------------------------- formulas
 
@@ -192,7 +197,7 @@ _Shape = TypeVar("_Shape", Arrays, Objects)
 
 
 class Algebra:
-    """What can be done with sets of values, within a number of steps.
+    """What can be done with sets of values, within a number of steps and a time.
 
     Args:
         empty: whether a formula is known to allow no value.
@@ -201,6 +206,7 @@ class Algebra:
     def __init__(self, empty: Callable[[Formula], bool]) -> None:
         self._empty = empty
         self._steps = 0
+        self._deadline = time.monotonic() + MAX_SECONDS
 
     def intersect(self, a: Values, b: Values) -> Values:
         if b == ANY_VALUE:
@@ -297,7 +303,7 @@ class Algebra:
         for shape in shapes:
             kept[shape] = None
             self._steps += 1
-            if len(kept) > MAX_SHAPES or self._steps > MAX_STEPS:
+            if len(kept) > MAX_SHAPES or self._steps > MAX_STEPS or time.monotonic() > self._deadline:
                 raise _too_complex()
         for every in (Arrays(), Objects()):
             if every in kept and all(shape.seen == every.seen for shape in kept):
@@ -384,6 +390,11 @@ def both_strings(a: Node, b: Node) -> Node:
         if texts is not None:
             options = finite.options if isinstance(finite, Alternation) else (finite,)
             return alternation(option for option, text in zip(options, texts) if accepts(other, text))
+    for lengths, other in ((a, b), (b, a)):
+        if isinstance(lengths, Repeat) and lengths.node == ANY_CHAR:
+            shorter = limited(other, lengths.least, lengths.most)
+            if shorter is not None:
+                return shorter
     node = intersection(a, b)
     return NOTHING if is_empty(node) else node
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from sglang_lite.constraints.nodes import NOTHING, Node, Ref, Text, alternation, concat, literal, repeat
-from sglang_lite.constraints.normal.strings import quoted, quoted_text
+from sglang_lite.constraints.nodes import NOTHING, Node, Ref, alternation, concat, literal, repeat
+from sglang_lite.constraints.normal.strings import quoted
 from sglang_lite.constraints.normal.values import Formula, Objects, all_of, both_strings
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ _Met = frozenset[int]
 
 def object_text(writer: Writer, shape: Objects) -> Node:
     """The texts of the objects of a shape."""
+    if any(member.required and member.formula is False for member in shape.members):
+        return NOTHING
     return _ObjectWriter(writer, shape).place(0, 0, frozenset())
 
 
@@ -54,7 +56,7 @@ class _ObjectWriter:
         member = self._members[index]
         options: list[Node] = []
         if self._most is None or count < self._most:
-            name = self._name(literal(quoted_text(member.name)), count)
+            name = self._name(literal(member.name), count)
             options += [
                 concat(name, self._writer.value(formula), self.place(index + 1, self._after(count), now_met))
                 for formula, now_met in self._meeting(literal(member.name), member.formula, met)
@@ -63,12 +65,9 @@ class _ObjectWriter:
             options.append(self.place(index + 1, count, met))
         return alternation(options)
 
-    def _name(self, name: Node, count: int) -> Node:
-        """A name's text with what stands before and after it."""
-        before, after = self._writer.comma if count else "{", self._writer.colon
-        if isinstance(name, Text):
-            return Text(before + name.text + after)
-        return concat(literal(before), name, literal(after))
+    def _name(self, names: Node, count: int) -> Node:
+        """The text of a name, with what stands before and after it."""
+        return quoted(names, self._writer.comma if count else "{", self._writer.colon)
 
     def _end(self, count: int) -> Node:
         return literal("}" if count else "{}")
@@ -86,7 +85,7 @@ class _ObjectWriter:
 
     def _other_members(self, count: int) -> Node:
         return alternation(
-            concat(self._name(quoted(names), count), self._writer.value(formula)) for names, formula in self._others
+            concat(self._name(names, count), self._writer.value(formula)) for names, formula in self._others
         )
 
     def _rest_with_needs(self, count: int, met: _Met) -> Node:
@@ -98,7 +97,7 @@ class _ObjectWriter:
             for names, formula in self._others:
                 for part, meeting, now_met in self._parts(names, formula, met):
                     place = self.place(len(self._members), now, now_met)
-                    options.append(concat(self._name(quoted(part), count), self._writer.value(meeting), place))
+                    options.append(concat(self._name(part, count), self._writer.value(meeting), place))
         return alternation(options)
 
     def _parts(self, names: Node, formula: Formula, met: _Met) -> Iterator[tuple[Node, Formula, _Met]]:

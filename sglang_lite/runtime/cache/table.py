@@ -19,7 +19,6 @@ class SlotTable:
         computed: tokens that have keys and values, or will have when the steps that were launched are done.
         limit: length at which the request ends.
         watched: each new token must be looked at.
-        lookout: which tokens must be looked at, where not all: a number that the loop knows, 0 for none.
         epoch: changes whenever the slot's request or the end of its tokens changes, so that what was launched for it
             before can be told apart.
 
@@ -40,7 +39,6 @@ class SlotTable:
         self.computed: Ints = np.zeros(slots, dtype=np.int32)
         self.limit: Ints = np.zeros(slots, dtype=np.int32)
         self.watched = np.zeros(slots, dtype=bool)
-        self.lookout: Ints = np.zeros(slots, dtype=np.int32)
         self._free = list(range(slots - 1, -1, -1))
 
     @property

@@ -82,6 +82,7 @@ class Tokenizer:
         backend.no_padding()
         self.backend = backend
         self.token_bytes = list(token_bytes)
+        self._with_byte: dict[int, NDArray[np.bool_]] = {}
         self.special_ids = frozenset(special_ids)
         self.bos_id = bos_id
         self.eos_ids = frozenset(eos_ids)
@@ -100,9 +101,11 @@ class Tokenizer:
         return len(self.token_bytes)
 
     def tokens_with(self, byte: int) -> NDArray[np.bool_]:
-        """Whether each token's bytes have `byte` among them [vocab_size]."""
-        found: NDArray[np.bool_] = np.fromiter((byte in token for token in self.token_bytes), bool, self.vocab_size)
-        return found
+        """Whether each token's bytes have `byte` among them [vocab_size]. Computed once for each byte."""
+        if byte not in self._with_byte:
+            found = np.fromiter((byte in token for token in self.token_bytes), bool, self.vocab_size)
+            self._with_byte[byte] = found
+        return self._with_byte[byte]
 
     def encode(self, text: str, *, first: bool = True) -> list[int]:
         """The ids of `text`.
