@@ -563,7 +563,10 @@ class StreamExecutor:
                 raise self._unknown(name, where)
             return self._promises.setdefault(name, Cell(where))
 
-    def _unknown(self, name: str, where: Location | None = None) -> UnknownVariableError:
+    def _unknown(self, name: str, where: Location | None = None) -> SglError:
+        if self._failure is not None:  # it may have been about to be made
+            self._failure_seen = True
+            return located(self._failure, where)
         known = ", ".join(map(repr, self._cells)) or "none"
         return UnknownVariableError(f"the program has no variable {name!r}; it has: {known}.", where=where)
 

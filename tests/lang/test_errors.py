@@ -255,3 +255,17 @@ def test_a_cancelled_backend_call_fails_the_branch():
     state = run(lambda s: s.__iadd__(sgl.gen("a")), Cancelling())
     with pytest.raises(sgl.RequestAbortedError):
         state["a"]
+
+
+def test_a_variable_that_a_failed_stream_never_made_raises_what_it_failed_with():
+    @sgl.function
+    def program(s):
+        s += "x"
+        s += sgl.gen("a", temperature="hot")
+
+    state = program.run(stream=True, backend=sgl.ScriptedBackend())
+    with pytest.raises(sgl.ParameterError, match="temperature") as caught:
+        state["a"]
+    assert caught.value.where.line == program.func.__code__.co_firstlineno + 3
+    with pytest.raises(sgl.ParameterError, match="temperature"):
+        list(state.text_iter("a"))

@@ -30,6 +30,8 @@ def array_text(writer: Writer, shape: Arrays) -> Node:
     Raises:
         ConstraintError: its items have to be unique, and that can't be enforced.
     """
+    if shape.most is not None and shape.least > shape.most:
+        return NOTHING
     opening = writer.rule("[", lambda: literal("["))
     unique = shape.unique is not None and not _different(writer, shape)
     if shape.contains or unique:

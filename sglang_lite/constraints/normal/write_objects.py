@@ -22,7 +22,7 @@ _Met = frozenset[int]
 
 def object_text(writer: Writer, shape: Objects) -> Node:
     """The texts of the objects of a shape."""
-    if any(member.required and member.formula is False for member in shape.members):
+    if shape.too_few() or any(member.required and member.formula is False for member in shape.members):
         return NOTHING
     return _ObjectWriter(writer, shape).place(0, 0, frozenset())
 
