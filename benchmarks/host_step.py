@@ -3,8 +3,8 @@
     python benchmarks/host_step.py
 
 256 requests decode with a model that computes nothing. Timed is everything the loop does but the model's own calls and
-the draw, which are the accelerator's work. "plain" rows end by their limit; "stops" have stop strings, so a token that may
-complete one is looked at; "streams" have both and stream, so each token becomes text at once. "first" are the steps
+the draw, which are the accelerator's work. "plain" rows end by their limit; "stops" have stop strings, so a token that
+may complete one is looked at; "streams" have both and stream, so each token becomes text at once. "first" are the steps
 that admit and prefill all 256.
 """
 
@@ -85,7 +85,8 @@ def main() -> None:
             ms = [t * 1e3 for t in times]
             print(
                 f"{name:>8} {'depth 1' if overlap else 'depth 0':>8} {statistics.median(ms):18.3f} "
-                f"{statistics.quantiles(ms, n=100)[-1]:7.3f} {statistics.median(ms) / ROWS * 1e3:9.2f} {first * 1e3:6.1f} ms"
+                f"{statistics.quantiles(ms, n=100)[-1]:7.3f} {statistics.median(ms) / ROWS * 1e3:9.2f} "
+                f"{first * 1e3:6.1f} ms"
             )
 
 
