@@ -60,6 +60,7 @@ class Automaton:
         self._ids: dict[tuple[Any, ...], State] = {term: i for i, term in enumerate(self._terms)}
         self._nullable = [False, True]
         self._steps: dict[tuple[State, Symbol], State] = {}
+        self._references: dict[State, frozenset[str]] = {}
         self._every = self._repeat(self._set(every), 0, None)
         self.starts = [self._state(node) for node in nodes]
         self._limit = len(self._terms) + MAX_STATES
@@ -124,6 +125,11 @@ class Automaton:
 
     def references(self, state: State) -> frozenset[str]:
         """The rules that may come next."""
+        if state not in self._references:
+            self._references[state] = self._next_rules(state)
+        return self._references[state]
+
+    def _next_rules(self, state: State) -> frozenset[str]:
         kind, *rest = self._terms[state]
         match kind:
             case "ref":

@@ -8,7 +8,8 @@ texts: both are taken apart into characters, whose lexemes can't collide. That c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from itertools import chain, groupby, product
 
 from sglang_lite.constraints import charsets
@@ -36,8 +37,10 @@ from sglang_lite.constraints.nodes import (
 from sglang_lite.protocol import ConstraintError
 
 MAX_INLINED = 20_000  # characters and sets in a lexeme
-MAX_PLACES = 500
+MAX_HEIGHT = 20  # how deep it nests
+MAX_PLACES = 300  # sets of places that are told apart
 MAX_PAIRS = 5_000  # states of two lexemes at once
+MAX_SECONDS = 2.0
 
 _Place = tuple[str, State]
 _DIGITS = charsets.singles("0123456789")
@@ -62,20 +65,20 @@ def _lexed(language: Language) -> Language:
     apart: set[Node] = set()
     while True:
         cut = _Cut(language, apart)
+        larger = {name: node for name, node in cut.nodes.items() if not isinstance(node, CharSet)}
+        if not larger and not language.sealed:  # characters don't collide
+            return cut.language
         try:
             collisions = _Places(cut).collisions()
         except _TooMany:
-            collisions = set(cut.symbols)
+            collisions = cut.symbols
         if not collisions:
             return cut.language
-        nodes = {cut.nodes[name] for name in collisions & cut.nodes.keys()}
-        nodes = {node for node in nodes if not isinstance(node, CharSet)}
-        if nodes and collisions <= cut.nodes.keys():
-            apart |= nodes
-        elif language.sealed:  # the value of a schema, whose lexemes know only each other
+        together = {larger[name] for name in collisions & larger.keys()}
+        if together and collisions <= cut.nodes.keys():
+            apart |= together
+        else:  # with the value of a schema, whose lexemes know only each other
             language = _inlined(Language(language.start, language.rules))
-        else:
-            raise AssertionError("characters don't collide")
 
 
 class _TooMany(Exception):  # noqa: N818 # never leaves this module
@@ -84,38 +87,46 @@ class _TooMany(Exception):  # noqa: N818 # never leaves this module
 
 def _inlined(language: Language) -> Language:
     """The same language without rules that are regular, as far as that does not make it much larger."""
+    uses = {name: references(body) for name, body in language.rules.items()}
+    users: dict[str, list[str]] = {name: [] for name in uses}
+    for name, used in uses.items():
+        for each in used:
+            users[each].append(name)
     inlined: dict[str, Node] = {}
-
-    def body(name: str, inside: frozenset[str]) -> Node | None:
-        """What a rule makes, if that is regular and small."""
-        if name not in inlined and name not in inside and name not in language.sealed:
-            node = put_in(language.rules[name], inside | {name})
-            if not references(node) and _size(node) <= MAX_INLINED:
+    queue = list(uses)
+    for name in queue:
+        if name not in inlined and name not in language.sealed and uses[name] <= inlined.keys():
+            node = _put_in(language.rules[name], inlined)
+            size, height = _measure(node)
+            if size <= MAX_INLINED and height <= MAX_HEIGHT:
                 inlined[name] = node
-        return inlined.get(name)
-
-    def put_in(node: Node, inside: frozenset[str]) -> Node:
-        match node:
-            case Ref(name):
-                return body(name, inside) or node
-            case Concat(parts):
-                return concat(*(put_in(part, inside) for part in parts))
-            case Alternation(options):
-                return alternation(put_in(option, inside) for option in options)
-            case Repeat(inner, least, most):
-                return Repeat(put_in(inner, inside), least, most)
-        return node
-
-    below_sealed = _below(language, language.sealed)
-    rules = {
-        name: node if name in below_sealed else put_in(node, frozenset({name})) for name, node in language.rules.items()
-    }
+                queue += users[name]
+    below = _below(language, language.sealed)
+    rules = {name: body if name in below else _put_in(body, inlined) for name, body in language.rules.items()}
     kept = _below(Language(language.start, rules), {language.start})
     return Language(language.start, {name: rules[name] for name in kept}, language.sealed)
 
 
-def _size(node: Node) -> int:
-    return len(node.text) if isinstance(node, Text) else 1 + sum(map(_size, children(node)))
+def _put_in(node: Node, rules: Mapping[str, Node]) -> Node:
+    """A node with the bodies of rules in place of their names."""
+    match node:
+        case Ref(name):
+            return rules.get(name, node)
+        case Concat(parts):
+            return concat(*(_put_in(part, rules) for part in parts))
+        case Alternation(options):
+            return alternation(_put_in(option, rules) for option in options)
+        case Repeat(inner, least, most):
+            return Repeat(_put_in(inner, rules), least, most)
+    return node
+
+
+def _measure(node: Node) -> tuple[int, int]:
+    """How many characters and sets there are in a node, and how deep it nests."""
+    if isinstance(node, Text):
+        return len(node.text), 1
+    below = [_measure(child) for child in children(node)]
+    return 1 + sum(size for size, _ in below), 1 + max((height for _, height in below), default=0)
 
 
 def _below(language: Language, names: Iterable[str]) -> dict[str, None]:
@@ -234,6 +245,8 @@ class _Places:
         self._returns = self._places_after_rules()
         self._firsts = {name: self._first(name) for name in cut.symbols}
         self._overlaps: dict[tuple[str, str], bool] = {}
+        self._moves: dict[_Place, set[_Place]] = {}
+        self._deadline = time.monotonic() + MAX_SECONDS
 
     def collisions(self) -> set[str]:
         """The symbols that reading greedily would go wrong with."""
@@ -242,7 +255,7 @@ class _Places:
         found: set[str] = set()
         checked: set[tuple[str, str, Ranges]] = set()
         for places in (queue := [start]):
-            if len(seen) > MAX_PLACES:
+            if len(seen) > MAX_PLACES or time.monotonic() > self._deadline:
                 raise _TooMany
             symbols = self._symbols(places)
             following = {name: self._next_characters(self._closed(self._after(places, name))) for name in symbols}
@@ -266,18 +279,23 @@ class _Places:
         """With the places that one gets to without reading."""
         found = set(places)
         queue = list(found)
-        for rule, state in queue:
-            more: list[_Place] = []
-            for name in self._automaton.references(state):
-                if name in self._starts:
-                    more.append((name, self._starts[name]))
-                    if name in self._empty:
-                        more.append((rule, self._automaton.step(state, name)))
-            if self._automaton.accepting(state):
-                more += self._returns[rule]
-            queue += [place for place in dict.fromkeys(more) if place not in found]
-            found.update(more)
+        for place in queue:
+            more = self._without_reading(place) - found
+            found |= more
+            queue += more
         return frozenset(found)
+
+    def _without_reading(self, place: _Place) -> set[_Place]:
+        """Into rules, past those that may be empty, and back from a rule that may end."""
+        if place not in self._moves:
+            rule, state = place
+            moves = set(self._returns[rule]) if self._automaton.accepting(state) else set()
+            for name in self._automaton.references(state) & self._starts.keys():
+                moves.add((name, self._starts[name]))
+                if name in self._empty:
+                    moves.add((rule, self._automaton.step(state, name)))
+            self._moves[place] = moves
+        return self._moves[place]
 
     def _symbols(self, places: Iterable[_Place]) -> list[str]:
         names = set().union(*(self._automaton.references(state) for _, state in places))
@@ -291,12 +309,17 @@ class _Places:
         return charsets.union(chain.from_iterable(self._firsts[name] for name in self._symbols(places)))
 
     def _rules_that_may_be_empty(self) -> set[str]:
+        users: dict[str, list[str]] = {name: [] for name in self._rules}
+        for rule in self._rules:
+            for name in references(self._cut.language.rules[rule]) & users.keys():
+                users[name].append(rule)
         empty: set[str] = set()
-        while True:
-            more = {name for name in self._rules if name not in empty and self._may_end(self._starts[name], empty)}
-            if not more:
-                return empty
-            empty |= more
+        queue = self._rules[::-1]
+        for name in queue:
+            if name not in empty and self._may_end(self._starts[name], empty):
+                empty.add(name)
+                queue += users[name]
+        return empty
 
     def _may_end(self, state: State, empty: set[str]) -> bool:
         seen = [state]

@@ -14,15 +14,41 @@ from sglang_lite.constraints.nodes import (
     Ref,
     Repeat,
     alternation,
+    children,
     is_plain,
     text_of,
 )
 from sglang_lite.constraints.spelling import to_rust
+from sglang_lite.protocol import ConstraintError
+
+MAX_DEPTH = 2_000  # of rules within rules; llguidance 1.9.1 overflows its stack between 4,000 and 8,000
 
 
 def to_lark(language: Language) -> str:
-    """The grammar, whose lexemes are the language's (see `Language`)."""
+    """The grammar, whose lexemes are the language's (see `Language`).
+
+    Raises:
+        ConstraintError: rules lead to rules too deeply.
+    """
+    if _depth(language) > MAX_DEPTH:
+        raise ConstraintError("the rules of the grammar lead to each other too deeply.", hint="Use repeats: x* or x+.")
     return _Speller(language).text()
+
+
+def _depth(language: Language) -> int:
+    """How deep one gets when every rule is gone into where it is first used, as the engine does."""
+    deepest, seen = 0, {language.start}
+    stack: list[tuple[Node, int]] = [(language.rules[language.start], 1)]
+    while stack:
+        node, depth = stack.pop()
+        deepest = max(deepest, depth)
+        if isinstance(node, Ref):
+            if node.name not in seen:
+                seen.add(node.name)
+                stack.append((language.rules[node.name], depth + 1))
+        else:
+            stack += ((child, depth + 1) for child in reversed(children(node)))
+    return deepest
 
 
 class _Speller:
@@ -55,7 +81,7 @@ class _Speller:
                 return "(" + (" " if isinstance(node, Concat) else " | ").join(said) + ")"
             case Repeat(inner, least, most):
                 text = self._structure(inner)
-                return text and text + _counts(least, most)
+                return text and f"({text}){_counts(least, most)}"
         return None
 
     def _lexeme(self, node: Node) -> str:

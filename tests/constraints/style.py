@@ -6,9 +6,9 @@ import json
 
 from sglang_lite.constraints.automaton import accepts
 from sglang_lite.constraints.normal import document_of
+from sglang_lite.constraints.normal.formulas import At
 from sglang_lite.constraints.normal.numbers import exact
 from sglang_lite.constraints.normal.reader import Reader
-from sglang_lite.constraints.normal.values import At
 
 
 def styled(constraint, value):

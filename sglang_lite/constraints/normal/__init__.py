@@ -12,8 +12,8 @@ from functools import lru_cache
 
 from sglang_lite.constraints.nodes import Language
 from sglang_lite.constraints.normal.document import Document
+from sglang_lite.constraints.normal.formulas import At
 from sglang_lite.constraints.normal.reader import Reader
-from sglang_lite.constraints.normal.values import At
 from sglang_lite.constraints.normal.wellformed import check_text
 from sglang_lite.constraints.normal.writer import Writer
 from sglang_lite.protocol import ConstraintError, JsonSchema

@@ -18,19 +18,9 @@ from sglang_lite.constraints.automaton import accepts
 from sglang_lite.constraints.nodes import ANY_CHAR, ANY_TEXT, NOTHING, Node, Repeat, alternation, complement, literal
 from sglang_lite.constraints.normal import decimals, numbers
 from sglang_lite.constraints.normal.document import Place
+from sglang_lite.constraints.normal.formulas import Formula, Just, all_of
 from sglang_lite.constraints.normal.numbers import Piece, exact
-from sglang_lite.constraints.normal.values import (
-    ANY_VALUE,
-    Arrays,
-    Contains,
-    Formula,
-    Just,
-    Member,
-    Objects,
-    Values,
-    all_of,
-    both_strings,
-)
+from sglang_lite.constraints.normal.values import ANY_VALUE, Arrays, Contains, Member, Objects, Values, both_strings
 from sglang_lite.constraints.regex import parse_schema_pattern
 from sglang_lite.protocol import ConstraintError
 

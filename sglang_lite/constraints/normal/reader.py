@@ -15,21 +15,15 @@ from typing import Any, TypeAlias
 from sglang_lite.constraints.nodes import ANY_TEXT, NOTHING
 from sglang_lite.constraints.normal import keywords
 from sglang_lite.constraints.normal.document import Document, Place
+from sglang_lite.constraints.normal.formulas import All, At, Formula, Just, Some, not_, some_of
 from sglang_lite.constraints.normal.values import (
     ANY_VALUE,
     NO_VALUE,
     Algebra,
-    All,
     Arrays,
-    At,
-    Formula,
-    Just,
     Member,
     Objects,
-    Some,
     Values,
-    not_,
-    some_of,
     strings_outside,
 )
 from sglang_lite.protocol import ConstraintError

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeVar
 
 from sglang_lite.constraints.automaton import accepts, is_empty
 from sglang_lite.constraints.lengths import limited
@@ -28,76 +28,13 @@ from sglang_lite.constraints.nodes import (
     texts_of,
 )
 from sglang_lite.constraints.normal import numbers
-from sglang_lite.constraints.normal.document import Place
+from sglang_lite.constraints.normal.formulas import All, Formula, all_of, not_
 from sglang_lite.constraints.normal.numbers import Numbers
 from sglang_lite.protocol import ConstraintError
 
 MAX_SHAPES = 2_000  # in a union
 MAX_STEPS = 100_000  # shapes made in all
 MAX_SECONDS = 10.0
-
-# --------------------------------------------------------------------------------------------------- formulas
-
-
-@dataclass(frozen=True, slots=True)
-class At:
-    """The values that are valid under the schema at a place; not valid if `negated`."""
-
-    place: Place
-    negated: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Just:
-    """The value that a JSON text spells; any other if `negated`."""
-
-    text: str
-    negated: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class All:
-    parts: tuple[Formula, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Some:
-    """At least one of them."""
-
-    parts: tuple[Formula, ...]
-
-
-Formula: TypeAlias = "bool | At | Just | All | Some"
-
-
-def all_of(*parts: Formula) -> Formula:
-    flat = [each for part in parts for each in (part.parts if isinstance(part, All) else (part,))]
-    kept = tuple(dict.fromkeys(each for each in flat if each is not True))
-    if False in kept or any(isinstance(each, At | Just) and each.negated and not_(each) in kept for each in kept):
-        return False
-    return True if not kept else kept[0] if len(kept) == 1 else All(kept)
-
-
-def some_of(*parts: Formula) -> Formula:
-    flat = [each for part in parts for each in (part.parts if isinstance(part, Some) else (part,))]
-    kept = tuple(dict.fromkeys(each for each in flat if each is not False))
-    if True in kept or any(isinstance(each, At | Just) and each.negated and not_(each) in kept for each in kept):
-        return True
-    return False if not kept else kept[0] if len(kept) == 1 else Some(kept)
-
-
-def not_(formula: Formula) -> Formula:
-    match formula:
-        case At() | Just():
-            return replace(formula, negated=not formula.negated)
-        case All(parts):
-            return some_of(*map(not_, parts))
-        case Some(parts):
-            return all_of(*map(not_, parts))
-    return not formula
-
-
-# ----------------------------------------------------------------------------------------------------- shapes
 
 
 class Member(NamedTuple):

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from sglang_lite.constraints.nodes import NOTHING, Node, Ref, alternation, concat, literal, optional, repeat, texts_of
 from sglang_lite.constraints.normal import decimals
-from sglang_lite.constraints.normal.values import Arrays, Formula, Just, Values, all_of, not_
+from sglang_lite.constraints.normal.formulas import Formula, Just, all_of, not_
+from sglang_lite.constraints.normal.values import Arrays, Values
 from sglang_lite.protocol import ConstraintError
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
 """The texts of objects: members that are named in the schema in its order, then others in any.
 
-A rule stands for a place between members: which named ones are to come, how many there have been, and which of the
-needs (`Objects.needs`) have been met.
+The named ones are halved again and again, so that rules for thousands of them nest a dozen deep. Where members are
+counted, or some have to meet needs (`Objects.needs`), a rule stands for each place between members instead, with what
+has been counted and met so far.
 """
 
 from __future__ import annotations
@@ -10,21 +11,30 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from sglang_lite.constraints.nodes import NOTHING, Node, Ref, alternation, concat, literal, repeat
+from sglang_lite.constraints.nodes import NOTHING, Node, Ref, alternation, concat, literal, optional, repeat
+from sglang_lite.constraints.normal.formulas import Formula, all_of
 from sglang_lite.constraints.normal.strings import quoted
-from sglang_lite.constraints.normal.values import Formula, Objects, all_of, both_strings
+from sglang_lite.constraints.normal.values import Objects, both_strings
+from sglang_lite.protocol import ConstraintError
 
 if TYPE_CHECKING:
     from sglang_lite.constraints.normal.writer import Writer
+
+MAX_COUNTED = 300  # named members, where their number counts
 
 _Met = frozenset[int]
 
 
 def object_text(writer: Writer, shape: Objects) -> Node:
-    """The texts of the objects of a shape."""
+    """The texts of the objects of a shape.
+
+    Raises:
+        ConstraintError: too many members to count.
+    """
     if shape.too_few() or any(member.required and member.formula is False for member in shape.members):
         return NOTHING
-    return _ObjectWriter(writer, shape).place(0, 0, frozenset())
+    object_writer = _ObjectWriter(writer, shape)
+    return object_writer.counted() if object_writer.counts or shape.needs else object_writer.plain()
 
 
 class _ObjectWriter:
@@ -39,81 +49,113 @@ class _ObjectWriter:
         required = sum(member.required for member in self._members)
         self._least = shape.least if shape.least > required else 0
         self._most = shape.most if self._others or (shape.most or 0) < len(self._members) else None
-        # Without a number to keep, all that counts is whether there is a member yet: it decides about the comma.
-        self._counted = self._least > 1 or self._most is not None
-
-    def place(self, index: int, count: int, met: _Met) -> Ref:
-        """Where the named members from `index` on may come."""
-        key = self._number, index, count, met
-        return self._writer.rule(key, lambda: self._body(index, count, met))
-
-    def _after(self, count: int) -> int:
-        return count + 1 if self._counted else 1
-
-    def _body(self, index: int, count: int, met: _Met) -> Node:
-        if index == len(self._members):
-            return self._rest(count, met) if not self._shape.needs else self._rest_with_needs(count, met)
-        member = self._members[index]
-        options: list[Node] = []
-        if self._most is None or count < self._most:
-            name = self._name(literal(member.name), count)
-            options += [
-                concat(name, self._writer.value(formula), self.place(index + 1, self._after(count), now_met))
-                for formula, now_met in self._meeting(literal(member.name), member.formula, met)
-            ]
-        if not member.required:
-            options.append(self.place(index + 1, count, met))
-        return alternation(options)
+        self._exact = self._least > 1 or self._most is not None  # else all that counts is whether there is a member
+        self.counts = bool(self._members) and self._exact
 
     def _name(self, names: Node, count: int) -> Node:
         """The text of a name, with what stands before and after it."""
         return quoted(names, self._writer.comma if count else "{", self._writer.colon)
 
-    def _end(self, count: int) -> Node:
-        return literal("}" if count else "{}")
+    # ------------------------------------------------------------------------------- named members by halves
 
-    def _rest(self, count: int, met: _Met) -> Node:
-        """The members that are not named, and the end."""
+    def plain(self) -> Node:
+        members = self._members
+        options = [concat(self._first(0, len(members)), self._rest(1))] if members else []
+        if not any(member.required for member in members):
+            options.append(self._rest(0))
+        return alternation(options)
+
+    def _member(self, index: int, count: int) -> Node:
+        member = self._members[index]
+        return concat(self._name(literal(member.name), count), self._writer.value(member.formula))
+
+    def _first(self, start: int, end: int) -> Node:
+        """At least one of the members from `start` on, the first ones of the object."""
+        if end - start == 1:
+            return self._member(start, 0)
+        return self._writer.rule((self._number, "first", start, end), lambda: self._first_half(start, end))
+
+    def _first_half(self, start: int, end: int) -> Node:
+        middle = (start + end) // 2
+        options = [concat(self._first(start, middle), self._more(middle, end))]
+        if not any(member.required for member in self._members[start:middle]):
+            options.append(self._first(middle, end))
+        return alternation(options)
+
+    def _more(self, start: int, end: int) -> Node:
+        """The members from `start` on, after others."""
+        if end - start == 1:
+            member = self._member(start, 1)
+            return member if self._members[start].required else optional(member)
+        middle = (start + end) // 2
+        key = self._number, "more", start, end
+        return self._writer.rule(key, lambda: concat(self._more(start, middle), self._more(middle, end)))
+
+    def _rest(self, count: int) -> Node:
+        """The members that are not named, after `count` others, and the end."""
         least = max(0, self._least - count)
         most = None if self._most is None else self._most - count
         options = [self._end(count)] if least == 0 else []
         if self._others and (most is None or most > 0):
-            more = self._other_members(1)
-            fewer, less = max(0, least - 1), None if most is None else most - 1
-            options.append(concat(self._other_members(count), repeat(more, fewer, less), self._end(1)))
+            more = repeat(self._other(1), max(0, least - 1), None if most is None else most - 1)
+            options.append(concat(self._other(count), more, self._end(1)))
         return alternation(options)
 
-    def _other_members(self, count: int) -> Node:
+    def _other(self, count: int) -> Node:
         return alternation(
             concat(self._name(names, count), self._writer.value(formula)) for names, formula in self._others
         )
 
+    def _end(self, count: int) -> Node:
+        return literal("}" if count else "{}")
+
+    # ------------------------------------------------------------------------------------ places and counts
+
+    def counted(self) -> Node:
+        if len(self._members) > MAX_COUNTED:
+            raise ConstraintError(f"json_schema: more than {MAX_COUNTED} properties can't be counted.")
+        return self._place(0, 0, frozenset())
+
+    def _place(self, index: int, count: int, met: _Met) -> Ref:
+        """Where the named members from `index` on may come."""
+        return self._writer.rule((self._number, index, count, met), lambda: self._at_place(index, count, met))
+
+    def _at_place(self, index: int, count: int, met: _Met) -> Node:
+        if index == len(self._members):
+            return self._rest_with_needs(count, met) if self._shape.needs else self._rest(count)
+        member = self._members[index]
+        options: list[Node] = []
+        if self._most is None or count < self._most:
+            name, now = literal(member.name), count + 1 if self._exact else 1
+            options += [
+                concat(self._name(name, count), self._writer.value(formula), self._place(index + 1, now, now_met))
+                for _, formula, now_met in self._meeting(name, member.formula, met)
+            ]
+        if not member.required:
+            options.append(self._place(index + 1, count, met))
+        return alternation(options)
+
     def _rest_with_needs(self, count: int, met: _Met) -> Node:
-        options = []
+        options: list[Node] = []
         if count >= self._least and len(met) == len(self._shape.needs):
             options.append(self._end(count))
         if self._most is None or count < self._most:
-            now = self._after(count) if self._most is not None else min(self._after(count), max(1, self._least))
+            # Without an end to the count all that matters is whether there are enough.
+            now = count + 1 if self._most is not None else min(count + 1, max(1, self._least))
             for names, formula in self._others:
-                for part, meeting, now_met in self._parts(names, formula, met):
-                    place = self.place(len(self._members), now, now_met)
+                for part, meeting, now_met in self._meeting(names, formula, met):
+                    place = self._place(len(self._members), now, now_met)
                     options.append(concat(self._name(part, count), self._writer.value(meeting), place))
         return alternation(options)
 
-    def _parts(self, names: Node, formula: Formula, met: _Met) -> Iterator[tuple[Node, Formula, _Met]]:
-        """A member with any of the names, as it is and as one that meets needs."""
+    def _meeting(self, names: Node, formula: Formula, met: _Met) -> Iterator[tuple[Node, Formula, _Met]]:
+        """A member with any of the names: as it is, and as one that meets needs that were not met."""
         yield names, formula, met
-        for more in self._open(met):
-            for each in more:
-                names = both_strings(names, self._shape.needs[each][0])
-            if names != NOTHING:
-                yield names, all_of(formula, *(self._shape.needs[each][1] for each in more)), met | more
-
-    def _meeting(self, name: Node, formula: Formula, met: _Met) -> Iterator[tuple[Formula, _Met]]:
-        yield from ((meeting, now_met) for _, meeting, now_met in self._parts(name, formula, met))
-
-    def _open(self, met: _Met) -> Iterator[_Met]:
-        """The sets of needs that are not met."""
         left = [i for i in range(len(self._shape.needs)) if i not in met]
         for count in range(1, len(left) + 1):
-            yield from map(frozenset, combinations(left, count))
+            for more in combinations(left, count):
+                part = names
+                for each in more:
+                    part = both_strings(part, self._shape.needs[each][0])
+                if part != NOTHING:
+                    yield part, all_of(formula, *(self._shape.needs[each][1] for each in more)), met | set(more)

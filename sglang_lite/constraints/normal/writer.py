@@ -13,14 +13,15 @@ from collections.abc import Callable, Hashable
 from sglang_lite.constraints.languages import pruned
 from sglang_lite.constraints.nodes import NOTHING, Language, Node, Ref, alternation, literal
 from sglang_lite.constraints.normal import decimals
+from sglang_lite.constraints.normal.formulas import Formula
 from sglang_lite.constraints.normal.reader import Reader
 from sglang_lite.constraints.normal.strings import quoted
-from sglang_lite.constraints.normal.values import Arrays, Formula, Objects, Values
+from sglang_lite.constraints.normal.values import Arrays, Objects, Values
 from sglang_lite.constraints.normal.write_arrays import array_text
 from sglang_lite.constraints.normal.write_objects import object_text
 from sglang_lite.protocol import ConstraintError
 
-MAX_RULES = 100_000
+MAX_RULES = 30_000  # llguidance 1.9.1 takes 65,000 symbols, lexemes included
 
 
 class Writer:
