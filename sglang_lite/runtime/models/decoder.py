@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -67,6 +68,8 @@ class Decoder:
         ModelError: a tensor is missing, misshapen or left over.
     """
 
+    fused = False
+
     def __init__(
         self,
         spec: ModelSpec,
@@ -76,7 +79,7 @@ class Decoder:
         max_positions: int,
     ) -> None:
         self.spec, self.precision, self.device = spec, precision, device
-        reader = _Reader(spec, source, precision, device)
+        reader = _Reader(spec, source, precision, device, fused=self.fused)
         # The largest tables first: what making them takes is free again before the layers come.
         self.rope = reader.rope(spec.rope, max_positions)
         self.local_rope = reader.rope(spec.local_rope, max_positions) if spec.local_rope else None
@@ -193,8 +196,12 @@ def _return_freed_memory() -> None:
 class _Reader:
     """Takes a model's tensors out of a source by their Hugging Face names."""
 
-    def __init__(self, spec: ModelSpec, source: WeightSource, precision: Precision, device: torch.device) -> None:
+    def __init__(
+        self, spec: ModelSpec, source: WeightSource, precision: Precision, device: torch.device, *, fused: bool
+    ) -> None:
         self.spec, self.source, self.precision, self.device = spec, source, precision, device
+        self.fused = fused
+        self._few: Any = None
 
     def rope(self, rope: RopeSpec, positions: int) -> RotaryTable:
         dim = rope.rotary_dim or self.spec.head_dim
@@ -261,6 +268,13 @@ class _Reader:
 
     def make(self, parts: list[Weight], bias: torch.Tensor | None) -> Linear:
         p = self.precision
+        if self.fused:
+            from sglang_lite.runtime.kernels.skinny import FewRows  # needs Triton
+            from sglang_lite.runtime.models.layers.device_linear import DeviceLinear
+
+            self._few = self._few or FewRows(self.device)
+            bias = None if bias is None else bias.to(self.device, p.weights)
+            return DeviceLinear(stacked(parts, p.weights, self.device), bias, self._few)
         return make_linear(
             parts,
             None if bias is None else bias.to(p.compute),
