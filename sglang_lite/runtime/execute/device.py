@@ -190,7 +190,7 @@ class DeviceRunner:
                     adjust(logits[i], row)
                 except SglError as error:
                     errors[i] = error
-        where = self._staging.send(np.stack((slots, positions - 1)).astype(np.int32))
+        where = self._staging.send_all(slots, positions - 1)
         tokens = torch.empty(len(rows), dtype=torch.int32, device=self._device)
         masks, mask_rows = self._masks(len(rows), special)
         draw(
@@ -227,10 +227,8 @@ class DeviceRunner:
         if len(row):
             values = now[row, page]
             self._sent[batch.slots[row], page] = values
-            changes = self._staging.send(
-                np.stack((batch.slots[row] * table.pages.shape[1] + page, values)).astype(np.int32)
-            )
-            update_pages(self._page_table, changes[0], changes[1])
+            at = batch.slots[row] * table.pages.shape[1] + page
+            update_pages(self._page_table, *self._staging.send_all(at.astype(np.int32), values))
 
     def _shared(self, batch: Batch) -> SharedWork | None:
         """What decoding rows share; looked for anew only when other rows are decoded."""
@@ -246,6 +244,7 @@ class DeviceRunner:
             self._shared_work = shared_work(
                 table.pages[slots, : int(held.max())], held, slots, table.page_size,
                 rows_per_block=self._rows_per_block, most_items=self._most_items(self._padded(count)),
+                enough=-(-_PROGRAMS // self._model.spec.num_kv_heads),
             )  # fmt: skip
         return self._shared_work
 
@@ -277,14 +276,15 @@ class DeviceRunner:
         )
 
     def _plan(self, batch: Batch, inputs: DeviceInputs, shared: SharedWork | None) -> DevicePlan:
-        count, tokens = batch.singles, len(inputs.ids)
-        flat = np.concatenate((inputs.ids, inputs.slots, inputs.positions, inputs.blocks.reshape(-1)))
-        sent = self._staging.send(flat)
+        count = batch.singles
+        ids, slots, positions, blocks = self._staging.send_all(
+            inputs.ids, inputs.slots, inputs.positions, inputs.blocks.reshape(-1)
+        )
         work = torch.empty((self._work_items(count), 3), dtype=torch.int32, device=self._device)
         return DevicePlan(
-            ids=sent[:tokens],
-            slots=sent[tokens : 2 * tokens],
-            positions=sent[2 * tokens : 3 * tokens],
+            ids=ids,
+            slots=slots,
+            positions=positions,
             drawn=self._drawn,
             page_table=self._page_table,
             page_size=self._table.page_size,
@@ -293,7 +293,7 @@ class DeviceRunner:
             row_work=torch.empty((max(count, 1), 2), dtype=torch.int32, device=self._device),
             shared=None if shared is None else self._send_shared(shared),
             partials=self._partials,
-            blocks=sent[3 * tokens :].view(-1, 4),
+            blocks=blocks.view(-1, 4),
             block_size=inputs.block_size,
         )
 
@@ -301,10 +301,10 @@ class DeviceRunner:
         rows = len(shared.lengths)
         order = np.zeros(rows, dtype=np.int32)
         order[: len(shared.order)] = shared.order
-        sent = self._staging.send(np.concatenate((shared.lengths, shared.chunks, order, shared.items.reshape(-1))))
-        return SharedPrefixes(
-            sent[:rows], sent[rows : 2 * rows], sent[2 * rows : 3 * rows], sent[3 * rows :].view(-1, 6), MOST_CHUNKS
+        lengths, chunks, order_, items = self._staging.send_all(
+            shared.lengths, shared.chunks, order, shared.items.reshape(-1)
         )
+        return SharedPrefixes(lengths, chunks, order_, items.view(-1, 6), MOST_CHUNKS)
 
     # --------------------------------------------------------------------------------------------- graphs
 
@@ -321,19 +321,18 @@ class DeviceRunner:
         return self._graphs[size, shared]
 
     def _capture(self, rows: int, *, shared: bool) -> Graph:
-        device, items = self._device, self._most_items(rows)
-        static = torch.zeros(3 * rows, dtype=torch.int32, device=device)
-        static[rows : 2 * rows] = self._slots
-        prefixes = None
+        device, items, stride = self._device, self._most_items(rows), _aligned(rows)
+        static = torch.zeros((3, stride), dtype=torch.int32, device=device)
+        static[1] = self._slots
+        prefixes = shared_static = None
         if shared:
-            flat = torch.zeros(3 * rows + 6 * items, dtype=torch.int32, device=device)
-            prefixes = SharedPrefixes(
-                flat[:rows], flat[rows : 2 * rows], flat[2 * rows : 3 * rows], flat[3 * rows :].view(-1, 6), MOST_CHUNKS
-            )
+            shared_static = torch.zeros(3 * stride + 6 * items, dtype=torch.int32, device=device)
+            lengths, chunks, order = shared_static[: 3 * stride].view(3, stride)[:, :rows]
+            prefixes = SharedPrefixes(lengths, chunks, order, shared_static[3 * stride :].view(-1, 6), MOST_CHUNKS)
         plan = DevicePlan(
-            ids=static[:rows],
-            slots=static[rows : 2 * rows],
-            positions=static[2 * rows :],
+            ids=static[0, :rows],
+            slots=static[1, :rows],
+            positions=static[2, :rows],
             drawn=self._drawn,
             page_table=self._page_table,
             page_size=self._table.page_size,
@@ -357,7 +356,7 @@ class DeviceRunner:
             logits = compute()
         if self._pool is None:
             self._pool = graph.pool()
-        return Graph(graph, plan, static, None if not shared else flat, logits, self._staging, self._slots)
+        return Graph(graph, plan, static, shared_static, logits, self._staging, self._slots)
 
 
 @dataclass(slots=True)
@@ -375,19 +374,17 @@ class Graph:
 
     def run(self, inputs: DeviceInputs, shared: SharedWork | None) -> torch.Tensor:
         """Launches it; returns logits [rows, vocab_size], which the next run of any graph overwrites."""
-        rows, real = self.plan.decoding, len(inputs.ids)
-        flat = np.zeros((3, rows), dtype=np.int32)
-        flat[1, real:] = self.dummy
-        flat[0, :real], flat[1, :real], flat[2, :real] = inputs.ids, inputs.slots, inputs.positions
-        self.staging.send(flat.reshape(-1), self.static)
+        real, stride = len(inputs.ids), self.static.shape[1]
+        host = np.zeros((3, stride), dtype=np.int32)
+        host[1, real:] = self.dummy
+        host[0, :real], host[1, :real], host[2, :real] = inputs.ids, inputs.slots, inputs.positions
+        self.staging.send(host, self.static)
         if shared is not None and shared is not self._shared:
             assert self.shared_static is not None
-            host = np.zeros(len(self.shared_static), dtype=np.int32)
-            host[: len(shared.lengths)] = shared.lengths
-            host[rows : rows + len(shared.chunks)] = shared.chunks
-            host[2 * rows : 2 * rows + len(shared.order)] = shared.order
-            host[3 * rows : 3 * rows + shared.items.size] = shared.items.reshape(-1)
-            self.staging.send(host, self.shared_static)
+            filled = np.zeros(len(self.shared_static), dtype=np.int32)
+            for i, array in enumerate((shared.lengths, shared.chunks, shared.order, shared.items.reshape(-1))):
+                filled[i * stride : i * stride + len(array)] = array
+            self.staging.send(filled, self.shared_static)
             self._shared = shared
         self.graph.replay()
         return self.logits[:real]
@@ -417,7 +414,7 @@ class Staging:
             tensor = torch.from_numpy(array.copy()).to(self._device)
             return tensor if target is None else target.copy_(tensor)
         count = array.size
-        if self._at + count > len(self._buffers[0]):
+        if self._at + count > len(self._buffers[self._now]):
             self._turn(count)
         place = slice(self._at, self._at + count)
         self._at += count
@@ -427,6 +424,15 @@ class Staging:
             target = torch.empty(array.shape, dtype=torch.int32, device=self._device)
         target.view(-1).copy_(source, non_blocking=True)
         return target
+
+    def send_all(self, *arrays: Ints) -> list[torch.Tensor]:
+        """Several arrays [N_i] in one copy, each aligned so that Triton compiles one version of what reads them."""
+        starts = np.cumsum([0, *(_aligned(len(array)) for array in arrays)])
+        whole = np.zeros(int(starts[-1]), dtype=np.int32)
+        for start, array in zip(starts.tolist(), arrays):
+            whole[start : start + len(array)] = array
+        sent = self.send(whole)
+        return [sent[start : start + len(array)] for start, array in zip(starts.tolist(), arrays)]
 
     def fetch(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
         """Starts copying a tensor to the host; it is there when the event has come."""
@@ -446,6 +452,11 @@ class Staging:
         if count > len(self._buffers[self._now]):
             self._buffers[self._now] = torch.empty(2 * count, dtype=torch.int32, pin_memory=True)
             self._arrays[self._now] = self._buffers[self._now].numpy()
+
+
+def _aligned(count: int) -> int:
+    """int32 numbers that fill up to 16 bytes."""
+    return -(-count // 4) * 4
 
 
 def _event() -> torch.cuda.Event:

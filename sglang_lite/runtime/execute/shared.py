@@ -66,7 +66,7 @@ class SharedWork:
 
 
 def shared_work(
-    pages: Ints, held: Ints, slots: Ints, page_size: int, *, rows_per_block: int, most_items: int
+    pages: Ints, held: Ints, slots: Ints, page_size: int, *, rows_per_block: int, most_items: int, enough: int
 ) -> SharedWork | None:
     """Cuts what rows share into pieces for programs; None where it is not worth it.
 
@@ -75,6 +75,7 @@ def shared_work(
         slots: of the rows.
         rows_per_block: rows that a program has.
         most_items: room for pieces; at least the number of rows.
+        enough: pieces that keep the device busy; more only cost merging.
     """
     groups = find_groups(pages, held)
     groups = [g for g in groups if (len(g.rows) - 1) * g.pages * page_size >= _WORTH]
@@ -91,7 +92,7 @@ def shared_work(
     at = 0
     for group, block_count, length in zip(groups, blocks, tokens):
         room = (most_items - sum(blocks)) * length / max(work, 1)
-        pieces = int(min(MOST_CHUNKS, 1 + room, -(-length // 256)))
+        pieces = int(min(MOST_CHUNKS, 1 + room, -(-length // 256), max(1, round(enough * length / work))))
         step = -(-length // (pieces * 64)) * 64
         starts = range(0, length, step)
         lengths[group.rows], chunks[group.rows] = length, len(starts)

@@ -6,9 +6,13 @@ import torch
 import triton
 import triton.language as tl
 
+from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+
 
 @triton.jit
-def _gated(gate_up, out, size, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def _gated(gate_up, out, size, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    start_next(PDL)
+    wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
@@ -35,5 +39,7 @@ def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
     block = min(1024, triton.next_power_of_2(size))
-    _gated[(rows, triton.cdiv(size, block))](gate_up, out, size, KIND=activation, BLOCK=block, num_warps=4)
+    _gated[(rows, triton.cdiv(size, block))](
+        gate_up, out, size, KIND=activation, BLOCK=block, num_warps=4, **overlapped(out.device)
+    )
     return out

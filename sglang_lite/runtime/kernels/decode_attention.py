@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.plan import DevicePlan, SharedPrefixes
 from sglang_lite.runtime.kernels.reference import KVCache
 
@@ -73,8 +74,10 @@ def _decode(
     acc_buffer, ml_buffer, counters, prefix_acc, prefix_ml, prefix_chunks, most_chunks, scale, softcap, window,
     G: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr,
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, PREFIX: tl.constexpr,
-    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    start_next(PDL)
+    wait(PDL)
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
     row = tl.load(work + item * 3)
@@ -198,5 +201,6 @@ def decode_attention(
         0 if shared is None else shared.most_chunks, scale, softcap or 0.0, window or 0,
         G=group, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads,
         SOFTCAP=softcap is not None, WINDOW=window is not None, PREFIX=shared is not None,
-        BLOCK_G=max(16, triton.next_power_of_2(group)), BLOCK_D=max(16, triton.next_power_of_2(dim)), **_LAUNCH,
+        BLOCK_G=max(16, triton.next_power_of_2(group)), BLOCK_D=max(16, triton.next_power_of_2(dim)),
+        **_LAUNCH, **overlapped(q.device),
     )  # fmt: skip

@@ -6,11 +6,14 @@ import torch
 import triton
 import triton.language as tl
 
+from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.plan import DevicePlan
 
 
 @triton.jit
-def _embed(ids, slots, drawn, table, out, size, scale, BLOCK: tl.constexpr):
+def _embed(ids, slots, drawn, table, out, size, scale, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    start_next(PDL)
+    wait(PDL)
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     id = tl.load(ids + token)
@@ -25,5 +28,7 @@ def embed(plan: DevicePlan, table: torch.Tensor, scale: float) -> torch.Tensor:
     size = table.shape[1]
     out = torch.empty((len(plan.ids), size), dtype=table.dtype, device=table.device)
     block = min(1024, triton.next_power_of_2(size))
-    _embed[(len(out), triton.cdiv(size, block))](plan.ids, plan.slots, plan.drawn, table, out, size, scale, BLOCK=block)
+    _embed[(len(out), triton.cdiv(size, block))](
+        plan.ids, plan.slots, plan.drawn, table, out, size, scale, BLOCK=block, **overlapped(out.device)
+    )
     return out

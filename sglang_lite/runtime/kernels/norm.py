@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
+from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+
 
 @triton.jit
-def _add_rms_norm(x, residual, weight, out, size, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+def _add_rms_norm(x, residual, weight, out, size, eps, ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    start_next(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < size
+    w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    wait(PDL)
     value = tl.load(x + row * size + at, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         # Rounded to the stream's own format first: what is normalised is what later layers see.
@@ -20,7 +27,6 @@ def _add_rms_norm(x, residual, weight, out, size, eps, ADD: tl.constexpr, BLOCK:
         tl.store(residual + row * size + at, rounded, mask=inside)
         value = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value) / size + eps)
-    w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * size + at, (value * scale * w).to(out.dtype.element_ty), mask=inside)
 
 
@@ -38,6 +44,6 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
     return out
 
 
-def _launch(x: torch.Tensor) -> dict[str, int]:
+def _launch(x: torch.Tensor) -> dict[str, Any]:
     block = triton.next_power_of_2(x.shape[1])
-    return {"BLOCK": block, "num_warps": min(max(block // 512, 1), 16)}
+    return {"BLOCK": block, "num_warps": min(max(block // 512, 1), 16), **overlapped(x.device)}

@@ -9,6 +9,13 @@ import triton.language as tl
 from sglang_lite.runtime.kernels.plan import DevicePlan
 from sglang_lite.runtime.kernels.reference import KVCache
 
+_LAUNCH = {
+    16: {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
+    64: {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
+    128: {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
+}
+_WIDE = {"BLOCK_N": 32, "num_warps": 4, "num_stages": 2}  # heads of more than 128
+
 
 @triton.jit(do_not_specialize=["window"])
 def _prefill(
@@ -117,6 +124,6 @@ def prefill_attention(
         plan.page_table.shape[1], scale, softcap or 0.0, window or 0,
         G=heads // kv_heads, DIM=dim, PAGE=plan.page_size, HEADS=heads,
         SOFTCAP=softcap is not None, WINDOW=window is not None,
-        BLOCK_M=plan.block_size, BLOCK_D=max(16, triton.next_power_of_2(dim)), BLOCK_N=32 if wide else 64,
-        num_warps=8 if plan.block_size >= 128 else 4, num_stages=2 if wide else 3,
+        BLOCK_M=plan.block_size, BLOCK_D=max(16, triton.next_power_of_2(dim)),
+        **(_WIDE if wide else _LAUNCH[plan.block_size]),
     )  # fmt: skip

@@ -6,13 +6,14 @@ import torch
 import triton
 import triton.language as tl
 
+from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.plan import DevicePlan
 from sglang_lite.runtime.kernels.reference import KVCache
 
 BLOCK_M = 64  # queries, of all rows and query heads, that a program has
 
 
-_LAUNCH = {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
+_LAUNCH = {"BLOCK_N": 64, "num_warps": 4, "num_stages": 2}
 
 
 @triton.jit
@@ -20,8 +21,10 @@ def _prefix(
     q, q_stride, k, v, head_stride, items, order, page_table, pages_per_slot, acc_buffer, ml_buffer, most_chunks,
     scale, softcap,
     G: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr, SOFTCAP: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    start_next(PDL)
+    wait(PDL)
     kv_head = tl.program_id(0)
     item = items + tl.program_id(1) * 6
     count = tl.load(item + 1)
@@ -90,5 +93,5 @@ def prefix_attention(
         q, q.stride(0), keys, values, keys.shape[1] * dim, shared.items, shared.order, plan.page_table,
         plan.page_table.shape[1], partials.prefix_acc, partials.prefix_ml, shared.most_chunks, scale, softcap or 0.0,
         G=heads // kv_heads, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads, SOFTCAP=softcap is not None,
-        BLOCK_M=BLOCK_M, BLOCK_D=max(16, triton.next_power_of_2(dim)), **_LAUNCH,
+        BLOCK_M=BLOCK_M, BLOCK_D=max(16, triton.next_power_of_2(dim)), **_LAUNCH, **overlapped(q.device),
     )  # fmt: skip

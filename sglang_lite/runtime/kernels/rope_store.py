@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.plan import DevicePlan
 from sglang_lite.runtime.kernels.reference import KVCache
 
@@ -16,8 +17,10 @@ _LAUNCH = {"BLOCK_H": 8, "num_warps": 2}
 def _rope_store(
     qkv, q_norm, k_norm, cos, sin, slots, positions, page_table, pages_per_slot, k_cache, v_cache, head_stride, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, TURNED: tl.constexpr, PAGE: tl.constexpr,
-    NORM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+    NORM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    start_next(PDL)
+    wait(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     d = tl.arange(0, BLOCK_D)
@@ -86,5 +89,6 @@ def rope_store(
         cache.k[layer], cache.v[layer], cache_slots * dim, eps,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, TURNED=cos.shape[1], PAGE=plan.page_size,
         NORM=q_norm is not None, BLOCK_H=block, BLOCK_D=triton.next_power_of_2(dim), num_warps=_LAUNCH["num_warps"],
+        **overlapped(qkv.device),
     )  # fmt: skip
     return qkv.view(len(qkv), total, dim)[:, :heads]

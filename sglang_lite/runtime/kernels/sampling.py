@@ -57,18 +57,18 @@ def _load(logits, at, inside, mask_row, has_mask, softcap, SOFTCAP: tl.constexpr
 
 @triton.jit
 def _race(x, temperature, seed, position, block, BLOCK: tl.constexpr):
-    """logit / temperature - log(E) for a block of logits; four tokens share one call of Philox."""
+    """logit / temperature - log(E) for a block of logits; four tokens, a quarter of a block apart, share one call of
+    Philox."""
     quarter: tl.constexpr = BLOCK // 4
-    i = tl.arange(0, BLOCK)
-    n = i % quarter
-    zero = n * 0
-    where = (zero + position).to(tl.uint32)
-    a, b, c, d = tl.philox(seed, (n + block * quarter).to(tl.uint32), where, zero.to(tl.uint32), zero.to(tl.uint32))
-    which = i // quarter
+    n = tl.arange(0, quarter)[None, :]
+    zero = (n * 0).to(tl.uint32)
+    place = (n + block * quarter).to(tl.uint32)
+    a, b, c, d = tl.philox(seed, place, zero + position.to(tl.uint32), zero, zero)
+    which = tl.arange(0, 4)[:, None]
     bits = tl.where(which == 0, a, tl.where(which == 1, b, tl.where(which == 2, c, d)))
     u = (bits.to(tl.uint32).to(tl.float32) + 0.5) * (1.0 / 4294967296.0)
     e = tl.where(u < 1e-3, u * (1.0 + 0.5 * u), -tl.log(1.0 - tl.minimum(u, 0.99999994)))
-    return x / temperature - tl.log(e)
+    return x / temperature - tl.reshape(tl.log(e), [BLOCK])
 
 
 @triton.jit(do_not_specialize=["words", "blocks"])

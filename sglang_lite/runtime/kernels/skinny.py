@@ -10,25 +10,34 @@ import torch
 import triton
 import triton.language as tl
 
-MOST_ROWS = 16  # beyond, cuBLAS is as fast
+from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+
+MOST_ROWS = 32  # beyond, cuBLAS is as fast
 
 
 @triton.jit
 def _gemv(
     x, residual, norm, w, bias, y, residual_out, N, K, eps,
     ADD: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    start_next(PDL)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    rows = w + n.to(tl.int64)[:, None] * K
+    rows = w + n.to(tl.int64)[:, None] * K + k[None, :]
+    ups = rows + N.to(tl.int64) * K
+    there = (n < N)[:, None]
     acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     up = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     squares = tl.zeros((BLOCK_K,), tl.float32)
+    # Nobody writes weights: the first ones are under way before the kernels before are through.
+    weights = tl.load(rows, mask=there & (k < K)[None, :], other=0.0, eviction_policy="evict_first")
+    up_weights = weights
+    if GATE != "":
+        up_weights = tl.load(ups, mask=there & (k < K)[None, :], other=0.0, eviction_policy="evict_first")
+    wait(PDL)
     for at in range(0, K, BLOCK_K):
         inside = at + k < K
-        both = (n < N)[:, None] & inside[None, :]
-        weights = tl.load(rows + (at + k)[None, :], mask=both, other=0.0, eviction_policy="evict_first")
         value = tl.load(x + at + k, mask=inside, other=0.0).to(tl.float32)
         if ADD:
             # Rounded to the stream's own format first, as add_rms_norm does. Written elsewhere: others still read it.
@@ -41,11 +50,12 @@ def _gemv(
             squares += value * value
             value *= tl.load(norm + at + k, mask=inside, other=0.0).to(tl.float32)
         acc += weights.to(tl.float32) * value[None, :]
+        later = at + BLOCK_K
+        both = there & (later + k < K)[None, :]
+        weights = tl.load(rows + later, mask=both, other=0.0, eviction_policy="evict_first")
         if GATE != "":
-            weights = tl.load(
-                rows + (at + k)[None, :] + N.to(tl.int64) * K, mask=both, other=0.0, eviction_policy="evict_first"
-            )
-            up += weights.to(tl.float32) * value[None, :]
+            up += up_weights.to(tl.float32) * value[None, :]
+            up_weights = tl.load(ups + later, mask=both, other=0.0, eviction_policy="evict_first")
     scale = 1.0
     if NORM:
         scale = tl.rsqrt(tl.sum(squares) / K + eps)
@@ -70,7 +80,10 @@ def _gemv(
 def _few(
     x, w, bias, y, partials, counters, M, N, K,
     BIAS: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    start_next(PDL)
+    wait(PDL)
     tile = tl.program_id(0)
     split = tl.program_id(1)
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -129,21 +142,25 @@ def linear_one(
     y = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
     total = x if residual is None else torch.empty_like(x)
     block_n, block_k, warps = _gemv_launch(rows, inputs)
-    if gate:
-        block_n //= 2
     _gemv[(triton.cdiv(outputs, block_n),)](
         x, residual, norm, weight, bias, y, total, outputs, inputs, eps,
         ADD=residual is not None, NORM=norm is not None, BIAS=bias is not None, GATE=gate,
-        BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps,
+        BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, **overlapped(x.device),
     )  # fmt: skip
     return y, total
 
 
 def _gemv_launch(outputs: int, inputs: int) -> tuple[int, int, int]:
     """BLOCK_N, BLOCK_K and warps; measured on an H200 over the shapes of Llama-8B and Qwen3-0.6B."""
-    if outputs <= 4096 and inputs >= 2048:
-        return 4, 1024, 4
-    return (8, 256, 2) if outputs >= 16384 else (8, 512, 4)
+    if outputs >= 65536:
+        return 4, 1024, 2
+    if outputs > 4096:
+        return 4, 512, 1
+    if inputs >= 8192:
+        return 4, 512, 4
+    if inputs >= 4096:
+        return 4, 1024, 2
+    return (4, 1024, 4) if inputs >= 2048 else (4, 512, 2)
 
 
 class FewRows:
@@ -172,7 +189,8 @@ class FewRows:
         y = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
         _few[(tiles, splits)](
             x, weight, bias, y, self._partials, self._counters, rows, outputs, inputs,
-            BIAS=bias is not None, SPLITS=splits, BLOCK_M=MOST_ROWS, BLOCK_N=self.BLOCK_N, BLOCK_K=128,
-            num_warps=4, num_stages=4,
+            BIAS=bias is not None, SPLITS=splits, BLOCK_M=16 if rows <= 16 else MOST_ROWS, BLOCK_N=self.BLOCK_N,
+            BLOCK_K=128,
+            num_warps=4, num_stages=4, **overlapped(x.device),
         )  # fmt: skip
         return y

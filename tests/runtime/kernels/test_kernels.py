@@ -153,7 +153,7 @@ def test_a_prefix_is_read_once_for_all_that_share_it():
 
     worth, module._WORTH = module._WORTH, 1
     try:
-        work = shared_work(table, held, np.arange(6, dtype=np.int32), PAGE, rows_per_block=2, most_items=40)
+        work = shared_work(table, held, np.arange(6, dtype=np.int32), PAGE, rows_per_block=2, most_items=40, enough=9)
     finally:
         module._WORTH = worth
     assert work is not None
