@@ -43,7 +43,7 @@ def pool_tokens(model: Decoder, fraction: float, sizes: Sizes, context_length: i
             f"other programs) and a step takes up to {(step + logits + partials) / 2**30:.1f}; with "
             f"mem_fraction={fraction} that leaves room for {max(tokens, 0):,} tokens of keys and values "
             f"({token:,} bytes each).",
-            hint="Raise mem_fraction, lower step_tokens or max_running, or take a smaller model; engines that share a GPU "
-            "need a mem_fraction or max_total_tokens each.",
+            hint="Raise mem_fraction, lower step_tokens or max_running, or take a smaller model; engines that share "
+            "a GPU need a mem_fraction or max_total_tokens each.",
         )
     return tokens

@@ -13,13 +13,14 @@ import triton.language as tl
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 
 MOST_ROWS = 32  # beyond, cuBLAS is as fast
+_SMALL = 1 << 23  # elements of a matrix whose first weights are worth fetching early
 
 
 @triton.jit
 def _gemv(
     x, residual, norm, w, bias, y, residual_out, N, K, eps,
     ADD: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
+    PREFETCH: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -30,14 +31,20 @@ def _gemv(
     acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     up = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     squares = tl.zeros((BLOCK_K,), tl.float32)
-    # Nobody writes weights: the first ones are under way before the kernels before are through.
-    weights = tl.load(rows, mask=there & (k < K)[None, :], other=0.0, eviction_policy="evict_first")
-    up_weights = weights
-    if GATE != "":
-        up_weights = tl.load(ups, mask=there & (k < K)[None, :], other=0.0, eviction_policy="evict_first")
+    first = there & (k < K)[None, :]
+    if PREFETCH:  # nobody writes weights: the first ones are under way before the kernels before are through
+        weights = tl.load(rows, mask=first, other=0.0, eviction_policy="evict_first")
+        up_weights = weights
+        if GATE != "":
+            up_weights = tl.load(ups, mask=first, other=0.0, eviction_policy="evict_first")
     wait(PDL)
     for at in range(0, K, BLOCK_K):
         inside = at + k < K
+        if not PREFETCH:
+            weights = tl.load(rows + at, mask=there & inside[None, :], other=0.0, eviction_policy="evict_first")
+            up_weights = weights
+            if GATE != "":
+                up_weights = tl.load(ups + at, mask=there & inside[None, :], other=0.0, eviction_policy="evict_first")
         value = tl.load(x + at + k, mask=inside, other=0.0).to(tl.float32)
         if ADD:
             # Rounded to the stream's own format first, as add_rms_norm does. Written elsewhere: others still read it.
@@ -50,12 +57,14 @@ def _gemv(
             squares += value * value
             value *= tl.load(norm + at + k, mask=inside, other=0.0).to(tl.float32)
         acc += weights.to(tl.float32) * value[None, :]
-        later = at + BLOCK_K
-        both = there & (later + k < K)[None, :]
-        weights = tl.load(rows + later, mask=both, other=0.0, eviction_policy="evict_first")
         if GATE != "":
             up += up_weights.to(tl.float32) * value[None, :]
-            up_weights = tl.load(ups + later, mask=both, other=0.0, eviction_policy="evict_first")
+        if PREFETCH:
+            later = at + BLOCK_K
+            both = there & (later + k < K)[None, :]
+            weights = tl.load(rows + later, mask=both, other=0.0, eviction_policy="evict_first")
+            if GATE != "":
+                up_weights = tl.load(ups + later, mask=both, other=0.0, eviction_policy="evict_first")
     scale = 1.0
     if NORM:
         scale = tl.rsqrt(tl.sum(squares) / K + eps)
@@ -141,26 +150,29 @@ def linear_one(
     outputs = rows // 2 if gate else rows
     y = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
     total = x if residual is None else torch.empty_like(x)
-    block_n, block_k, warps = _gemv_launch(rows, inputs)
+    small = rows * inputs <= _SMALL
+    block_n, block_k, warps = _gemv_launch(rows, inputs, small=small)
+    if gate and small:  # two matrices' worth of registers
+        block_n //= 2
     _gemv[(triton.cdiv(outputs, block_n),)](
         x, residual, norm, weight, bias, y, total, outputs, inputs, eps,
-        ADD=residual is not None, NORM=norm is not None, BIAS=bias is not None, GATE=gate,
-        BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, **overlapped(x.device),
+        ADD=residual is not None, NORM=norm is not None, BIAS=bias is not None, GATE=gate, PREFETCH=small,
+        BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps,
+        # The programs of a large product would only take room from the kernel before.
+        **(overlapped(x.device) if small else {"PDL": False}),
     )  # fmt: skip
     return y, total
 
 
-def _gemv_launch(outputs: int, inputs: int) -> tuple[int, int, int]:
-    """BLOCK_N, BLOCK_K and warps; measured on an H200 over the shapes of Llama-8B and Qwen3-0.6B."""
+def _gemv_launch(outputs: int, inputs: int, *, small: bool) -> tuple[int, int, int]:
+    """BLOCK_N, BLOCK_K and warps; measured on an H200 in whole steps of Llama-8B's and Qwen3-0.6B's shape."""
+    if small:
+        return (4, 1024, 4) if outputs <= 4096 and inputs >= 2048 else (8, 512, 4)
     if outputs >= 65536:
         return 4, 1024, 2
     if outputs > 4096:
         return 4, 512, 1
-    if inputs >= 8192:
-        return 4, 512, 4
-    if inputs >= 4096:
-        return 4, 1024, 2
-    return (4, 1024, 4) if inputs >= 2048 else (4, 512, 2)
+    return (4, 512, 4) if inputs >= 8192 else (4, 1024, 2)
 
 
 class FewRows:
