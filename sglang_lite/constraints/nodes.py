@@ -124,6 +124,8 @@ def alternation(options: Iterable[Node]) -> Node:
 
 def repeat(node: Node, least: int, most: int | None) -> Node:
     """From `least` to `most` of them."""
+    if node == NOTHING:
+        return NOTHING if least else EMPTY
     return EMPTY if most == 0 else node if least == most == 1 else Repeat(node, least, most)
 
 

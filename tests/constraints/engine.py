@@ -5,6 +5,7 @@ from functools import lru_cache
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from sglang_lite.protocol import ConstraintError
 from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
@@ -23,6 +24,14 @@ def byte_engine():
     backend.add_special_tokens([AddedToken("<end>", special=True)])
     tokens = [*(bytes([byte]) for byte in range(256)), b"<end>"]
     return LlguidanceEngine(Tokenizer(backend, tokens, [EOS], eos_ids=[EOS]), EOS + 1, [EOS], cache_size=4)
+
+
+def compiled(constraint):
+    """The grammar and None, or None and the error that refuses it."""
+    try:
+        return byte_engine().compile(constraint), None
+    except ConstraintError as error:
+        return None, error
 
 
 def accepts(grammar, text):
