@@ -62,15 +62,16 @@ class Reader:
         if key in self._known:
             return self._known[key]
         if key in self._open:
-            raise _Circle
+            raise _Circle(formula)
         self._open.add(key)
         try:
             values = self._known[key] = self._work_out(formula, seen)
             return values
-        except _Circle:
+        except _Circle as circle:
             if len(self._open) > 1:
                 raise
-            pointer = formula.place.pointer if isinstance(formula, At) else None
+            again = circle.args[0]
+            pointer = again.place.pointer if isinstance(again, At) else None
             raise ConstraintError("json_schema: it refers to itself without an end.", pointer=pointer) from None
         finally:
             self._open.discard(key)

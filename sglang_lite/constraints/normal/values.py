@@ -19,6 +19,8 @@ from sglang_lite.constraints.nodes import (
     ANY_TEXT,
     NOTHING,
     Alternation,
+    Complement,
+    Intersection,
     Node,
     Repeat,
     alternation,
@@ -320,26 +322,26 @@ def _too_complex() -> ConstraintError:
 
 def both_strings(a: Node, b: Node) -> Node:
     """The strings in both languages, NOTHING if there are none."""
-    if a == b or ANY_TEXT in (a, b):
-        return intersection(a, b)
     for finite, other in ((a, b), (b, a)):
         texts = texts_of(finite)
         if texts is not None:
             options = finite.options if isinstance(finite, Alternation) else (finite,)
             return alternation(option for option, text in zip(options, texts) if accepts(other, text))
-    for lengths, other in ((a, b), (b, a)):
-        if isinstance(lengths, Repeat) and lengths.node == ANY_CHAR:
-            shorter = limited(other, lengths.least, lengths.most)
+    for limits, other in ((a, b), (b, a)):
+        if isinstance(limits, Repeat) and limits.node == ANY_CHAR:
+            shorter = limited(other, limits.least, limits.most)
             if shorter is not None:
-                return shorter
-    node = intersection(a, b)
-    return NOTHING if is_empty(node) else node
+                return _unless_empty(shorter)
+    return _unless_empty(intersection(a, b))
+
+
+def _unless_empty(node: Node) -> Node:
+    return NOTHING if isinstance(node, Intersection | Complement) and is_empty(node) else node
 
 
 def strings_outside(language: Node) -> Node:
     """The strings that are not in a language, NOTHING if there are none."""
-    node = complement(language)
-    return NOTHING if is_empty(node) else node
+    return _unless_empty(complement(language))
 
 
 def _smaller(a: int | None, b: int | None) -> int | None:
@@ -368,7 +370,8 @@ def _other_objects(shape: Objects) -> Iterable[Objects]:
     if shape.most is not None:
         yield Objects(least=shape.most + 1)
     for names, formula in shape.needs:
-        yield Objects(others=((names, not_(formula)), (complement(names), True)))
+        others = ((names, not_(formula)), (strings_outside(names), True))
+        yield Objects(others=tuple(each for each in others if each[0] != NOTHING and each[1] is not False))
 
 
 def _other_arrays(shape: Arrays) -> Iterable[Arrays]:
