@@ -65,6 +65,8 @@ def parse_json(constraint: JsonSchema, text: str) -> Any:
     try:
         for fault in _validator(constraint).iter_errors(value):
             raise ValueValidationError(f"{fault.json_path}: {fault.message}", text=text, value=value)
+    except RecursionError as error:
+        raise ValueValidationError("the value is nested too deeply.", text=text, value=value) from error
     except Unresolvable as error:
         raise ConstraintError(f"json_schema: the reference {error.ref!r} leads to nothing.") from error
     return value

@@ -126,8 +126,8 @@ class Reader:
         # Members are written in this order: the schema's own first, then those of the schemas that it applies.
         for keyword in sorted(schema, key=lambda keyword: _ORDER.get(keyword, 0)):
             with keywords.blame(place, keyword):
-                if keyword in _APPLICATORS:
-                    values = _APPLICATORS[keyword](self, values, schema, place, keyword, inner)
+                if keyword in APPLICATORS:
+                    values = APPLICATORS[keyword](self, values, schema, place, keyword, inner)
                 elif (read := keywords.GROUPS.get(keyword)) is not None and read not in done:
                     done.add(read)
                     values = self.algebra.intersect(values, read(self, schema, place, inner))
@@ -233,7 +233,7 @@ class Reader:
         raise ConstraintError("json_schema: $recursiveRef is not supported.", hint="Use $dynamicRef, or $ref.")
 
 
-_APPLICATORS: dict[str, Callable[[Reader, Values, _Schema, Place, str, bool], Values]] = {
+APPLICATORS: dict[str, Callable[[Reader, Values, _Schema, Place, str, bool], Values]] = {
     "$ref": Reader._ref,
     "$dynamicRef": Reader._ref,
     "$recursiveRef": Reader._no_recursive_ref,
@@ -247,4 +247,4 @@ _APPLICATORS: dict[str, Callable[[Reader, Values, _Schema, Place, str, bool], Va
     "oneOf": Reader._one_of,
 }
 # Last, when most is known, those that ask whether something is not valid.
-_ORDER = {keyword: 1 + (keyword in ("if", "not", "oneOf")) for keyword in _APPLICATORS}
+_ORDER = {keyword: 1 + (keyword in ("if", "not", "oneOf")) for keyword in APPLICATORS}
