@@ -64,7 +64,7 @@ class Report:
         checked: what is not enforced but checked in the finished value, which `enforce="best_effort"` asked for.
         remarks: JSON Pointers of a schema's keywords that demand nothing, as formats and names that are not known.
         rules: how large the grammar is.
-        example: a text that it allows, None if it is refused.
+        example: a text that it allows; None if it is refused, or every text is very long.
         seconds: from the constraint to its first mask.
     """
 
@@ -94,8 +94,9 @@ def check(constraint: Source, model: str | Path | Engine | None = None) -> Repor
     checked: tuple[tuple[str, str], ...] = ()
     try:
         if isinstance(known, JsonSchema):
-            checked = normalise(replace(known, enforce="best_effort")).checked
-            if known.enforce == "strict":
+            strict, known = known.enforce == "strict", replace(known, enforce="best_effort")
+            checked = normalise(known).checked
+            if strict:
                 refused, checked = checked, ()
         if not refused:
             _first_mask(engine, engine.compile(known))
@@ -107,8 +108,11 @@ def check(constraint: Source, model: str | Path | Engine | None = None) -> Repor
     enforced = tuple(pointer for pointer in enforced if pointer not in left)
     if refused:
         return Report(refused, enforced, checked, remarks, seconds=seconds)
-    rules = len(language_of(known).rules)
-    return Report((), enforced, checked, remarks, rules, sample(known, Random(0)), seconds)
+    try:
+        example = sample(known, Random(0))
+    except ConstraintError:  # texts too long to be looked at
+        example = None
+    return Report((), enforced, checked, remarks, len(language_of(known).rules), example, seconds)
 
 
 def _said_by(constraint: Constraint) -> tuple[tuple[str, ...], tuple[str, ...]]:

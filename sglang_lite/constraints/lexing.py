@@ -15,6 +15,7 @@ from itertools import chain, groupby, product
 from sglang_lite.constraints import charsets
 from sglang_lite.constraints.automaton import DEAD, Automaton, State, accepts, is_empty
 from sglang_lite.constraints.charsets import Ranges
+from sglang_lite.constraints.languages import users
 from sglang_lite.constraints.nodes import (
     ANY_CHAR,
     EMPTY,
@@ -89,10 +90,7 @@ class _TooMany(Exception):  # noqa: N818 # never leaves this module
 def _inlined(language: Language) -> Language:
     """The same language without rules that are regular, as far as that does not make it much larger."""
     uses = {name: references(body) for name, body in language.rules.items()}
-    users: dict[str, list[str]] = {name: [] for name in uses}
-    for name, used in uses.items():
-        for each in used:
-            users[each].append(name)
+    using = users(language.rules)
     inlined: dict[str, Node] = {}
     queue = list(uses)
     for name in queue:
@@ -101,7 +99,7 @@ def _inlined(language: Language) -> Language:
             size, height = _measure(node)
             if size <= MAX_INLINED and height <= MAX_HEIGHT:
                 inlined[name] = node
-                queue += users[name]
+                queue += using[name]
     below = _below(language, language.sealed)
     rules = {name: body if name in below else _put_in(body, inlined) for name, body in language.rules.items()}
     kept = _below(Language(language.start, rules), {language.start})

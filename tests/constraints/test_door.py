@@ -49,6 +49,43 @@ def test_matches(source, valid, invalid):
     assert [text for text in invalid if g.matches(source, text)] == []
 
 
+def test_a_report_lists_keywords_by_what_they_do():
+    report = g.check({"type": "string", "format": "none", "title": "T", "maxLenght": 3, "pattern": "(?=a)"})
+    assert report.enforced == ("/type",)
+    assert [pointer for pointer, _ in report.refused] == ["/pattern"]
+    assert report.remarks == ("/format", "/maxLenght")
+    assert g.check(g.json_schema({"format": "date"}, format="annotate")).remarks == ("/format",)
+    assert g.check(g.Regex("a{9999}")).example == "a" * 9999
+
+
+def test_json_matches_in_any_style_but_not_with_a_member_twice_for_two():
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "number"}}}
+    for text in ('{"a": 1, "b": 2}', '{\n "b":2.50, "a" : 1.0}', '{"x": [ ], "b": 1e2, "a": -0}'):
+        assert g.matches(schema, text), text
+    for text in ('{"a": 1.5}', '{"a": 1', '{"b": 1e999}', "\ud800", ""):
+        assert not g.matches(schema, text), text
+    names = {"type": "object", "propertyNames": {"enum": ["a", "b"]}, "minProperties": 2}
+    assert g.matches(names, '{"b": 1, "a": 2}')
+    assert not g.matches(names, '{"a": 1, "a": 2}')
+
+
+def test_best_effort_matches_only_what_is_valid():
+    constraint = g.json_schema({"type": "array", "uniqueItems": True}, enforce="best_effort")
+    assert g.matches(constraint, "[1, 2]")
+    assert not g.matches(constraint, "[1, 1]")
+
+
+def test_a_models_tokens(engine, model_file):
+    for model in (engine, model_file, str(model_file)):
+        assert g.matches(Point, '{"x": 17, "y": null}', model)
+        assert not g.matches(Point, '{"x": "17"}', model)
+        assert g.check(Point, model).refused == ()
+    with pytest.raises(sgl.ParameterError, match="neither a name, a path nor an Engine"):
+        g.matches(Point, "{}", 3)
+    with pytest.raises(sgl.ModelError):
+        g.check(Point, "no-such-model")
+
+
 def test_what_is_refused_is_an_error_to_match():
     with pytest.raises(sgl.ConstraintError, match="uniqueItems"):
         g.matches({"uniqueItems": True}, "[]")

@@ -27,7 +27,7 @@ from sglang_lite.protocol import ConstraintError
 MAX_ENDINGS = 1_000
 MAX_REMAINDERS = 7
 
-ANY_NUMBER = parse(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?")
+ANY_NUMBER = parse(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-2]?[0-9]{1,2})?")  # exponents that floats have
 _DIGIT = CharSet(((48, 57),))
 _DIGITS = Repeat(_DIGIT, 0, None)
 _FRACTION = optional(parse(r"\.[0-9]+"))

@@ -28,6 +28,8 @@ from sglang_lite.constraints.normal.values import (
 )
 from sglang_lite.protocol import ConstraintError
 
+# Ignored, they still ask for what they can: that some branch fits, that there are enough members.
+_KEPT = ("oneOf", "minProperties", "maxProperties")
 MAX_TOGETHER = 6  # branches of an anyOf whose evaluated members are told apart
 
 _Schema: TypeAlias = dict[str, Any]
@@ -49,7 +51,7 @@ class Reader:
         self.document, self.assert_format, self._ignored = document, assert_format, ignored
         self.algebra = Algebra(self.empty)
         self._known: dict[tuple[Formula, bool], Values] = {}
-        self._empty: dict[Formula, bool] = {}
+        self._empty: dict[Formula | frozenset[Formula], bool] = {}
         self._open: set[tuple[Formula, bool]] = set()
 
     def values(self, formula: Formula, seen: bool = False) -> Values:
@@ -80,20 +82,25 @@ class Reader:
         """The formula is known to allow no value; not, where that can't be told without going round in circles."""
         if isinstance(formula, bool):
             return not formula
-        if formula not in self._empty:
-            self._empty[formula] = False  # while it is looked into
+        key = frozenset(formula.parts) if isinstance(formula, All) else formula
+        if key not in self._empty:
+            self._empty[key] = False  # while it is looked into
             try:
-                self._empty[formula] = self.algebra.is_empty(self.values(formula))
+                self._empty[key] = self.algebra.is_empty(self.values(formula))
             except _Circle:
-                del self._empty[formula]
+                del self._empty[key]
                 return False
-        return self._empty[formula]
+        return self._empty[key]
 
     def below(self, place: Place, *steps: str | int) -> Formula:
         """The schema at a place below another."""
         child = self.document.child(place, *steps)
         schema = self.document.at(child.pointer)
         return schema if isinstance(schema, bool) else True if schema == {} else At(child)
+
+    def pointer_unless_ignored(self, place: Place, keyword: str) -> str | None:
+        pointer = place.child(keyword).pointer
+        return None if pointer in self._ignored else pointer
 
     def _work_out(self, formula: Formula, seen: bool) -> Values:
         match formula:
@@ -119,7 +126,7 @@ class Reader:
         ignored = {key for key in schema if self._ignored and place.child(key).pointer in self._ignored}
         if ignored:
             ignored |= {keywords.ABOUT_OTHERS[key] for key in ignored if key in keywords.ABOUT_OTHERS}
-            schema = {key: value for key, value in schema.items() if key not in ignored or key == "oneOf"}
+            schema = {key: value for key, value in schema.items() if key not in ignored or key in _KEPT}
         inner = seen or "unevaluatedProperties" in schema or "unevaluatedItems" in schema
         values = ANY_VALUE
         done: set[Callable[..., Values]] = set()

@@ -71,14 +71,19 @@ class _Styler:
             return
         if any(member.required and member.name not in members for member in shape.members):
             return
-        for needed, formula in shape.needs:
-            if not any(accepts(needed, name) and self.text(formula, each) for name, each in members.items()):
+        first = [member.name for member in shape.listed().members if member.name in members]
+        last: list[str] = []  # as those that meet needs are written
+        for names, formula in shape.needs:
+            fitting = (n for n in (*first, *members) if accepts(names, n))
+            meeting = next((n for n in fitting if self.text(formula, members[n]) is not None), None)
+            if meeting is None:
                 return
-        first = [member.name for member in shape.members if member.name in members]
-        names = dict.fromkeys([*first, *members])
-        texts = [self.text(shape.named(name).formula, members[name]) for name in names]
+            last += [meeting] if meeting not in (*first, *last) else []
+        order = [*dict.fromkeys((*first, *(n for n in members if n not in last))), *last]
+        listed = {member.name: member for member in shape.members}
+        texts = [self.text((listed.get(n) or shape.unlisted(n)).formula, members[n]) for n in order]
         if None not in texts:
-            pairs = (f"{_quoted(name)}{self._colon}{text}" for name, text in zip(names, texts))
+            pairs = (f"{_quoted(name)}{self._colon}{text}" for name, text in zip(order, texts))
             yield "{" + self._comma.join(pairs) + "}"
 
 

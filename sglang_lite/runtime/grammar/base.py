@@ -68,9 +68,11 @@ def generates(engine: GrammarEngine, grammar: CompiledGrammar, text: str) -> boo
         if matcher.finished:
             return False
         matcher.fill_mask(mask)
+        if matcher.error:
+            raise ConstraintError(f"{engine.name}: {matcher.error}")
         allowed = bool(mask[token // 32] >> (token % 32) & 1)
         if allowed != matcher.accept(token):
-            raise ConstraintError(f"{engine.name}: {matcher.error or 'a mask and its matcher disagree'}")
+            raise ConstraintError(f"{engine.name}: a mask and its matcher disagree.")
         if not allowed:
             return False
     return matcher.complete
