@@ -22,6 +22,7 @@ from typing import Any
 
 import machine
 import torch
+from llama_batch import LlamaBatch
 
 import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
@@ -66,20 +67,11 @@ class Transformers:
 
 
 class LlamaCpp:
-    """llama-cpp-python on the same file, one sequence (its batched decoding has no Python door)."""
-
     def __init__(self) -> None:
-        from llama_cpp import Llama
-
-        path, threads = str(resolve("smollm2-135m")), torch.get_num_threads()
-        self.model = Llama(path, n_threads=threads, n_threads_batch=threads, n_ctx=1024, n_batch=512, verbose=False)
+        self.model = LlamaBatch(sequences=32, tokens=32 * 192)
 
     def run(self, prompts: list[list[int]], new: int) -> None:
-        for prompt in prompts:
-            self.model.reset()
-            self.model.eval(prompt)
-            for token in range(new - 1):
-                self.model.eval([1000 + token])
+        self.model.run(prompts, new)
 
 
 # name: how to make it, and how many bytes of a weight it reads for one row and for many
@@ -99,7 +91,7 @@ def measure(name: str, batches: list[int], new: int) -> list[tuple[int, float, f
     make, _, _ = SYSTEMS[name]
     system = make()
     rows = []
-    for batch in [1] if name.startswith("llama.cpp") else batches:
+    for batch in batches:
         prompts = [[1000 + (7 * i + j) % 5000 for j in range(100)] for i in range(batch)]
         system.run(prompts, 8)
         prefill, step = [], []

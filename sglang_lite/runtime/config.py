@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -18,16 +19,19 @@ class EngineConfig:
         revision: branch, tag or commit of a hub id.
         load_format: "auto" reads the checkpoint; "dummy" draws random weights of its shape.
         chat_template: a Jinja template or the path of one, instead of the model's own.
+        device: "cpu", "cuda" or "cuda:1"; "auto" is the GPU where there is one that can be used.
         dtype: "bfloat16", "float32", "float16"; "int8" quantises weights and activations (CPUs with VNNI: faster for
-            many rows, less exact); "auto" is bfloat16 where the CPU computes in it, else float32.
+            many rows, less exact); "auto" is bfloat16 where the device computes in it, else float32.
         context_length: longest sequence in tokens; None for the model's own limit. A model with "longrope" (Phi)
             has two sets of factors: within its original length the short ones are used, else the long ones.
-        max_total_tokens: size of the KV pool in tokens; None for 512 for each of `max_running`, and at least
-            `context_length`.
-        max_running: requests computed at the same time.
+        max_total_tokens: size of the KV pool in tokens; None for what `mem_fraction` leaves on a GPU, and on a CPU for
+            512 for each of `max_running`, and at least `context_length`.
+        mem_fraction: share of a GPU's memory that weights, KV pool and everything else of this engine may take.
+        max_running: requests computed at the same time; None for 64 on a CPU, 256 on a GPU.
         max_queued: requests that may wait; one more is refused.
-        step_tokens: most tokens computed in one step; a longer prompt is prefilled in chunks.
-        page_size: tokens in a page of the KV pool.
+        step_tokens: most tokens computed in one step; a longer prompt is prefilled in chunks. None for 512 on a CPU,
+            8,192 on a GPU.
+        page_size: tokens in a page of the KV pool; None for 1 on a CPU, 16 on a GPU.
         prefix_cache: keep and reuse computed prefixes.
         policy: which waiting request is admitted next: "lpm" (longest cached prefix), "fcfs", "priority".
         eviction: which cached prefix is dropped for another: "lru", "lfu", "fifo", "slru".
@@ -35,7 +39,8 @@ class EngineConfig:
         deterministic: one numeric path per dtype, so that a request's tokens and log-probabilities have the same bits
             whatever runs beside it, however its prompt is cut into chunks, and whether it was found in the cache.
             Attention is computed token by token: in bfloat16, decoding reaches 0.6 (one request) to 0.8 (64) of the
-            speed, prefill 0.45 (512 tokens) to 0.3 (2,048).
+            speed, prefill 0.45 (512 tokens) to 0.3 (2,048). On a CPU only.
+        cuda_graphs: decode through captured CUDA graphs on a GPU.
         threads: CPU threads; None for one per physical core.
         seed: of the requests that set none; None for fresh randomness.
         log_level: of this package's messages, for the whole process; None leaves it as it is.
@@ -45,31 +50,38 @@ class EngineConfig:
     revision: str | None = None
     load_format: Literal["auto", "dummy"] = "auto"
     chat_template: str | None = None
+    device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
     context_length: int | None = None
     max_total_tokens: int | None = None
-    max_running: int = 64
+    mem_fraction: float = 0.88
+    max_running: int | None = None
     max_queued: int = 4096
-    step_tokens: int = 512
-    page_size: int = 1
+    step_tokens: int | None = None
+    page_size: int | None = None
     prefix_cache: bool = True
     policy: Literal["lpm", "fcfs", "priority"] = "lpm"
     eviction: Literal["lru", "lfu", "fifo", "slru"] = "lru"
     overlap: bool = True
     deterministic: bool = False
+    cuda_graphs: bool = True
     threads: int | None = None
     seed: int | None = None
     log_level: Literal["debug", "info", "warning", "error", "critical"] | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("max_running", 1), ("max_queued", 1), ("step_tokens", 1), ("page_size", 1)):
-            _check_int(name, getattr(self, name), least)
-        for name in ("context_length", "max_total_tokens", "threads"):
+        _check_int("max_queued", self.max_queued, 1)
+        for name in ("context_length", "max_total_tokens", "threads", "max_running", "step_tokens", "page_size"):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), 1)
-        if self.page_size > 64:
+        if not isinstance(self.device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise ParameterError("device", f'{self.device!r} is not one of "auto", "cpu", "cuda", "cuda:<number>".')
+        fraction = self.mem_fraction
+        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
+            raise ParameterError("mem_fraction", f"{fraction!r} is not between 0 and 1.")
+        if self.page_size is not None and self.page_size > 64:
             raise ParameterError("page_size", f"{self.page_size} is more than 64.")
-        if self.step_tokens < self.max_running:
+        if self.step_tokens is not None and self.max_running is not None and self.step_tokens < self.max_running:
             raise ParameterError(
                 "step_tokens", f"{self.step_tokens} is less than max_running ({self.max_running}).",
                 hint="Every running request takes one token of a step.",
@@ -80,10 +92,16 @@ class EngineConfig:
             ("policy", ("lpm", "fcfs", "priority")),
             ("eviction", ("lru", "lfu", "fifo", "slru")),
             ("log_level", (None, "debug", "info", "warning", "error", "critical")),
-            *((name, (True, False)) for name in ("prefix_cache", "overlap", "deterministic")),
+            *((name, (True, False)) for name in ("prefix_cache", "overlap", "deterministic", "cuda_graphs")),
         ):
             if getattr(self, name) not in allowed:
                 raise ParameterError(name, f"{getattr(self, name)!r} is not one of {', '.join(map(str, allowed))}.")
+
+    def sized(self, *, gpu: bool) -> Sizes:
+        """What was left to the kind of device."""
+        running = self.max_running or min(256 if gpu else 64, self.step_tokens or 8192)
+        tokens = self.step_tokens or max(8192 if gpu else 512, running)
+        return Sizes(running, tokens, self.page_size or (16 if gpu else 1))
 
     @staticmethod
     def make(**values: Any) -> EngineConfig:
@@ -93,6 +111,15 @@ class EngineConfig:
             if name not in known:
                 raise ParameterError(name, "Engine has no such parameter.", hint=f"It has: {', '.join(sorted(known))}.")
         return EngineConfig(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """max_running, step_tokens and page_size as they are in force."""
+
+    max_running: int
+    step_tokens: int
+    page_size: int
 
 
 def _check_int(name: str, value: object, least: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -35,12 +36,13 @@ from sglang_lite.runtime import native, offline
 from sglang_lite.runtime.cache.eviction import EVICTION
 from sglang_lite.runtime.cache.store import KVStore
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.execute.runner import Runner
+from sglang_lite.runtime.execute import make_runner, memory
 from sglang_lite.runtime.execute.sampler import SamplingTable
 from sglang_lite.runtime.grammar.base import CompiledGrammar, GrammarEngine
 from sglang_lite.runtime.intake import Intake, Ticket
 from sglang_lite.runtime.load import LoadedModel, load_alike, load_model
 from sglang_lite.runtime.loop import StepLoop
+from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.program import Player, ProgramSink
 from sglang_lite.runtime.request import Event, Request, Sink
@@ -104,6 +106,8 @@ class Engine:
         self._thread = threading.Thread(target=main, name="sglang_lite-engine", daemon=True)
         self._thread.start()
         self._loop = ready.result()
+        # At exit too: Python ends daemon threads wherever they are, and within torch's code that aborts the process.
+        self._close = weakref.finalize(self, _end_loop, self._loop, self._thread)
 
     def _build(self, config: EngineConfig, loaded: LoadedModel) -> StepLoop:
         self.config = config
@@ -116,24 +120,27 @@ class Engine:
                 "context_length", f"{config.context_length} is more than the model's {loaded.context_length}."
             )
         self._eos = loaded.eos_ids
-        pool = config.max_total_tokens or max(self.context_length, config.max_running * 512)
-        pages = -(-pool // config.page_size)
-        longest = min(self.context_length, pages * config.page_size)
+        device = loaded.model.device
+        sizes = config.sized(gpu=device.type == "cuda")
+        pool = config.max_total_tokens or max(self.context_length, sizes.max_running * 512)
+        if device.type == "cuda" and config.max_total_tokens is None:
+            assert isinstance(loaded.model, Decoder)
+            pool = memory.pool_tokens(loaded.model, config.mem_fraction, sizes, self.context_length)
+        pages = -(-pool // sizes.page_size)
+        longest = min(self.context_length, pages * sizes.page_size)
         store = KVStore(
             pages,
-            config.page_size,
-            config.max_running,
+            sizes.page_size,
+            sizes.max_running,
             longest,
             reuse=config.prefix_cache,
             priority=EVICTION[config.eviction],
         )
-        sampling = SamplingTable(config.max_running)
-        runner = self._runner = Runner(
-            loaded.model, store.table, sampling, pages * config.page_size, one_by_one=config.deterministic
-        )
+        sampling = SamplingTable(sizes.max_running)
+        runner = self._runner = make_runner(loaded.model, store.table, sampling, pages, sizes, config)
         self._longest = longest
-        self._scheduler = Scheduler(store, config.step_tokens, POLICIES[config.policy])
-        self.intake = Intake(config, loaded, longest)
+        self._scheduler = Scheduler(store, sizes.step_tokens, POLICIES[config.policy])
+        self.intake = Intake(config.max_queued + sizes.max_running, config.seed, loaded, longest)
         self._closed = False
         self._lock = threading.Lock()
         self._grammars: GrammarEngine | None = None
@@ -477,7 +484,7 @@ class Engine:
         """Stops the engine; requests that have not ended fail with EngineClosedError. May be called again."""
         self._closed = True
         self._compilers.shutdown(wait=True)  # those that have not begun fail at once
-        self._loop.close()
+        self._close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -488,6 +495,12 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _end_loop(loop: StepLoop, thread: threading.Thread) -> None:
+    loop.close()
+    if threading.current_thread() is not thread:
+        thread.join()
 
 
 def _indexed(sink: Sink, index: int, event: Event) -> None:

@@ -22,7 +22,6 @@ from sglang_lite.protocol import (
     SamplingParams,
     Span,
 )
-from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.execute.sampler import sample_seed
 from sglang_lite.runtime.load import LoadedModel
 from sglang_lite.runtime.request import Request, Sink
@@ -49,13 +48,14 @@ class Ticket:
 class Intake:
     """
     Args:
-        config: of the engine.
-        loaded: its model.
+        most_open: requests that may run or wait.
+        seed: of the requests that set none; None for fresh randomness.
+        loaded: the engine's model.
         longest: longest sequence in tokens, prompt and answer.
     """
 
-    def __init__(self, config: EngineConfig, loaded: LoadedModel, longest: int) -> None:
-        self._config, self._loaded, self._longest = config, loaded, longest
+    def __init__(self, most_open: int, seed: int | None, loaded: LoadedModel, longest: int) -> None:
+        self._most_open, self._first_seed, self._loaded, self._longest = most_open, seed, loaded, longest
         self._ids = itertools.count()
         self._draws = itertools.count()
         self._lock = threading.Lock()
@@ -143,9 +143,9 @@ class Intake:
         return resolved
 
     def _seed(self) -> int:
-        if self._config.seed is None:
+        if self._first_seed is None:
             return secrets.randbits(64)
-        return (self._config.seed << 32) + next(self._draws)
+        return (self._first_seed << 32) + next(self._draws)
 
     def counted(
         self, sink: Callable[[Any], None], count: int = 1, rid: str | None = None, ticket: Ticket | None = None
@@ -163,7 +163,7 @@ class Intake:
         with self._lock:
             if rid in self._tickets:
                 raise ParameterError("rid", f"{rid!r} is the name of a request that has not ended.")
-            if self._open + count > self._config.max_queued + self._config.max_running:
+            if self._open + count > self._most_open:
                 raise OverloadedError(
                     f"{self._open:,} requests are waiting or running.",
                     hint="Try again later, or raise max_queued.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,18 +42,23 @@ def load_model(config: EngineConfig, path: Path) -> LoadedModel:
     """
     spec, tokenizer, source, eos = _open_gguf(path) if path.is_file() else _open_folder(path, config)
     if config.load_format == "dummy":
-        source = DummySource()
+        source = DummySource(pick_device(config))
     if tokenizer.vocab_size > spec.vocab_size:
         raise ModelError(
             f"{path}: the tokenizer has {tokenizer.vocab_size:,} tokens, the model {spec.vocab_size:,}.",
             hint="The folder mixes the files of two models.",
         )
-    device = torch.device("cpu")
+    device = pick_device(config)
+    kind = Decoder
+    if device.type == "cuda":
+        from sglang_lite.runtime.models.device_decoder import DeviceDecoder  # needs Triton
+
+        kind = DeviceDecoder
     with torch.inference_mode():
-        model = Decoder(
+        model = kind(
             spec,
             source,
-            precision(config.dtype, one_path=config.deterministic),
+            precision(config.dtype, device, one_path=config.deterministic),
             device,
             config.context_length or spec.max_positions,
         )
@@ -85,7 +91,7 @@ def _open_gguf(path: Path) -> tuple[ModelSpec, Tokenizer, WeightSource, frozense
 def _open_folder(path: Path, config: EngineConfig) -> tuple[ModelSpec, Tokenizer, WeightSource, frozenset[int]]:
     spec = spec_from_config(_read_json(path / "config.json"), str(path / "config.json"))
     tokenizer = tokenizer_from_folder(path)
-    source = DummySource() if config.load_format == "dummy" else open_folder(path)
+    source = DummySource(pick_device(config)) if config.load_format == "dummy" else open_folder(path)
     generation = path / "generation_config.json"
     also = _read_json(generation).get("eos_token_id") if generation.exists() else None
     more = also if isinstance(also, list) else [] if also is None else [also]
@@ -102,15 +108,53 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def precision(dtype: str, *, one_path: bool = False) -> Precision:
-    """The numeric formats that a `dtype` stands for on this CPU.
+def pick_device(config: EngineConfig) -> torch.device:
+    """The device that a config names.
+
+    Raises:
+        ParameterError: there is no such device, or it can't be used.
+    """
+    name = config.device
+    if name == "cpu":
+        return torch.device("cpu")
+    reason = _no_gpu(name)
+    if reason is None:
+        if config.deterministic:
+            raise ParameterError("deterministic", "is for CPUs only so far.", hint='Use device="cpu".')
+        return torch.device("cuda:0" if name in ("auto", "cuda") else name)
+    if name != "auto":
+        raise ParameterError("device", f"{name!r} can't be used: {reason}", hint='Use device="cpu".')
+    return torch.device("cpu")
+
+
+def _no_gpu(name: str) -> str | None:
+    """Why a GPU can't be used."""
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device."
+    index = int(name.partition(":")[2] or 0)
+    if index >= torch.cuda.device_count():
+        return f"there are {torch.cuda.device_count()} CUDA devices."
+    major, minor = torch.cuda.get_device_capability(index)
+    if major < 8:
+        return f"its compute capability is {major}.{minor}; 8.0 (Ampere) or newer is needed."
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is missing."
+    return None
+
+
+def precision(dtype: str, device: torch.device, *, one_path: bool = False) -> Precision:
+    """The numeric formats that a `dtype` stands for on a device.
 
     Args:
         one_path: every row is computed the same way whatever the batch.
 
     Raises:
-        ParameterError: the CPU can't compute in it.
+        ParameterError: the device can't compute in it.
     """
+    if device.type == "cuda":
+        if dtype == "int8":
+            raise ParameterError("dtype", "int8 is for CPUs.", hint="Use bfloat16.")
+        dtype = "bfloat16" if dtype == "auto" else dtype
     if dtype == "auto":
         dtype = "bfloat16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"
     if dtype == "int8":

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,6 @@ from sglang_lite.protocol import (
     SglError,
     TokenLogprob,
 )
-from sglang_lite.runtime.execute.runner import Forward, Runner
 from sglang_lite.runtime.execute.sampler import Sampled, SamplingTable, Special
 from sglang_lite.runtime.request import Finish, Request, State
 from sglang_lite.runtime.schedule.batch import Batch
@@ -35,14 +34,38 @@ logger = logging.getLogger("sglang_lite")
 T = TypeVar("T")
 
 
+class Drawn(Protocol):
+    def read(self) -> Sampled:
+        """Waits for the tokens."""
+        ...
+
+
+class Launched(Protocol):
+    """A forward that was launched; what else it has is its runner's."""
+
+    @property
+    def batch(self) -> Batch: ...
+
+    @property
+    def scored(self) -> dict[int, tuple[int, list[TokenLogprob]]]: ...
+
+
+class Runs(Protocol):
+    """A runner: for the CPU `execute.runner`, for a GPU `execute.device`."""
+
+    def forward(self, batch: Batch) -> Any: ...
+
+    def sample(self, forward: Any, rows: NDArray[np.int64], special: dict[int, Special]) -> Drawn: ...
+
+
 @dataclass(frozen=True, slots=True)
 class _InFlight:
     """A step that was launched: its forward, the rows it draws tokens for, those tokens, and the rows whose prompts are
     through with it."""
 
-    forward: Forward
+    forward: Launched
     rows: NDArray[np.int64]
-    sampled: Sampled
+    drawn: Drawn
     through: list[int]
 
 
@@ -60,7 +83,7 @@ class StepLoop:
     def __init__(
         self,
         scheduler: Scheduler,
-        runner: Runner,
+        runner: Runs,
         sampling: SamplingTable,
         eos_ids: frozenset[int],
         vocab_size: int,
@@ -205,9 +228,9 @@ class StepLoop:
         if before is not None:
             self._settle(before)
         rows = (batch.samples & self.scheduler.live(batch)).nonzero()[0]
-        sampled = self._runner.sample(forward, rows, self._special(batch, rows))
+        drawn = self._runner.sample(forward, rows, self._special(batch, rows))
         self.scheduler.drawn(batch.slots[rows])
-        self._in_flight = _InFlight(forward, rows, sampled, through)
+        self._in_flight = _InFlight(forward, rows, drawn, through)
         if not self._overlap:
             before, self._in_flight = self._in_flight, None
             self._settle(before)
@@ -235,6 +258,7 @@ class StepLoop:
         """Reads what a step has computed: appends the drawn tokens, and looks at those that may end a request or that
         somebody watches. Rows that were changed since the step was launched are passed over."""
         scheduler, batch = self.scheduler, step.forward.batch
+        sampled = step.drawn.read()
         scheduler.store.settle(batch.step)
         live = scheduler.live(batch)
         for row, (first, scored) in step.forward.scored.items():
@@ -243,7 +267,7 @@ class StepLoop:
                     batch.requests[row].score(first, scored)
                 except SglError as error:
                     self._end(batch.requests[row], error, State.FAILED)
-        for i, why in step.sampled.errors.items():
+        for i, why in sampled.errors.items():
             if live[step.rows[i]]:
                 self._end(batch.requests[step.rows[i]], why, State.FAILED)
         live = scheduler.live(batch)
@@ -258,7 +282,7 @@ class StepLoop:
         if not len(which):
             return
         table = scheduler.store.table
-        slots, tokens = batch.slots[step.rows[which]], np.array(step.sampled.tokens, dtype=np.int32)[which]
+        slots, tokens = batch.slots[step.rows[which]], np.array(sampled.tokens, dtype=np.int32)[which]
         scheduler.learned(slots, tokens)
         full = table.known[slots] >= table.limit[slots]
         look = full | table.watched[slots] | np.isin(tokens, self._eos)
@@ -266,7 +290,7 @@ class StepLoop:
         for i in look.nonzero()[0].tolist():
             request = batch.requests[step.rows[which[i]]]
             try:
-                finish = self._look(request, int(tokens[i]), step.sampled.logprobs.get(int(which[i])))
+                finish = self._look(request, int(tokens[i]), sampled.logprobs.get(int(which[i])))
             except SglError as error:
                 self._end(request, error, State.FAILED)
                 continue

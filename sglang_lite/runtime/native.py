@@ -40,19 +40,21 @@ _RENAMED = {
     "schedule_policy": "policy",
     "radix_eviction_policy": "eviction",
     "enable_deterministic_inference": "deterministic",
+    "mem_fraction_static": "mem_fraction",
 }
-_REVERSED = {"disable_radix_cache": "prefix_cache", "disable_overlap_schedule": "overlap"}
+_REVERSED = {
+    "disable_radix_cache": "prefix_cache",
+    "disable_overlap_schedule": "overlap",
+    "disable_cuda_graph": "cuda_graphs",
+}
 # What this engine always does: said by a script, it changes nothing; anything else is refused.
 _ALWAYS: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("tp_size", "dp_size", "pp_size", "ep_size", "nnodes"), (1,)),
     **dict.fromkeys(("trust_remote_code", "is_embedding", "enable_lora"), (False,)),
     "skip_tokenizer_init": (False, True),  # token ids are taken and given with it and without
-    "disable_cuda_graph": (True,),
     "kv_cache_dtype": ("auto",),
-    "device": ("cpu",),
 }
 _NO_EQUIVALENT = {
-    "mem_fraction_static": "Set max_total_tokens, the size of the KV pool in tokens.",
     "tokenizer_path": "The tokenizer is the model's.",
     "quantization": "dtype='int8' quantises while loading.",
 }

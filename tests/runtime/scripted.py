@@ -44,6 +44,9 @@ def logits_of(states):
 
 
 class ScriptedModel:
+    fused = False
+    device = torch.device("cpu")
+
     def allocate_cache(self, slots):
         return torch.full((slots,), -1, dtype=torch.int64)
 

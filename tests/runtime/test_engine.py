@@ -1,5 +1,7 @@
 """The engine through its own door: generation, limits, scoring, failure."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -295,6 +297,21 @@ def test_closing_fails_what_is_under_way_and_what_comes_later(model_file):
     ):
         with pytest.raises(sgl.EngineClosedError):
             call()
+
+
+def test_a_process_may_end_while_its_engine_works():
+    """Python would end the engine's thread within torch's code, which aborts the process."""
+    script = """
+import threading
+import sglang_lite as sgl
+from sglang_lite.protocol import SamplingParams
+engine, begun = sgl.Engine(), threading.Event()
+for _ in range(8):
+    engine.submit("Hello", SamplingParams(max_tokens=500, ignore_eos=True), sink=lambda _: begun.set(), stream=True)
+begun.wait()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_crash_of_the_loop_fails_every_request_with_its_cause(model_file, monkeypatch, caplog):

@@ -12,7 +12,8 @@ from sglang_lite.protocol import TokenLogprob
 from sglang_lite.runtime.cache.pages import Ints
 from sglang_lite.runtime.cache.table import SlotTable
 from sglang_lite.runtime.execute.inputs import build_inputs
-from sglang_lite.runtime.execute.sampler import Sampled, SamplingTable, Special, describe, sample
+from sglang_lite.runtime.execute.sampler import Sampled, SamplingTable, Special, sample
+from sglang_lite.runtime.execute.scoring import score
 from sglang_lite.runtime.models.model import Model
 from sglang_lite.runtime.schedule.batch import Batch
 
@@ -73,7 +74,7 @@ class Runner:
             self._model.copy_slots(self._cache, *(torch.from_numpy(at.astype(np.int64)) for at in batch.copies))
         inputs = build_inputs(batch, self._table, self._drawn, one_by_one=self._one_by_one)
         hidden = self._model.forward(inputs.ids, inputs.positions, inputs.plan, self._cache)
-        return Forward(batch, hidden, inputs.last, self._score(batch, inputs.last, hidden))
+        return Forward(batch, hidden, inputs.last, score(self._model, self._table, batch, inputs.last, hidden))
 
     @torch.inference_mode()
     def sample(self, forward: Forward, rows: NDArray[np.int64], special: dict[int, Special]) -> Sampled:
@@ -90,23 +91,3 @@ class Runner:
         sampled = sample(logits, self._sampling, slots, forward.batch.ends[rows], special)
         self._drawn[slots] = sampled.tokens
         return sampled
-
-    def _score(
-        self, batch: Batch, last: torch.Tensor, hidden: torch.Tensor
-    ) -> dict[int, tuple[int, list[TokenLogprob]]]:
-        """Log-probabilities of the prompt tokens that rows asked for and this step's hidden states predict."""
-        wanted = [(i, r) for i, r in enumerate(batch.requests) if r.score_from is not None]
-        scored: dict[int, tuple[int, list[TokenLogprob]]] = {}
-        for i, request in wanted:
-            start, end = int(batch.starts[i]), int(batch.ends[i])
-            assert request.score_from is not None
-            first = max(request.score_from, start + 1)  # position p is predicted by the state at p - 1
-            stop = min(end + 1, request.prompt_len)
-            if first >= stop:
-                continue
-            offset = int(last[i]) + 1 - end  # of position 0 in the flat batch, were it there
-            states = hidden[offset + first - 1 : offset + stop - 1]
-            logprobs = self._model.logits(states).log_softmax(-1)
-            tokens = self._table.tokens[batch.slots[i], first:stop].tolist()
-            scored[i] = first, [describe(row, token, request.params) for row, token in zip(logprobs, tokens)]
-        return scored

@@ -62,6 +62,11 @@ class Special:
     banned: tuple[int, ...] = ()
     processor: LogitProcessor | None = None
 
+    @property
+    def only_masked(self) -> bool:
+        """Nothing but its mask matters."""
+        return self.params.plain and not self.params.return_logprob and not self.banned and self.processor is None
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
@@ -70,6 +75,10 @@ class Sampled:
     tokens: Sequence[int]
     logprobs: Mapping[int, TokenLogprob]
     errors: Mapping[int, SglError] = field(default_factory=dict)
+
+    def read(self) -> Sampled:
+        """Itself: what is drawn on the CPU is there at once."""
+        return self
 
 
 def sample(
@@ -89,9 +98,12 @@ def sample(
     errors: dict[int, SglError] = {}
     for i, row in special.items():
         try:
-            _adjust(logits[i], row)
+            adjust(logits[i], row)
         except SglError as error:
             errors[i] = error
+        if row.mask is not None:
+            allowed = np.unpackbits(row.mask.view(np.uint8), bitorder="little")[: logits.shape[1]]
+            logits[i].masked_fill_(torch.from_numpy(allowed) == 0, float("-inf"))
     picked = logits.argmax(-1)
     highest = logits.gather(1, picked.unsqueeze(1)).squeeze(1)  # NaN, where a row has one
     for i in (~highest.isfinite()).nonzero()[:, 0].tolist():
@@ -117,19 +129,21 @@ def describe(logprobs: torch.Tensor, token: int, params: ResolvedParams) -> Toke
     return TokenLogprob(float(logprobs[token]), token, top=top, ids=chosen)
 
 
-def _adjust(logits: torch.Tensor, row: Special) -> None:
+def adjust(logits: torch.Tensor, row: Special) -> None:
+    """Applies everything of `row` but its mask to its logits [V], on any device.
+
+    Raises:
+        ProgramError: the caller's processor failed.
+    """
     if row.params.penalised:
         _penalise(logits, row)
     if row.params.logit_bias:
         ids, biases = zip(*row.params.logit_bias)
-        logits[list(ids)] += torch.tensor(biases)
+        logits[list(ids)] += torch.tensor(biases, device=logits.device)
     if row.processor is not None:
-        logits.copy_(_processed(row.processor, row.tokens.tolist(), logits.clone()))
+        logits.copy_(_processed(row.processor, row.tokens.tolist(), logits.float().cpu().clone()))
     if row.banned:
         logits[list(row.banned)] = float("-inf")
-    if row.mask is not None:
-        allowed = np.unpackbits(row.mask.view(np.uint8), bitorder="little")[: len(logits)]
-        logits.masked_fill_(torch.from_numpy(allowed) == 0, float("-inf"))
 
 
 def _processed(processor: LogitProcessor, tokens: list[int], logits: torch.Tensor) -> torch.Tensor:
@@ -147,7 +161,7 @@ def _processed(processor: LogitProcessor, tokens: list[int], logits: torch.Tenso
 def _penalise(logits: torch.Tensor, row: Special) -> None:
     params = row.params
     if params.repetition_penalty != 1.0:
-        seen = torch.from_numpy(np.unique(row.tokens).astype(np.int64))
+        seen = torch.from_numpy(np.unique(row.tokens).astype(np.int64)).to(logits.device)
         scores = logits[seen]
         factor = params.repetition_penalty
         logits[seen] = torch.where(scores > 0, scores / factor, scores * factor)
@@ -155,7 +169,8 @@ def _penalise(logits: torch.Tensor, row: Special) -> None:
     if len(output) and (params.frequency_penalty or params.presence_penalty):
         ids, counts = np.unique(output, return_counts=True)
         penalty = params.frequency_penalty * counts + params.presence_penalty
-        logits[torch.from_numpy(ids.astype(np.int64))] -= torch.from_numpy(penalty).float()
+        at = torch.from_numpy(ids.astype(np.int64)).to(logits.device)
+        logits[at] -= torch.from_numpy(penalty).float().to(logits.device)
 
 
 def _draw(logits: torch.Tensor, table: SamplingTable, slots: Ints, positions: Ints) -> torch.Tensor:

@@ -6,17 +6,21 @@ Knows nothing of requests, schedules or sampling: token ids and an attention pla
 from __future__ import annotations
 
 import ctypes
+import logging
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.reference import AttentionPlan, KVCache, attention, copy_kv, store_kv
-from sglang_lite.runtime.models.layers.linear import Linear, check_one_path, make_linear, stacked
+from sglang_lite.runtime.models.layers.linear import Linear, RowByRow, has_one_path, make_linear, stacked
 from sglang_lite.runtime.models.layers.rope import RotaryTable, rotate
 from sglang_lite.runtime.models.spec import ModelSpec, RopeSpec
 from sglang_lite.runtime.models.weights.source import Weight, WeightSource
+
+logger = logging.getLogger("sglang_lite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,8 @@ class Decoder:
         ModelError: a tensor is missing, misshapen or left over.
     """
 
+    fused = False
+
     def __init__(
         self,
         spec: ModelSpec,
@@ -76,7 +82,7 @@ class Decoder:
         max_positions: int,
     ) -> None:
         self.spec, self.precision, self.device = spec, precision, device
-        reader = _Reader(spec, source, precision, device)
+        reader = _Reader(spec, source, precision, device, fused=self.fused)
         # The largest tables first: what making them takes is free again before the layers come.
         self.rope = reader.rope(spec.rope, max_positions)
         self.local_rope = reader.rope(spec.local_rope, max_positions) if spec.local_rope else None
@@ -88,13 +94,6 @@ class Decoder:
             _return_freed_memory()
         self.norm = reader.norm("model.norm", spec.hidden_size)
         source.finish()
-        if precision.one_path:
-            layer, width = self.layers[0], spec.num_heads * spec.head_dim
-            check_one_path(layer.qkv, spec.hidden_size, precision.compute)
-            check_one_path(layer.output, width, precision.compute)
-            check_one_path(layer.gate_up, spec.hidden_size, precision.compute)
-            check_one_path(layer.down, spec.intermediate_size, precision.compute)
-            check_one_path(self.head, spec.hidden_size, precision.compute)
 
     def allocate_cache(self, slots: int) -> KVCache:
         spec = self.spec
@@ -193,8 +192,13 @@ def _return_freed_memory() -> None:
 class _Reader:
     """Takes a model's tensors out of a source by their Hugging Face names."""
 
-    def __init__(self, spec: ModelSpec, source: WeightSource, precision: Precision, device: torch.device) -> None:
+    def __init__(
+        self, spec: ModelSpec, source: WeightSource, precision: Precision, device: torch.device, *, fused: bool
+    ) -> None:
         self.spec, self.source, self.precision, self.device = spec, source, precision, device
+        self.fused = fused
+        self._few: Any = None
+        self._one_path: dict[tuple[int, int], bool] = {}
 
     def rope(self, rope: RopeSpec, positions: int) -> RotaryTable:
         dim = rope.rotary_dim or self.spec.head_dim
@@ -261,7 +265,14 @@ class _Reader:
 
     def make(self, parts: list[Weight], bias: torch.Tensor | None) -> Linear:
         p = self.precision
-        return make_linear(
+        if self.fused:
+            from sglang_lite.runtime.kernels.skinny import FewRows  # needs Triton
+            from sglang_lite.runtime.models.layers.device_linear import DeviceLinear
+
+            self._few = self._few or FewRows(self.device)
+            bias = None if bias is None else bias.to(self.device, p.weights)
+            return DeviceLinear(stacked(parts, p.weights, self.device), bias, self._few)
+        linear = make_linear(
             parts,
             None if bias is None else bias.to(p.compute),
             quantise=p.int8,
@@ -269,6 +280,19 @@ class _Reader:
             device=self.device,
             one_path=p.one_path,
         )
+        return self._steady(linear, sum(part.shape[0] for part in parts), parts[0].shape[1]) if p.one_path else linear
+
+    def _steady(self, linear: Linear, outputs: int, inputs: int) -> Linear:
+        """The product as it is where rows do not influence each other, else row by row. Each shape is tried once."""
+        if (outputs, inputs) not in self._one_path:
+            steady = has_one_path(linear, inputs, self.precision.compute)
+            self._one_path[outputs, inputs] = steady
+            if not steady:
+                logger.warning(
+                    "deterministic: on this machine a product [%d, %d] in %s depends on how many rows it has, and is "
+                    "computed row by row, which is slow.", outputs, inputs, self.precision.compute,
+                )  # fmt: skip
+        return linear if self._one_path[outputs, inputs] else RowByRow(linear)
 
     def _table(self, name: str) -> torch.Tensor:
         weight = self.source.take(name, (self.spec.vocab_size, self.spec.hidden_size))

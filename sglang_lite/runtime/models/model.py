@@ -10,6 +10,11 @@ from sglang_lite.runtime.kernels.reference import AttentionPlan
 
 
 class Model(Protocol):
+    fused: bool  # made of kernels that take a device plan
+
+    @property
+    def device(self) -> torch.device: ...
+
     def allocate_cache(self, slots: int) -> Any:
         """A cache of keys and values for that many tokens."""
         ...

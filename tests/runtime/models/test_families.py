@@ -20,6 +20,7 @@ from transformers import (
 
 import sglang_lite as sgl
 from sglang_lite.protocol import Generation, SamplingParams
+from sglang_lite.runtime.models.device_decoder import DeviceDecoder
 from tests.runtime.models.tiny import VOCAB, randomise, save
 
 SHAPE = dict(
@@ -105,6 +106,21 @@ def test_logits_equal_those_of_transformers(family, step_tokens):
         again = [*batch[0], 3, 1, 4]
         generation = ask(running, again, prompt=False).result(timeout=30)
         assert generation.usage.cached_tokens >= 50
+        assert differences(reference, again, generation).max() <= 1e-4
+
+
+def test_fused_kernels_give_the_same(family, monkeypatch):
+    """The path of a GPU; without one, under Triton's interpreter."""
+    folder, reference = family
+    batch = prompts(33, 36)  # longer than Phi's original context, as transformers then takes its long factors
+    if not torch.cuda.is_available():
+        monkeypatch.setattr("sglang_lite.runtime.load.Decoder", DeviceDecoder)
+    with engine(folder, step_tokens=20, page_size=4, max_total_tokens=1000) as running:
+        for future, ids in [(ask(running, ids), ids) for ids in batch]:
+            assert differences(reference, ids, future.result(timeout=60)).max() <= 1e-4
+        again = [*batch[0], 3, 1, 4]
+        generation = ask(running, again, prompt=False).result(timeout=60)
+        assert generation.usage.cached_tokens >= 30
         assert differences(reference, again, generation).max() <= 1e-4
 
 

@@ -41,6 +41,11 @@ class RotaryTable:
         self._cos = torch.cat((cos, cos), -1).to(device)
         self._sin = torch.cat((-sin, sin), -1).to(device)
 
+    @property
+    def tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin of every position [positions, dim]."""
+        return self._cos, self._sin
+
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin [T, 1, dim] for positions [T]."""
         return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)

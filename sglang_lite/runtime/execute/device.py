@@ -1,0 +1,485 @@
+"""Runs batches on a GPU: state that stays there, one small copy a step, captured graphs for decoding.
+
+A step's tokens stay on the device, where the next step finds them; the host reads them one step later. Everything is
+launched on one stream, so a page that is reused is written after all reads that were launched before.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sglang_lite.protocol import ModelError, SglError, TokenLogprob
+from sglang_lite.runtime.cache.pages import Ints
+from sglang_lite.runtime.cache.table import SlotTable
+from sglang_lite.runtime.execute.device_inputs import DeviceInputs, device_inputs
+from sglang_lite.runtime.execute.sampler import Sampled, SamplingTable, Special, adjust, describe
+from sglang_lite.runtime.execute.scoring import score
+from sglang_lite.runtime.execute.shared import MOST_CHUNKS, SharedWork, shared_work
+from sglang_lite.runtime.kernels import sampling as draws
+from sglang_lite.runtime.kernels.decode_attention import split_work
+from sglang_lite.runtime.kernels.kv_copy import KVCopy
+from sglang_lite.runtime.kernels.page_table import update_pages
+from sglang_lite.runtime.kernels.plan import DevicePlan, Partials, SharedPrefixes
+from sglang_lite.runtime.kernels.prefix_attention import BLOCK_M
+from sglang_lite.runtime.kernels.sampling import DeviceSampling, draw
+from sglang_lite.runtime.models.device_decoder import DeviceDecoder
+from sglang_lite.runtime.models.model import Model
+from sglang_lite.runtime.request import not_finite
+from sglang_lite.runtime.schedule.batch import Batch
+
+logger = logging.getLogger("sglang_lite")
+
+_PROGRAMS = 264  # that keep a GPU of 132 multiprocessors busy
+_LEAST = 128  # tokens in a decoding program's share
+_RING = 4  # steps whose copies may be under way
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceForward:
+    """
+    Attributes:
+        batch: that was run.
+        hidden: [T, hidden_size], where no graph ran.
+        logits: [rows, vocab_size] of all rows, where one did.
+        last: int64 [rows]: index of each row's last token.
+        scored: as Forward.
+    """
+
+    batch: Batch
+    hidden: torch.Tensor | None
+    logits: torch.Tensor | None
+    last: Ints
+    scored: dict[int, tuple[int, list[TokenLogprob]]]
+
+
+@dataclass(frozen=True, slots=True)
+class PendingTokens:
+    """Tokens that are being drawn and copied to the host."""
+
+    tokens: torch.Tensor
+    done: torch.cuda.Event | None
+    positions: Ints
+    special: dict[int, Special]
+    raw: dict[int, torch.Tensor]
+    errors: dict[int, SglError]
+
+    def read(self) -> Sampled:
+        """Waits for them."""
+        if self.done is not None:
+            self.done.synchronize()
+        tokens = self.tokens.tolist()
+        errors = dict(self.errors)
+        for i, token in enumerate(tokens):
+            if token >= 0 or i in errors:
+                continue
+            if token == draws.NOT_FINITE:
+                errors[i] = not_finite(int(self.positions[i]))
+            elif i not in self.special or self.special[i].mask is None:  # a grammar says better why nothing can follow
+                errors[i] = ModelError(f"no token can follow at position {self.positions[i]}: all logits are -inf.")
+        tokens = [max(token, 0) for token in tokens]
+        logprobs = {i: describe(row, tokens[i], self.special[i].params) for i, row in self.raw.items()}
+        return Sampled(tokens, logprobs, errors)
+
+
+class DeviceRunner:
+    """
+    Args:
+        model: what runs.
+        table: the slot table that batches refer to.
+        sampling: parameters by slot.
+        pages: in the KV pool; the cache has one more, for padding.
+        step_tokens: most tokens in a step.
+        graphs: batch sizes to capture.
+    """
+
+    def __init__(
+        self,
+        model: DeviceDecoder,
+        table: SlotTable,
+        sampling: SamplingTable,
+        pages: int,
+        step_tokens: int,
+        graphs: tuple[int, ...] = (),
+    ) -> None:
+        self._model, self._table, self._sampling = model, table, sampling
+        self._device = device = model.device
+        self._slots = slots = len(table.length)
+        self._cache = model.allocate_cache((pages + 1) * table.page_size)
+        self._copy = KVCopy(self._cache)
+        # The last row is the dummy slot: rows that pad a graph read and write the dummy page.
+        per_slot = table.pages.shape[1]
+        self._page_table = torch.zeros((slots + 1, per_slot), dtype=torch.int32, device=device)
+        self._page_table[slots] = pages
+        self._sent: Ints = np.zeros((slots, per_slot), dtype=np.int32)  # what the device's table has
+        self._drawn = torch.zeros(slots + 1, dtype=torch.int32, device=device)
+        self._parameters = torch.zeros(6 * (slots + 1), dtype=torch.int32, device=device)
+        self._device_sampling = _views(self._parameters, slots + 1)
+        self._partials = self._allocate_partials(slots)
+        self._staging = Staging(device, 3 * step_tokens + 8 * (slots + 1) + 4096)
+        self._shared_key: bytes = b""
+        self._shared_work: SharedWork | None = None
+        self._graphs: dict[tuple[int, bool], Graph] = {}
+        self._graph_sizes = graphs
+        self._pool: Any = None
+
+    @property
+    def model(self) -> DeviceDecoder:
+        return self._model
+
+    def replace(self, model: Model) -> None:
+        """Goes on with another model of the same shape. What the cache has is the old one's."""
+        assert isinstance(model, DeviceDecoder)
+        self._model = model
+        self._graphs.clear()
+
+    # ---------------------------------------------------------------------------------------------- steps
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> DeviceForward:
+        """Launches the computation of the batch's tokens."""
+        inputs = device_inputs(batch, self._table)
+        if len(batch.copies[0]):
+            self._copy(*(torch.from_numpy(at.astype(np.int64)).to(self._device) for at in batch.copies))
+        self._send_changes(batch)
+        shared = self._shared(batch)
+        graph = self._graph(batch, shared is not None)
+        if graph is not None:
+            return DeviceForward(batch, None, graph.run(inputs, shared), inputs.last, {})
+        plan = self._plan(batch, inputs, shared)
+        if plan.decoding:
+            split_work(plan.positions[: plan.decoding], plan.shared, plan.work, plan.row_work, least=_LEAST)
+        hidden = self._model.run(plan, self._cache)
+        return DeviceForward(
+            batch, hidden, None, inputs.last, score(self._model, self._table, batch, inputs.last, hidden)
+        )
+
+    @torch.inference_mode()
+    def sample(
+        self, forward: DeviceForward, rows: NDArray[np.int64], special: dict[int, Special]
+    ) -> PendingTokens | Sampled:
+        """Launches the draws of the next tokens of some rows. Arguments as Runner.sample."""
+        if not len(rows):
+            return Sampled((), {})
+        batch = forward.batch
+        if forward.logits is not None:
+            everything = len(rows) == len(batch.slots)
+            logits = (
+                forward.logits[: len(rows)] if everything else forward.logits[self._staging.send(rows.astype(np.int32))]
+            )
+        else:
+            assert forward.hidden is not None
+            logits = self._model.raw_logits(forward.hidden[self._staging.send(forward.last[rows].astype(np.int32))])
+        slots, positions = batch.slots[rows], batch.ends[rows]
+        raw: dict[int, torch.Tensor] = {}
+        errors: dict[int, SglError] = {}
+        softcap = self._model.spec.logit_softcap
+        changed = {i: row for i, row in special.items() if not row.only_masked}
+        if changed:
+            logits = logits.float()
+            if softcap is not None:
+                logits, softcap = torch.tanh(logits / softcap) * softcap, None
+            raw = {i: logits[i].log_softmax(-1) for i, row in changed.items() if row.params.return_logprob}
+            for i, row in changed.items():
+                try:
+                    adjust(logits[i], row)
+                except SglError as error:
+                    errors[i] = error
+        where = self._staging.send_all(slots, positions - 1)
+        tokens = torch.empty(len(rows), dtype=torch.int32, device=self._device)
+        masks, mask_rows = self._masks(len(rows), special)
+        draw(
+            logits, where[0], where[1], self._device_sampling, self._drawn, tokens,
+            masks=masks, mask_rows=mask_rows, softcap=softcap,
+        )  # fmt: skip
+        host, done = self._staging.fetch(tokens)
+        return PendingTokens(host, done, positions, special, raw, errors)
+
+    def _masks(self, rows: int, special: dict[int, Special]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The masks of rows that have one, and which mask each row has."""
+        masked = [(i, row.mask) for i, row in special.items() if row.mask is not None]
+        if not masked:
+            return None, None
+        which = np.full(rows, -1, dtype=np.int32)
+        which[[i for i, _ in masked]] = np.arange(len(masked))
+        return self._staging.send(np.stack([mask for _, mask in masked])), self._staging.send(which)
+
+    # --------------------------------------------------------------------------------------- preparation
+
+    def warm_up(self) -> None:
+        """Captures the graphs."""
+        for size in sorted(self._graph_sizes, reverse=True):
+            self._graphs[size, False] = self._capture(size, shared=False)
+
+    def _send_changes(self, batch: Batch) -> None:
+        """Brings the device's page table and sampling parameters up to date with the batch's slots."""
+        table = self._table
+        if batch.fresh:
+            self._parameters.copy_(self._staging.send(_packed(self._sampling)), non_blocking=True)
+        most = int(table.held[batch.slots].max())
+        now: Ints = table.pages[batch.slots, :most]
+        row, page = (now != self._sent[batch.slots, :most]).nonzero()
+        if len(row):
+            values = now[row, page]
+            self._sent[batch.slots[row], page] = values
+            at = batch.slots[row] * table.pages.shape[1] + page
+            update_pages(self._page_table, *self._staging.send_all(at.astype(np.int32), values))
+
+    def _shared(self, batch: Batch) -> SharedWork | None:
+        """What decoding rows share; looked for anew only when other rows are decoded."""
+        count = batch.singles
+        if count < 2 or not self._model.shares_prefixes:
+            return None
+        slots = batch.slots[:count]
+        key = slots.tobytes() + batch.epochs[:count].tobytes()
+        if key != self._shared_key:
+            table = self._table
+            held = batch.starts[:count] // table.page_size
+            self._shared_key = key
+            self._shared_work = shared_work(
+                table.pages[slots, : int(held.max())], held, slots, table.page_size,
+                rows_per_block=self._rows_per_block, most_items=self._most_items(self._padded(count)),
+                enough=-(-_PROGRAMS // self._model.spec.num_kv_heads),
+            )  # fmt: skip
+        return self._shared_work
+
+    @property
+    def _rows_per_block(self) -> int:
+        spec = self._model.spec
+        return max(1, BLOCK_M // (spec.num_heads // spec.num_kv_heads))
+
+    def _most_items(self, rows: int) -> int:
+        return rows + -(-_PROGRAMS // self._model.spec.num_kv_heads)
+
+    def _padded(self, rows: int) -> int:
+        return min((size for size in self._graph_sizes if size >= rows), default=rows)
+
+    def _work_items(self, rows: int) -> int:
+        return rows + -(-_PROGRAMS // self._model.spec.num_kv_heads)
+
+    def _allocate_partials(self, rows: int) -> Partials:
+        spec, device = self._model.spec, self._device
+        rows = max(rows, self._slots)
+        heads = self._work_items(rows) * spec.num_heads
+        shared = rows * MOST_CHUNKS * spec.num_heads if self._model.shares_prefixes else 0
+        return Partials(
+            acc=torch.empty((heads, spec.head_dim), device=device),
+            ml=torch.empty((heads, 2), device=device),
+            counters=torch.zeros((rows + 1, spec.num_kv_heads), dtype=torch.int32, device=device),
+            prefix_acc=torch.empty((shared, spec.head_dim), device=device),
+            prefix_ml=torch.empty((shared, 2), device=device),
+        )
+
+    def _plan(self, batch: Batch, inputs: DeviceInputs, shared: SharedWork | None) -> DevicePlan:
+        count = batch.singles
+        ids, slots, positions, blocks = self._staging.send_all(
+            inputs.ids, inputs.slots, inputs.positions, inputs.blocks.reshape(-1)
+        )
+        work = torch.empty((self._work_items(count), 3), dtype=torch.int32, device=self._device)
+        return DevicePlan(
+            ids=ids,
+            slots=slots,
+            positions=positions,
+            drawn=self._drawn,
+            page_table=self._page_table,
+            page_size=self._table.page_size,
+            decoding=count,
+            work=work,
+            row_work=torch.empty((max(count, 1), 2), dtype=torch.int32, device=self._device),
+            shared=None if shared is None else self._send_shared(shared),
+            partials=self._partials,
+            blocks=blocks.view(-1, 4),
+            block_size=inputs.block_size,
+        )
+
+    def _send_shared(self, shared: SharedWork) -> SharedPrefixes:
+        rows = len(shared.lengths)
+        order = np.zeros(rows, dtype=np.int32)
+        order[: len(shared.order)] = shared.order
+        lengths, chunks, order_, items = self._staging.send_all(
+            shared.lengths, shared.chunks, order, shared.items.reshape(-1)
+        )
+        return SharedPrefixes(lengths, chunks, order_, items.view(-1, 6), MOST_CHUNKS)
+
+    # --------------------------------------------------------------------------------------------- graphs
+
+    def _graph(self, batch: Batch, shared: bool) -> Graph | None:
+        """A captured graph that can run the batch."""
+        rows = len(batch.slots)
+        if batch.singles < rows or any(r.score_from is not None for r in batch.requests[batch.decoding :]):
+            return None
+        size = self._padded(rows)
+        if size not in self._graph_sizes:
+            return None
+        if (size, shared) not in self._graphs:
+            self._graphs[size, shared] = self._capture(size, shared=shared)
+        return self._graphs[size, shared]
+
+    def _capture(self, rows: int, *, shared: bool) -> Graph:
+        device, items, stride = self._device, self._most_items(rows), _aligned(rows)
+        static = torch.zeros((3, stride), dtype=torch.int32, device=device)
+        static[1] = self._slots
+        prefixes = shared_static = None
+        if shared:
+            shared_static = torch.zeros(3 * stride + 6 * items, dtype=torch.int32, device=device)
+            lengths, chunks, order = shared_static[: 3 * stride].view(3, stride)[:, :rows]
+            prefixes = SharedPrefixes(lengths, chunks, order, shared_static[3 * stride :].view(-1, 6), MOST_CHUNKS)
+        plan = DevicePlan(
+            ids=static[0, :rows],
+            slots=static[1, :rows],
+            positions=static[2, :rows],
+            drawn=self._drawn,
+            page_table=self._page_table,
+            page_size=self._table.page_size,
+            decoding=rows,
+            work=torch.zeros((self._work_items(rows), 3), dtype=torch.int32, device=device),
+            row_work=torch.zeros((rows, 2), dtype=torch.int32, device=device),
+            shared=prefixes,
+            partials=self._partials,
+            blocks=torch.zeros((0, 4), dtype=torch.int32, device=device),
+            block_size=16,
+        )
+
+        def compute() -> torch.Tensor:
+            split_work(plan.positions, plan.shared, plan.work, plan.row_work, least=_LEAST)
+            return self._model.raw_logits(self._model.run(plan, self._cache))
+
+        compute()  # compiles what is not compiled yet, which can't be captured
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            logits = compute()
+        if self._pool is None:
+            self._pool = graph.pool()
+        return Graph(graph, plan, static, shared_static, logits, self._staging, self._slots)
+
+
+@dataclass(slots=True)
+class Graph:
+    """A captured decoding step of some number of rows."""
+
+    graph: torch.cuda.CUDAGraph
+    plan: DevicePlan
+    static: torch.Tensor
+    shared_static: torch.Tensor | None
+    logits: torch.Tensor
+    staging: Staging
+    dummy: int
+    _shared: SharedWork | None = None
+
+    def run(self, inputs: DeviceInputs, shared: SharedWork | None) -> torch.Tensor:
+        """Launches it; returns logits [rows, vocab_size], which the next run of any graph overwrites."""
+        real, stride = len(inputs.ids), self.static.shape[1]
+        host = np.zeros((3, stride), dtype=np.int32)
+        host[1, real:] = self.dummy
+        host[0, :real], host[1, :real], host[2, :real] = inputs.ids, inputs.slots, inputs.positions
+        self.staging.send(host, self.static)
+        if shared is not None and shared is not self._shared:
+            assert self.shared_static is not None
+            filled = np.zeros(len(self.shared_static), dtype=np.int32)
+            for i, array in enumerate((shared.lengths, shared.chunks, shared.order, shared.items.reshape(-1))):
+                filled[i * stride : i * stride + len(array)] = array
+            self.staging.send(filled, self.shared_static)
+            self._shared = shared
+        self.graph.replay()
+        return self.logits[:real]
+
+
+class Staging:
+    """Pinned host memory that small arrays are copied through, a ring of buffers so that none is overwritten while a
+    copy from it is under way.
+
+    Args:
+        device: to copy to and from.
+        size: int32 numbers in a buffer.
+    """
+
+    def __init__(self, device: torch.device, size: int) -> None:
+        self._device = device
+        self._cuda = device.type == "cuda"
+        if self._cuda:
+            self._buffers = [torch.empty(size, dtype=torch.int32, pin_memory=True) for _ in range(_RING)]
+            self._arrays = [b.numpy() for b in self._buffers]
+            self._events = [_event() for _ in range(_RING)]
+            self._now, self._at = 0, 0
+
+    def send(self, array: Ints, target: torch.Tensor | None = None) -> torch.Tensor:
+        """Starts copying an int32 array to the device."""
+        if not self._cuda:
+            tensor = torch.from_numpy(array.copy()).to(self._device)
+            return tensor if target is None else target.copy_(tensor)
+        count = array.size
+        if self._at + count > len(self._buffers[self._now]):
+            self._turn(count)
+        place = slice(self._at, self._at + count)
+        self._at += count
+        self._arrays[self._now][place] = array.reshape(-1)
+        source = self._buffers[self._now][place]
+        if target is None:
+            target = torch.empty(array.shape, dtype=torch.int32, device=self._device)
+        target.view(-1).copy_(source, non_blocking=True)
+        return target
+
+    def send_all(self, *arrays: Ints) -> list[torch.Tensor]:
+        """Several arrays [N_i] in one copy, each aligned so that Triton compiles one version of what reads them."""
+        starts = np.cumsum([0, *(_aligned(len(array)) for array in arrays)])
+        whole = np.zeros(int(starts[-1]), dtype=np.int32)
+        for start, array in zip(starts.tolist(), arrays):
+            whole[start : start + len(array)] = array
+        sent = self.send(whole)
+        return [sent[start : start + len(array)] for start, array in zip(starts.tolist(), arrays)]
+
+    def fetch(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+        """Starts copying a tensor to the host; it is there when the event has come."""
+        if not self._cuda:
+            return tensor, None
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host.copy_(tensor, non_blocking=True)
+        done = _event()
+        done.record()
+        return host, done
+
+    def _turn(self, count: int) -> None:
+        """Goes on with the next buffer, once what was copied from it is through."""
+        self._events[self._now].record()
+        self._now, self._at = (self._now + 1) % _RING, 0
+        self._events[self._now].synchronize()
+        if count > len(self._buffers[self._now]):
+            self._buffers[self._now] = torch.empty(2 * count, dtype=torch.int32, pin_memory=True)
+            self._arrays[self._now] = self._buffers[self._now].numpy()
+
+
+def _aligned(count: int) -> int:
+    """int32 numbers that fill up to 16 bytes."""
+    return -(-count // 4) * 4
+
+
+def _event() -> torch.cuda.Event:
+    event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch leaves it untyped
+    return event
+
+
+def _packed(sampling: SamplingTable) -> Ints:
+    """The parameters of all slots and the dummy one, as `_views` reads them."""
+    seed = sampling.seed.view(np.int32).reshape(-1, 2)
+    floats = (np.where(sampling.greedy, np.float32(0), sampling.temperature), sampling.top_p, sampling.min_p)
+    rows = [column.astype(np.float32).view(np.int32) for column in floats]
+    rows.append(sampling.top_k.astype(np.int32))
+    seeds = np.concatenate((seed, np.zeros((1, 2), dtype=np.int32)))
+    return np.concatenate((seeds.reshape(-1), np.pad(np.stack(rows), ((0, 0), (0, 1))).reshape(-1)))
+
+
+def _views(packed: torch.Tensor, slots: int) -> DeviceSampling:
+    floats = packed[2 * slots : 5 * slots].view(torch.float32)
+    return DeviceSampling(
+        temperature=floats[:slots],
+        top_p=floats[slots : 2 * slots],
+        min_p=floats[2 * slots :],
+        top_k=packed[5 * slots :],
+        seed=packed[: 2 * slots].view(torch.int64),
+    )

@@ -1,0 +1,62 @@
+"""A batch as arrays for a device plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sglang_lite.runtime.cache.pages import Ints
+from sglang_lite.runtime.cache.table import SlotTable
+from sglang_lite.runtime.schedule.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInputs:
+    """
+    Attributes:
+        ids, slots, positions: int32 [T], as in DevicePlan.
+        blocks: int32 [blocks, 4], as in DevicePlan.
+        block_size: most tokens in a block.
+        last: int64 [rows]: index of each row's last token.
+    """
+
+    ids: Ints
+    slots: Ints
+    positions: Ints
+    blocks: Ints
+    block_size: int
+    last: Ints
+
+
+def device_inputs(batch: Batch, table: SlotTable) -> DeviceInputs:
+    """Rows with one token first, which are decoded; the others' tokens in blocks."""
+    counts = batch.ends - batch.starts
+    last = np.cumsum(counts) - 1
+    if batch.singles == len(counts):
+        slots, positions = batch.slots, batch.starts
+        ids = np.where(batch.unknown, -1, table.tokens[slots, positions]).astype(np.int32)
+        return DeviceInputs(ids, slots, positions, _NO_BLOCKS, 16, last)
+    rows = np.repeat(np.arange(len(counts)), counts)
+    positions = (np.arange(len(rows)) - np.repeat(last + 1 - counts, counts) + np.repeat(batch.starts, counts)).astype(
+        np.int32
+    )
+    slots = batch.slots[rows]
+    ids = table.tokens[slots, positions]
+    ids[last[batch.unknown]] = -1
+    longest = int(counts.max())
+    size = 16 if longest <= 16 else 64 if longest <= 64 else 128
+    blocks: list[tuple[int, int, int, int]] = []
+    for i in range(batch.singles, len(counts)):
+        first, count, slot, start = (
+            int(last[i] + 1 - counts[i]),
+            int(counts[i]),
+            int(batch.slots[i]),
+            int(batch.starts[i]),
+        )
+        blocks += [(first + at, min(size, count - at), slot, start + at) for at in range(0, count, size)]
+    blocks.sort(key=lambda b: -b[3])  # the longest first
+    return DeviceInputs(ids, slots, positions, np.array(blocks, dtype=np.int32), size, last)
+
+
+_NO_BLOCKS: Ints = np.zeros((0, 4), dtype=np.int32)

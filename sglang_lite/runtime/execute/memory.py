@@ -1,0 +1,47 @@
+"""How large the KV pool of a GPU can be."""
+
+from __future__ import annotations
+
+import torch
+
+from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.config import Sizes
+from sglang_lite.runtime.execute.shared import MOST_CHUNKS
+from sglang_lite.runtime.models.decoder import Decoder
+
+_SPARE = 512 << 20  # for graphs, the allocator's rounding and the libraries
+
+
+def pool_tokens(model: Decoder, fraction: float, sizes: Sizes, context_length: int) -> int:
+    """Tokens of the KV pool that fit beside the weights and the largest step.
+
+    Args:
+        model: loaded, on a GPU.
+        fraction: of the GPU's memory that may be used in all.
+        sizes: of the steps.
+        context_length: longest sequence; the pool holds at least one.
+
+    Raises:
+        ModelError: not even one sequence fits; the message has the numbers.
+    """
+    spec, device = model.spec, model.device
+    item = model.precision.cache.itemsize
+    free, total = torch.cuda.mem_get_info(device)
+    widest = (
+        spec.hidden_size * 6 + (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim * 2 + spec.intermediate_size * 3
+    )
+    step = sizes.step_tokens * widest * item
+    logits = sizes.max_running * spec.vocab_size * (item + 3 * 4)  # float32 copies, where a draw needs them
+    partials = sizes.max_running * (MOST_CHUNKS + 3) * spec.num_heads * (spec.head_dim + 2) * 4
+    room = fraction * total - (total - free) - step - logits - partials - _SPARE
+    token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * item
+    tokens = int(room // token) // sizes.page_size * sizes.page_size
+    if tokens < sizes.page_size + min(context_length, 1024):
+        raise ModelError(
+            f"out of GPU memory: of {total / 2**30:.1f} GiB, {(total - free) / 2**30:.1f} are taken (the weights and "
+            f"other programs) and a step takes up to {(step + logits + partials) / 2**30:.1f}; with "
+            f"mem_fraction={fraction} that leaves room for {max(tokens, 0):,} tokens of keys and values "
+            f"({token:,} bytes each).",
+            hint="Raise mem_fraction, lower step_tokens or max_running, or take a smaller model.",
+        )
+    return tokens

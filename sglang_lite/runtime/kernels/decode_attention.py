@@ -1,0 +1,206 @@
+"""Attention of one new token a row over paged keys and values (flash decoding, Dao et al. 2023).
+
+The work is cut by tokens, not by rows: every row's tokens are read by as many programs as it takes for all programs of
+a batch, however ragged, to read about as much. The cuts are made on the device, so that a captured graph stays valid
+while rows grow. The last program of a row merges the others' results.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.plan import DevicePlan, SharedPrefixes
+from sglang_lite.runtime.kernels.reference import KVCache
+
+_ITEMS = 16  # that one program of _split makes
+_LAUNCH = {"BLOCK_N": 128, "num_warps": 4, "num_stages": 3}
+
+
+@triton.jit(do_not_specialize=["rows", "items"])
+def _split(
+    positions, shared, work, row_work, rows, items,
+    LEAST: tl.constexpr, SHARED: tl.constexpr, BLOCK: tl.constexpr, ITEMS: tl.constexpr,
+):  # fmt: skip
+    r = tl.arange(0, BLOCK)
+    length = tl.load(positions + r, mask=r < rows, other=-1) + 1
+    if SHARED:
+        length -= tl.load(shared + r, mask=r < rows, other=0)
+    # At most one item a row is not full, so that all find room: sum(ceil(l / c)) <= rows + sum(l) / c.
+    chunk = tl.maximum(tl.cdiv(tl.cdiv(tl.sum(length), items - rows), 64) * 64, LEAST)
+    splits = tl.cdiv(length, chunk)
+    ends = tl.cumsum(splits, 0)
+    if tl.program_id(0) == 0:
+        tl.store(row_work + r * 2, ends - splits, mask=r < rows)
+        tl.store(row_work + r * 2 + 1, splits, mask=r < rows)
+    item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
+    before = ends[None, :] <= item[:, None]
+    row = tl.sum(before.to(tl.int32), 1)
+    first = tl.sum(tl.where(before, splits[None, :], 0), 1)
+    real = (row < rows) & (item < items)
+    start = (item - first) * chunk
+    if SHARED:
+        start += tl.load(shared + row, mask=real, other=0)
+    end = tl.minimum(start + chunk, tl.load(positions + row, mask=real, other=0) + 1)
+    tl.store(work + item * 3, tl.where(real, row, -1), mask=item < items)
+    tl.store(work + item * 3 + 1, start, mask=item < items)
+    tl.store(work + item * 3 + 2, end, mask=item < items)
+
+
+def split_work(
+    positions: torch.Tensor, shared: SharedPrefixes | None, work: torch.Tensor, row_work: torch.Tensor, *, least: int
+) -> None:
+    """Cuts the rows' tokens into items.
+
+    Args:
+        positions: int32 [rows] of the new tokens.
+        shared: prefixes that are no part of the work.
+        work: int32 [items, 3] (written); items > rows.
+        row_work: int32 [rows, 2] (written).
+        least: tokens in an item, unless its row has no more.
+    """
+    rows, items = len(positions), len(work)
+    _split[(triton.cdiv(items, _ITEMS),)](
+        positions, positions if shared is None else shared.lengths, work, row_work, rows, items,
+        LEAST=least, SHARED=shared is not None, BLOCK=triton.next_power_of_2(rows), ITEMS=_ITEMS, num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["most_chunks", "window"])
+def _decode(
+    q, q_stride, k, v, head_stride, out, work, row_work, slots, positions, page_table, pages_per_slot,
+    acc_buffer, ml_buffer, counters, prefix_acc, prefix_ml, prefix_chunks, most_chunks, scale, softcap, window,
+    G: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr,
+    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, PREFIX: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    start_next(PDL)
+    wait(PDL)
+    kv_head = tl.program_id(0)
+    item = tl.program_id(1)
+    row = tl.load(work + item * 3)
+    if row < 0:
+        return
+    start = tl.load(work + item * 3 + 1)
+    end = tl.load(work + item * 3 + 2)
+    length = tl.load(positions + row) + 1
+    if WINDOW:
+        start = tl.maximum(start, length - window)
+    slot = tl.load(slots + row).to(tl.int64)
+    pages = page_table + slot * pages_per_slot
+    k += kv_head.to(tl.int64) * head_stride
+    v += kv_head.to(tl.int64) * head_stride
+    g = tl.arange(0, BLOCK_G)
+    d = tl.arange(0, BLOCK_D)
+    n = tl.arange(0, BLOCK_N)
+    is_head = (g < G)[:, None] & (d < DIM)[None, :]
+    queries = tl.load(
+        q + row.to(tl.int64) * q_stride + (kv_head * G + g)[:, None] * DIM + d[None, :], mask=is_head, other=0.0
+    )
+    m = tl.full((BLOCK_G,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_G,), tl.float32)
+    acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
+    for at in range(start, end, BLOCK_N):
+        token = at + n
+        there = token < end
+        page = tl.load(pages + token // PAGE, mask=there, other=0).to(tl.int64)
+        offset = (page * PAGE + token % PAGE) * DIM
+        keys = tl.load(k + offset[None, :] + d[:, None], mask=there[None, :] & (d < DIM)[:, None], other=0.0)
+        scores = tl.dot(queries, keys.to(queries.dtype), input_precision="ieee") * scale
+        if SOFTCAP:
+            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+        scores = tl.where(there[None, :], scores * 1.4426950408889634, float("-inf"))
+        highest = tl.maximum(m, tl.max(scores, 1))
+        shrink = tl.exp2(m - highest)
+        weights = tl.exp2(scores - highest[:, None])
+        values = tl.load(v + offset[:, None] + d[None, :], mask=there[:, None] & (d < DIM)[None, :], other=0.0)
+        total = total * shrink + tl.sum(weights, 1)
+        acc = acc * shrink[:, None] + tl.dot(
+            weights.to(queries.dtype), values.to(queries.dtype), input_precision="ieee"
+        )
+        m = highest
+    heads = (row * KV_HEADS + kv_head) * G + g
+    target = out + heads.to(tl.int64)[:, None] * DIM + d[None, :]
+    first = tl.load(row_work + row * 2)
+    count = tl.load(row_work + row * 2 + 1)
+    if count == 1 and not PREFIX:
+        tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=is_head)
+        return
+    part = ((item * KV_HEADS + kv_head) * G + g).to(tl.int64)
+    tl.store(acc_buffer + part[:, None] * DIM + d[None, :], acc, mask=is_head)
+    tl.store(ml_buffer + part * 2, m, mask=g < G)
+    tl.store(ml_buffer + part * 2 + 1, total, mask=g < G)
+    tl.debug_barrier()  # all threads have stored before one tells
+    finished = tl.atomic_add(counters + row * KV_HEADS + kv_head, 1, sem="acq_rel")
+    if finished == count - 1:
+        m = tl.full((BLOCK_G,), float("-inf"), tl.float32)
+        total = tl.zeros((BLOCK_G,), tl.float32)
+        acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
+        for i in range(first, first + count):
+            part = ((i * KV_HEADS + kv_head) * G + g).to(tl.int64)
+            m_i = tl.load(ml_buffer + part * 2, mask=g < G, other=0.0, cache_modifier=".cg")
+            total_i = tl.load(ml_buffer + part * 2 + 1, mask=g < G, other=1.0, cache_modifier=".cg")
+            acc_i = tl.load(
+                acc_buffer + part[:, None] * DIM + d[None, :], mask=is_head, other=0.0, cache_modifier=".cg"
+            )
+            highest = tl.maximum(m, m_i)
+            shift = tl.where(highest == float("-inf"), 0.0, highest)  # both saw nothing: all is beyond the window
+            old, new = tl.exp2(m - shift), tl.exp2(m_i - shift)
+            total = total * old + total_i * new
+            acc = acc * old[:, None] + acc_i * new[:, None]
+            m = highest
+        if PREFIX:
+            for i in range(0, tl.load(prefix_chunks + row)):
+                part = (((row * most_chunks + i) * KV_HEADS + kv_head) * G + g).to(tl.int64)
+                m_i = tl.load(prefix_ml + part * 2, mask=g < G, other=0.0)
+                total_i = tl.load(prefix_ml + part * 2 + 1, mask=g < G, other=1.0)
+                acc_i = tl.load(prefix_acc + part[:, None] * DIM + d[None, :], mask=is_head, other=0.0)
+                highest = tl.maximum(m, m_i)
+                old, new = tl.exp2(m - highest), tl.exp2(m_i - highest)
+                total = total * old + total_i * new
+                acc = acc * old[:, None] + acc_i * new[:, None]
+                m = highest
+        tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=is_head)
+        tl.store(counters + row * KV_HEADS + kv_head, 0)
+
+
+def decode_attention(
+    q: torch.Tensor,
+    cache: KVCache,
+    layer: int,
+    plan: DevicePlan,
+    out: torch.Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> None:
+    """Attention of the plan's decoding rows.
+
+    Args:
+        q: [T, heads, head_dim], of which the first `plan.decoding` are used; a token's heads lie side by side.
+        out: [T, heads, head_dim] (written there).
+        scale, window, softcap: as `reference.attention`.
+
+    Each key and value of a row is read once, by one program for all query heads of its KV head. What `plan.shared`
+    covers is read by `prefix_attention`, which runs before.
+    """
+    rows, heads, dim = plan.decoding, q.shape[1], q.shape[2]
+    keys, values = cache.k[layer], cache.v[layer]
+    kv_heads = len(keys)
+    group = heads // kv_heads
+    partials, shared = plan.partials, plan.shared
+    assert rows <= len(partials.counters)
+    assert len(plan.work) * heads * dim <= partials.acc.numel()
+    _decode[(kv_heads, len(plan.work))](
+        q, q.stride(0), keys, values, keys.shape[1] * dim, out, plan.work, plan.row_work, plan.slots, plan.positions,
+        plan.page_table, plan.page_table.shape[1], partials.acc, partials.ml, partials.counters, partials.prefix_acc,
+        partials.prefix_ml, plan.slots if shared is None else shared.chunks,
+        0 if shared is None else shared.most_chunks, scale, softcap or 0.0, window or 0,
+        G=group, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads,
+        SOFTCAP=softcap is not None, WINDOW=window is not None, PREFIX=shared is not None,
+        BLOCK_G=max(16, triton.next_power_of_2(group)), BLOCK_D=max(16, triton.next_power_of_2(dim)),
+        **_LAUNCH, **overlapped(q.device),
+    )  # fmt: skip

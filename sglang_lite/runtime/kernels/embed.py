@@ -1,0 +1,34 @@
+"""Token embeddings, of ids that are known or that the step before has drawn."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.plan import DevicePlan
+
+
+@triton.jit
+def _embed(ids, slots, drawn, table, out, size, scale, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    start_next(PDL)
+    wait(PDL)
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    id = tl.load(ids + token)
+    if id < 0:
+        id = tl.load(drawn + tl.load(slots + token))
+    row = tl.load(table + id.to(tl.int64) * size + at, mask=at < size)
+    tl.store(out + token * size + at, (row.to(tl.float32) * scale).to(out.dtype.element_ty), mask=at < size)
+
+
+def embed(plan: DevicePlan, table: torch.Tensor, scale: float) -> torch.Tensor:
+    """Rows of table [V, H] for the plan's tokens, times scale: [T, H]. Moves 2 T H elements."""
+    size = table.shape[1]
+    out = torch.empty((len(plan.ids), size), dtype=table.dtype, device=table.device)
+    block = min(1024, triton.next_power_of_2(size))
+    _embed[(len(out), triton.cdiv(size, block))](
+        plan.ids, plan.slots, plan.drawn, table, out, size, scale, BLOCK=block, **overlapped(out.device)
+    )
+    return out

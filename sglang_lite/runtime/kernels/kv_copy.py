@@ -1,0 +1,39 @@
+"""Copies of keys and values between token slots, all layers in one launch."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from sglang_lite.runtime.kernels.reference import KVCache
+
+
+@triton.jit
+def _copy(pointers, like, source, target, head_stride, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    tensor = tl.load(pointers + tl.program_id(1)).to(like.dtype)
+    head = tl.program_id(2).to(tl.int64) * head_stride
+    d = tl.arange(0, BLOCK_D)
+    at = tl.program_id(0)
+    value = tl.load(tensor + head + tl.load(source + at) * DIM + d, mask=d < DIM)
+    tl.store(tensor + head + tl.load(target + at) * DIM + d, value, mask=d < DIM)
+
+
+class KVCopy:
+    """
+    Args:
+        cache: whose slots are copied.
+    """
+
+    def __init__(self, cache: KVCache) -> None:
+        self._cache = cache
+        tensors = (*cache.k, *cache.v)
+        self._pointers = torch.tensor([t.data_ptr() for t in tensors], dtype=torch.int64, device=tensors[0].device)
+
+    def __call__(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copies slots, int64 [N] each; none is both. Moves 4 N layers kv_heads head_dim elements."""
+        like = self._cache.k[0]
+        kv_heads, slots, dim = like.shape
+        _copy[(len(source), len(self._pointers), kv_heads)](
+            self._pointers, like, source, target, slots * dim, DIM=dim, BLOCK_D=triton.next_power_of_2(dim), num_warps=1
+        )

@@ -1,0 +1,19 @@
+"""Changes of the page table on the device."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["count"])
+def _update(table, at, values, count, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(table + tl.load(at + i, mask=i < count), tl.load(values + i, mask=i < count), mask=i < count)
+
+
+def update_pages(table: torch.Tensor, at: torch.Tensor, values: torch.Tensor) -> None:
+    """table.view(-1)[at] = values, int32 [N] each."""
+    if len(at):
+        _update[(triton.cdiv(len(at), 256),)](table, at, values, len(at), BLOCK=256, num_warps=4)

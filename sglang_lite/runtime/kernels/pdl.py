@@ -1,0 +1,36 @@
+"""Programmatic dependent launch (CUDA programming guide, 3.2.7): a kernel is set up while the one before it drains.
+
+A kernel that is launched with `overlapped(device)` calls `start_next()` at once and `wait()` before it touches anything
+that another kernel writes, or writes anything that another reads.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def wait(PDL: tl.constexpr):
+    """Until all kernels before are through and what they wrote can be seen."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def start_next(PDL: tl.constexpr):
+    """The next kernel may be set up."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@functools.cache
+def overlapped(device: torch.device) -> dict[str, Any]:
+    """Keywords of such a launch: on GPUs that can (Hopper and newer)."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0):
+        return {"PDL": True, "launch_pdl": True}
+    return {"PDL": False}

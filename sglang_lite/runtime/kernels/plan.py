@@ -1,0 +1,79 @@
+"""What a step's kernels read beside weights and activations: a batch as tensors on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefixes:
+    """Groups of decoding rows whose first tokens lie in the same pages: those are read once a group.
+
+    Attributes:
+        lengths: int32 [rows]: tokens of each row that are covered, 0 for most.
+        chunks: int32 [rows]: in how many pieces.
+        order: int32 [rows]: rows, those of a group side by side.
+        items: int32 [items, 6]: first index into `order`, count of rows, slot that has the pages, first token, end,
+            number of the piece. A count of 0: nothing to do.
+        most_chunks: most pieces of any row.
+    """
+
+    lengths: torch.Tensor
+    chunks: torch.Tensor
+    order: torch.Tensor
+    items: torch.Tensor
+    most_chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Partials:
+    """Room for results of parts of a row's attention, until they are merged: float32, shared by all layers.
+
+    Attributes:
+        acc: weighted values, each part's divided by nothing yet.
+        ml: the highest score (base 2) and the sum of weights, side by side.
+        counters: int32, zero between kernels: finished parts by row and KV head.
+    """
+
+    acc: torch.Tensor
+    ml: torch.Tensor
+    counters: torch.Tensor
+    prefix_acc: torch.Tensor
+    prefix_ml: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlan:
+    """
+    Attributes:
+        ids: int32 [T], -1 where the step before has drawn the token: then it is `drawn[slot]`.
+        slots: int32 [T], of the slot table.
+        positions: int32 [T].
+        drawn: int32 [slots]: each slot's last token.
+        page_table: int32 [slots, pages]: what the slot table has, and a row of the dummy page for padding.
+        page_size: tokens in a page.
+        decoding: rows with one token, the first of the batch.
+        work: int32 [items, 3], for decoding rows: row (-1: none), first token, end. One item's tokens are read by one
+            program, and a row's items lie side by side.
+        row_work: int32 [rows, 2]: a row's first item, and how many it has.
+        shared: prefixes that are read once for several rows.
+        partials: room for what is merged.
+        blocks: int32 [blocks, 4], for rows with several tokens: first token in the batch, count, slot, first position.
+        block_size: most tokens in such a block.
+    """
+
+    ids: torch.Tensor
+    slots: torch.Tensor
+    positions: torch.Tensor
+    drawn: torch.Tensor
+    page_table: torch.Tensor
+    page_size: int
+    decoding: int
+    work: torch.Tensor
+    row_work: torch.Tensor
+    shared: SharedPrefixes | None
+    partials: Partials
+    blocks: torch.Tensor
+    block_size: int

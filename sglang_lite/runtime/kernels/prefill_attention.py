@@ -1,0 +1,129 @@
+"""Attention of rows with several new tokens over their pages, in which their own keys and values are already."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from sglang_lite.runtime.kernels.plan import DevicePlan
+from sglang_lite.runtime.kernels.reference import KVCache
+
+_LAUNCH = {
+    16: {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
+    64: {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
+    128: {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
+}
+_WIDE = {"BLOCK_N": 32, "num_warps": 4, "num_stages": 2}  # heads of more than 128
+
+
+@triton.jit(do_not_specialize=["window"])
+def _prefill(
+    q, q_stride, k, v, head_stride, out, blocks, page_table, pages_per_slot, scale, softcap, window,
+    G: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, HEADS: tl.constexpr,
+    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0)
+    block = blocks + tl.program_id(1) * 4
+    first = tl.load(block).to(tl.int64)
+    count = tl.load(block + 1)
+    slot = tl.load(block + 2).to(tl.int64)
+    position = tl.load(block + 3)
+    pages = page_table + slot * pages_per_slot
+    kv_head = (head // G).to(tl.int64)
+    k += kv_head * head_stride
+    v += kv_head * head_stride
+    i = tl.arange(0, BLOCK_M)
+    d = tl.arange(0, BLOCK_D)
+    n = tl.arange(0, BLOCK_N)
+    inside = (i < count)[:, None] & (d < DIM)[None, :]
+    queries = tl.load(q + (first + i)[:, None] * q_stride + head * DIM + d[None, :], mask=inside, other=0.0)
+    at_position = position + i
+    m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    start = 0
+    if WINDOW:
+        start = tl.maximum(position - window + 1, 0) // BLOCK_N * BLOCK_N
+    # Tokens that every query of the block sees need no mask.
+    clear = start
+    if not WINDOW:
+        clear = position // BLOCK_N * BLOCK_N
+    for at in range(start, clear, BLOCK_N):
+        token = at + n
+        page = tl.load(pages + token // PAGE).to(tl.int64)
+        offset = (page * PAGE + token % PAGE) * DIM
+        keys = tl.load(k + offset[None, :] + d[:, None], mask=(d < DIM)[:, None], other=0.0)
+        scores = tl.dot(queries, keys.to(queries.dtype), input_precision="ieee") * scale
+        if SOFTCAP:
+            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+        scores *= 1.4426950408889634
+        highest = tl.maximum(m, tl.max(scores, 1))
+        shrink = tl.exp2(m - highest)
+        weights = tl.exp2(scores - highest[:, None])
+        values = tl.load(v + offset[:, None] + d[None, :], mask=(d < DIM)[None, :], other=0.0)
+        total = total * shrink + tl.sum(weights, 1)
+        acc = acc * shrink[:, None] + tl.dot(
+            weights.to(queries.dtype), values.to(queries.dtype), input_precision="ieee"
+        )
+        m = highest
+    end = position + count
+    for at in range(clear, end, BLOCK_N):
+        token = at + n
+        there = token < end
+        page = tl.load(pages + token // PAGE, mask=there, other=0).to(tl.int64)
+        offset = (page * PAGE + token % PAGE) * DIM
+        keys = tl.load(k + offset[None, :] + d[:, None], mask=there[None, :] & (d < DIM)[:, None], other=0.0)
+        scores = tl.dot(queries, keys.to(queries.dtype), input_precision="ieee") * scale
+        if SOFTCAP:
+            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+        seen = token[None, :] <= at_position[:, None]
+        if WINDOW:
+            seen = seen & (token[None, :] > at_position[:, None] - window)
+        scores = tl.where(seen, scores * 1.4426950408889634, float("-inf"))
+        highest = tl.maximum(m, tl.max(scores, 1))
+        # A block may lie before the window of its last queries: nothing seen so far.
+        shift = tl.where(highest == float("-inf"), 0.0, highest)
+        shrink = tl.exp2(m - shift)
+        weights = tl.exp2(scores - shift[:, None])
+        values = tl.load(v + offset[:, None] + d[None, :], mask=there[:, None] & (d < DIM)[None, :], other=0.0)
+        total = total * shrink + tl.sum(weights, 1)
+        acc = acc * shrink[:, None] + tl.dot(
+            weights.to(queries.dtype), values.to(queries.dtype), input_precision="ieee"
+        )
+        m = highest
+    target = out + ((first + i) * HEADS + head)[:, None] * DIM + d[None, :]
+    total = tl.where(total > 0, total, 1.0)  # rows that only fill the block may see nothing
+    tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
+
+
+def prefill_attention(
+    q: torch.Tensor,
+    cache: KVCache,
+    layer: int,
+    plan: DevicePlan,
+    out: torch.Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> None:
+    """Causal attention of the plan's blocks of queries.
+
+    Args:
+        q: [T, heads, head_dim]; a token's heads lie side by side.
+        out: [T, heads, head_dim] (written there).
+        scale, window, softcap: as `reference.attention`.
+    """
+    heads, dim = q.shape[1], q.shape[2]
+    keys, values = cache.k[layer], cache.v[layer]
+    kv_heads = len(keys)
+    wide = dim > 128
+    _prefill[(heads, len(plan.blocks))](
+        q, q.stride(0), keys, values, keys.shape[1] * dim, out, plan.blocks, plan.page_table,
+        plan.page_table.shape[1], scale, softcap or 0.0, window or 0,
+        G=heads // kv_heads, DIM=dim, PAGE=plan.page_size, HEADS=heads,
+        SOFTCAP=softcap is not None, WINDOW=window is not None,
+        BLOCK_M=plan.block_size, BLOCK_D=max(16, triton.next_power_of_2(dim)),
+        **(_WIDE if wide else _LAUNCH[plan.block_size]),
+    )  # fmt: skip

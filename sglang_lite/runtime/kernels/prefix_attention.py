@@ -1,0 +1,97 @@
+"""Attention of decoding rows over a prefix that several of them share, read once for all (cascade attention)."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.plan import DevicePlan
+from sglang_lite.runtime.kernels.reference import KVCache
+
+BLOCK_M = 64  # queries, of all rows and query heads, that a program has
+
+
+_LAUNCH = {"BLOCK_N": 64, "num_warps": 4, "num_stages": 2}
+
+
+@triton.jit
+def _prefix(
+    q, q_stride, k, v, head_stride, items, order, page_table, pages_per_slot, acc_buffer, ml_buffer, most_chunks,
+    scale, softcap,
+    G: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr, SOFTCAP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    start_next(PDL)
+    wait(PDL)
+    kv_head = tl.program_id(0)
+    item = items + tl.program_id(1) * 6
+    count = tl.load(item + 1)
+    if count == 0:
+        return
+    first = tl.load(item)
+    slot = tl.load(item + 2).to(tl.int64)
+    start = tl.load(item + 3)
+    end = tl.load(item + 4)
+    chunk = tl.load(item + 5)
+    pages = page_table + slot * pages_per_slot
+    k += kv_head.to(tl.int64) * head_stride
+    v += kv_head.to(tl.int64) * head_stride
+    query = tl.arange(0, BLOCK_M)
+    d = tl.arange(0, BLOCK_D)
+    n = tl.arange(0, BLOCK_N)
+    real = query < count * G
+    row = tl.load(order + first + query // G, mask=real, other=0).to(tl.int64)
+    head = kv_head * G + query % G
+    inside = real[:, None] & (d < DIM)[None, :]
+    queries = tl.load(q + (row * q_stride + head * DIM)[:, None] + d[None, :], mask=inside, other=0.0)
+    m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    for at in range(start, end, BLOCK_N):
+        token = at + n
+        there = token < end
+        page = tl.load(pages + token // PAGE, mask=there, other=0).to(tl.int64)
+        offset = (page * PAGE + token % PAGE) * DIM
+        keys = tl.load(k + offset[None, :] + d[:, None], mask=there[None, :] & (d < DIM)[:, None], other=0.0)
+        scores = tl.dot(queries, keys.to(queries.dtype), input_precision="ieee") * scale
+        if SOFTCAP:
+            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+        scores = tl.where(there[None, :], scores * 1.4426950408889634, float("-inf"))
+        highest = tl.maximum(m, tl.max(scores, 1))
+        shrink = tl.exp2(m - highest)
+        weights = tl.exp2(scores - highest[:, None])
+        values = tl.load(v + offset[:, None] + d[None, :], mask=there[:, None] & (d < DIM)[None, :], other=0.0)
+        total = total * shrink + tl.sum(weights, 1)
+        acc = acc * shrink[:, None] + tl.dot(
+            weights.to(queries.dtype), values.to(queries.dtype), input_precision="ieee"
+        )
+        m = highest
+    part = ((row * most_chunks + chunk) * KV_HEADS + kv_head) * G + query % G
+    tl.store(acc_buffer + part[:, None] * DIM + d[None, :], acc, mask=inside)
+    tl.store(ml_buffer + part * 2, m, mask=real)
+    tl.store(ml_buffer + part * 2 + 1, total, mask=real)
+
+
+def prefix_attention(
+    q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, *, scale: float, softcap: float | None = None
+) -> None:
+    """Computes what the plan's shared prefixes add to its decoding rows, into `plan.partials`; `decode_attention`
+    merges it. Not for layers with a window.
+
+    Args:
+        q: [T, heads, head_dim].
+    """
+    shared, partials = plan.shared, plan.partials
+    assert shared is not None
+    heads, dim = q.shape[1], q.shape[2]
+    keys, values = cache.k[layer], cache.v[layer]
+    kv_heads = len(keys)
+    assert plan.decoding * shared.most_chunks * heads * dim <= partials.prefix_acc.numel()
+    _prefix[(kv_heads, len(shared.items))](
+        q, q.stride(0), keys, values, keys.shape[1] * dim, shared.items, shared.order, plan.page_table,
+        plan.page_table.shape[1], partials.prefix_acc, partials.prefix_ml, shared.most_chunks, scale, softcap or 0.0,
+        G=heads // kv_heads, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads, SOFTCAP=softcap is not None,
+        BLOCK_M=BLOCK_M, BLOCK_D=max(16, triton.next_power_of_2(dim)), **_LAUNCH, **overlapped(q.device),
+    )  # fmt: skip

@@ -1,0 +1,94 @@
+"""What lies between the QKV product and attention: norms of queries and keys, rotary embedding, KV store."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.plan import DevicePlan
+from sglang_lite.runtime.kernels.reference import KVCache
+
+_LAUNCH = {"BLOCK_H": 8, "num_warps": 2}
+
+
+@triton.jit
+def _rope_store(
+    qkv, q_norm, k_norm, cos, sin, slots, positions, page_table, pages_per_slot, k_cache, v_cache, head_stride, eps,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, TURNED: tl.constexpr, PAGE: tl.constexpr,
+    NORM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    start_next(PDL)
+    wait(PDL)
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    d = tl.arange(0, BLOCK_D)
+    exists = (head < HEADS + 2 * KV_HEADS)[:, None] & (d < DIM)[None, :]
+    is_q = (head < HEADS)[:, None]
+    turned = (head < HEADS + KV_HEADS)[:, None]
+    row = qkv + token * (HEADS + 2 * KV_HEADS) * DIM
+    # Each element, and the one half the turned part away that is turned into it.
+    half: tl.constexpr = TURNED // 2
+    pair = tl.where(d < half, d + half, tl.where(d < TURNED, d - half, d))
+    x = tl.load(row + head[:, None] * DIM + d[None, :], mask=exists, other=0.0)
+    y = tl.load(row + head[:, None] * DIM + pair[None, :], mask=exists & turned, other=0.0)
+    if NORM:
+        wide = x.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(wide * wide, 1) / DIM + eps)[:, None]
+        wx = tl.where(is_q, tl.load(q_norm + d, mask=d < DIM, other=0.0)[None, :],
+                      tl.load(k_norm + d, mask=d < DIM, other=0.0)[None, :]).to(tl.float32)  # fmt: skip
+        wy = tl.where(is_q, tl.load(q_norm + pair, mask=d < DIM, other=0.0)[None, :],
+                      tl.load(k_norm + pair, mask=d < DIM, other=0.0)[None, :]).to(tl.float32)  # fmt: skip
+        x = tl.where(turned, (wide * scale * wx).to(x.dtype), x)
+        y = (y.to(tl.float32) * scale * wy).to(x.dtype)
+    position = tl.load(positions + token).to(tl.int64)
+    in_turned = d < TURNED
+    c = tl.load(cos + position * TURNED + d, mask=in_turned, other=1.0).to(tl.float32)[None, :]
+    s = tl.load(sin + position * TURNED + d, mask=in_turned, other=0.0).to(tl.float32)[None, :]
+    x = tl.where(turned, x.to(tl.float32) * c + y.to(tl.float32) * s, x.to(tl.float32)).to(x.dtype)
+    tl.store(row + head[:, None] * DIM + d[None, :], x, mask=exists & is_q)
+
+    slot = tl.load(slots + token).to(tl.int64)
+    page = tl.load(page_table + slot * pages_per_slot + position // PAGE).to(tl.int64)
+    target = (page * PAGE + position % PAGE) * DIM
+    kv_head = (head - HEADS).to(tl.int64)
+    at = kv_head[:, None] * head_stride + target + d[None, :]
+    tl.store(k_cache + at, x.to(k_cache.dtype.element_ty), mask=exists & turned & (kv_head >= 0)[:, None])
+    at = (kv_head - KV_HEADS)[:, None] * head_stride + target + d[None, :]
+    tl.store(v_cache + at, x.to(v_cache.dtype.element_ty), mask=exists & (kv_head >= KV_HEADS)[:, None])
+
+
+def rope_store(
+    qkv: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    rope: tuple[torch.Tensor, torch.Tensor],
+    plan: DevicePlan,
+    cache: KVCache,
+    layer: int,
+) -> torch.Tensor:
+    """Normalises queries and keys (where the model does), turns them by their positions, stores keys and values.
+
+    Args:
+        qkv: [T, (heads + 2 kv_heads) head_dim]; its queries are changed in place.
+        q_norm, k_norm: [head_dim], or None.
+        rope: cos and sin of every position [positions, turned], as RotaryTable has them.
+
+    Returns:
+        The queries, a view [T, heads, head_dim]. Moves 2 T (heads + 2 kv_heads) head_dim elements.
+    """
+    cos, sin = rope
+    kv_heads, cache_slots, dim = cache.k[layer].shape
+    total = qkv.shape[1] // dim
+    heads = total - 2 * kv_heads
+    block = min(_LAUNCH["BLOCK_H"], triton.next_power_of_2(total))
+    _rope_store[(len(qkv), triton.cdiv(total, block))](
+        qkv, q_norm, k_norm, cos, sin, plan.slots, plan.positions, plan.page_table, plan.page_table.shape[1],
+        cache.k[layer], cache.v[layer], cache_slots * dim, eps,
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, TURNED=cos.shape[1], PAGE=plan.page_size,
+        NORM=q_norm is not None, BLOCK_H=block, BLOCK_D=triton.next_power_of_2(dim), num_warps=_LAUNCH["num_warps"],
+        **overlapped(qkv.device),
+    )  # fmt: skip
+    return qkv.view(len(qkv), total, dim)[:, :heads]

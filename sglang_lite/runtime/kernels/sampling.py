@@ -1,0 +1,235 @@
+"""The next tokens from logits, without the host: one pass over the logits, and for filtered rows some in the L2 cache.
+
+Draws are an exponential race (as the Gumbel-max trick): the token with the largest logit / temperature - log(E) wins, E
+an exponential variable of (seed, position, token). Nothing is normalised or sorted, and a row depends on itself alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCK = 4096  # logits that a program of the first pass reads
+NOT_FINITE, NOTHING_ALLOWED = -1, -2  # in place of a token
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSampling:
+    """The parameters of draws by slot, on the device.
+
+    Attributes:
+        temperature: float32, 0 for greedy.
+        top_p, min_p: float32; 1 and 0 for none.
+        top_k: int32, 0 for none.
+        seed: int64.
+    """
+
+    temperature: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    top_k: torch.Tensor
+    seed: torch.Tensor
+
+    @staticmethod
+    def allocate(slots: int, device: torch.device) -> DeviceSampling:
+        def floats(value: float) -> torch.Tensor:
+            return torch.full((slots,), value, device=device)
+
+        return DeviceSampling(
+            floats(0.0), floats(1.0), floats(0.0),
+            torch.zeros(slots, dtype=torch.int32, device=device), torch.zeros(slots, dtype=torch.int64, device=device),
+        )  # fmt: skip
+
+
+@triton.jit
+def _load(logits, at, inside, mask_row, has_mask, softcap, SOFTCAP: tl.constexpr):
+    x = tl.load(logits + at, mask=inside, other=float("-inf")).to(tl.float32)
+    if SOFTCAP:
+        x = tl.where(inside, softcap * (2.0 * tl.sigmoid(2.0 * x / softcap) - 1.0), x)
+    if has_mask:
+        word = tl.load(mask_row + at // 32, mask=inside, other=0)
+        x = tl.where((word >> (at % 32)) & 1 != 0, x, float("-inf"))
+    return x
+
+
+@triton.jit
+def _race(x, temperature, seed, position, block, BLOCK: tl.constexpr):
+    """logit / temperature - log(E) for a block of logits; four tokens, a quarter of a block apart, share one call of
+    Philox."""
+    quarter: tl.constexpr = BLOCK // 4
+    n = tl.arange(0, quarter)[None, :]
+    zero = (n * 0).to(tl.uint32)
+    place = (n + block * quarter).to(tl.uint32)
+    a, b, c, d = tl.philox(seed, place, zero + position.to(tl.uint32), zero, zero)
+    which = tl.arange(0, 4)[:, None]
+    bits = tl.where(which == 0, a, tl.where(which == 1, b, tl.where(which == 2, c, d)))
+    u = (bits.to(tl.uint32).to(tl.float32) + 0.5) * (1.0 / 4294967296.0)
+    e = tl.where(u < 1e-3, u * (1.0 + 0.5 * u), -tl.log(1.0 - tl.minimum(u, 0.99999994)))
+    return x / temperature - tl.reshape(tl.log(e), [BLOCK])
+
+
+@triton.jit(do_not_specialize=["words", "blocks"])
+def _scan(
+    logits, row_stride, slots, positions, temperatures, seeds, masks, mask_rows, words, size, softcap,
+    block_best, block_at, block_max, block_bad, blocks,
+    SOFTCAP: tl.constexpr, MASKS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    block = tl.program_id(1)
+    slot = tl.load(slots + row)
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    has_mask = False
+    mask_row = masks
+    if MASKS:
+        index = tl.load(mask_rows + row)
+        has_mask = index >= 0
+        mask_row = masks + index.to(tl.int64) * words
+    x = _load(logits + row.to(tl.int64) * row_stride, at, inside, mask_row, has_mask, softcap, SOFTCAP)
+    bad = tl.max(((x != x) | (x == float("inf"))).to(tl.int32), 0)
+    temperature = tl.load(temperatures + slot)
+    score = x
+    if temperature > 0:
+        score = _race(x, temperature, tl.load(seeds + slot), tl.load(positions + row) + 1, block, BLOCK)
+    best, where = tl.max(score, 0, return_indices=True)
+    out = row * blocks + block
+    tl.store(block_best + out, best)
+    tl.store(block_at + out, block * BLOCK + where)
+    tl.store(block_max + out, tl.max(x, 0))
+    tl.store(block_bad + out, bad)
+
+
+@triton.jit
+def _key(x):
+    """float32 as an integer of the same order; in 64 bits, where differences fit."""
+    bits = x.to(tl.int32, bitcast=True)
+    return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(tl.int64)
+
+
+@triton.jit
+def _unkey(key):
+    bits = key.to(tl.int32)
+    return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)
+
+
+@triton.jit(do_not_specialize=["words", "blocks"])
+def _pick(
+    logits, row_stride, slots, positions, temperatures, seeds, top_ks, top_ps, min_ps, masks, mask_rows, words, size,
+    softcap, block_best, block_at, block_max, block_bad, blocks, drawn, tokens,
+    SOFTCAP: tl.constexpr, MASKS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    slot = tl.load(slots + row)
+    b = tl.arange(0, BLOCKS)
+    there = b < blocks
+    _, winner = tl.max(tl.load(block_best + row * blocks + b, mask=there, other=float("-inf")), 0, return_indices=True)
+    token = tl.load(block_at + row * blocks + winner)
+    highest = tl.max(tl.load(block_max + row * blocks + b, mask=there, other=float("-inf")), 0)
+    bad = tl.max(tl.load(block_bad + row * blocks + b, mask=there, other=0), 0)
+    temperature = tl.load(temperatures + slot)
+    top_k = tl.load(top_ks + slot)
+    top_p = tl.load(top_ps + slot)
+    min_p = tl.load(min_ps + slot)
+    filtered = (temperature > 0) & ((top_k > 0) | (top_p < 1.0) | (min_p > 0.0))
+    if bad > 0:
+        token = -1
+    elif highest == float("-inf"):
+        token = -2
+    elif filtered:
+        logits += row.to(tl.int64) * row_stride
+        has_mask = False
+        mask_row = masks
+        if MASKS:
+            index = tl.load(mask_rows + row)
+            has_mask = index >= 0
+            mask_row = masks + index.to(tl.int64) * words
+        at = tl.arange(0, BLOCK)
+        floor = tl.full((), float("-inf"), tl.float32)
+        if min_p > 0:
+            floor = highest + tl.log(min_p) * temperature
+        if (top_k > 0) | (top_p < 1.0):
+            total = tl.full((), 0.0, tl.float32)
+            for block in range(0, blocks):
+                x = _load(logits, block * BLOCK + at, block * BLOCK + at < size, mask_row, has_mask, softcap, SOFTCAP)
+                total += tl.sum(tl.exp((x - highest) / temperature), 0)
+            # The lowest logit that is kept has fewer than k above it, and at most p of the mass. Bisection over all
+            # float32 values between one that surely is kept and one too low to matter.
+            high = _key(highest)
+            low = _key(tl.maximum(highest - 100.0 * temperature, -3.0e38))
+            while high - low > 1:
+                middle = low + (high - low) // 2
+                limit = _unkey(middle)
+                above = 0
+                mass = 0.0
+                for block in range(0, blocks):
+                    x = _load(
+                        logits, block * BLOCK + at, block * BLOCK + at < size, mask_row, has_mask, softcap, SOFTCAP
+                    )
+                    more = x > limit
+                    above += tl.sum(more.to(tl.int32), 0)
+                    mass += tl.sum(tl.where(more, tl.exp((x - highest) / temperature), 0.0), 0)
+                enough = ((top_k > 0) & (above >= top_k)) | (mass > top_p * total)
+                low = tl.where(enough, middle, low)
+                high = tl.where(enough, high, middle)
+            floor = tl.maximum(floor, _unkey(high))
+        best = tl.full((), float("-inf"), tl.float32)
+        for block in range(0, blocks):
+            x = _load(logits, block * BLOCK + at, block * BLOCK + at < size, mask_row, has_mask, softcap, SOFTCAP)
+            x = tl.where(x >= floor, x, float("-inf"))
+            score = _race(x, temperature, tl.load(seeds + slot), tl.load(positions + row) + 1, block, BLOCK)
+            block_score, where = tl.max(score, 0, return_indices=True)
+            if block_score > best:
+                best = block_score
+                token = block * BLOCK + where
+    tl.store(tokens + row, token)
+    tl.store(drawn + slot, tl.maximum(token, 0))
+
+
+def draw(
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    sampling: DeviceSampling,
+    drawn: torch.Tensor,
+    tokens: torch.Tensor,
+    *,
+    masks: torch.Tensor | None = None,
+    mask_rows: torch.Tensor | None = None,
+    softcap: float | None = None,
+) -> None:
+    """Draws one token a row.
+
+    Args:
+        logits: [R, V], any floating type.
+        slots, positions: int32 [R]; the positions of the tokens before the drawn ones.
+        sampling: parameters by slot.
+        drawn: int32 [slots] (written): each slot's last token.
+        tokens: int32 [R] (written): the token, NOT_FINITE or NOTHING_ALLOWED.
+        masks: int32 [masks, words]: a bit for each token that is allowed.
+        mask_rows: int32 [R]: each row's mask, -1 for none.
+        softcap: logits are softcap * tanh(logits / softcap).
+
+    Filters as `execute.sampler`: the k largest, those before which at most `top_p` of the mass lies, those with at
+    least `min_p` of the largest probability; of equal logits at the border all are kept.
+    """
+    rows, size = logits.shape
+    blocks = triton.cdiv(size, BLOCK)
+    best, block_max = torch.empty((2, rows, blocks), dtype=torch.float32, device=logits.device).unbind(0)
+    at, bad = torch.empty((2, rows, blocks), dtype=torch.int32, device=logits.device).unbind(0)
+    has_masks = masks is not None and mask_rows is not None
+    masks = tokens if masks is None else masks
+    words = masks.shape[1] if has_masks else 0
+    _scan[(rows, blocks)](
+        logits, logits.stride(0), slots, positions, sampling.temperature, sampling.seed, masks, mask_rows, words, size,
+        softcap or 0.0, best, at, block_max, bad, blocks,
+        SOFTCAP=softcap is not None, MASKS=has_masks, BLOCK=BLOCK, num_warps=8,
+    )  # fmt: skip
+    _pick[(rows,)](
+        logits, logits.stride(0), slots, positions, sampling.temperature, sampling.seed, sampling.top_k,
+        sampling.top_p, sampling.min_p, masks, mask_rows, words, size, softcap or 0.0, best, at, block_max, bad, blocks,
+        drawn, tokens,
+        SOFTCAP=softcap is not None, MASKS=has_masks, BLOCK=BLOCK, BLOCKS=triton.next_power_of_2(blocks), num_warps=16,
+    )  # fmt: skip

@@ -1,0 +1,384 @@
+"""Every kernel against its torch twin: under Triton's interpreter without a GPU, on the GPU with one."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from sglang_lite.runtime.execute.shared import MOST_CHUNKS, shared_work
+from sglang_lite.runtime.kernels import reference
+from sglang_lite.runtime.kernels.activation import gated
+from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
+from sglang_lite.runtime.kernels.embed import embed
+from sglang_lite.runtime.kernels.kv_copy import KVCopy
+from sglang_lite.runtime.kernels.norm import add_rms_norm, rms_norm
+from sglang_lite.runtime.kernels.page_table import update_pages
+from sglang_lite.runtime.kernels.plan import DevicePlan, Partials, SharedPrefixes
+from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
+from sglang_lite.runtime.kernels.prefix_attention import prefix_attention
+from sglang_lite.runtime.kernels.rope_store import rope_store
+from sglang_lite.runtime.kernels.sampling import NOT_FINITE, NOTHING_ALLOWED, DeviceSampling, draw
+from sglang_lite.runtime.kernels.skinny import FewRows, linear_one
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+PAGE = 4
+
+
+def close(a, b, dtype=torch.float32):
+    limit = 2e-5 if dtype == torch.float32 else 2e-2
+    assert torch.isfinite(a).all()
+    assert (a.float() - b.float()).norm() <= limit * b.float().norm() + 1e-6, (a - b).abs().max()
+
+
+def normal(*shape, dtype=torch.float32):
+    return torch.randn(shape, device=DEVICE).to(dtype)
+
+
+class Rows:
+    """Sequences in random pages of a cache that is full of other numbers."""
+
+    def __init__(self, lengths, heads=(4, 2), dim=16, dtype=torch.float32, shared=0, page=PAGE):
+        self.lengths, self.page, self.dtype = lengths, page, dtype
+        self.heads, self.kv_heads = heads
+        per_row = [-(-n // page) for n in lengths]
+        total = sum(per_row) + 1
+        order = torch.randperm(total).tolist()
+        most = max(per_row) + 1
+        self.table = torch.zeros((len(lengths) + 1, most), dtype=torch.int32)
+        for i, count in enumerate(per_row):
+            self.table[i, :count] = torch.tensor([order.pop() for _ in range(count)], dtype=torch.int32)
+            self.table[i, : shared // page] = self.table[0, : shared // page]
+        self.table[-1] = order.pop()
+        self.cache = reference.KVCache(
+            (normal(self.kv_heads, total * page, dim, dtype=dtype),),
+            (normal(self.kv_heads, total * page, dim, dtype=dtype),),
+        )
+        self.dim = dim
+
+    def read_at(self, row, end):
+        at = torch.arange(end)
+        return (self.table[row][at // self.page] * self.page + at % self.page).to(DEVICE).long()
+
+    def plan(self, decoding, slots, positions, blocks=(), block_size=16, shared=None, items=None):
+        rows = max(decoding, 1)
+        items = items or 2 * rows + 8
+        count = items * self.heads
+        prefix = rows * MOST_CHUNKS * self.heads
+        return DevicePlan(
+            ids=torch.zeros(len(slots), dtype=torch.int32, device=DEVICE),
+            slots=torch.tensor(slots, dtype=torch.int32, device=DEVICE),
+            positions=torch.tensor(positions, dtype=torch.int32, device=DEVICE),
+            drawn=torch.zeros(len(self.table), dtype=torch.int32, device=DEVICE),
+            page_table=self.table.to(DEVICE),
+            page_size=self.page,
+            decoding=decoding,
+            work=torch.full((items, 3), 99, dtype=torch.int32, device=DEVICE),
+            row_work=torch.zeros((rows, 2), dtype=torch.int32, device=DEVICE),
+            shared=shared,
+            partials=Partials(
+                torch.full((count, self.dim), float("nan"), device=DEVICE), torch.full((count, 2), float("nan"), device=DEVICE),
+                torch.zeros((rows, self.kv_heads), dtype=torch.int32, device=DEVICE),
+                torch.full((prefix, self.dim), float("nan"), device=DEVICE),
+                torch.full((prefix, 2), float("nan"), device=DEVICE),
+            ),
+            blocks=torch.tensor(blocks, dtype=torch.int32, device=DEVICE).view(-1, 4),
+            block_size=block_size,
+        )  # fmt: skip
+
+    def twin(self, q, rows, **options):
+        """`rows`: (first token in the batch, count, slot, end of the sequence)."""
+        extends = tuple(reference.ExtendRow(f, f + c, self.read_at(s, e)) for f, c, s, e in rows)
+        with sdpa_kernel(SDPBackend.MATH):
+            return reference.attention(
+                q, self.cache, 0, reference.AttentionPlan(torch.zeros(0), None, extends), **options
+            )
+
+
+OPTIONS = [{}, {"softcap": 5.0}, {"window": 7}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(
+    ("lengths", "heads", "dim"),
+    [
+        ([1], (4, 2), 16),
+        ([300], (4, 2), 16),
+        ([1, 4, 5, 64, 65, 200], (6, 2), 16),
+        ([130, 3], (1, 1), 24),
+        ([70], (20, 1), 16),
+    ],
+    ids=str,
+)
+def test_decoding_reads_every_row_once(lengths, heads, dim, options):
+    rows = Rows(lengths, heads, dim)
+    plan = rows.plan(len(lengths), list(range(len(lengths))), [n - 1 for n in lengths])
+    q = normal(len(lengths), heads[0] + 2, dim)[:, : heads[0]]  # as it lies in the QKV product
+    out = torch.full((len(lengths), heads[0], dim), float("nan"), device=DEVICE)
+    split_work(plan.positions, None, plan.work, plan.row_work, least=16)
+    for _ in range(2):  # the counters are left as they were found
+        out.fill_(float("nan"))
+        decode_attention(q, rows.cache, 0, plan, out, scale=0.3, **options)
+        close(out, rows.twin(q, [(i, 1, i, n) for i, n in enumerate(lengths)], scale=0.3, **options))
+
+
+def test_work_is_cut_by_tokens():
+    positions = torch.tensor([0, 999, 63, 64, 4000], dtype=torch.int32, device=DEVICE)
+    for items in (6, 7, 30, 300):
+        work = torch.zeros((items, 3), dtype=torch.int32, device=DEVICE)
+        row_work = torch.zeros((5, 2), dtype=torch.int32, device=DEVICE)
+        split_work(positions, None, work, row_work, least=64)
+        covered: dict[int, list[tuple[int, int]]] = {}
+        for row, start, end in work.tolist():
+            if row >= 0:
+                covered.setdefault(row, []).append((start, end))
+        for row, position in enumerate(positions.tolist()):
+            first, count = row_work[row].tolist()
+            pieces = covered[row]
+            assert work[first : first + count, 0].tolist() == [row] * count
+            assert len(pieces) == count
+            assert [start for start, _ in pieces] == [0] + [end for _, end in pieces[:-1]]
+            assert pieces[-1][1] == position + 1
+        longest = max(end - start for pieces in covered.values() for start, end in pieces)
+        assert longest <= max(64, -(-5128 // (items - 5)) + 64)
+
+
+def test_a_prefix_is_read_once_for_all_that_share_it():
+    lengths, shared = [150, 131, 129, 200, 40, 260], 128
+    rows = Rows(lengths, (4, 2), 16, shared=0)
+    for i in (1, 2, 3):
+        rows.table[i, : shared // PAGE] = rows.table[0, : shared // PAGE]
+    table = rows.table[:6].numpy()
+    held = np.array([n // PAGE for n in lengths], dtype=np.int32)
+    import sglang_lite.runtime.execute.shared as module
+
+    worth, module._WORTH = module._WORTH, 1
+    try:
+        work = shared_work(table, held, np.arange(6, dtype=np.int32), PAGE, rows_per_block=2, most_items=40, enough=9)
+    finally:
+        module._WORTH = worth
+    assert work is not None
+    assert work.lengths.tolist() == [128, 128, 128, 128, 0, 0]
+    prefixes = SharedPrefixes(
+        *(
+            torch.from_numpy(np.resize(a, n)).to(DEVICE)
+            for a, n in ((work.lengths, 6), (work.chunks, 6), (work.order, 6))
+        ),
+        torch.from_numpy(np.concatenate((work.items, np.zeros((3, 6), dtype=np.int32)))).to(DEVICE),
+        MOST_CHUNKS,
+    )
+    plan = rows.plan(6, list(range(6)), [n - 1 for n in lengths], shared=prefixes)
+    q = normal(6, 4, 16)
+    out = torch.full((6, 4, 16), float("nan"), device=DEVICE)
+    split_work(plan.positions, prefixes, plan.work, plan.row_work, least=16)
+    for softcap in (None, 4.0):
+        prefix_attention(q, rows.cache, 0, plan, scale=0.3, softcap=softcap)
+        decode_attention(q, rows.cache, 0, plan, out, scale=0.3, softcap=softcap)
+        close(out, rows.twin(q, [(i, 1, i, n) for i, n in enumerate(lengths)], scale=0.3, softcap=softcap))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(("start", "count"), [(0, 1), (0, 5), (3, 16), (0, 65), (130, 40), (64, 64)])
+def test_prefill_attends_to_the_pages_before_it(start, count, options):
+    rows = Rows([start + count, 9], (6, 2), 24)
+    size = 16
+    blocks = [(2 + at, min(size, count - at), 0, start + at) for at in range(0, count, size)] + [(0, 2, 1, 7)]
+    plan = rows.plan(0, [1] * 2 + [0] * count, [7, 8, *range(start, start + count)], blocks, size)
+    q = normal(2 + count, 10, 24)[:, :6]
+    out = torch.full((2 + count, 6, 24), float("nan"), device=DEVICE)
+    prefill_attention(q, rows.cache, 0, plan, out, scale=0.3, **options)
+    close(out, rows.twin(q, [(0, 2, 1, 9), (2, count, 0, start + count)], scale=0.3, **options))
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("turned", [16, 8])
+def test_queries_and_keys_are_turned_and_stored(norm, turned):
+    from sglang_lite.runtime.models.layers.rope import rotate
+
+    heads, kv_heads, dim = 6, 2, 16
+    rows = Rows([9, 30], (heads, kv_heads), dim)
+    slots, positions = [0, 1, 1], [8, 27, 28]
+    plan = rows.plan(0, slots, positions)
+    qkv = normal(3, (heads + 2 * kv_heads) * dim)
+    angles = torch.rand(64, turned // 2, device=DEVICE)
+    cos = torch.cat((angles.cos(), angles.cos()), -1)
+    sin = torch.cat((-angles.sin(), angles.sin()), -1)
+    weights = (torch.rand(dim, device=DEVICE), torch.rand(dim, device=DEVICE)) if norm else (None, None)
+    split = qkv.clone().view(3, -1, dim)
+    q, k, v = split[:, :heads], split[:, heads : heads + kv_heads], split[:, heads + kv_heads :]
+    if norm:
+        q = torch.nn.functional.rms_norm(q, (dim,), weights[0], 1e-5)
+        k = torch.nn.functional.rms_norm(k, (dim,), weights[1], 1e-5)
+    at = torch.tensor(positions, device=DEVICE)
+    q, k = (rotate(x, cos[at].unsqueeze(1), sin[at].unsqueeze(1)) for x in (q, k))
+    before = rows.cache.k[0].clone()
+    close(rope_store(qkv, *weights, 1e-5, (cos, sin), plan, rows.cache, 0), q)
+    stored = torch.stack([rows.read_at(s, p + 1)[-1] for s, p in zip(slots, positions)])
+    close(rows.cache.k[0][:, stored].transpose(0, 1), k)
+    close(rows.cache.v[0][:, stored].transpose(0, 1), v)
+    others = torch.ones(before.shape[1], dtype=torch.bool, device=DEVICE).index_fill_(0, stored, False)
+    assert torch.equal(rows.cache.k[0][:, others], before[:, others])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [24, 576])
+def test_norms(size, dtype):
+    x, residual, weight = normal(5, size, dtype=dtype), normal(5, size, dtype=dtype), normal(size, dtype=dtype)
+    twin = torch.nn.functional.rms_norm
+    close(rms_norm(x, weight, 1e-5), twin(x, (size,), weight, 1e-5), dtype)
+    total = x + residual
+    close(add_rms_norm(x, residual, weight, 1e-5), twin(total, (size,), weight, 1e-5), dtype)
+    close(residual, total, dtype)  # the interpreter cuts off where it should round
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(130, 48), (70, 2100), (5000, 40)])
+@pytest.mark.parametrize("rows", [1, 2, 16])
+def test_products_of_few_rows(rows, outputs, inputs):
+    x, weight, bias = normal(rows, inputs), normal(outputs, inputs), normal(outputs)
+    few = FewRows(DEVICE)
+    for b in (bias, None):
+        expected = torch.nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())
+        for _ in range(2):  # the counters are left as they were found
+            close(few(x, weight, b), expected)
+        if rows == 1:
+            close(linear_one(x, weight, b)[0], expected)
+
+
+@pytest.mark.parametrize("gate", ["", "silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_single_row_with_its_norm_and_gate(gate, biased):
+    x, residual, norm, weight = normal(1, 600), normal(1, 600), normal(600), normal(100, 600) * 0.03
+    bias = normal(100) if biased else None
+    y, total = linear_one(x, weight, bias, residual=residual, norm=norm, eps=1e-5, gate=gate)
+    assert torch.equal(total, x + residual)
+    expected = torch.nn.functional.linear(torch.nn.functional.rms_norm(total, (600,), norm, 1e-5), weight, bias)
+    close(y, activated(expected, gate) if gate else expected)
+
+
+def activated(x, kind):
+    gate, up = x.chunk(2, -1)
+    if kind == "silu":
+        return torch.nn.functional.silu(gate) * up
+    return torch.nn.functional.gelu(gate, approximate="tanh" if kind == "gelu_tanh" else "none") * up
+
+
+@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh"])
+def test_gates(kind):
+    x = normal(3, 2 * 1500)
+    close(gated(x, kind), activated(x, kind))
+
+
+def test_tokens_that_were_drawn_are_embedded():
+    rows = Rows([4, 4])
+    plan = rows.plan(2, [1, 0, 1], [0, 0, 0])
+    plan.ids.copy_(torch.tensor([-1, 7, -1]))
+    plan.drawn.copy_(torch.tensor([5, 3, 0]))
+    table = normal(10, 24)
+    assert torch.equal(embed(plan, table, 1.0), table[[3, 7, 3]])
+
+
+def test_pages_are_copied_in_all_layers():
+    cache = reference.KVCache(tuple(normal(2, 12, 6) for _ in range(3)), tuple(normal(2, 12, 6) for _ in range(3)))
+    twin = reference.KVCache(tuple(k.clone() for k in cache.k), tuple(v.clone() for v in cache.v))
+    source, target = torch.tensor([1, 2, 7], device=DEVICE), torch.tensor([9, 10, 0], device=DEVICE)
+    KVCopy(cache)(source, target)
+    reference.copy_kv(twin, source, target)
+    assert all(torch.equal(a, b) for a, b in zip((*cache.k, *cache.v), (*twin.k, *twin.v)))
+
+
+def test_page_table_changes():
+    table = torch.zeros((3, 5), dtype=torch.int32, device=DEVICE)
+    update_pages(
+        table,
+        torch.tensor([1, 14], dtype=torch.int32, device=DEVICE),
+        torch.tensor([7, 8], dtype=torch.int32, device=DEVICE),
+    )
+    assert table.view(-1).tolist() == [0, 7, *[0] * 12, 8]
+
+
+# ------------------------------------------------------------------------------------------------------ draws
+
+
+def sampling(rows, **parameters):
+    table = DeviceSampling.allocate(rows, DEVICE)
+    for name, value in parameters.items():
+        getattr(table, name).copy_(torch.as_tensor(value))
+    return table
+
+
+def drawn(logits, table, positions=None, **options):
+    rows = len(logits)
+    slots = torch.arange(rows, dtype=torch.int32, device=DEVICE)
+    if positions is None:
+        positions = torch.arange(rows, dtype=torch.int32, device=DEVICE)
+    last = torch.full((rows,), -9, dtype=torch.int32, device=DEVICE)
+    tokens = torch.full((rows,), -9, dtype=torch.int32, device=DEVICE)
+    draw(logits, slots, positions, table, last, tokens, **options)
+    assert last.tolist() == [max(t, 0) for t in tokens.tolist()]
+    return tokens
+
+
+@pytest.mark.parametrize("size", [33, 4096, 9001])
+def test_greedy_takes_the_largest(size):
+    logits = normal(3, size)
+    logits[2, -1] = 99
+    assert drawn(logits, sampling(3)).tolist() == logits.argmax(-1).tolist()
+
+
+def test_masks_and_broken_rows():
+    logits = normal(5, 70)
+    logits[1, 40] = float("nan")
+    logits[2] = float("-inf")
+    logits[3, 5] = float("inf")
+    masks = torch.zeros((1, 3), dtype=torch.int32, device=DEVICE)
+    masks[0, 2] = 1 << 3  # token 67
+    rows = torch.tensor([0, -1, -1, -1, -1], dtype=torch.int32, device=DEVICE)
+    tokens = drawn(logits, sampling(5), masks=masks, mask_rows=rows).tolist()
+    assert tokens == [67, NOT_FINITE, NOTHING_ALLOWED, NOT_FINITE, int(logits[4].argmax())]
+
+
+def kept(logits, temperature, top_k, top_p, min_p):
+    """The tokens that filters leave, by sorting."""
+    probs = torch.softmax(logits.double() / temperature, -1)
+    order = probs.argsort(descending=True)
+    before = probs[order].cumsum(0) - probs[order]
+    ranks = torch.arange(len(probs), device=probs.device)
+    keep = (before <= top_p) & (probs[order] >= probs.max() * min_p)
+    if top_k:
+        keep &= ranks < top_k
+    return {int(t) for t in order[keep]}
+
+
+@pytest.mark.parametrize(
+    "filters", [(0, 1.0, 0.0), (3, 1.0, 0.0), (0, 0.6, 0.0), (0, 1.0, 0.3), (8, 0.8, 0.05)], ids=str
+)
+def test_draws_follow_the_probabilities_that_filters_leave(filters):
+    top_k, top_p, min_p = filters
+    count, size, temperature = (4000 if DEVICE.type == "cuda" else 100), 20, 0.7
+    one = normal(size) * 2
+    logits = one.repeat(count, 1)
+    table = sampling(
+        count, temperature=[temperature] * count, top_k=[top_k] * count, top_p=[top_p] * count, min_p=[min_p] * count,
+        seed=list(range(count)),
+    )  # fmt: skip
+    tokens = drawn(logits, table).cpu()
+    allowed = kept(one, temperature, *filters)
+    assert set(tokens.tolist()) <= allowed
+    probs = torch.softmax(one.double() / temperature, -1).cpu()
+    mask = torch.tensor([t in allowed for t in range(size)])
+    expected = probs.where(mask, 0.0) / probs[mask].sum() * count
+    seen = torch.bincount(tokens, minlength=size).double()
+    likely = expected > 5
+    chi2 = float(((seen - expected)[likely] ** 2 / expected[likely]).sum())
+    degrees = int(likely.sum())
+    assert chi2 < degrees + 5 * (2 * degrees) ** 0.5 + 5
+
+
+def test_a_draw_depends_on_seed_and_position_alone():
+    logits = normal(1, 5000).repeat(6, 1)
+    table = sampling(6, temperature=[1.0] * 6, seed=[7, 7, 7, 8, 2**40 + 7, 7])
+    positions = torch.tensor([3, 3, 4, 3, 3, 3], dtype=torch.int32, device=DEVICE)
+    tokens = drawn(logits, table, positions).tolist()
+    assert tokens[0] == tokens[1] == tokens[5]
+    assert len(set(tokens)) > 2
+    alone = drawn(logits[:1], sampling(1, temperature=[1.0], seed=[7]), positions[:1]).tolist()
+    assert alone == tokens[:1]

@@ -1,0 +1,185 @@
+"""The GPU's runner gives what the CPU's gives: in batches, over shared prefixes, after retractions, under constraints.
+
+With a GPU, on it and through captured graphs; without one, on the CPU under Triton's interpreter."""
+
+import random
+from concurrent.futures import Future
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+import sglang_lite as sgl
+from sglang_lite.protocol import Generation, ModelError, Regex, SamplingParams
+from sglang_lite.runtime.execute import shared
+from sglang_lite.runtime.models.device_decoder import DeviceDecoder
+from tests.runtime.models.tiny import VOCAB, randomise, save
+
+GPU = torch.cuda.is_available()
+DEVICE = {"device": "cuda" if GPU else "cpu"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    config = Qwen3Config(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=256, bos_token_id=0, eos_token_id=1,
+        pad_token_id=None, tie_word_embeddings=True,
+    )  # fmt: skip
+    return save(randomise(Qwen3ForCausalLM(config)), tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def on_cpu(folder):
+    with sgl.Engine(model=str(folder), dtype="float32", device="cpu") as engine:
+        yield engine
+
+
+@pytest.fixture
+def device(folder, monkeypatch):
+    """Makes engines that run fused kernels."""
+    if not GPU:
+        monkeypatch.setattr("sglang_lite.runtime.load.Decoder", DeviceDecoder)
+    opened = []
+
+    def make(**settings):
+        opened.append(
+            sgl.Engine(**{"model": str(folder), "dtype": "float32", "max_total_tokens": 800, **DEVICE, **settings})
+        )
+        return opened[-1]
+
+    yield make
+    for engine in opened:
+        engine.close()
+
+
+def prompts(count, *, shared=0, own=20, seed=0):
+    rng = random.Random(seed)
+    prefix = [rng.randrange(2, VOCAB) for _ in range(shared)]
+    return [prefix + [rng.randrange(2, VOCAB) for _ in range(rng.randint(1, own))] for _ in range(count)]
+
+
+def answers(engine, asked, params, constraint=None):
+    futures = [Future() for _ in asked]
+    for prompt, future in zip(asked, futures):
+        engine.submit(prompt, params, constraint, sink=future.set_result)
+    return [future.result(timeout=120) for future in futures]
+
+
+def greedy(**more):
+    return SamplingParams(**{"temperature": 0, "max_tokens": 4, "ignore_eos": True, **more})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"page_size": 4, "max_running": 3, "step_tokens": 16},
+        {"page_size": 16, "max_running": 5, "overlap": False},
+        {"page_size": 1, "max_running": 4, "prefix_cache": False},
+        {"page_size": 4, "max_running": 4, "max_total_tokens": 64, "context_length": 60, "step_tokens": 9},
+    ],
+    ids=str,
+)
+def test_the_same_tokens_whatever_the_schedule(device, on_cpu, settings):
+    asked = prompts(5)
+    expected = [g.token_ids for g in answers(on_cpu, asked, greedy())]
+    assert [g.token_ids for g in answers(device(**settings), asked, greedy())] == expected
+
+
+def test_rows_that_share_a_prefix_read_it_together(device, on_cpu, monkeypatch):
+    monkeypatch.setattr(shared, "_WORTH", 1)
+    found = []
+    plain = shared.find_groups
+    monkeypatch.setattr(shared, "find_groups", lambda *a: found.append(plain(*a)) or found[-1])
+    asked = [*prompts(4, shared=40, own=6), *prompts(2, own=9, seed=5)]
+    expected = [g.token_ids for g in answers(on_cpu, asked, greedy(max_tokens=5))]
+    engine = device(page_size=4, max_running=8)
+    assert [g.token_ids for g in answers(engine, asked, greedy(max_tokens=5))] == expected
+    assert max(len(group.rows) for groups in found for group in groups) == 4
+
+
+def test_log_probabilities_penalties_and_biases(device, on_cpu):
+    params = greedy(
+        return_logprob=True, top_logprobs_num=3, logprob_start_len=0, frequency_penalty=0.4, repetition_penalty=1.2,
+        logit_bias=((7, 2.0),), min_tokens=3, ignore_eos=False,
+    )  # fmt: skip
+    asked = prompts(3)
+    engine = device(page_size=4, max_running=4)
+    for ours, theirs in zip(answers(engine, asked, params), answers(on_cpu, asked, params)):
+        assert ours.token_ids == theirs.token_ids
+        for a, b in zip(
+            (*ours.prompt_logprobs, *ours.output_logprobs), (*theirs.prompt_logprobs, *theirs.output_logprobs)
+        ):
+            assert (a.logprob is None) == (b.logprob is None)
+            assert a.logprob is None or abs(a.logprob - b.logprob) < 1e-4
+            assert [i for _, i, _ in a.top] == [i for _, i, _ in b.top]
+
+
+def test_constraints_hold(device, on_cpu):
+    constraint, params = Regex("[a-c]{4}-[0-9]{2}"), greedy(max_tokens=20, ignore_eos=False)
+    asked = prompts(3)
+    expected = [g.text for g in answers(on_cpu, asked, params, constraint)]
+    assert [g.text for g in answers(device(page_size=4, max_running=4), asked, params, constraint)] == expected
+
+
+def test_draws_depend_on_seed_and_position_alone(device):
+    asked, params = prompts(5), SamplingParams(temperature=1.0, top_p=0.9, max_tokens=5, seed=3, ignore_eos=True)
+    alone = [answers(device(page_size=4, max_running=4), [p], params)[0].token_ids for p in asked[:2]]
+    together = [g.token_ids for g in answers(device(page_size=4, max_running=5), asked, params)]
+    assert together[:2] == alone
+
+
+def test_a_fork_in_a_page_copies_it(device, on_cpu):
+    (first,) = prompts(1, own=1, shared=32)
+    second = [*first[:22], 5, 6, 7]
+    engine = device(page_size=16, max_running=4)
+    answers(engine, [first], greedy())
+    (generation,) = answers(engine, [second], greedy())
+    assert generation.usage.cached_tokens > 16
+    assert generation.token_ids == answers(on_cpu, [second], greedy())[0].token_ids
+
+
+def test_logits_that_are_no_numbers_fail_their_request_alone(device, monkeypatch):
+    """A prompt that contains token 95 gives NaN."""
+    engine = device(page_size=4, max_running=4)
+    model = engine._runner.model
+    with torch.inference_mode():
+        model.embedding[95] = float("nan")
+    good, bad = [[5, 6, 7, 8], [9, 10, 11]], [12, 95, 13]
+    expected = [g.token_ids for g in answers(engine, good, greedy(logit_bias=((95, -100.0),)))]
+    engine.flush_cache()
+    first, broken, second = answers(engine, [good[0], bad, good[1]], greedy(logit_bias=((95, -100.0),)))
+    assert isinstance(broken, ModelError)
+    assert "NaN or infinite" in str(broken)
+    assert isinstance(first, Generation)
+    assert [first.token_ids, second.token_ids] == expected
+
+
+def test_programs_play(device, on_cpu):
+    @sgl.function
+    def program(s):
+        s += "ab"
+        s += sgl.gen("x", max_tokens=3, temperature=0, ignore_eos=True)
+        s += sgl.select("y", ["cd", "ce", "f"])
+        forks = s.fork(2)
+        for i, fork in enumerate(forks):
+            fork += f"g{i}"
+            fork += sgl.gen("z", max_tokens=3, temperature=0, ignore_eos=True)
+        s += forks[0]["z"] + forks[1]["z"]
+
+    texts = [program.run(backend=engine).text() for engine in (on_cpu, device(page_size=4, max_running=4))]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"device": "tpu"}, "device"),
+        ({"device": "cuda:99"}, "device"),
+        ({"mem_fraction": 1.5}, "mem_fraction"),
+        ({"mem_fraction": True}, "mem_fraction"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(folder, settings, message):
+    with pytest.raises(sgl.ParameterError, match=message):
+        sgl.Engine(model=str(folder), **settings)
