@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check unit format clean
+.PHONY: demo test check unit test-gpu format clean
 
 demo: $(VENV)/.core
 	@$(BIN)/python examples/quickstart.py
@@ -20,6 +20,10 @@ check: $(VENV)/.dev
 
 unit: $(VENV)/.dev $(VENV)/.model
 	$(BIN)/python -m pytest --cov=sglang_lite.protocol --cov=sglang_lite.lang --cov-report=term:skip-covered --cov-fail-under=90
+
+# On a machine with a GPU: the kernels, and the engine that runs them.
+test-gpu: $(VENV)/.dev
+	SGLANG_LITE_TEST_GPU=1 $(BIN)/python -m pytest tests/runtime/kernels tests/runtime/test_device.py tests/runtime/models/test_families.py -k 'kernels or device or fused'
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

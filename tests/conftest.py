@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
+
+# Before torch is there: the tests run on the CPU everywhere, and `make test-gpu` runs on a GPU what is made for one.
+if not os.environ.get("SGLANG_LITE_TEST_GPU"):
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ["TRITON_INTERPRET"] = "1"
 
 import sglang_lite as sgl
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is defined: Triton reads it then
 
 
 @pytest.fixture(scope="session")

@@ -102,6 +102,7 @@ class Engine:
                 return
             ready.set_result(loop)
             loop.run()
+            self._runner.close()
 
         self._thread = threading.Thread(target=main, name="sglang_lite-engine", daemon=True)
         self._thread.start()
@@ -121,7 +122,7 @@ class Engine:
             )
         self._eos = loaded.eos_ids
         device = loaded.model.device
-        sizes = config.sized(gpu=device.type == "cuda")
+        sizes = self._sizes = config.sized(gpu=device.type == "cuda")
         pool = config.max_total_tokens or max(self.context_length, sizes.max_running * 512)
         if device.type == "cuda" and config.max_total_tokens is None:
             assert isinstance(loaded.model, Decoder)
@@ -404,6 +405,7 @@ class Engine:
         """The settings, the model's limits, and `stats`."""
         return {
             **asdict(self.config),
+            **asdict(self._sizes),
             "version": __version__,
             "model_path": self.config.model,
             "served_model_name": self.model_name,

@@ -138,6 +138,13 @@ class DeviceRunner:
         self._model = model
         self._graphs.clear()
 
+    def close(self) -> None:
+        """Gives the GPU's memory back. Nothing can be run any more."""
+        self._graphs.clear()
+        del self._model, self._cache, self._copy, self._partials, self._page_table
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
     # ---------------------------------------------------------------------------------------------- steps
 
     @torch.inference_mode()

@@ -26,6 +26,7 @@ def pool_tokens(model: Decoder, fraction: float, sizes: Sizes, context_length: i
     """
     spec, device = model.spec, model.device
     item = model.precision.cache.itemsize
+    torch.cuda.empty_cache()  # what engines that were closed had
     free, total = torch.cuda.mem_get_info(device)
     widest = (
         spec.hidden_size * 6 + (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim * 2 + spec.intermediate_size * 3
@@ -42,6 +43,7 @@ def pool_tokens(model: Decoder, fraction: float, sizes: Sizes, context_length: i
             f"other programs) and a step takes up to {(step + logits + partials) / 2**30:.1f}; with "
             f"mem_fraction={fraction} that leaves room for {max(tokens, 0):,} tokens of keys and values "
             f"({token:,} bytes each).",
-            hint="Raise mem_fraction, lower step_tokens or max_running, or take a smaller model.",
+            hint="Raise mem_fraction, lower step_tokens or max_running, or take a smaller model; engines that share a GPU "
+            "need a mem_fraction or max_total_tokens each.",
         )
     return tokens

@@ -67,6 +67,10 @@ class Runner:
         """Goes on with another model of the same shape. What the cache has is the old one's."""
         self._model = model
 
+    def close(self) -> None:
+        """Gives the memory back. Nothing can be run any more."""
+        del self._model, self._cache
+
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Forward:
         """Computes the batch's tokens."""

@@ -19,7 +19,9 @@ from sglang_lite.runtime.kernels.prefix_attention import prefix_attention
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.kernels.sampling import NOT_FINITE, NOTHING_ALLOWED, DeviceSampling, draw
 from sglang_lite.runtime.kernels.skinny import FewRows, linear_one
+from tests.runtime.kernels import needs_kernels
 
+pytestmark = needs_kernels
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PAGE = 4
 

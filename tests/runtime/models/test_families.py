@@ -21,6 +21,7 @@ from transformers import (
 import sglang_lite as sgl
 from sglang_lite.protocol import Generation, SamplingParams
 from sglang_lite.runtime.models.device_decoder import DeviceDecoder
+from tests.runtime.kernels import needs_kernels
 from tests.runtime.models.tiny import VOCAB, randomise, save
 
 SHAPE = dict(
@@ -109,6 +110,7 @@ def test_logits_equal_those_of_transformers(family, step_tokens):
         assert differences(reference, again, generation).max() <= 1e-4
 
 
+@needs_kernels
 def test_fused_kernels_give_the_same(family, monkeypatch):
     """The path of a GPU; without one, under Triton's interpreter."""
     folder, reference = family
