@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sglang_lite.constraints.nodes import (
+    EMPTY,
     NOTHING,
     Alternation,
     CharSet,
@@ -13,7 +14,8 @@ from sglang_lite.constraints.nodes import (
     Node,
     Ref,
     Repeat,
-    rebuilt,
+    alternation,
+    concat,
     references,
 )
 from sglang_lite.protocol import ConstraintError
@@ -44,7 +46,16 @@ def renamed(language: Language, prefix: str) -> Language:
     """The same language with other names of rules."""
 
     def name(node: Node) -> Node:
-        return Ref(prefix + node.name) if isinstance(node, Ref) else rebuilt(node, name)
+        match node:
+            case Ref(old):
+                return Ref(prefix + old)
+            case Concat(parts):
+                return Concat(tuple(map(name, parts)))
+            case Alternation(options):
+                return Alternation(tuple(map(name, options)))
+            case Repeat(inner, least, most):
+                return Repeat(name(inner), least, most)
+        return node
 
     rules = {prefix + old: name(body) for old, body in language.rules.items()}
     return Language(prefix + language.start, rules, frozenset(prefix + old for old in language.sealed))
@@ -87,6 +98,14 @@ def _makes(node: Node, productive: set[str]) -> bool:
 
 
 def _without_dead(node: Node, productive: set[str]) -> Node:
-    if isinstance(node, Ref):
-        return node if node.name in productive else NOTHING
-    return rebuilt(node, lambda child: _without_dead(child, productive))
+    match node:
+        case Ref(name):
+            return node if name in productive else NOTHING
+        case Concat(parts):
+            return concat(*(_without_dead(part, productive) for part in parts))
+        case Alternation(options):
+            return alternation(_without_dead(option, productive) for option in options)
+        case Repeat(inner, least, most):
+            kept = _without_dead(inner, productive)
+            return Repeat(kept, least, most) if kept != NOTHING else NOTHING if least else EMPTY
+    return node

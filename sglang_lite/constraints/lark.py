@@ -16,8 +16,10 @@ import re
 from sglang_lite.constraints import regex
 from sglang_lite.constraints.nodes import (
     ANY_TEXT,
+    Alternation,
     CharSet,
     Complement,
+    Concat,
     Intersection,
     Language,
     Node,
@@ -26,7 +28,6 @@ from sglang_lite.constraints.nodes import (
     alternation,
     concat,
     literal,
-    rebuilt,
     repeat,
 )
 from sglang_lite.constraints.source import Source, complete
@@ -223,16 +224,32 @@ class _Parser:
                 return self._resolved(name, inside)
             case Ref(name):
                 self._source.fail(f"a terminal refers to the rule {name}", self._uses.get(name, 0))
-        return rebuilt(node, lambda child: self._without_names(child, inside))
+            case Concat(parts):
+                return concat(*(self._without_names(part, inside) for part in parts))
+            case Alternation(options):
+                return alternation(self._without_names(option, inside) for option in options)
+            case Repeat(inner, least, most):
+                return Repeat(self._without_names(inner, inside), least, most)
+            case Intersection(parts):
+                return Intersection(tuple(self._without_names(part, inside) for part in parts))
+            case Complement(inner):
+                return Complement(self._without_names(inner, inside))
+        return node
 
     def _with_terminals(self, node: Node, between: Node) -> Node:
         """The body of a rule with what its terminals stand for, and ignored text after each."""
         match node:
             case Ref(name) if _is_terminal(name):
                 return concat(self._resolved(name), between)
+            case Concat(parts):
+                return concat(*(self._with_terminals(part, between) for part in parts))
+            case Alternation(options):
+                return alternation(self._with_terminals(option, between) for option in options)
+            case Repeat(inner, least, most):
+                return Repeat(self._with_terminals(inner, between), least, most)
             case Intersection() | Complement():
                 return concat(self._without_names(node, ()), between)
-        return rebuilt(node, lambda child: self._with_terminals(child, between))
+        return node
 
 
 def _is_terminal(name: str) -> bool:

@@ -33,7 +33,6 @@ from sglang_lite.constraints.nodes import (
     concat,
     intersection,
     optional,
-    rebuilt,
     references,
 )
 from sglang_lite.protocol import ConstraintError
@@ -109,9 +108,16 @@ def _inlined(language: Language) -> Language:
 
 def _put_in(node: Node, rules: Mapping[str, Node]) -> Node:
     """A node with the bodies of rules in place of their names."""
-    if isinstance(node, Ref):
-        return rules.get(node.name, node)
-    return rebuilt(node, lambda child: _put_in(child, rules))
+    match node:
+        case Ref(name):
+            return rules.get(name, node)
+        case Concat(parts):
+            return concat(*(_put_in(part, rules) for part in parts))
+        case Alternation(options):
+            return alternation(_put_in(option, rules) for option in options)
+        case Repeat(inner, least, most):
+            return Repeat(_put_in(inner, rules), least, most)
+    return node
 
 
 def _measure(node: Node) -> tuple[int, int]:
