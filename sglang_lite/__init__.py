@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_lite.version import __version__
 
 if TYPE_CHECKING:
-    from sglang_lite.constraints import grammar
+    from sglang_lite import grammar
     from sglang_lite.lang.api import (
         assistant,
         assistant_begin,
@@ -79,7 +79,6 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.engine import Engine
 
 _HOMES = {
-    "constraints": ("grammar",),
     "lang.api": (
         "assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int", "gen_string",
         "get_server_info", "image", "select", "separate_reasoning", "set_default_backend", "system", "system_begin",
@@ -106,10 +105,12 @@ _HOMES = {
 }  # fmt: skip
 _HOME = {name: f"sglang_lite.{home}" for home, names in _HOMES.items() for name in names}
 
-__all__ = ["__version__", *_HOME]
+__all__ = ["__version__", "grammar", *_HOME]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "grammar":
+        return importlib.import_module("sglang_lite.grammar")
     if name not in _HOME:
         raise AttributeError(f"module 'sglang_lite' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOME[name]), name)

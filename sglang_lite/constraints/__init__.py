@@ -2,16 +2,5 @@
 
 Every constraint becomes a `Language` (nodes.py): a regex (regex.py), a schema (normal/), a grammar (ebnf.py, lark.py),
 and what is made of them (compose.py). Engines are handed its text (to_lark.py, with lexemes that lexing.py proves);
-matching.py, sampling.py and earley.py work with it directly. The public door is grammar.py, as `sgl.grammar`.
+matching.py, sampling.py and earley.py work with it directly. The public door is `sgl.grammar`, which knows engines too.
 """
-
-from __future__ import annotations
-
-import importlib
-from types import ModuleType
-
-
-def __getattr__(name: str) -> ModuleType:
-    if name == "grammar":  # loaded when it is asked for, as all that is public
-        return importlib.import_module("sglang_lite.constraints.grammar")
-    raise AttributeError(f"module 'sglang_lite.constraints' has no attribute {name!r}")

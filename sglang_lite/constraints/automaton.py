@@ -29,11 +29,12 @@ from sglang_lite.constraints.nodes import (
     children,
     complement,
     intersection,
+    texts_of,
 )
 from sglang_lite.protocol import ConstraintError
 
 MAX_STATES = 20_000
-MAX_TRANSITIONS = 200_000
+MAX_TRANSITIONS = 100_000
 
 State: TypeAlias = int
 Symbol: TypeAlias = "int | str"  # a class of characters, or a rule
@@ -319,8 +320,16 @@ def automaton(node: Node) -> Automaton:
     return Automaton(node)
 
 
+@lru_cache(maxsize=64)
+def _listed(options: tuple[Node, ...]) -> frozenset[str] | None:
+    texts = texts_of(Alternation(options))
+    return None if texts is None else frozenset(texts)
+
+
 def accepts(node: Node, text: str) -> bool:
     """The text is in the language."""
+    if isinstance(node, Alternation) and (texts := _listed(node.options)) is not None:
+        return text in texts
     found = automaton(node)
     return found.accepting(found.run(found.start, text))
 

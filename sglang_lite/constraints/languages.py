@@ -27,8 +27,7 @@ def pruned(language: Language) -> Language:
     Raises:
         ConstraintError: no text is in it.
     """
-    uses = {name: references(body) for name, body in language.rules.items()}
-    productive = _productive(language.rules, uses)
+    productive = _productive(language.rules)
     if language.start not in productive:
         raise ConstraintError("the constraint contradicts itself: no text satisfies it.")
     rules = dict(language.rules)
@@ -36,7 +35,7 @@ def pruned(language: Language) -> Language:
         rules = {name: _without_dead(rules[name], productive) for name in rules if name in productive}
     kept = {language.start: rules[language.start]}
     for name in (queue := [language.start]):
-        for each in references(rules[name]) if rules[name] is not language.rules[name] else uses[name]:
+        for each in sorted(references(rules[name])):
             if each not in kept:
                 kept[each] = rules[each]
                 queue.append(each)
@@ -62,18 +61,24 @@ def renamed(language: Language, prefix: str) -> Language:
     return Language(prefix + language.start, rules, frozenset(prefix + old for old in language.sealed))
 
 
-def _productive(rules: Mapping[str, Node], uses: Mapping[str, set[str]]) -> set[str]:
+def users(rules: Mapping[str, Node]) -> dict[str, list[str]]:
+    """By the name of each rule, those that refer to it."""
+    found: dict[str, list[str]] = {name: [] for name in rules}
+    for name, body in rules.items():
+        for each in references(body):
+            found[each].append(name)
+    return found
+
+
+def _productive(rules: Mapping[str, Node]) -> set[str]:
     """The rules that make some text. Intersections and complements are taken to do."""
-    users: dict[str, list[str]] = {name: [] for name in rules}
-    for name, used in uses.items():
-        for each in used:
-            users[each].append(name)
+    using = users(rules)
     productive: set[str] = set()
     queue = list(rules)[::-1]
     for name in queue:
         if name not in productive and _makes(rules[name], productive):
             productive.add(name)
-            queue += users[name]
+            queue += using[name]
     return productive
 
 

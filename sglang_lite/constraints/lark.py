@@ -83,7 +83,7 @@ class _Parser:
             source.fail("there is no rule 'start'", 0)
         names = {**self._rules, **dict.fromkeys(self._schemas, ANY_TEXT)}
         complete(Language("start", names), source, self._uses)
-        between = Repeat(alternation(self._resolved(name) for name in self._ignored), 0, None)
+        between = repeat(alternation(self._resolved(name) for name in self._ignored), 0, None)
         rules = {
             name: self._with_terminals(body, between) for name, body in self._rules.items() if not _is_terminal(name)
         }

@@ -15,6 +15,7 @@ from itertools import chain, groupby, product
 from sglang_lite.constraints import charsets
 from sglang_lite.constraints.automaton import DEAD, Automaton, State, accepts, is_empty
 from sglang_lite.constraints.charsets import Ranges
+from sglang_lite.constraints.languages import users
 from sglang_lite.constraints.nodes import (
     ANY_CHAR,
     EMPTY,
@@ -63,15 +64,16 @@ def lexed(language: Language) -> Language:
 
 def _lexed(language: Language) -> Language:
     apart: set[Node] = set()
+    deadline = time.monotonic() + MAX_SECONDS
     while True:
         cut = _Cut(language, apart)
         larger = {name: node for name, node in cut.nodes.items() if not isinstance(node, CharSet)}
         if not larger and not language.sealed:  # characters don't collide
             return cut.language
         try:
-            collisions = _Places(cut).collisions()
+            collisions = _Places(cut, deadline).collisions() if time.monotonic() < deadline else cut.symbols
         except _TooMany:
-            collisions = cut.symbols
+            collisions, deadline = cut.symbols, 0.0
         if not collisions:
             return cut.language
         together = {larger[name] for name in collisions & larger.keys()}
@@ -88,10 +90,7 @@ class _TooMany(Exception):  # noqa: N818 # never leaves this module
 def _inlined(language: Language) -> Language:
     """The same language without rules that are regular, as far as that does not make it much larger."""
     uses = {name: references(body) for name, body in language.rules.items()}
-    users: dict[str, list[str]] = {name: [] for name in uses}
-    for name, used in uses.items():
-        for each in used:
-            users[each].append(name)
+    using = users(language.rules)
     inlined: dict[str, Node] = {}
     queue = list(uses)
     for name in queue:
@@ -100,7 +99,7 @@ def _inlined(language: Language) -> Language:
             size, height = _measure(node)
             if size <= MAX_INLINED and height <= MAX_HEIGHT:
                 inlined[name] = node
-                queue += users[name]
+                queue += using[name]
     below = _below(language, language.sealed)
     rules = {name: body if name in below else _put_in(body, inlined) for name, body in language.rules.items()}
     kept = _below(Language(language.start, rules), {language.start})
@@ -236,8 +235,8 @@ def _not_empty(node: Node) -> Node:
 class _Places:
     """The places of a language that has been cut, and what may come at each."""
 
-    def __init__(self, cut: _Cut) -> None:
-        self._cut = cut
+    def __init__(self, cut: _Cut, deadline: float) -> None:
+        self._cut, self._deadline = cut, deadline
         self._rules = [name for name in cut.language.rules if name not in cut.lexemes and name not in cut.sealed_rules]
         self._automaton = Automaton(*(cut.language.rules[name] for name in self._rules))
         self._starts = dict(zip(self._rules, self._automaton.starts))
@@ -246,7 +245,6 @@ class _Places:
         self._firsts = {name: self._first(name) for name in cut.symbols}
         self._overlaps: dict[tuple[str, str], bool] = {}
         self._moves: dict[_Place, set[_Place]] = {}
-        self._deadline = time.monotonic() + MAX_SECONDS
 
     def collisions(self) -> set[str]:
         """The symbols that reading greedily would go wrong with."""
@@ -255,7 +253,7 @@ class _Places:
         found: set[str] = set()
         checked: set[tuple[str, str, Ranges]] = set()
         for places in (queue := [start]):
-            if len(seen) > MAX_PLACES or time.monotonic() > self._deadline:
+            if len(seen) > MAX_PLACES:
                 raise _TooMany
             symbols = self._symbols(places)
             following = {name: self._next_characters(self._closed(self._after(places, name))) for name in symbols}
@@ -277,6 +275,8 @@ class _Places:
 
     def _closed(self, places: Iterable[_Place]) -> frozenset[_Place]:
         """With the places that one gets to without reading."""
+        if time.monotonic() > self._deadline:
+            raise _TooMany
         found = set(places)
         queue = list(found)
         for place in queue:

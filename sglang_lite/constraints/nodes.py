@@ -69,6 +69,8 @@ class Ref:
 
 Node: TypeAlias = "CharSet | Text | Concat | Alternation | Repeat | Intersection | Complement | Ref"
 
+MAX_COUNT = 1_000_000  # of repeats that are multiplied out
+
 EMPTY = Concat(())
 NOTHING = CharSet(())
 ANY_CHAR = CharSet(charsets.ALL)
@@ -124,6 +126,15 @@ def alternation(options: Iterable[Node]) -> Node:
 
 def repeat(node: Node, least: int, most: int | None) -> Node:
     """From `least` to `most` of them."""
+    if node == NOTHING:
+        return NOTHING if least else EMPTY
+    if isinstance(node, Repeat):
+        # a{1,9}{1,9} is a{1,81}: as long as one more of the inner ones leaves no gap between counts.
+        inner, low, high = node.node, node.least, node.most
+        if least == most or high is None or least * high + 1 >= (least + 1) * low:
+            counts = low * least, None if high is None or most is None else high * most
+            if (least or low <= 1) and max(counts[0], counts[1] or 0) <= MAX_COUNT:
+                return Repeat(inner, *counts)
     return EMPTY if most == 0 else node if least == most == 1 else Repeat(node, least, most)
 
 

@@ -25,6 +25,7 @@ from sglang_lite.constraints.nodes import (
     Repeat,
     alternation,
     concat,
+    repeat,
 )
 from sglang_lite.constraints.spelling import to_python as to_python
 from sglang_lite.constraints.spelling import to_rust as to_rust
@@ -224,7 +225,7 @@ class _Parser:
             case Repeat(inner, least, most):
                 alone = most is not None and most <= 1
                 inside = self.edges(inner, caret, dollar, starts=starts and alone, ends=ends and alone)
-                return Repeat(inside, least, most)
+                return repeat(inside, least, most)
             case Concat(parts):
                 solid = [i for i, part in enumerate(parts) if not isinstance(part, _Anchor)]
                 first, last = (solid[0], solid[-1]) if solid else (len(parts), -1)

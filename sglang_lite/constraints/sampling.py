@@ -1,4 +1,4 @@
-"""Texts drawn at random from a constraint: for scripted backends and tests."""
+"""Texts drawn at random from a constraint: for scripted backends, reports and tests."""
 
 from __future__ import annotations
 
@@ -7,20 +7,15 @@ from random import Random
 
 from sglang_lite.constraints.automaton import DEAD, Automaton, State, automaton
 from sglang_lite.constraints.compose import language_of
-from sglang_lite.constraints.nodes import (
-    Alternation,
-    CharSet,
-    Concat,
-    Language,
-    Node,
-    Ref,
-    Repeat,
-    Text,
-)
-from sglang_lite.protocol import Constraint
+from sglang_lite.constraints.languages import users
+from sglang_lite.constraints.nodes import Alternation, CharSet, Concat, Language, Node, Ref, Repeat, Text
+from sglang_lite.protocol import Constraint, ConstraintError
+
+MAX_CHARS = 20_000
+MAX_STEPS = 200_000
 
 _MORE = 3  # how far beyond its minimum a repeat goes
-_DEPTH = 12  # of rules, from where on the shortest way out is taken
+_DEPTH = 12  # of rules and repeats, from where on the shortest way out is taken
 _STEPS = 6  # through an automaton, likewise
 
 
@@ -28,9 +23,14 @@ def sample(constraint: Constraint, random: Random) -> str:
     """A text the constraint allows.
 
     Raises:
-        ConstraintError: there is none, or it can't be told.
+        ConstraintError: there is none, it can't be told, or all that were looked at are too long.
     """
-    return _Sampler(language_of(constraint), random).text()
+    sampler = _Sampler(language_of(constraint), random)
+    for deepest in (_DEPTH, 0):  # some are short only if they are as short as they can be
+        text = sampler.text(deepest)
+        if text is not None:
+            return text
+    raise ConstraintError(f"no text of at most {MAX_CHARS:,} characters was found.")
 
 
 class _Sampler:
@@ -38,41 +38,56 @@ class _Sampler:
         self._language, self._random = language, random
         self._heights = _heights(language)
 
-    def text(self) -> str:
-        return self._from(Ref(self._language.start), 0)
+    def text(self, deepest: int) -> str | None:
+        """A text; None if it gets too long."""
+        written: list[str] = []
+        length, steps = 0, 0
+        stack: list[tuple[Node, int]] = [(Ref(self._language.start), 0)]
+        while stack:
+            node, depth = stack.pop()
+            steps += 1
+            match node:
+                case Concat(parts):
+                    stack += [(part, depth) for part in reversed(parts)]
+                case Alternation(options):
+                    stack.append((self._option(options, brief=depth >= deepest), depth))
+                case Repeat(inner, least, most):
+                    more = 0 if depth >= deepest else _MORE if most is None else min(_MORE, most - least)
+                    stack += [(inner, depth + 1)] * self._random.randint(least, least + more)
+                case Ref(name):
+                    stack.append((self._language.rules[name], depth + 1))
+                case _:
+                    written.append(self._piece(node))
+                    length += len(written[-1])
+            if length > MAX_CHARS or steps > MAX_STEPS or len(stack) > MAX_STEPS:
+                return None
+        return "".join(written)
 
-    def _from(self, node: Node, depth: int) -> str:
+    def _option(self, options: tuple[Node, ...], *, brief: bool) -> Node:
+        if brief:
+            return min(options, key=lambda option: _height(option, self._heights))
+        wide = [option for option in options if _is_wide(option)]  # rather than single escapes
+        return self._random.choice(wide or options)
+
+    def _piece(self, node: Node) -> str:
         match node:
             case Text(text):
                 return text
             case CharSet():
                 return _character(node, self._random)
-            case Concat(parts):
-                return "".join([self._from(part, depth) for part in parts])
-            case Alternation(options):
-                if depth > _DEPTH:
-                    return self._from(min(options, key=self._height), depth)
-                wide = [option for option in options if _is_wide(option)]  # rather than single escapes
-                return self._from(self._random.choice(wide or options), depth)
-            case Repeat(inner, least, most):
-                more = 0 if depth > _DEPTH else _MORE if most is None else min(_MORE, most - least)
-                return "".join([self._from(inner, depth) for _ in range(self._random.randint(least, least + more))])
-            case Ref(name):
-                return self._from(self._language.rules[name], depth + 1)
         return _through(automaton(node), self._random)
-
-    def _height(self, node: Node) -> float:
-        return _height(node, self._heights)
 
 
 def _heights(language: Language) -> dict[str, float]:
     """How deep rules nest in the shortest text of each rule."""
     heights = dict.fromkeys(language.rules, float("inf"))
-    while True:
-        lower = {name: 1 + _height(body, heights) for name, body in language.rules.items()}
-        if lower == heights:
-            return heights
-        heights = lower
+    using = users(language.rules)
+    for name in (queue := list(language.rules)):
+        height = 1 + _height(language.rules[name], heights)
+        if height < heights[name]:
+            heights[name] = height
+            queue += using[name]
+    return heights
 
 
 def _height(node: Node, heights: dict[str, float]) -> float:

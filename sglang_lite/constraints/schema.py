@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
@@ -11,9 +12,12 @@ from typing import Any, Literal
 from sglang_lite.constraints import formats
 from sglang_lite.constraints.automaton import accepts
 from sglang_lite.constraints.normal import wellformed
+from sglang_lite.constraints.normal.document import Document
 from sglang_lite.constraints.normal.numbers import exact
 from sglang_lite.constraints.regex import parse_schema_pattern
 from sglang_lite.protocol import ConstraintError, JsonSchema, ValueValidationError
+
+MAX_FOLLOWED = 100_000  # references in the validation of a value
 
 
 def json_schema(
@@ -54,20 +58,27 @@ def parse_json(constraint: JsonSchema, text: str) -> Any:
 
     Raises:
         ValueValidationError: `text` is no JSON or breaks the schema; it carries the text and the value.
-        ConstraintError: the schema refers to what is not there.
+        ConstraintError: the schema refers to what is not there, or to itself again and again.
     """
     from referencing.exceptions import Unresolvable
 
     try:
-        value = json.loads(text, parse_constant=wellformed.no_number)
+        value = json.loads(text, parse_constant=wellformed.no_number, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise ValueValidationError(f"the text is not JSON: {error}", text=text) from error
     try:
-        for fault in _validator(constraint).iter_errors(value):
+        for fault in _validator(constraint).evolve(format_checker=_Followed()).iter_errors(value):
             raise ValueValidationError(f"{fault.json_path}: {fault.message}", text=text, value=value)
+    except RecursionError as error:
+        raise ValueValidationError("the value is nested too deeply.", text=text, value=value) from error
     except Unresolvable as error:
         raise ConstraintError(f"json_schema: the reference {error.ref!r} leads to nothing.") from error
     return value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else wellformed.no_number(text)
 
 
 @lru_cache(maxsize=256)
@@ -82,15 +93,61 @@ def _validator(constraint: JsonSchema) -> Any:
         "patternProperties": _pattern_properties,
         "additionalProperties": _additional_properties,
         "multipleOf": _multiple_of,
-        "format": _format if constraint.format == "assert" else None,
+        "format": _format if constraint.format == "assert" else _nothing,
+        **{
+            name: _remembered(draft.VALIDATORS[name], dynamic="$dynamicRef" in constraint.schema)
+            for name in ("$ref", "$dynamicRef")
+            if name in draft.VALIDATORS
+        },
     }
-    if draft is Draft202012Validator and "$schema" not in (schema if isinstance(schema, dict) else {}):
+    dialect = schema.get("$schema") if isinstance(schema, dict) else None
+    document = Document(schema)
+    for place in document.places:  # where one is said, jsonschema would go on with its own class for that dialect
+        found = document.at(place.pointer)
+        if isinstance(found, dict):
+            found.pop("$schema", None)
+    if draft is Draft202012Validator and dialect is None:
         older = validators.validator_for({"$schema": "http://json-schema.org/draft-07/schema#"}).VALIDATORS
         keywords["dependencies"] = older["dependencies"]
         keywords["items"] = _items
     extend: Any = validators.extend  # which has no types
-    kind = extend(draft, {name: check for name, check in keywords.items() if check is not None})
+    kind = extend(draft, keywords)
     return kind(schema, registry=EMPTY_REGISTRY)  # which fetches nothing
+
+
+class _Followed:
+    """The references that one validation has followed. Stands where keywords find it: for the format checker, which
+    ours does without."""
+
+    def __init__(self) -> None:
+        self.left = MAX_FOLLOWED
+        self.valid: dict[tuple[int, int], bool] = {}  # by the objects of the reference's schema and of the value
+
+
+def _remembered(follow: Callable[..., Iterator[Any]], *, dynamic: bool) -> Callable[..., Iterator[Any]]:
+    """A reference that is followed once for each value: definitions that each refer twice to the next one would be
+    looked at 2^n times. With `dynamic` ones what is said depends on the way, and they are only counted."""
+
+    def check(validator: Any, reference: str, value: Any, schema: Any) -> Iterator[Any]:
+        followed, key = validator.format_checker, (id(schema), id(value))
+        if key in followed.valid and not dynamic:
+            if not followed.valid[key]:
+                yield _fault(f"{str(value)[:60]} is not valid under {reference}")
+            return
+        followed.left -= 1
+        if followed.left < 0:
+            raise ConstraintError(f"json_schema: more than {MAX_FOLLOWED:,} references are followed for a value.")
+        valid = True
+        for fault in follow(validator, reference, value, schema) or ():
+            valid = False
+            yield fault
+        followed.valid[key] = valid
+
+    return check
+
+
+def _nothing(validator: Any, said: Any, value: Any, schema: Any) -> Iterator[Any]:
+    return iter(())
 
 
 # ------------------------------------------------------- keywords that jsonschema reads in another way than the engines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from sglang_lite.constraints.lengths import lengths
 from sglang_lite.constraints.nodes import (
     Alternation,
     Complement,
@@ -21,6 +22,7 @@ from sglang_lite.constraints.nodes import (
 from sglang_lite.constraints.spelling import to_rust
 from sglang_lite.protocol import ConstraintError
 
+MAX_LEAST = 2**20  # characters of a lexeme's shortest text; the engine writes out what is forced
 MAX_DEPTH = 2_000  # of rules within rules; llguidance 1.9.1 overflows its stack between 4,000 and 8,000
 
 
@@ -86,6 +88,8 @@ class _Speller:
 
     def _lexeme(self, node: Node) -> str:
         if node not in self._lexemes:
+            if lengths(node)[0] > MAX_LEAST:
+                raise ConstraintError(f"texts of more than {MAX_LEAST:,} characters are asked for.")
             text = text_of(node)
             if text is not None:
                 self._lexemes[node] = json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -342,7 +342,7 @@ class StreamExecutor:
     def _gen(self, node: SglGen, where: Location | None) -> GenOp:
         params = self._params(node)
         backend = self.backend if node.options is None or node.options.backend is None else node.options.backend
-        if backend.capabilities is not EVERYTHING:
+        if node.constraint is not None or backend.capabilities is not EVERYTHING:
             backend.check(node, params, node.constraint, where)
         if backend.blocking and params is not NO_PARAMS:
             for field in _UNKNOWN_TO_HOOKS:

@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sglang_lite.constraints import structural_tag
 from sglang_lite.protocol import (
     Constraint,
     ConstraintError,
     Delta,
+    Ebnf,
     Generation,
     JsonSchema,
     OverloadedError,
@@ -263,14 +265,20 @@ _PARAMS = {
         )
     },
 }  # fmt: skip
-_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+_GRAMMARS: dict[str, Callable[[str], Constraint]] = {
+    "json_schema": JsonSchema,
+    "regex": Regex,
+    "ebnf": Ebnf,
+    "structural_tag": structural_tag.parse,
+}
 
 
 def read_params(given: Any) -> tuple[SamplingParams, Constraint | None]:
     """SGLang's `sampling_params`; a value of None stands for the default.
 
     Raises:
-        ParameterError: an unknown key, more than one grammar, or a grammar that is not supported.
+        ParameterError: an unknown key, or more than one grammar.
+        ConstraintError: a structural tag that is not valid or not supported.
     """
     if not isinstance(given, Mapping):
         raise ParameterError("sampling_params", f"{type(given).__name__} is not a dictionary.")
@@ -302,11 +310,9 @@ def _constraint(given: Mapping[str, Any]) -> Constraint | None:
     name, text = grammars[0], given[grammars[0]]
     if len(grammars) > 1:
         raise ParameterError(name, f"and {grammars[1]} are both given; only one grammar can hold.")
-    if name not in ("json_schema", "regex"):
-        raise ParameterError(name, "comes with further grammar backends.", hint="Use json_schema or regex.")
     if not isinstance(text, str):
         raise ParameterError(name, f"{type(text).__name__} is not a string.")
-    return JsonSchema(text) if name == "json_schema" else Regex(text)
+    return _GRAMMARS[name](text)
 
 
 # ------------------------------------------------------------------------------------------------------ answers

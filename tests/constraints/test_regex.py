@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_lite.constraints.automaton import accepts
 from sglang_lite.constraints.nodes import CharSet
-from sglang_lite.constraints.regex import parse, to_python, to_rust
+from sglang_lite.constraints.regex import parse, parse_schema_pattern, to_python, to_rust
 from sglang_lite.constraints.sampling import sample
 from sglang_lite.protocol import ConstraintError, Regex
+from tests.constraints import engine
 
 PATTERNS = [
     "abc", "a|b|", "(?:ab)+c?", "[a-c]{2,4}", r"\d+\.\d{2}", r"\w+@\w+\.(com|org)", "(?i)hello", "(?i:a)b", "x{,3}",
@@ -55,7 +57,76 @@ def test_classes_hold_exactly_pythons_characters(text):
         assert bool(re.fullmatch(to_python(parse(pattern)), text)) == bool(re.fullmatch(pattern, text)), pattern
 
 
+_ATOMS = [
+    "a",
+    "b",
+    "ab",
+    ".",
+    "[ab]",
+    "[^a]",
+    "(a|b)",
+    "(?:ab|)",
+    "[a-c-]",
+    r"\.",
+    r"\x61",
+    "é",
+    r"\d",
+    r"\w",
+    r"[\W_]",
+    "(?i:A)",
+]
+
+
+def _pattern(random, depth=0):
+    def piece():
+        atom = f"({_pattern(random, depth + 1)})" if depth < 2 and random.random() < 0.2 else random.choice(_ATOMS)
+        return atom + random.choice(["", "", "", "*", "+", "?", "{2}", "{1,2}", "{,2}", "*?"])
+
+    return "|".join("".join(piece() for _ in range(random.randrange(4))) for _ in range(random.choice([1, 1, 2])))
+
+
+def _texts(pattern, random):
+    texts = [sample(Regex(pattern), random) for _ in range(6)]
+    texts += ["".join(random.choices("abAé1_.-\n", k=random.randrange(5))) for _ in range(20)]
+    return texts + [text[:-1] for text in texts] + [text + "b" for text in texts]
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_random_patterns_match_what_pythons_do_here_and_in_the_engine(seed):
+    rng = random.Random(seed)
+    pattern = _pattern(rng)
+    node, grammar = parse(pattern), engine.byte_engine().compile(Regex(pattern))
+    for text in _texts(pattern, rng):
+        matches = bool(re.fullmatch(pattern, text))
+        assert accepts(node, text) == matches, (pattern, text)
+        assert engine.accepts(grammar, text) == matches, (pattern, text)
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_patterns_of_schemas_are_searched_for(seed):
+    rng = random.Random(seed)
+    body = _pattern(rng).replace("{,2}", "{0,2}")
+    pattern = rng.choice(["{}", "^{}", "{}$", "^{}$", "^a|{}", "(^|,)({})", "(?:{})(b|$)"]).format(body)
+    node = parse_schema_pattern(pattern)
+    for text in _texts(body, rng):
+        if text.isascii():  # where \\d and \\w mean the same in ECMA-262
+            assert accepts(node, text) == bool(re.search(pattern.replace("$", r"\Z"), text)), (pattern, text)
+
+
+def test_patterns_of_schemas_have_the_class_escapes_of_ecma_262():
+    assert accepts(parse(r"\d\w"), "٣é")
+    assert not accepts(parse_schema_pattern(r"^\d"), "٣")
+    assert not accepts(parse_schema_pattern(r"^\w"), "é")
+    assert accepts(parse_schema_pattern(r"^[\w-.]+$"), "a-.")
+    assert accepts(parse_schema_pattern(r"^\u{1F600}\/$"), "😀/")
+    assert not accepts(parse_schema_pattern("^.$"), "\u2028")
+    assert not accepts(parse_schema_pattern("[]"), "a")
+    with pytest.raises(ConstraintError, match="least count"):
+        parse_schema_pattern("a{,2}")
+
+
 def test_unicode_categories():
+    assert accepts(parse(r"\p{Uppercase_Letter}\p{Letter}"), "Éa")
     assert re.fullmatch(to_python(parse(r"\p{Lu}\p{Ll}+\P{L}\p{^Nd}")), "Éa!?")
     assert not re.fullmatch(to_python(parse(r"\p{Lu}")), "é")
 

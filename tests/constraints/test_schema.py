@@ -1,9 +1,13 @@
-"""Schemas are checked before anything runs, and values against them afterwards."""
+"""Schemas are checked before anything runs, enforced or refused with a pointer, and values are validated against them."""
+
+import json
 
 import pytest
 
+from sglang_lite.constraints.normal import normalise
 from sglang_lite.constraints.schema import json_schema, parse_json
 from sglang_lite.protocol import ConstraintError, JsonSchema, ValueValidationError
+from tests.constraints.engine import accepts, byte_engine
 
 
 def test_a_schema_may_be_text_a_mapping_or_a_boolean():
@@ -17,8 +21,11 @@ def test_a_schema_may_be_text_a_mapping_or_a_boolean():
     [
         ("{", "not JSON"),
         ("[1]", "not list"),
+        ('{"minimum": NaN}', "NaN is no number"),
         ({"type": object()}, "not a JSON document"),
+        ({"maximum": float("inf")}, "not a JSON document"),
         ("[" * 100_000, "nested too deeply"),
+        ('{"not":' * 300 + "{}" + "}" * 300, "nested too deeply"),
         ('"' + "x" * 2_000_001 + '"', "the limit is"),
     ],
 )
@@ -27,17 +34,258 @@ def test_what_is_no_schema_is_refused(schema, message):
         json_schema(schema)
 
 
-def test_the_fault_of_a_schema_has_its_pointer():
+@pytest.mark.parametrize(
+    ("schema", "pointer"),
+    [
+        ({"properties": {"a/b": {"type": "strin"}}}, "/properties/a~1b/type"),
+        ({"items": 3}, "/items"),
+        ({"allOf": []}, "/allOf"),
+        ({"$defs": {"x": {"minLength": -1}}}, "/$defs/x/minLength"),
+        ({"required": True}, "/required"),
+        ({"multipleOf": 0}, "/multipleOf"),
+        ({"anyOf": [{"pattern": 1}]}, "/anyOf/0/pattern"),
+        ({"uniqueItems": "yes"}, "/uniqueItems"),
+        ({"enum": {}}, "/enum"),
+    ],
+)
+def test_the_fault_of_a_schema_has_its_pointer(schema, pointer):
     with pytest.raises(ConstraintError) as caught:
-        json_schema({"properties": {"a/b": {"type": "strin"}}})
-    assert caught.value.pointer == "/properties/a~1b/type"
+        json_schema(schema)
+    assert caught.value.pointer == pointer
+
+
+@pytest.mark.parametrize("option", [{"enforce": "maybe"}, {"format": "check"}, {"separators": (";", ":")}])
+def test_options_that_are_none_are_refused(option):
+    with pytest.raises(ConstraintError, match=next(iter(option))):
+        json_schema({}, **option)
+
+
+# ------------------------------------------------------------------------------------------------- enforcing
+
+OBJECT = {"type": "object", "additionalProperties": False}
+KEPT = [
+    # what the engines by themselves refuse, ignore or get wrong
+    ({"type": "string", "pattern": "foo"}, ['"xfoox"'], ['"fo"']),
+    ({"type": "string", "pattern": "^a+$", "maxLength": 2}, ['"a"', '"aa"'], ['"aaa"', '""']),
+    ({"type": "string", "format": "date", "pattern": "^2024"}, ['"2024-02-29"'], ['"2023-01-01"', '"2024-02-30"']),
+    ({"type": "string", "minLength": 1, "maxLength": 2}, ['"é😀"', '"\\n"'], ['""', '"abc"']),
+    ({"not": {"type": ["string", "number"]}}, ["null", "[]", "{}"], ['"a"', "1"]),
+    ({"type": "integer", "not": {"multipleOf": 2}}, ["1", "-3"], ["2", "0"]),
+    ({"type": "string", "not": {"enum": ["a", "b"]}}, ['"c"', '"aa"'], ['"a"']),
+    ({"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 2}]}, ["1", "2.5"], ["3", "1.5"]),
+    ({"allOf": [{"minimum": 1}, {"maximum": 2.5}], "type": "number"}, ["1", "2.50"], ["0.9", "2.51"]),
+    ({"type": "array", "contains": {"const": 1}, "maxItems": 3}, ["[1]", "[2, 1]"], ["[]", "[2, 3]", "[1, 1, 1, 1]"]),
+    ({"type": "array", "contains": {"const": 1}, "maxContains": 1}, ["[0, 1]"], ["[1, 1]", "[0]"]),
+    ({"items": {"enum": [1, 2, 3]}, "uniqueItems": True, "type": "array"}, ["[]", "[3, 1]"], ["[1, 1]", "[1, 2, 1]"]),
+    ({"prefixItems": [{"type": "null"}], "items": False, "type": "array"}, ["[]", "[null]"], ["[null, 1]", "[1]"]),
+    ({"minProperties": 1, "maxProperties": 2, "type": "object"}, ['{"a": 1, "b": 2}'], ["{}", '{"a": 1, "b": 2, "c": 3}']),
+    ({"propertyNames": {"maxLength": 1}, "type": "object"}, ['{"a": 1}'], ['{"ab": 1}']),
+    (
+        OBJECT | {"properties": {"ab": {"maximum": 5}}, "patternProperties": {"^a": {"type": "integer"}}},
+        ['{"ab": 3}', '{"ac": 7}'],
+        ['{"ab": 7}', '{"ab": 1.5}', '{"b": 1}'],
+    ),
+    (
+        OBJECT | {"properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}},
+        ["{}", '{"b": 1}', '{"a": 1, "b": 2}'],
+        ['{"a": 1}'],
+    ),
+    (
+        {
+            "type": "object",
+            "properties": {"kind": {"enum": ["int", "text"]}, "value": {}},
+            "required": ["kind", "value"],
+            "if": {"properties": {"kind": {"const": "int"}}},
+            "then": {"properties": {"value": {"type": "integer"}}},
+            "else": {"properties": {"value": {"type": "string"}}},
+        },
+        ['{"kind": "int", "value": 1}', '{"kind": "text", "value": "x"}'],
+        ['{"kind": "int", "value": "x"}', '{"kind": "text", "value": 1}'],
+    ),
+    (
+        {"$ref": "#/$defs/base", "properties": {"b": {"type": "null"}}, "unevaluatedProperties": False,
+         "$defs": {"base": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}}},
+        ['{"b": null, "a": 1}', '{"a": 1}'],
+        ['{"a": 1, "c": 2}', "{}"],
+    ),
+    (
+        {"$schema": "http://json-schema.org/draft-04/schema#", "type": "integer", "minimum": 1, "exclusiveMinimum": True,
+         "const": 7},
+        ["2", "7"],
+        ["1"],
+    ),
+    (
+        {"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"type": "null"}], "additionalItems": False,
+         "type": "array", "dependencies": {"a": ["b"]}},
+        ["[]", "[null]"],
+        ["[null, null]"],
+    ),
+    ({"const": {"a": [1, "x\n", None]}}, ['{"a": [1, "x\\n", null]}'], ['{"a": [1, "x\\n"]}', '{"a": [1, "x", null]}']),
+    ({"type": "string", "format": "no-such-format"}, ['"anything"'], ["1"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "valid", "invalid"), KEPT, ids=lambda value: json.dumps(value)[:50])
+def test_what_is_enforced_is_exact(schema, valid, invalid):
+    constraint = json_schema(schema)
+    grammar = byte_engine().compile(constraint)
+    for text in valid:
+        assert accepts(grammar, text), text
+        parse_json(constraint, text)
+    for text in invalid:
+        assert not accepts(grammar, text), text
+        with pytest.raises(ValueValidationError):
+            parse_json(constraint, text)
+
+
+# JSON as models write it may name a member twice, and the last one counts.
+REPEATED = [
+    ({"propertyNames": {"enum": ["a", "b"]}, "minProperties": 2}, ['{"a": 1, "b": 2}'], ['{"a": 1, "a": 2}']),
+    ({"not": {"additionalProperties": {"type": "integer"}}}, ['{"b": 1, "a": "x"}'], ['{"a": "x", "a": 2}']),
+    ({"required": ["a"], "minProperties": 2}, ['{"a": 1, "b": 2}'], ['{"a": 1}', '{"a": 1, "a": 2}']),
+    ({"not": {"propertyNames": {"pattern": "^a"}}, "maxProperties": 2}, ['{"aa": 1, "b": 2}'], ['{"aa": 1}', "{}"]),
+]
+
+
+@pytest.mark.parametrize(("schema", "valid", "invalid"), REPEATED)
+def test_a_name_that_is_written_twice_breaks_nothing(schema, valid, invalid):
+    grammar = byte_engine().compile(json_schema({"type": "object", **schema}))
+    assert [text for text in valid if not accepts(grammar, text)] == []
+    assert [text for text in invalid if accepts(grammar, text)] == []
+
+
+def test_best_effort_still_counts_members_and_checks_that_their_names_differ():
+    constraint = json_schema({"type": "object", "minProperties": 2}, enforce="best_effort")
+    assert [pointer for pointer, _ in normalise(constraint).checked] == ["/minProperties"]
+    grammar = byte_engine().compile(constraint)
+    assert accepts(grammar, '{"a": 1, "b": 2}')
+    assert not accepts(grammar, '{"a": 1}')
+    with pytest.raises(ValueValidationError):
+        parse_json(constraint, '{"a": 1, "a": 2}')
+
+
+def test_the_style_is_one():
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "array"}}}
+    usual = byte_engine().compile(json_schema(schema))
+    compact = byte_engine().compile(json_schema(schema, separators=(",", ":")))
+    assert accepts(usual, '{"a": 1, "b": [1, {"c": 2}]}')
+    assert accepts(compact, '{"a":1,"b":[1,{"c":2}]}')
+    for text in ('{"b": [], "a": 1}', '{"a":1}', '{ "a": 1}', ' {"a": 1}', '{"a": 1.0}', '{"a": 1}\n', '{"a": 1, }'):
+        assert not accepts(usual, text)
+    assert not accepts(compact, '{"a": 1}')
+
+
+@pytest.mark.parametrize(
+    ("schema", "pointer"),
+    [
+        ({"properties": {"tags": {"type": "array", "uniqueItems": True}}}, "/properties/tags/uniqueItems"),
+        ({"not": {"type": "array", "uniqueItems": True}}, "/not/uniqueItems"),
+        ({"multipleOf": 11}, "/multipleOf"),
+        ({"minProperties": 2}, "/minProperties"),
+        ({"items": {"not": {"anyOf": [{"additionalProperties": {"type": kind}} for kind in ("null", "string")]}}}, "/items"),
+        ({"$ref": "https://example.com/schema.json"}, "/$ref"),
+        ({"$ref": "#/$defs/none"}, "/$ref"),
+        ({"items": {"pattern": "(?=a)"}}, "/items/pattern"),
+        ({"patternProperties": {"(": True}}, "/patternProperties"),
+        ({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "/$defs/a"),
+        ({"oneOf": [{"type": "object", "properties": {f"p{i}": {"const": i}}, "required": [f"p{i}"]} for i in range(14)]},
+         "/oneOf"),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_enforced_is_refused_with_its_pointer(schema, pointer):
+    with pytest.raises(ConstraintError) as caught:
+        normalise(json_schema(schema))
+    assert caught.value.pointer == pointer
+
+
+def test_best_effort_enforces_the_rest_and_tells_what_is_checked():
+    schema = {
+        "type": "object",
+        "properties": {"tags": {"type": "array", "uniqueItems": True, "items": {"type": "string", "pattern": r"\bx"}}},
+        "required": ["tags"],
+    }
+    constraint = json_schema(schema, enforce="best_effort")
+    pointers = [pointer for pointer, _ in normalise(constraint).checked]
+    assert sorted(pointers) == ["/properties/tags/items/pattern", "/properties/tags/uniqueItems"]
+    grammar = byte_engine().compile(constraint)
+    assert accepts(grammar, '{"tags": ["x", "x"]}')
+    assert not accepts(grammar, '{"tags": [1]}')
+    assert not accepts(grammar, "{}")
+    assert parse_json(constraint, '{"tags": ["x", "a x"]}') == {"tags": ["x", "a x"]}
+    for text in ('{"tags": ["x", "x"]}', '{"tags": ["ax"]}'):
+        with pytest.raises(ValueValidationError):
+            parse_json(constraint, text)
+
+
+def test_best_effort_fetches_nothing_either():
+    with pytest.raises(ConstraintError, match="leads out of the schema"):
+        normalise(json_schema({"$ref": "https://example.com/schema.json"}, enforce="best_effort"))
+    with pytest.raises(ConstraintError, match="leads to nothing"):
+        parse_json(json_schema({"$ref": "https://example.com/schema.json"}), "1")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        False,
+        {"type": "string", "minLength": 3, "maxLength": 2},
+        {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+        {"allOf": [{"type": "integer"}, {"type": "string"}]},
+        {"type": "array", "minItems": 2, "maxItems": 1},
+        {"type": "string", "pattern": "^a", "const": "b"},
+        {"type": "object", "required": ["a"], "propertyNames": {"const": "b"}},
+    ],
+)
+def test_what_contradicts_itself_is_refused(schema):
+    with pytest.raises(ConstraintError, match="contradicts itself"):
+        normalise(json_schema(schema))
+
+
+def test_large_schemas_are_compiled_or_refused_in_time():
+    properties = {f"p{i}": {"type": "integer"} for i in range(3000)}
+    grammar = byte_engine().compile(json_schema({"type": "object", "properties": properties}))
+    assert accepts(grammar, '{"p3": 1, "p2999": 2}')
+    with pytest.raises(ConstraintError, match="too large"):
+        normalise(json_schema({"properties": {f"p{i}": {"const": i} for i in range(30_000)}}))
+    either = [{"anyOf": [{"required": [f"p{i}"]}, {"required": [f"q{i}"]}]} for i in range(20)]
+    with pytest.raises(ConstraintError, match="too complex"):
+        normalise(json_schema({"type": "object", "allOf": either}))
+
+
+# ------------------------------------------------------------------------------------------------ validating
 
 
 def test_values_are_validated():
     constraint = json_schema({"type": "object", "properties": {"n": {"type": "integer", "maximum": 3}}})
     assert parse_json(constraint, '{"n": 2}') == {"n": 2}
+    assert parse_json(constraint, ' {\n"x":1,"n" : 2} ') == {"x": 1, "n": 2}
     with pytest.raises(ValueValidationError, match=r"\$\.n: 5 is greater") as caught:
         parse_json(constraint, '{"n": 5}')
     assert (caught.value.text, caught.value.value) == ('{"n": 5}', {"n": 5})
-    with pytest.raises(ValueValidationError, match="not JSON"):
-        parse_json(constraint, '{"n":')
+    for text in ('{"n":', '{"n": NaN}', '{"n": 1e999}', "[1", "9" * 5000):
+        with pytest.raises(ValueValidationError, match="not JSON"):
+            parse_json(constraint, text)
+
+
+def test_formats_are_asserted_unless_they_are_annotations():
+    schema = {"type": "string", "format": "ipv4"}
+    with pytest.raises(ValueValidationError, match="not a 'ipv4'"):
+        parse_json(json_schema(schema), '"1.2.3"')
+    annotated = json_schema(schema, format="annotate")
+    assert parse_json(annotated, '"1.2.3"') == "1.2.3"
+    assert accepts(byte_engine().compile(annotated), '"1.2.3"')
+
+
+def test_decimals_are_exact_in_validation_too():
+    assert parse_json(json_schema({"multipleOf": 0.01}), "19.99") == 19.99
+
+
+def test_a_schema_that_says_its_draft_is_validated_by_the_same_rules_everywhere():
+    schema = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "properties": {"next": {"$ref": "#"}, "day": {"type": "string", "format": "date", "pattern": r"^\p{Nd}"}},
+    }
+    constraint = json_schema(schema)
+    assert parse_json(constraint, '{"next": {"day": "2024-02-29"}}') == {"next": {"day": "2024-02-29"}}
+    with pytest.raises(ValueValidationError, match="not a 'date'"):
+        parse_json(constraint, '{"next": {"day": "2024-02-30"}}')

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sglang_lite as sgl
-from sglang_lite.protocol import Generation, JsonSchema, Regex, SamplingParams, TokenLogprob
+from sglang_lite.protocol import Ebnf, Generation, JsonSchema, Regex, SamplingParams, StructuralTag, Tag, TokenLogprob
 from sglang_lite.runtime.engine import Engine
 from sglang_lite.runtime.native import Answer, Call, engine_settings, read_params, read_request
 from tests.runtime import scripted
@@ -42,6 +42,10 @@ def test_sampling_params_are_translated_and_null_is_the_default():
     assert read_params(given) == (expected, None)
     assert read_params({"regex": "a"})[1] == Regex("a")
     assert read_params({"json_schema": "{}"})[1] == JsonSchema("{}")
+    assert read_params({"ebnf": 'root ::= "a"'})[1] == Ebnf('root ::= "a"')
+    tag = '{"structures": [{"begin": "<a>", "schema": {"type": "null"}, "end": "</a>"}], "triggers": ["<a"]}'
+    content = JsonSchema('{"type": "null"}')
+    assert read_params({"structural_tag": tag})[1] == StructuralTag((Tag("<a>", content, "</a>"),), ("<a",))
 
 
 @pytest.mark.parametrize(
@@ -49,8 +53,8 @@ def test_sampling_params_are_translated_and_null_is_the_default():
     [
         ({"max_tokens": 3}, "max_tokens: sampling_params has no such field. It has: .*max_new_tokens"),
         ({"regex": "a", "json_schema": "{}"}, "json_schema: and regex are both given"),
-        ({"ebnf": "root ::= x"}, "ebnf: comes with further grammar backends"),
-        ({"structural_tag": "{}"}, "structural_tag"),
+        ({"ebnf": 3}, "ebnf: int is not a string"),
+        ({"ebnf": "root ::= x", "structural_tag": "{}"}, "ebnf: and structural_tag are both given"),
         ({"json_schema": {"type": "object"}}, "json_schema: dict is not a string"),
         ({"beam_width": 2}, "beam_width"),
         ([1], "sampling_params: list is not a dictionary"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import lru_cache
 
 from sglang_lite.constraints.nodes import (
     EMPTY,
@@ -17,6 +18,7 @@ from sglang_lite.constraints.nodes import (
     intersection,
     literal,
     optional,
+    repeat,
 )
 from sglang_lite.constraints.normal.numbers import EVERY, Numbers, Piece
 from sglang_lite.constraints.regex import parse
@@ -25,7 +27,7 @@ from sglang_lite.protocol import ConstraintError
 MAX_ENDINGS = 1_000
 MAX_REMAINDERS = 7
 
-ANY_NUMBER = parse(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?")
+ANY_NUMBER = parse(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-2]?[0-9]{1,2})?")  # exponents that floats have
 _DIGIT = CharSet(((48, 57),))
 _DIGITS = Repeat(_DIGIT, 0, None)
 _FRACTION = optional(parse(r"\.[0-9]+"))
@@ -191,14 +193,22 @@ def _divisible(number: int, after_point: int) -> Node:
         while not rest % prime:
             rest //= prime
     node = _endings(number // rest, after_point)
-    if rest > 1:
-        if after_point or rest > MAX_REMAINDERS:
-            raise ConstraintError(
-                f"multiples of {rest} can't be told by a small automaton.",
-                hint=f"Supported: 2, 5, up to {MAX_REMAINDERS}, and products of them.",
-            )
-        node = intersection(node, _by_remainder(rest))
-    return node
+    if rest == 1:
+        return node
+    if rest > MAX_REMAINDERS or 10**after_point > MAX_ENDINGS:
+        raise ConstraintError(
+            f"multiples of {number} can't be told by a small automaton.",
+            hint=f"Supported: 2, 3, 5, {MAX_REMAINDERS}, and products of 2 and 5 and one of the others.",
+        )
+    if not after_point:
+        return intersection(node, _by_remainder(rest, 0))
+    shift = 10**after_point
+    after: dict[int, list[Node]] = {}  # by the remainder that the digits before must have
+    for value in range(shift):
+        before = next(r for r in range(rest) if not (r * shift + value) % rest)
+        after.setdefault(before, []).append(literal(f".{value:0{after_point}}"))
+    whole = [concat(_by_remainder(rest, before), alternation(digits)) for before, digits in after.items()]
+    return intersection(node, alternation(whole))
 
 
 def _endings(number: int, after_point: int) -> Node:
@@ -222,17 +232,19 @@ def _endings(number: int, after_point: int) -> Node:
     return alternation([*short, long])
 
 
-def _by_remainder(number: int) -> Node:
-    """Digits that make a multiple of a small number: the automaton of remainders, its states taken out one by one."""
-    edges: dict[tuple[int, int], Node] = {}
+@lru_cache
+def _by_remainder(number: int, remainder: int) -> Node:
+    """Digits that leave a remainder: the automaton of remainders, its states taken out one by one."""
+    start, end = -1, number
+    edges: dict[tuple[int, int], Node] = {(start, 0): EMPTY, (remainder, end): EMPTY}
     for state in range(number):
         for digit in range(10):
             edge = state, (10 * state + digit) % number
             edges[edge] = alternation([edges.get(edge, NOTHING), literal(str(digit))])
-    for gone in range(number - 1, 0, -1):
-        loop = Repeat(edges.get((gone, gone), NOTHING), 0, None)
-        for a in range(gone):
-            for b in range(gone):
+    for gone in range(number - 1, -1, -1):
+        loop = repeat(edges.get((gone, gone), NOTHING), 0, None)
+        for a in (start, *range(gone)):
+            for b in (*range(gone), end):
                 round_about = concat(edges.get((a, gone), NOTHING), loop, edges.get((gone, b), NOTHING))
                 edges[a, b] = alternation([edges.get((a, b), NOTHING), round_about])
-    return Repeat(edges[0, 0], 0, None)
+    return edges[start, end]

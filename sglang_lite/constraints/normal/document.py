@@ -5,7 +5,7 @@ Source: JSON Schema draft 2020-12, core, 8 and 9; RFC 6901 (pointers), RFC 3986 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urljoin
@@ -17,8 +17,8 @@ _ONE = frozenset({
     "additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not",
     "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties",
 })  # fmt: skip
-_LIST = frozenset({"allOf", "anyOf", "items", "oneOf", "prefixItems"})
-_NAMED = frozenset({"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"})
+LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
+NAMED = frozenset({"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"})
 
 # Keywords that came after a draft, or had gone before it.
 _SINCE_2019 = frozenset({
@@ -91,6 +91,11 @@ class Document:
             else:
                 raise KeyError(pointer)
         return found
+
+    @property
+    def places(self) -> Iterable[Place]:
+        """Of every schema in the document."""
+        return map(Place, self._bases)
 
     def schema(self, place: Place) -> Any:
         """The schema at a place, without keywords that its draft does not know."""
@@ -168,15 +173,17 @@ class Document:
                         self._anchors[resource, schema[keyword]] = pointer
                 if isinstance(schema.get("$dynamicAnchor"), str):
                     self._dynamic.add((resource, schema["$dynamicAnchor"]))
-                stack += ((s, pointer + steps, base, resource) for steps, s in _subschemas(schema))
+                stack += ((s, pointer + steps, base, resource) for steps, s in subschemas(schema))
             self._bases[pointer] = base, resource
 
 
-def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What stands where a keyword wants a schema, with the steps of JSON Pointers that lead there."""
     for keyword, value in schema.items():
-        if isinstance(value, dict) and keyword in _NAMED:
-            yield from ((f"/{escaped(keyword)}/{escaped(name)}", each) for name, each in value.items())
-        elif isinstance(value, list) and keyword in _LIST:
-            yield from ((f"/{escaped(keyword)}/{i}", each) for i, each in enumerate(value))
+        if isinstance(value, dict) and keyword in NAMED:
+            named = ((f"/{escaped(keyword)}/{escaped(name)}", each) for name, each in value.items())
+            yield from (each for each in named if keyword != "dependencies" or not isinstance(each[1], list))
+        elif isinstance(value, list) and keyword in (*LISTS, "items"):
+            yield from ((f"/{keyword}/{i}", each) for i, each in enumerate(value))
         elif keyword in _ONE:
-            yield f"/{escaped(keyword)}", value
+            yield f"/{keyword}", value

@@ -27,6 +27,7 @@ from sglang_lite.protocol import ConstraintError
 if TYPE_CHECKING:
     from sglang_lite.constraints.normal.reader import Reader
 
+MAX_CELLS = 1_000  # languages that patterns cut names into
 MAX_LENGTH = 2**20  # more than anyone generates: a longer maxLength or maxItems is none
 
 # Where the first is left out, the second would say more than it should.
@@ -163,8 +164,7 @@ def _array(reader: Reader, schema: dict[str, Any], place: Place, seen: bool) -> 
 
 def _object(reader: Reader, schema: dict[str, Any], place: Place, seen: bool) -> Values:
     properties, required = schema.get("properties", {}), schema.get("required", ())
-    if isinstance(required, bool):  # draft 3, of the member itself
-        required = ()
+    required = dict.fromkeys(() if isinstance(required, bool) else required)  # true or false: draft 3, of the member
     with blame(place, "patternProperties"):
         patterns = [
             (parse_schema_pattern(pattern), reader.below(place, "patternProperties", pattern))
@@ -184,29 +184,33 @@ def _object(reader: Reader, schema: dict[str, Any], place: Place, seen: bool) ->
         formula = all_of(*said) if said else additional
         members.append(Member(name, formula if accepts(names, name) else False, name in required))
     with blame(place, "patternProperties"):
-        others = tuple(_others(patterns, additional, names))
+        others = tuple(_others(reader, patterns, additional, names))
     seen_names = [*map(literal, properties), *(pattern for pattern, _ in patterns)]
     most = schema.get("maxProperties")
+    counting = "minProperties" if "minProperties" in schema else "maxProperties"
     shape = Objects(
         tuple(members),
         others,
         int(schema.get("minProperties", 0)),
         None if most is None else int(most),
         seen=NOTHING if not seen else ANY_TEXT if "additionalProperties" in schema else alternation(seen_names),
+        counted_at=reader.pointer_unless_ignored(place, counting),
     )
     return replace(ANY_VALUE, objects=(shape,), loose=loose)
 
 
 def _others(
-    patterns: Iterable[tuple[Node, Formula]], additional: Formula, names: Node
+    reader: Reader, patterns: Iterable[tuple[Node, Formula]], additional: Formula, names: Node
 ) -> Iterator[tuple[Node, Formula]]:
     """The languages that patterns cut names into, and what they say of each."""
     cells: list[tuple[Node, tuple[Formula, ...]]] = [(names, ())] if names != NOTHING else []
     for pattern, formula in patterns:
-        inside = [(both_strings(cell, pattern), (*said, formula)) for cell, said in cells]
-        outside = [(both_strings(cell, complement(pattern)), said) for cell, said in cells]
-        cells = [(cell, said) for cell, said in (*inside, *outside) if cell != NOTHING]
-        if len(cells) > 1_000:
+        cut = []
+        for cell, said in cells:
+            reader.algebra.check_time()
+            cut += [(both_strings(cell, pattern), (*said, formula)), (both_strings(cell, complement(pattern)), said)]
+        cells = [(cell, said) for cell, said in cut if cell != NOTHING]
+        if len(cells) > MAX_CELLS:
             raise ConstraintError("json_schema: too many overlapping patterns.")
     for cell, said in cells:
         formula = all_of(*said) if said else additional

@@ -10,8 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
+from itertools import chain
+
+from sglang_lite.protocol import ConstraintError
 
 MAX_COUNTED = 10_000
+MAX_NEGATED = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +89,13 @@ def intersect(a: Numbers, b: Numbers) -> Numbers:
     return _kept(_both(p, q) for p in a for q in b)
 
 
-def unite(a: Numbers, b: Numbers) -> Numbers:
-    return EVERY if EVERY in (a, b) else _kept((*a, *b))
+def unite(*sets: Numbers) -> Numbers:
+    return EVERY if EVERY in sets else _kept(chain.from_iterable(sets))
 
 
 def negate(numbers: Numbers) -> Numbers:
+    if len(numbers) > MAX_NEGATED:
+        raise ConstraintError(f"what is none of more than {MAX_NEGATED} numbers or ranges can't be enforced.")
     result = EVERY
     for piece in numbers:
         result = intersect(result, _outside(piece))

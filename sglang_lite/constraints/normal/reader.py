@@ -28,6 +28,8 @@ from sglang_lite.constraints.normal.values import (
 )
 from sglang_lite.protocol import ConstraintError
 
+# Ignored, they still ask for what they can: that some branch fits, that there are enough members.
+_KEPT = ("oneOf", "minProperties", "maxProperties")
 MAX_TOGETHER = 6  # branches of an anyOf whose evaluated members are told apart
 
 _Schema: TypeAlias = dict[str, Any]
@@ -49,7 +51,7 @@ class Reader:
         self.document, self.assert_format, self._ignored = document, assert_format, ignored
         self.algebra = Algebra(self.empty)
         self._known: dict[tuple[Formula, bool], Values] = {}
-        self._empty: dict[Formula, bool] = {}
+        self._empty: dict[Formula | frozenset[Formula], bool] = {}
         self._open: set[tuple[Formula, bool]] = set()
 
     def values(self, formula: Formula, seen: bool = False) -> Values:
@@ -62,15 +64,16 @@ class Reader:
         if key in self._known:
             return self._known[key]
         if key in self._open:
-            raise _Circle
+            raise _Circle(formula)
         self._open.add(key)
         try:
             values = self._known[key] = self._work_out(formula, seen)
             return values
-        except _Circle:
+        except _Circle as circle:
             if len(self._open) > 1:
                 raise
-            pointer = formula.place.pointer if isinstance(formula, At) else None
+            again = circle.args[0]
+            pointer = again.place.pointer if isinstance(again, At) else None
             raise ConstraintError("json_schema: it refers to itself without an end.", pointer=pointer) from None
         finally:
             self._open.discard(key)
@@ -79,20 +82,25 @@ class Reader:
         """The formula is known to allow no value; not, where that can't be told without going round in circles."""
         if isinstance(formula, bool):
             return not formula
-        if formula not in self._empty:
-            self._empty[formula] = False  # while it is looked into
+        key = frozenset(formula.parts) if isinstance(formula, All) else formula
+        if key not in self._empty:
+            self._empty[key] = False  # while it is looked into
             try:
-                self._empty[formula] = self.algebra.is_empty(self.values(formula))
+                self._empty[key] = self.algebra.is_empty(self.values(formula))
             except _Circle:
-                del self._empty[formula]
+                del self._empty[key]
                 return False
-        return self._empty[formula]
+        return self._empty[key]
 
     def below(self, place: Place, *steps: str | int) -> Formula:
         """The schema at a place below another."""
         child = self.document.child(place, *steps)
         schema = self.document.at(child.pointer)
         return schema if isinstance(schema, bool) else True if schema == {} else At(child)
+
+    def pointer_unless_ignored(self, place: Place, keyword: str) -> str | None:
+        pointer = place.child(keyword).pointer
+        return None if pointer in self._ignored else pointer
 
     def _work_out(self, formula: Formula, seen: bool) -> Values:
         match formula:
@@ -118,15 +126,15 @@ class Reader:
         ignored = {key for key in schema if self._ignored and place.child(key).pointer in self._ignored}
         if ignored:
             ignored |= {keywords.ABOUT_OTHERS[key] for key in ignored if key in keywords.ABOUT_OTHERS}
-            schema = {key: value for key, value in schema.items() if key not in ignored or key == "oneOf"}
+            schema = {key: value for key, value in schema.items() if key not in ignored or key in _KEPT}
         inner = seen or "unevaluatedProperties" in schema or "unevaluatedItems" in schema
         values = ANY_VALUE
         done: set[Callable[..., Values]] = set()
         # Members are written in this order: the schema's own first, then those of the schemas that it applies.
         for keyword in sorted(schema, key=lambda keyword: _ORDER.get(keyword, 0)):
             with keywords.blame(place, keyword):
-                if keyword in _APPLICATORS:
-                    values = _APPLICATORS[keyword](self, values, schema, place, keyword, inner)
+                if keyword in APPLICATORS:
+                    values = APPLICATORS[keyword](self, values, schema, place, keyword, inner)
                 elif (read := keywords.GROUPS.get(keyword)) is not None and read not in done:
                     done.add(read)
                     values = self.algebra.intersect(values, read(self, schema, place, inner))
@@ -232,7 +240,7 @@ class Reader:
         raise ConstraintError("json_schema: $recursiveRef is not supported.", hint="Use $dynamicRef, or $ref.")
 
 
-_APPLICATORS: dict[str, Callable[[Reader, Values, _Schema, Place, str, bool], Values]] = {
+APPLICATORS: dict[str, Callable[[Reader, Values, _Schema, Place, str, bool], Values]] = {
     "$ref": Reader._ref,
     "$dynamicRef": Reader._ref,
     "$recursiveRef": Reader._no_recursive_ref,
@@ -246,4 +254,4 @@ _APPLICATORS: dict[str, Callable[[Reader, Values, _Schema, Place, str, bool], Va
     "oneOf": Reader._one_of,
 }
 # Last, when most is known, those that ask whether something is not valid.
-_ORDER = {keyword: 1 + (keyword in ("if", "not", "oneOf")) for keyword in _APPLICATORS}
+_ORDER = {keyword: 1 + (keyword in ("if", "not", "oneOf")) for keyword in APPLICATORS}

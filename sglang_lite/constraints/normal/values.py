@@ -19,6 +19,8 @@ from sglang_lite.constraints.nodes import (
     ANY_TEXT,
     NOTHING,
     Alternation,
+    Complement,
+    Intersection,
     Node,
     Repeat,
     alternation,
@@ -34,7 +36,7 @@ from sglang_lite.protocol import ConstraintError
 
 MAX_SHAPES = 2_000  # in a union
 MAX_STEPS = 100_000  # shapes made in all
-MAX_SECONDS = 10.0
+MAX_SECONDS = 5.0
 
 
 class Member(NamedTuple):
@@ -52,6 +54,7 @@ class Objects:
         least, most: how many members there are.
         needs: for each of these there is a member with a name in the language whose value is in the formula.
         seen: the names whose members count as evaluated, where that is asked.
+        counted_at: the JSON Pointer of the keyword behind `least`; None where it is only checked.
     """
 
     members: tuple[Member, ...] = ()
@@ -60,13 +63,21 @@ class Objects:
     most: int | None = None
     needs: tuple[tuple[Node, Formula], ...] = ()
     seen: Node = NOTHING
+    counted_at: str | None = None
 
-    def named(self, name: str) -> Member:
-        for member in self.members:
-            if member.name == name:
-                return member
+    def unlisted(self, name: str) -> Member:
+        """What is said of a name that no member has."""
         formula = next((f for names, f in self.others if names == ANY_TEXT or accepts(names, name)), False)
         return Member(name, formula, False)
+
+    def listed(self) -> Objects:
+        """The same, with all others whose names can be listed among the members."""
+        listed = [(names, texts, f) for names, f in self.others if (texts := texts_of(names)) is not None]
+        known = {member.name for member in self.members}
+        members = [Member(name, f, False) for _, texts, f in listed for name in texts if name not in known]
+        gone = {names for names, _, _ in listed}
+        others = tuple(each for each in self.others if each[0] not in gone)
+        return replace(self, members=(*self.members, *members), others=others) if listed else self
 
     def too_few(self) -> bool:
         """There are more members to be than there can be."""
@@ -145,6 +156,14 @@ class Algebra:
         self._steps = 0
         self._deadline = time.monotonic() + MAX_SECONDS
 
+    def check_time(self) -> None:
+        """
+        Raises:
+            ConstraintError: the time is up.
+        """
+        if time.monotonic() > self._deadline:
+            raise _too_complex()
+
     def intersect(self, a: Values, b: Values) -> Values:
         if b == ANY_VALUE:
             return a
@@ -162,13 +181,10 @@ class Algebra:
 
     def unite(self, sets: Iterable[Values]) -> Values:
         sets = list(sets)
-        united = numbers.NONE
-        for each in sets:
-            united = numbers.unite(united, each.numbers)
         return Values(
             any(each.null for each in sets),
             frozenset().union(*(each.booleans for each in sets)),
-            united,
+            numbers.unite(*(each.numbers for each in sets)),
             alternation(each.strings for each in sets),
             self._distinct(shape for each in sets for shape in each.arrays),
             self._distinct(shape for each in sets for shape in each.objects),
@@ -240,8 +256,9 @@ class Algebra:
         for shape in shapes:
             kept[shape] = None
             self._steps += 1
-            if len(kept) > MAX_SHAPES or self._steps > MAX_STEPS or time.monotonic() > self._deadline:
+            if len(kept) > MAX_SHAPES or self._steps > MAX_STEPS:
                 raise _too_complex()
+            self.check_time()
         for every in (Arrays(), Objects()):
             if every in kept and all(shape.seen == every.seen for shape in kept):
                 return tuple(shape for shape in kept if shape == every)
@@ -253,8 +270,9 @@ class Algebra:
         if b == Objects():
             return a
         members = []
-        for name in dict.fromkeys(member.name for member in (*a.members, *b.members)):
-            first, second = a.named(name), b.named(name)
+        ours, theirs = ({member.name: member for member in shape.members} for shape in (a, b))
+        for name in ours | theirs:
+            first, second = ours.get(name) or a.unlisted(name), theirs.get(name) or b.unlisted(name)
             formula = all_of(first.formula, second.formula)
             required = first.required or second.required
             if required and (formula is False or (isinstance(formula, All) and self._empty(formula))):
@@ -273,6 +291,7 @@ class Algebra:
             _smaller(a.most, b.most),
             tuple(dict.fromkeys((*a.needs, *b.needs))),
             alternation([a.seen, b.seen]),
+            (a if a.least >= b.least else b).counted_at,
         )
         if shape.too_few() or not all(self._may_meet(shape, need) for need in shape.needs):
             return None
@@ -320,26 +339,26 @@ def _too_complex() -> ConstraintError:
 
 def both_strings(a: Node, b: Node) -> Node:
     """The strings in both languages, NOTHING if there are none."""
-    if a == b or ANY_TEXT in (a, b):
-        return intersection(a, b)
     for finite, other in ((a, b), (b, a)):
         texts = texts_of(finite)
         if texts is not None:
             options = finite.options if isinstance(finite, Alternation) else (finite,)
             return alternation(option for option, text in zip(options, texts) if accepts(other, text))
-    for lengths, other in ((a, b), (b, a)):
-        if isinstance(lengths, Repeat) and lengths.node == ANY_CHAR:
-            shorter = limited(other, lengths.least, lengths.most)
+    for limits, other in ((a, b), (b, a)):
+        if isinstance(limits, Repeat) and limits.node == ANY_CHAR:
+            shorter = limited(other, limits.least, limits.most)
             if shorter is not None:
-                return shorter
-    node = intersection(a, b)
-    return NOTHING if is_empty(node) else node
+                return _unless_empty(shorter)
+    return _unless_empty(intersection(a, b))
+
+
+def _unless_empty(node: Node) -> Node:
+    return NOTHING if isinstance(node, Intersection | Complement) and is_empty(node) else node
 
 
 def strings_outside(language: Node) -> Node:
     """The strings that are not in a language, NOTHING if there are none."""
-    node = complement(language)
-    return NOTHING if is_empty(node) else node
+    return _unless_empty(complement(language))
 
 
 def _smaller(a: int | None, b: int | None) -> int | None:
@@ -366,9 +385,10 @@ def _other_objects(shape: Objects) -> Iterable[Objects]:
     if shape.least:
         yield Objects(most=shape.least - 1)
     if shape.most is not None:
-        yield Objects(least=shape.most + 1)
+        yield Objects(least=shape.most + 1, counted_at=shape.counted_at)
     for names, formula in shape.needs:
-        yield Objects(others=((names, not_(formula)), (complement(names), True)))
+        others = ((names, not_(formula)), (strings_outside(names), True))
+        yield Objects(others=tuple(each for each in others if each[0] != NOTHING and each[1] is not False))
 
 
 def _other_arrays(shape: Arrays) -> Iterable[Arrays]:

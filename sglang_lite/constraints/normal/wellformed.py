@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NoReturn
 
-from sglang_lite.constraints.normal.document import escaped
+from sglang_lite.constraints.normal.document import LISTS, NAMED, escaped, subschemas
 from sglang_lite.protocol import ConstraintError
 
 MAX_SCHEMA_CHARS = 2_000_000
@@ -63,52 +63,14 @@ def check(schema: Any) -> None:
             raise ConstraintError(
                 f"json_schema: a schema is an object or a boolean, not {type(each).__name__}.", pointer=pointer
             )
-        for keyword, value in each.items():
-            where = f"{pointer}/{escaped(keyword)}"
-            if keyword in _KINDS:
-                fits, kind = _KINDS[keyword]
-                if not fits(value):
-                    raise ConstraintError(f"json_schema: {keyword} is {kind}, not {str(value)[:60]!r}.", pointer=where)
-            below = _SCHEMAS[keyword](value) if keyword in _SCHEMAS else ()
-            if below is None:
-                raise ConstraintError(f"json_schema: {keyword} has no schemas in it.", pointer=where)
-            stack += ((sub, where + step, depth + 1) for step, sub in below)
-
-
-_Below = list[tuple[str, Any]] | None  # steps to schemas; None: the value is of no kind that has some
-
-
-def _one(value: Any) -> _Below:
-    return [("", value)]
-
-
-def _some(value: Any) -> _Below:
-    return [(f"/{i}", each) for i, each in enumerate(value)] if isinstance(value, list) and value else None
-
-
-def _named(value: Any) -> _Below:
-    return [(f"/{escaped(name)}", each) for name, each in value.items()] if isinstance(value, dict) else None
-
-
-def _one_or_some(value: Any) -> _Below:
-    return [(f"/{i}", each) for i, each in enumerate(value)] if isinstance(value, list) else _one(value)
-
-
-def _dependencies(value: Any) -> _Below:
-    below = _named(value)
-    return None if below is None else [(step, each) for step, each in below if not _names(each)]
-
-
-_SCHEMAS: dict[str, Callable[[Any], _Below]] = {
-    **dict.fromkeys((
-        "additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "not", "propertyNames",
-        "then", "unevaluatedItems", "unevaluatedProperties",
-    ), _one),
-    **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), _some),
-    **dict.fromkeys(("$defs", "definitions", "dependentSchemas", "patternProperties", "properties"), _named),
-    "items": _one_or_some,
-    "dependencies": _dependencies,
-}  # fmt: skip
+        for keyword in each.keys() & _KINDS.keys():
+            fits, kind = _KINDS[keyword]
+            if not fits(each[keyword]):
+                where = f"{pointer}/{escaped(keyword)}"
+                raise ConstraintError(
+                    f"json_schema: {keyword} is {kind}, not {str(each[keyword])[:60]!r}.", pointer=where
+                )
+        stack += ((below, pointer + steps, depth + 1) for steps, below in subschemas(each))
 
 
 def _number(value: Any) -> bool:
@@ -128,6 +90,12 @@ def _type(value: Any) -> bool:
 
 
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(LISTS, (lambda v: isinstance(v, list) and bool(v), "a list of schemas")),
+    **dict.fromkeys(NAMED, (lambda v: isinstance(v, dict), "schemas by name")),
+    "dependencies": (
+        lambda v: isinstance(v, dict) and all(map(_names, (e for e in v.values() if isinstance(e, list)))),
+        "schemas or names by name",
+    ),
     **dict.fromkeys(("minimum", "maximum"), (_number, "a number")),
     **dict.fromkeys(
         ("exclusiveMinimum", "exclusiveMaximum"), (lambda v: _number(v) or isinstance(v, bool), "a number")

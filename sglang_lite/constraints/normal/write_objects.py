@@ -7,14 +7,26 @@ has been counted and met so far.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from sglang_lite.constraints.nodes import NOTHING, Node, Ref, alternation, concat, literal, optional, repeat
+from sglang_lite.constraints.automaton import accepts
+from sglang_lite.constraints.nodes import (
+    ANY_TEXT,
+    NOTHING,
+    Node,
+    Ref,
+    alternation,
+    complement,
+    concat,
+    literal,
+    optional,
+    repeat,
+)
 from sglang_lite.constraints.normal.formulas import Formula, all_of
 from sglang_lite.constraints.normal.strings import quoted
-from sglang_lite.constraints.normal.values import Objects, both_strings
+from sglang_lite.constraints.normal.values import Member, Objects, both_strings
 from sglang_lite.protocol import ConstraintError
 
 if TYPE_CHECKING:
@@ -22,7 +34,8 @@ if TYPE_CHECKING:
 
 MAX_COUNTED = 300  # named members, where their number counts
 
-_Met = frozenset[int]
+_Met = frozenset[int]  # which of the needs are met
+_Need = tuple[Node, Formula]
 
 
 def object_text(writer: Writer, shape: Objects) -> Node:
@@ -33,7 +46,7 @@ def object_text(writer: Writer, shape: Objects) -> Node:
     """
     if shape.too_few() or any(member.required and member.formula is False for member in shape.members):
         return NOTHING
-    object_writer = _ObjectWriter(writer, shape)
+    object_writer = _ObjectWriter(writer, shape.listed())
     return object_writer.counted() if object_writer.counts or shape.needs else object_writer.plain()
 
 
@@ -46,11 +59,26 @@ class _ObjectWriter:
             for all_names, formula in shape.others
             if (names := both_strings(all_names, shape.free_names)) != NOTHING
         ]
+        self._needs = _unimplied(shape.needs)
         required = sum(member.required for member in self._members)
         self._least = shape.least if shape.least > required else 0
         self._most = shape.most if self._others or (shape.most or 0) < len(self._members) else None
         self._exact = self._least > 1 or self._most is not None  # else all that counts is whether there is a member
         self.counts = bool(self._members) and self._exact
+        if self._others:
+            self._refuse_what_repeated_names_break(required)
+
+    def _refuse_what_repeated_names_break(self, required: int) -> None:
+        """Names that are not listed may be written twice, of which no grammar knows. The last one counts."""
+        if self._shape.least - required > 1 and self._shape.counted_at is not None:
+            raise ConstraintError(
+                "json_schema: that there are several members with different names can't be enforced.",
+                pointer=self._shape.counted_at,
+                hint="List the names in properties or propertyNames, or: enforce='best_effort'.",
+            )
+        needs = [both_strings(names, self._shape.free_names) for names, _ in self._needs]
+        if any(both_strings(a, b) != NOTHING for a, b in combinations(needs, 2)):
+            raise ConstraintError("json_schema: that several members with different names fit can't be enforced.")
 
     def _name(self, names: Node, count: int) -> Node:
         """The text of a name, with what stands before and after it."""
@@ -91,23 +119,30 @@ class _ObjectWriter:
         key = self._number, "more", start, end
         return self._writer.rule(key, lambda: concat(self._more(start, middle), self._more(middle, end)))
 
-    def _rest(self, count: int) -> Node:
-        """The members that are not named, after `count` others, and the end."""
-        least = max(0, self._least - count)
-        most = None if self._most is None else self._most - count
-        options = [self._end(count)] if least == 0 else []
+    def _rest(self, count: int, met: _Met = frozenset()) -> Node:
+        """The members that are not named, after `count` others, and the end. Those that meet needs are the last ones,
+        where none can take their names again."""
+        unmet = [need for i, need in enumerate(self._needs) if i not in met]
+        least = max(0, self._least - count - len(unmet))
+        most = None if self._most is None else self._most - count - len(unmet)
+        options = [self._end(count, unmet)] if least == 0 and (most is None or most >= 0) else []
         if self._others and (most is None or most > 0):
             more = repeat(self._other(1), max(0, least - 1), None if most is None else most - 1)
-            options.append(concat(self._other(count), more, self._end(1)))
+            options.append(concat(self._other(count), more, self._end(1, unmet)))
         return alternation(options)
 
-    def _other(self, count: int) -> Node:
+    def _other(self, count: int, need: _Need = (ANY_TEXT, True)) -> Node:
+        """A member that is not named, and meets a need."""
         return alternation(
-            concat(self._name(names, count), self._writer.value(formula)) for names, formula in self._others
+            concat(self._name(part, count), self._writer.value(all_of(formula, need[1])))
+            for names, formula in self._others
+            if (part := both_strings(names, need[0])) != NOTHING
         )
 
-    def _end(self, count: int) -> Node:
-        return literal("}" if count else "{}")
+    def _end(self, count: int, unmet: Sequence[_Need] = ()) -> Node:
+        """Members that meet needs, and the end."""
+        parts = [self._other(count + i, need) for i, need in enumerate(unmet)]
+        return concat(*parts, literal("}" if count or unmet else "{}"))
 
     # ------------------------------------------------------------------------------------ places and counts
 
@@ -122,40 +157,35 @@ class _ObjectWriter:
 
     def _at_place(self, index: int, count: int, met: _Met) -> Node:
         if index == len(self._members):
-            return self._rest_with_needs(count, met) if self._shape.needs else self._rest(count)
+            return self._rest(count, met)
         member = self._members[index]
         options: list[Node] = []
         if self._most is None or count < self._most:
-            name, now = literal(member.name), count + 1 if self._exact else 1
+            name, now = self._name(literal(member.name), count), count + 1 if self._exact else 1
             options += [
-                concat(self._name(name, count), self._writer.value(formula), self._place(index + 1, now, now_met))
-                for _, formula, now_met in self._meeting(name, member.formula, met)
+                concat(name, self._writer.value(formula), self._place(index + 1, now, now_met))
+                for formula, now_met in self._meeting(member, met)
             ]
         if not member.required:
             options.append(self._place(index + 1, count, met))
         return alternation(options)
 
-    def _rest_with_needs(self, count: int, met: _Met) -> Node:
-        options: list[Node] = []
-        if count >= self._least and len(met) == len(self._shape.needs):
-            options.append(self._end(count))
-        if self._most is None or count < self._most:
-            # Without an end to the count all that matters is whether there are enough.
-            now = count + 1 if self._most is not None else min(count + 1, max(1, self._least))
-            for names, formula in self._others:
-                for part, meeting, now_met in self._meeting(names, formula, met):
-                    place = self._place(len(self._members), now, now_met)
-                    options.append(concat(self._name(part, count), self._writer.value(meeting), place))
-        return alternation(options)
-
-    def _meeting(self, names: Node, formula: Formula, met: _Met) -> Iterator[tuple[Node, Formula, _Met]]:
-        """A member with any of the names: as it is, and as one that meets needs that were not met."""
-        yield names, formula, met
-        left = [i for i in range(len(self._shape.needs)) if i not in met]
-        for count in range(1, len(left) + 1):
+    def _meeting(self, member: Member, met: _Met) -> Iterator[tuple[Formula, _Met]]:
+        """A member as it is, and as one that meets needs that were not met."""
+        left = [i for i, (names, _) in enumerate(self._needs) if i not in met and accepts(names, member.name)]
+        for count in range(len(left) + 1):
             for more in combinations(left, count):
-                part = names
-                for each in more:
-                    part = both_strings(part, self._shape.needs[each][0])
-                if part != NOTHING:
-                    yield part, all_of(formula, *(self._shape.needs[each][1] for each in more)), met | set(more)
+                yield all_of(member.formula, *(self._needs[each][1] for each in more)), met | set(more)
+
+
+def _unimplied(needs: tuple[_Need, ...]) -> tuple[_Need, ...]:
+    """Needs without those that are met where another is."""
+    kept = list(needs)
+    for need in needs:
+        if any(_implies(other, need) for other in kept if other != need):
+            kept.remove(need)
+    return tuple(kept)
+
+
+def _implies(need: _Need, other: _Need) -> bool:
+    return other[1] in (True, need[1]) and both_strings(need[0], complement(other[0])) == NOTHING

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable
 from sglang_lite.constraints.languages import pruned
 from sglang_lite.constraints.nodes import NOTHING, Language, Node, Ref, alternation, literal
 from sglang_lite.constraints.normal import decimals
-from sglang_lite.constraints.normal.formulas import Formula
+from sglang_lite.constraints.normal.formulas import At, Formula
 from sglang_lite.constraints.normal.reader import Reader
 from sglang_lite.constraints.normal.strings import quoted
 from sglang_lite.constraints.normal.values import Arrays, Objects, Values
@@ -66,9 +66,17 @@ class Writer:
 
     def value(self, formula: Formula) -> Ref:
         """A reference to the texts of a formula's values."""
-        return self.rule(formula, lambda: self._values(self.reader.values(formula)))
+        return self.rule(formula, lambda: self._body(formula))
 
-    def _values(self, values: Values) -> Node:
+    def _body(self, formula: Formula) -> Node:
+        try:
+            return self._texts(self.reader.values(formula))
+        except ConstraintError as error:
+            if error.pointer is not None or not isinstance(formula, At):
+                raise
+            raise ConstraintError(error.message, pointer=formula.place.pointer, hint=error.hint) from error
+
+    def _texts(self, values: Values) -> Node:
         options: list[Node] = [literal("null")] if values.null else []
         options += [literal(text) for value, text in ((True, "true"), (False, "false")) if value in values.booleans]
         options.append(decimals.texts(values.numbers))

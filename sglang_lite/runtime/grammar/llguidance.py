@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -14,7 +15,9 @@ from sglang_lite.constraints.compose import language_of
 from sglang_lite.constraints.lexing import lexed
 from sglang_lite.constraints.to_lark import to_lark
 from sglang_lite.protocol import Constraint, ConstraintError
-from sglang_lite.runtime.tokens.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 # Larger than its own: large schemas need it. Lexemes are not worked out beforehand, as that spends the fuel of the
 # first steps without saying so (1.9.1: a text of {1,5000} & [^ ]+ is then refused).
@@ -62,19 +65,32 @@ class LlguidanceGrammar:
 class LlguidanceEngine:
     """
     Args:
-        tokenizer: the model's.
-        vocab_size: the model's, padding included.
+        tokenizer: the model's; None for a token per byte, whatever the model.
+        vocab_size: the model's, padding included; None: the tokenizer's.
         eos_ids: tokens that may end a complete text.
         cache_size: compiled grammars kept.
     """
 
     name = "llguidance"
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: list[int], cache_size: int = 1024) -> None:
-        self._tokenizer = LLTokenizer(tokenizer.backend.to_str(), n_vocab=vocab_size, eos_token=eos_ids or None)
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        vocab_size: int | None = None,
+        eos_ids: Sequence[int] = (),
+        cache_size: int = 1024,
+    ) -> None:
+        source = "byte" if tokenizer is None else tokenizer.backend.to_str()
+        self._tokenizer = LLTokenizer(source, n_vocab=vocab_size, eos_token=list(eos_ids) or None)
+        self.vocab_size: int = self._tokenizer.vocab_size
         self._cache: OrderedDict[Constraint, LlguidanceGrammar] = OrderedDict()
         self._cache_size = cache_size
         self._lock = threading.Lock()
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text."""
+        tokens: list[int] = self._tokenizer.tokenize_bytes(text.encode())
+        return tokens
 
     def compile(self, constraint: Constraint) -> LlguidanceGrammar:
         with self._lock:

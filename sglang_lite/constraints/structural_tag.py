@@ -1,0 +1,169 @@
+"""Structural tags as JSON text, as SGLang and xgrammar write them, to constraints.
+
+Source: xgrammar 0.2.8, `structural_tag` (the formats that need no tokens), and SGLang's older `structures` with
+`triggers`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from sglang_lite.constraints.normal import wellformed
+from sglang_lite.constraints.schema import json_schema
+from sglang_lite.protocol import (
+    Choices,
+    Constraint,
+    ConstraintError,
+    Ebnf,
+    InOrder,
+    Lark,
+    OneOf,
+    Regex,
+    Repeated,
+    StructuralTag,
+    Tag,
+)
+
+MAX_DEPTH = 50
+
+
+def parse(text: str) -> Constraint:
+    """The constraint of a structural tag.
+
+    Raises:
+        ConstraintError: not JSON, or with a field or format that is not supported; with its JSON Pointer.
+    """
+    try:
+        found = json.loads(text, parse_constant=wellformed.no_number)
+    except (ValueError, RecursionError) as error:
+        raise ConstraintError(f"structural_tag: not JSON: {error}") from error
+    if isinstance(found, dict) and "structures" in found:
+        given = _Fields(found, "", "type", "structures", "triggers")
+        tags = [_Fields(each, f"/structures/{i}", "begin", "schema", "end") for i, each in given.list("structures")]
+        made = (Tag(tag.text("begin"), json_schema(tag.get("schema", True)), tag.text("end")) for tag in tags)
+        return StructuralTag(tuple(made), given.texts("triggers"))
+    given = _Fields(found, "", "type", "format")
+    return _format(given.get("format"), "/format", 0)
+
+
+class _Fields:
+    """The fields of an object, all of them known.
+
+    Args:
+        found: the object.
+        pointer: where it stands.
+        *names: of all fields that it may have.
+    """
+
+    def __init__(self, found: Any, pointer: str, *names: str) -> None:
+        if not isinstance(found, dict):
+            raise _refused(f"an object is expected, not {type(found).__name__}", pointer)
+        for name in found:
+            if name not in names:
+                raise _refused(f"{name!r} is not supported", f"{pointer}/{name}")
+        self._found, self.pointer = found, pointer
+
+    def get(self, name: str, default: Any = None) -> Any:
+        value = self._found.get(name, default)
+        return default if value is None else value
+
+    def text(self, name: str) -> str:
+        return str(self._checked(name, str))
+
+    def list(self, name: str) -> list[tuple[int, Any]]:
+        return list(enumerate(self._checked(name, list)))
+
+    def texts(self, name: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
+        if default is not None and self.get(name) is None:
+            return default
+        texts = tuple(self._checked(name, list))
+        if not all(isinstance(each, str) for each in texts):
+            raise _refused("a list of strings is expected", f"{self.pointer}/{name}")
+        return texts
+
+    def off(self, *names: str) -> None:
+        """None of these is asked for."""
+        for name in names:
+            if self.get(name):
+                raise _refused(f"{name!r} is not supported", f"{self.pointer}/{name}")
+
+    def _checked(self, name: str, kind: type) -> Any:
+        value = self._found.get(name)
+        if not isinstance(value, kind):
+            raise _refused(f"{name!r} is a {kind.__name__}, not {type(value).__name__}", f"{self.pointer}/{name}")
+        return value
+
+
+def _refused(problem: str, pointer: str) -> ConstraintError:
+    return ConstraintError(f"structural_tag: {problem}.", pointer=pointer)
+
+
+def _format(found: Any, pointer: str, depth: int) -> Constraint:
+    kind = found.get("type") if isinstance(found, dict) else None
+    if not isinstance(kind, str) or kind not in _FORMATS:
+        raise _refused(f"the format {kind!r} is not supported, only {', '.join(_FORMATS)}", pointer)
+    if depth > MAX_DEPTH:
+        raise _refused("nested too deeply", pointer)
+    names, make = _FORMATS[kind]
+    return make(_Fields(found, pointer, "type", *names), depth + 1)
+
+
+def _several(given: _Fields, depth: int) -> tuple[Constraint, ...]:
+    return tuple(_format(each, f"{given.pointer}/elements/{i}", depth) for i, each in given.list("elements"))
+
+
+def _inner(given: _Fields, depth: int) -> Constraint:
+    return _format(given.get("content"), f"{given.pointer}/content", depth)
+
+
+def _text_without(*excluded: str) -> Constraint:
+    """Any text in which none of these occurs."""
+    anything = "/(?s:.*)/"
+    parts = "".join(f" & ~({anything} {json.dumps(each)} {anything})" for each in excluded)
+    return Lark(f"start: TEXT\nTEXT: {anything}{parts}")
+
+
+def _json_schema(given: _Fields, depth: int) -> Constraint:
+    if given.get("style", "json") != "json":
+        raise _refused("other styles than 'json' are not supported", f"{given.pointer}/style")
+    return json_schema(given.get("json_schema", True))
+
+
+def _tag(given: _Fields, depth: int) -> Tag:
+    end = given.text("end")
+    content = given.get("content")
+    if end and isinstance(content, dict) and content.get("type") == "any_text":  # which the first end ends
+        found = _Fields(content, f"{given.pointer}/content", "type", "excludes")
+        return Tag(given.text("begin"), _text_without(end, *found.texts("excludes", ())), end)
+    return Tag(given.text("begin"), _inner(given, depth), end)
+
+
+def _tag_alone(given: _Fields, depth: int) -> Constraint:
+    tag = _tag(given, depth)
+    return InOrder((Choices((tag.begin,)), tag.content, Choices((tag.end,))))
+
+
+def _triggered_tags(given: _Fields, depth: int) -> Constraint:
+    given.off("at_least_one", "stop_after_first", "excludes")
+    fields = [
+        _Fields(each, f"{given.pointer}/tags/{i}", "type", "begin", "content", "end") for i, each in given.list("tags")
+    ]
+    return StructuralTag(tuple(_tag(each, depth) for each in fields), given.texts("triggers"))
+
+
+_FORMATS: dict[str, tuple[tuple[str, ...], Callable[[_Fields, int], Constraint]]] = {
+    "const_string": (("value",), lambda given, depth: Choices((given.text("value"),))),
+    "json_schema": (("json_schema", "style"), _json_schema),
+    "regex": (("pattern",), lambda given, depth: Regex(given.text("pattern"))),
+    "grammar": (("grammar",), lambda given, depth: Ebnf(given.text("grammar"))),
+    "any_text": (("excludes",), lambda given, depth: _text_without(*given.texts("excludes", ()))),
+    "sequence": (("elements",), lambda given, depth: InOrder(_several(given, depth))),
+    "or": (("elements",), lambda given, depth: OneOf(_several(given, depth))),
+    "optional": (("content",), lambda given, depth: Repeated(_inner(given, depth), 0, 1)),
+    "star": (("content",), lambda given, depth: Repeated(_inner(given, depth))),
+    "plus": (("content",), lambda given, depth: Repeated(_inner(given, depth), 1)),
+    "tag": (("begin", "content", "end"), _tag_alone),
+    "triggered_tags": (("triggers", "tags", "at_least_one", "stop_after_first", "excludes"), _triggered_tags),
+}

@@ -1,0 +1,220 @@
+"""The public door to constraints: `sgl.grammar`.
+
+import sglang_lite as sgl
+
+sgl.grammar.check({"type": "array", "uniqueItems": True}).refused
+sgl.grammar.matches(sgl.grammar.Ebnf('root ::= "a" | "(" root ")"'), "((a))")
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any, TypeAlias, cast, get_args
+
+from sglang_lite.constraints import matching
+from sglang_lite.constraints.compose import language_of
+from sglang_lite.constraints.normal import document_of, normalise
+from sglang_lite.constraints.normal.pointers import said_by
+from sglang_lite.constraints.normal.style import in_style
+from sglang_lite.constraints.sampling import sample
+from sglang_lite.constraints.schema import json_schema as json_schema
+from sglang_lite.constraints.types import value_type
+from sglang_lite.protocol import (
+    Choices,
+    Constraint,
+    ConstraintError,
+    Ebnf,
+    InOrder,
+    JsonSchema,
+    Lark,
+    OneOf,
+    ParameterError,
+    Regex,
+    Repeated,
+    StructuralTag,
+    Tag,
+    ValueValidationError,
+)
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.engine import Engine
+    from sglang_lite.runtime.grammar.base import CompiledGrammar, GrammarEngine
+    from sglang_lite.runtime.tokens.tokenizer import Tokenizer
+
+__all__ = [
+    "Choices", "Ebnf", "InOrder", "JsonSchema", "Lark", "OneOf", "Regex", "Repeated", "Report", "StructuralTag", "Tag",
+    "check", "json_schema", "matches", "validate",
+]  # fmt: skip
+
+Source: TypeAlias = Constraint | Mapping[str, Any] | Any  # a constraint, a schema, or a Python type
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What will be kept of a constraint.
+
+    Attributes:
+        refused: why it is refused, with JSON Pointers into a schema ("" elsewhere): all there is to be changed.
+        enforced: JSON Pointers of a schema's keywords that every text keeps.
+        checked: what is not enforced but checked in the finished value, which `enforce="best_effort"` asked for.
+        remarks: JSON Pointers of a schema's keywords that demand nothing, as formats and names that are not known.
+        rules: how large the grammar is.
+        example: a text that it allows; None if it is refused, or every text is very long.
+        seconds: from the constraint to its first mask.
+    """
+
+    refused: tuple[tuple[str, str], ...] = ()
+    enforced: tuple[str, ...] = ()
+    checked: tuple[tuple[str, str], ...] = ()
+    remarks: tuple[str, ...] = ()
+    rules: int = 0
+    example: str | None = None
+    seconds: float = 0.0
+
+
+def check(constraint: Source, model: str | Path | Engine | None = None) -> Report:
+    """What of a constraint, a JSON schema or a Python type will be kept.
+
+    Args:
+        model: whose tokens to compile it for, by name or path, or an engine's; None: a token per byte.
+
+    Raises:
+        ConstraintError: it is none.
+        ModelError: there is no such model.
+    """
+    known = as_constraint(constraint)
+    engine = _engine(*_tokens(model))
+    began = time.perf_counter()
+    refused: tuple[tuple[str, str], ...] = ()
+    checked: tuple[tuple[str, str], ...] = ()
+    try:
+        if isinstance(known, JsonSchema):
+            strict, known = known.enforce == "strict", replace(known, enforce="best_effort")
+            checked = normalise(known).checked
+            if strict:
+                refused, checked = checked, ()
+        if not refused:
+            _first_mask(engine, engine.compile(known))
+    except ConstraintError as error:
+        refused = ((error.pointer or "", str(error)),)
+    seconds = time.perf_counter() - began
+    enforced, remarks = _said_by(known)
+    left = {pointer for pointer, _ in (*refused, *checked)}
+    enforced = tuple(pointer for pointer in enforced if pointer not in left)
+    if refused:
+        return Report(refused, enforced, checked, remarks, seconds=seconds)
+    try:
+        example = sample(known, Random(0))
+    except ConstraintError:  # texts too long to be looked at
+        example = None
+    return Report((), enforced, checked, remarks, len(language_of(known).rules), example, seconds)
+
+
+def _said_by(constraint: Constraint) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if not isinstance(constraint, JsonSchema):
+        return (), ()
+    return said_by(document_of(constraint), assert_format=constraint.format == "assert")
+
+
+def matches(constraint: Source, text: str, model: str | Path | Engine | None = None) -> bool:
+    """The masks allow the text, token by token to its end, and a finished value is valid.
+
+    A JSON schema may be held against JSON with any blanks, order of members and spelling of numbers: its value is
+    written as it is generated, and that text walked. Inside another constraint JSON has to be in that style.
+
+    Args:
+        constraint: a constraint, a JSON schema, or a Python type.
+        text: to be looked at, from its beginning to its end.
+        model: whose tokens the text is cut into, by name or path, or an engine's; None: a token per byte.
+
+    Raises:
+        ConstraintError: a constraint that is not valid or can't be enforced.
+        ModelError: there is no such model.
+    """
+    known = as_constraint(constraint)
+    engine = _engine(*_tokens(model))
+    grammar = engine.compile(known)
+    texts: list[str | None] = [text]
+    if isinstance(known, JsonSchema):
+        try:
+            texts.append(in_style(known, matching.validate(known, text)))
+        except ValueValidationError:
+            return False
+    return any(_generates(engine, grammar, each) for each in texts if each is not None)
+
+
+def validate(constraint: Source, text: str) -> Any:
+    """The value of a finished text: for a JSON schema what it spells, else the text.
+
+    Raises:
+        ValueValidationError: the text is not what the constraint allows.
+        ConstraintError: a constraint that is not valid.
+    """
+    return matching.validate(as_constraint(constraint), text)
+
+
+def as_constraint(source: Source) -> Constraint:
+    """A constraint from what stands for one.
+
+    Raises:
+        ConstraintError: nothing that does.
+    """
+    if isinstance(source, get_args(Constraint)):
+        return cast(Constraint, source)
+    if isinstance(source, Mapping | bool):
+        return json_schema(source)
+    found = value_type(source).constraint
+    return Regex("(?s).*") if found is None else found
+
+
+# ---------------------------------------------------------------------------------------------------------- masks
+
+
+@lru_cache(maxsize=4)
+def _engine(tokenizer: Tokenizer | None, vocab_size: int | None) -> GrammarEngine:
+    from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine
+
+    eos = () if tokenizer is None else sorted(tokenizer.eos_ids)
+    return LlguidanceEngine(tokenizer, vocab_size, eos, cache_size=64)
+
+
+def _tokens(model: str | Path | Engine | None) -> tuple[Tokenizer | None, int | None]:
+    """The tokenizer of a model and the size of its vocabulary."""
+    if model is None:
+        return None, None
+    if not isinstance(model, str | Path):
+        if not hasattr(model, "tokenizer"):
+            raise ParameterError("model", f"{type(model).__name__} is neither a name, a path nor an Engine.")
+        return model.tokenizer, model.vocab_size
+    from sglang_lite.runtime.models.resolve import resolve
+
+    tokenizer = _tokenizer_at(resolve(str(model)))
+    return tokenizer, tokenizer.vocab_size
+
+
+@lru_cache(maxsize=4)
+def _tokenizer_at(path: Path) -> Tokenizer:
+    from sglang_lite.runtime.models.weights.gguf import GgufFile
+    from sglang_lite.runtime.tokens.tokenizer import tokenizer_from_folder, tokenizer_from_gguf
+
+    return tokenizer_from_folder(path) if path.is_dir() else tokenizer_from_gguf(GgufFile(path).metadata, str(path))
+
+
+def _first_mask(engine: GrammarEngine, grammar: CompiledGrammar) -> None:
+    import numpy as np
+
+    grammar.matcher().fill_mask(np.zeros((engine.vocab_size + 31) // 32, np.int32))
+
+
+def _generates(engine: GrammarEngine, grammar: CompiledGrammar, text: str) -> bool:
+    from sglang_lite.runtime.grammar.base import generates
+
+    try:
+        return generates(engine, grammar, text)
+    except UnicodeEncodeError:  # half a character, which no token spells
+        return False

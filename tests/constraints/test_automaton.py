@@ -1,0 +1,56 @@
+"""Automata by derivatives, against Python's re."""
+
+import itertools
+import re
+
+import pytest
+
+from sglang_lite.constraints.automaton import accepts, automaton, is_empty, is_subset
+from sglang_lite.constraints.nodes import ANY_TEXT, NOTHING, complement, intersection, literal
+from sglang_lite.constraints.regex import parse
+from sglang_lite.protocol import ConstraintError
+
+PATTERNS = ["", "a", "a*", "(a|b)*abb", "[ab]{2,3}", "a?b?c?", "(ab|a)(bc|c)?", "[^a]", ".*a.{2}", "(a*b*)*", "a{0}"]
+WORDS = ["".join(word) for length in range(5) for word in itertools.product("abc", repeat=length)]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_language_is_that_of_the_expression(pattern):
+    for word in WORDS:
+        assert accepts(parse(pattern), word) == bool(re.fullmatch(pattern, word)), word
+
+
+@pytest.mark.parametrize(("a", "b"), list(itertools.combinations(PATTERNS, 2)))
+def test_intersections_and_complements(a, b):
+    both, outside = intersection(parse(a), parse(b)), complement(parse(a))
+    for word in WORDS:
+        in_a, in_b = bool(re.fullmatch(a, word)), bool(re.fullmatch(b, word))
+        assert accepts(both, word) == (in_a and in_b)
+        assert accepts(outside, word) != in_a
+
+
+def test_emptiness():
+    assert is_empty(intersection(parse("[a-z]{1,60}"), parse("[A-Z]{1,60}")))
+    assert is_empty(intersection(parse("(aa)*"), parse("a(aa)*")))
+    assert not is_empty(complement(parse(".{0,3000}")))
+    assert is_empty(intersection(complement(ANY_TEXT), literal("x")))
+    assert is_subset(parse("a{3}"), parse("a+"))
+    assert not is_subset(parse("a+"), parse("a{1,300}"))
+
+
+def test_a_lone_surrogate_is_in_no_language_and_in_no_complement():
+    assert not accepts(ANY_TEXT, "\ud800")
+    assert not accepts(complement(literal("a")), "\ud800")
+    assert accepts(complement(literal("a")), "é")
+
+
+def test_what_needs_too_many_states_is_refused():
+    with pytest.raises(ConstraintError, match="too complex"):
+        is_empty(intersection(parse("(a|b)*a(a|b){20}"), complement(parse("(a|b)*a(a|b){20}x?"))))
+
+
+def test_equal_states_are_one():
+    found = automaton(parse("(a|b)*(c|c)"))
+    assert len(found.reachable(found.start)) == 2
+    assert found.run(found.start, "abab") == found.start
+    assert complement(NOTHING) == ANY_TEXT

@@ -1,0 +1,229 @@
+"""EBNF, Lark, structural tags and compositions: the engine's masks against the reference, text by text."""
+
+import itertools
+import random
+import re
+
+import pytest
+
+from sglang_lite.constraints import ebnf, lark
+from sglang_lite.constraints.compose import language_of
+from sglang_lite.constraints.lexing import lexed
+from sglang_lite.constraints.matching import matches
+from sglang_lite.constraints.schema import json_schema
+from sglang_lite.protocol import (
+    Choices,
+    ConstraintError,
+    Ebnf,
+    InOrder,
+    Lark,
+    OneOf,
+    Regex,
+    Repeated,
+    StructuralTag,
+    Tag,
+)
+from tests.constraints.engine import accepts, byte_engine
+from tests.constraints.random_grammars import grammar
+
+WORDS = ["".join(word) for length in range(6) for word in itertools.product("abc", repeat=length)]
+
+
+def agree(constraint, texts):
+    """The engine accepts of the texts what the reference does: those."""
+    compiled = byte_engine().compile(constraint)
+    accepted = [text for text in texts if accepts(compiled, text)]
+    assert accepted == [text for text in texts if matches(constraint, text)], constraint
+    return accepted
+
+
+# What a lexer that reads greedily gets wrong: longer literals, repeats before their own characters, nesting.
+GREEDY = [
+    ('root ::= [a-c] "b" | "ab" "c"', ["ab", "bb", "cb", "abc"]),
+    ('root ::= "a"* "ab" root | "c"', ["c", "abc", "aabc", "aaabc", "ababc"]),
+    ('root ::= "abc" | "a" root | root "bc"', ["abc", "aabc", "abcbc", "aaabc"]),
+    ('root ::= ("a" | "ab") ("c" | "bc" root)', ["ac", "abc", "abcac", "abbc"[:0] or "abcabc"][:3]),
+    ('root ::= s s\ns ::= "a" s "b" | "c"', ["cc", "acbc", "cacb"]),
+]
+
+
+@pytest.mark.parametrize(("text", "some"), GREEDY)
+def test_every_derivation_counts(text, some):
+    accepted = agree(Ebnf(text), WORDS)
+    assert set(some) & set(WORDS) <= set(accepted)
+
+
+@pytest.mark.parametrize("seeds", [range(i, i + 25) for i in range(0, 100, 25)])
+def test_random_grammars(seeds):
+    for seed in seeds:
+        rng = random.Random(seed)
+        constraint = Ebnf(grammar(rng))
+        try:
+            language_of(constraint)
+        except ConstraintError as error:
+            assert "contradicts itself" in str(error)  # noqa: PT017 # a grammar without a text is one of many
+            continue
+        agree(constraint, rng.sample(WORDS, 50))
+
+
+JSON = r"""
+root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws ( string ":" ws value ("," ws string ":" ws value)* )? "}" ws
+array  ::= "[" ws ( value ("," ws value)* )? "]" ws
+string ::= "\"" ( [^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) )* "\"" ws # escapes
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9]+)? ws
+ws     ::= | " " | "\n" [ \t]{0,20}
+"""
+
+
+def test_llama_cpps_json_grammar():
+    constraint = Ebnf(JSON)
+    texts = ["{}", '{"a": [1, 2.5e3, null]}', '{"é\\n":{}}\n  ', '{"a":1,"b":"x" }', '{"a" 1}', "[1]", '{"a": [}]}']
+    assert agree(constraint, texts) == texts[:4]
+    lexemes = [body for name, body in lexed(language_of(constraint)).rules.items() if name.startswith("lexeme")]
+    assert len(lexemes) < 12  # strings and numbers are lexemes, not characters
+
+
+def test_lark():
+    constraint = Lark(r"""
+        // sums
+        ?start: sum
+        sum: sum "+" term -> add | sum "-" term | term
+        term: NUMBER | "(" sum ")" | NAME | "sqrt"i "[" sum ~ 1..2 "]"
+        NAME: CNAME & ~("if" | /else/)
+        %import common.NUMBER
+        %import common (CNAME, WS)
+        %ignore WS
+    """)
+    texts = ["1+2", "( 1 + x )- 3.5 ", "iff", "SQRT[1]", "if", " 1", "1+", "a b", "sqrt[]"]
+    assert agree(constraint, texts) == texts[:4]
+
+
+def test_schemas_inside_lark():
+    constraint = Lark('start: "call " %json {"type": "object", "properties": {"n": {"type": "integer"}}, '
+                      '"required": ["n"], "additionalProperties": false} | "no call"')  # fmt: skip
+    texts = ['call {"n": 1}', "no call", "call {}", 'call {"n": "x"}']
+    assert agree(constraint, texts) == texts[:2]
+
+
+BROKEN = [
+    (ebnf.parse, 'root ::= "a', "no end", 9),
+    (ebnf.parse, "root ::= foo", "no rule 'foo'", 9),
+    (ebnf.parse, "root ::= [z-a]", "bad character range", 11),
+    (ebnf.parse, 'root ::= <think> "a"', "Tokens are not supported", 9),
+    (ebnf.parse, "root ::= (a", "closing parenthesis", 11),
+    (ebnf.parse, 'root ::= "a"{3,1}', "repetition", 12),
+    (ebnf.parse, r'root ::= "\q"', "no escape", 10),
+    (ebnf.parse, "", "no rule", 0),
+    (ebnf.parse, 'a ::= "a"\na ::= "b"', "there twice", 0),
+    (lark.parse, 'start: "a" x', "no rule 'x'", 11),
+    (lark.parse, 'start[lazy]: "a"', "attributes", 5),
+    (lark.parse, 'start.2: "a"', "priorities", 5),
+    (lark.parse, "start: /a(?=b)/", "lookahead", 7),
+    (lark.parse, "start: A\nA: B\nB: A", "refers to itself", None),
+    (lark.parse, "start: A\nA: b\nb: A", "refers to the rule b", None),
+    (lark.parse, "%declare X\nstart: X", "only %ignore and %import", 0),
+    (lark.parse, "start: <|eot|>", "expected", 7),
+    (lark.parse, "start: %json {", "no JSON", 7),
+    (lark.parse, "%import common.NOPE\nstart: NOPE", "no NOPE", 0),
+    (lark.parse, 'x: "a"', "no rule 'start'", 0),
+]
+
+
+@pytest.mark.parametrize(("parse", "text", "message", "column"), BROKEN)
+def test_a_broken_grammar_is_refused_with_its_place(parse, text, message, column):
+    with pytest.raises(ConstraintError, match=re.escape(message)) as caught:
+        parse(text)
+    caret = caught.value.message.splitlines()[-1]
+    assert caret.strip() == "^"
+    assert column is None or len(caret) - 3 == column
+
+
+@pytest.mark.parametrize("text", ['root ::= "a" root', 'root ::= x\nx ::= "(" x ")"'])
+def test_a_grammar_without_a_text_is_refused(text):
+    with pytest.raises(ConstraintError, match="contradicts itself"):
+        language_of(Ebnf(text))
+
+
+def test_left_recursion_circles_and_unreachable_rules_do_no_harm():
+    assert agree(Ebnf('root ::= root "a" | "b"'), ["b", "baa", "a"]) == ["b", "baa"]
+    assert agree(Ebnf('root ::= root | "a" | root root | ""'), ["", "aaa", "b"]) == ["", "aaa"]
+    assert agree(Ebnf('root ::= "a"\nx ::= "b" x'), ["a", "b"]) == ["a"]
+
+
+def test_deep_grammars_are_compiled_or_refused_in_time():
+    rules = [f'r{i} ::= "(" r{i + 1} ")" | "c"' for i in range(300)]
+    assert agree(Ebnf("\n".join(["root ::= r0", *rules, 'r300 ::= "x"'])), ["((c))", "((c)"]) == ["((c))"]
+    rules = [f'r{i} ::= "(" r{i + 1} ")" | r{i + 2}? "c"' for i in range(3000)]
+    with pytest.raises(ConstraintError, match="too deeply"):
+        byte_engine().compile(Ebnf("\n".join(["root ::= r0", *rules, 'r3000 ::= "x"', 'r3001 ::= "y"'])))
+
+
+# ----------------------------------------------------------------------------------- constraints of constraints
+
+OBJECT = json_schema({"type": "object", "properties": {"n": {"type": "integer"}}, "additionalProperties": False})
+INTEGER = json_schema({"type": "integer"})
+
+
+@pytest.mark.parametrize(
+    ("constraint", "valid", "invalid"),
+    [
+        (InOrder((Regex("a*"), Regex("ab?c"))), ["ac", "abc", "aaabc"], ["a", "aab"]),
+        (InOrder((Regex("x*"), OBJECT, Choices(("", "x")))), ["{}", 'xx{"n": 1}x'], ["", "x", "{}xx"]),
+        (InOrder((INTEGER, Regex("[0-9]{2}"))), ["123", "-123"], ["12", "1"]),
+        (InOrder((INTEGER, Choices((" EUR",)))), ["12 EUR"], ["12", "x EUR"]),
+        (OneOf((OBJECT, Regex(".*"))), ["", "{", '{"n": 1}', '{"n": x'], ["\n"]),
+        (OneOf((OBJECT, Regex("x.*"))), ["{}", "x{"], ["{", ""]),
+        (OneOf((OBJECT, json_schema({"type": "array"}))), ["{}", "[{}]"], ['{"a": 1}']),
+        (Repeated(OBJECT, 1, 2), ["{}", '{"n": 1}{}'], ["", "{}{}{}"]),
+        (Repeated(Regex("ab?")), ["", "aab"], ["b"]),
+        (InOrder((Ebnf('root ::= "(" root ")" | ""'), Lark('start: "!"'))), ["(())!", "!"], ["()", "(!"]),
+        (InOrder(()), [""], ["a"]),
+    ],
+)
+def test_compositions(constraint, valid, invalid):
+    assert agree(constraint, [*valid, *invalid]) == valid
+
+
+def test_structural_tags():
+    tags = Tag("<f=a>", OBJECT, "</f>"), Tag("<f=b>", Regex("[0-9]+"), "</f>")
+    valid = ["", "hello <f", 'a <f=a>{"n": 3}</f> b', "<f=b>12</f><f=a>{}</f>", "<", "<<f=b>1</f>>"]
+    invalid = ["x <f=c>", "x <f=a>{", "<f=b>1</f", "<f=b></f>", '<f=a>{"n": "x"}</f>']
+    constraint = StructuralTag(tags, ("<f=",))
+    assert agree(constraint, [*valid, *invalid]) == valid
+    assert constraint != StructuralTag(tags, ("<f",))
+    assert agree(StructuralTag(tags, ("<f=a", "<f")), [*valid, *invalid]) == [t for t in valid if t != "hello <f"]
+
+
+@pytest.mark.parametrize(
+    ("constraint", "message"),
+    [
+        (StructuralTag((Tag("<a>", Regex("x"), "</a>"),), ("<b",)), "no trigger begins"),
+        (StructuralTag((), ()), "needs triggers"),
+        (Repeated(Regex("a"), 3, 2), "not possible"),
+        (InOrder((Regex("("),)), "missing )"),
+        (Choices(("\ud800",)), "lone surrogate"),
+        (Choices(()), "contradicts itself"),
+        (
+            InOrder((json_schema({"type": "array", "uniqueItems": True}, enforce="best_effort"),)),
+            "nothing is left to be checked",
+        ),
+    ],
+)
+def test_broken_compositions_are_refused(constraint, message):
+    with pytest.raises(ConstraintError, match=re.escape(message)):
+        language_of(constraint)
+
+
+@pytest.mark.parametrize(
+    ("options", "others"),
+    [
+        (("a", "ab", "abc", "a"), ["", "abcd", "b"]),
+        (("\0", "\x7f\u2028😀", 'q"\\/', "a\nb"), ["", "a"]),
+        (tuple(f"value {i}" for i in range(3000)), ["value 3000", "value"]),
+    ],
+)
+def test_choices(options, others):
+    texts = list(dict.fromkeys(options[-20:]))
+    assert agree(Choices(options), [*texts, *others]) == texts

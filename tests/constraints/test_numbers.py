@@ -1,0 +1,82 @@
+"""Sets of numbers and their texts: exact, whatever the ends, steps and complements."""
+
+import random
+from fractions import Fraction
+
+import pytest
+
+from sglang_lite.constraints.automaton import accepts
+from sglang_lite.constraints.normal.decimals import decimal_text, texts
+from sglang_lite.constraints.normal.numbers import EVERY, NONE, WHOLE, Piece, exact, intersect, negate, unite
+from sglang_lite.protocol import ConstraintError
+
+STEPS = [
+    None,
+    None,
+    Fraction(1),
+    Fraction(1),
+    *map(Fraction, (2, 3, 7, 25)),
+    *(Fraction(n, 100) for n in (1, 5, 50, 150)),
+]
+
+
+def number(rng):
+    return Fraction(rng.randint(-300, 300), 10 ** rng.choice([0, 0, 1, 2]))
+
+
+def piece(rng):
+    low, high = rng.choice([None, number(rng)]), rng.choice([None, number(rng)])
+    is_open = [rng.random() < 0.5 for _ in range(2)]
+    avoid = rng.choice([(), (), (Fraction(2),), (Fraction(1),), (Fraction(1, 10),)])
+    return Piece(low, high, low is not None and is_open[0], high is not None and is_open[1], rng.choice(STEPS), avoid)
+
+
+def decimal(rng):
+    places = rng.choice([0, 0, 1, 2, 3])
+    digits = str(rng.randint(0, 400 * 10**places if rng.random() < 0.7 else 30)).zfill(places + 1)
+    return rng.choice(["", "-"]) + (f"{digits[:-places]}.{digits[-places:]}" if places else digits)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_texts_spell_exactly_the_numbers_of_the_set(seed):
+    rng = random.Random(seed)
+    numbers = tuple(p for p in (piece(rng), piece(rng)) if not p.empty())
+    if rng.random() < 0.4:
+        numbers = negate(numbers)
+    if rng.random() < 0.4:
+        numbers = intersect(numbers, negate((piece(rng),)))
+    language = texts(numbers)
+    for _ in range(60):
+        text = decimal(rng)
+        value = Fraction(text)
+        inside = any(value in p for p in numbers)
+        if accepts(language, text):
+            assert inside, (text, numbers)
+        elif inside:  # what our style does not write
+            assert (text.startswith("-") and value == 0) or ("." in text and text.endswith("0")), (text, numbers)
+
+
+def test_sets():
+    assert negate(EVERY) == NONE
+    assert negate(NONE) == EVERY
+    assert intersect(WHOLE, (Piece(step=Fraction(3, 2)),)) == (Piece(step=Fraction(3)),)
+    assert intersect(WHOLE, negate(WHOLE)) == NONE
+    assert unite(WHOLE, EVERY) == EVERY
+    assert Piece(Fraction(1), Fraction(2), True, True, Fraction(1)).empty()
+    assert [int(m) for m in Piece(Fraction(1), Fraction(9), step=Fraction(3)).members()] == [3, 6, 9]
+
+
+def test_numbers_are_decimals_as_they_are_written():
+    assert exact(0.1) == Fraction(1, 10)
+    assert exact(1e308) == 10**308
+    assert decimal_text(Fraction(-1, 8)) == "-0.125"
+    assert accepts(texts((Piece(step=exact(0.01)),)), "19.99")
+    assert accepts(texts(EVERY), "-1.5e+299")
+    assert not accepts(texts(EVERY), "1e309")  # no float is as large
+    assert not accepts(texts(WHOLE), "1.0")
+
+
+def test_multiples_that_need_a_large_automaton_are_refused():
+    with pytest.raises(ConstraintError, match="multiples of 11"):
+        texts((Piece(step=Fraction(11)),))
+    assert accepts(texts((Piece(Fraction(0), Fraction(99), step=Fraction(11)),)), "88")

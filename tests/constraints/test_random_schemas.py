@@ -1,0 +1,89 @@
+"""Random schemas: the masks, the normaliser's sets and the validator agree about random values."""
+
+import itertools
+import json
+import random
+
+import pytest
+
+from sglang_lite.constraints.normal.style import in_style
+from sglang_lite.constraints.sampling import sample
+from sglang_lite.constraints.schema import json_schema, parse_json
+from sglang_lite.protocol import ConstraintError, ValueValidationError
+from tests.constraints.engine import accepts, byte_engine
+from tests.constraints.random_schemas import schema, value
+
+
+def is_valid(constraint, data):
+    try:
+        parse_json(constraint, json.dumps(data))
+        return True
+    except ValueValidationError:
+        return False
+
+
+def orders(value):
+    """The value with its members in every order."""
+    if isinstance(value, list):
+        yield from map(list, itertools.product(*map(orders, value)))
+    elif isinstance(value, dict):
+        for names in itertools.permutations(value):
+            for values in itertools.product(*(orders(value[name]) for name in names)):
+                yield dict(zip(names, values))
+    else:
+        yield value
+
+
+def accepts_some_order(grammar, data):
+    return any(accepts(grammar, json.dumps(order, ensure_ascii=False)) for order in orders(data))
+
+
+@pytest.mark.parametrize("seeds", [range(i, i + 100) for i in range(0, 600, 100)])
+def test_enforced_schemas_are_enforced_exactly(seeds):
+    for seed in seeds:
+        rng = random.Random(seed)
+        constraint = json_schema(schema(rng))
+        try:
+            grammar = byte_engine().compile(constraint)
+        except ConstraintError as error:
+            if "contradicts itself" in str(error):
+                assert not any(is_valid(constraint, value(rng)) for _ in range(20)), constraint
+            continue
+        for _ in range(20):
+            data = value(rng)
+            try:
+                ours = in_style(constraint, data)
+            except ConstraintError:  # more is asked of the sets than the grammar needed
+                continue
+            valid = is_valid(constraint, data)
+            assert valid == (ours is not None), (constraint, data)
+            if valid:
+                assert accepts(grammar, ours) or accepts_some_order(grammar, data), (constraint, data)
+            else:
+                assert not accepts(grammar, json.dumps(data, ensure_ascii=False)), (constraint, data)
+
+
+def test_best_effort_refuses_nothing_valid():
+    for seed in range(600):
+        rng = random.Random(seed)
+        constraint = json_schema(schema(rng), enforce="best_effort")
+        try:
+            grammar = byte_engine().compile(constraint)
+        except ConstraintError:
+            continue
+        for _ in range(10):
+            data = value(rng)
+            if is_valid(constraint, data):
+                assert accepts_some_order(grammar, data), (constraint, data)
+
+
+def test_samples_are_valid_and_accepted():
+    for seed in range(400):
+        rng = random.Random(seed)
+        constraint = json_schema(schema(rng))
+        try:
+            text = sample(constraint, rng)
+        except ConstraintError:
+            continue
+        assert accepts(byte_engine().compile(constraint), text), (constraint, text)
+        parse_json(constraint, text)

@@ -1,0 +1,80 @@
+"""The command line."""
+
+import pytest
+
+from sglang_lite.cli import main
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(name, text):
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def test_grammar_check_tells_what_is_kept(written, capsys):
+    file = written("a.json", '{"type": "object", "properties": {"a": {"type": "integer"}}, "maxProps": 3}')
+    assert main(["grammar", "check", file, "--match", '{"a" : 3}']) == 0
+    out = capsys.readouterr().out
+    for line in ("enforced: /type, /properties, /properties/a/type", "says nothing: /maxProps", "matches: yes"):
+        assert line in out
+    assert main(["grammar", "check", file, "--match", "[]"]) == 1
+    assert "matches: no" in capsys.readouterr().out
+
+
+def test_grammar_check_tells_what_is_refused_and_what_is_left_to_a_check(written, capsys):
+    file = written("a.json", '{"type": "array", "uniqueItems": true}')
+    assert main(["grammar", "check", file]) == 1
+    assert "refused: /uniqueItems: that items are unique" in capsys.readouterr().out
+    assert main(["grammar", "check", file, "--best-effort", "--match", "[1, 1]"]) == 1
+    out = capsys.readouterr().out
+    assert "checked afterwards: /uniqueItems" in out
+    assert "matches: no" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "match"),
+    [
+        ("a.regex", "a+b\n", "aab"),
+        ("a.gbnf", 'root ::= "a" | "(" root ")"', "((a))"),
+        ("a.lark", 'start: "a" start | "b"', "aab"),
+        (
+            "a.tag.json",
+            '{"structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<a"]}',
+            "x<a>1</a>",
+        ),
+    ],
+)
+def test_grammar_check_takes_every_kind_of_grammar(written, capsys, name, text, match):
+    assert main(["grammar", "check", written(name, text), "--match", match]) == 0
+    assert "matches: yes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.txt", "", "does not end in"),
+        ("a.json", "{", "not JSON"),
+        ("a.json", '{"type": 3}', "type is one or some of"),
+    ],
+)
+def test_what_can_not_be_checked_is_one_line_on_stderr(written, capsys, name, text, message):
+    assert main(["grammar", "check", written(name, text)]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("sglang-lite: ")
+    assert message in err
+
+
+def test_a_file_that_is_not_there_is_one_line_on_stderr(tmp_path, capsys):
+    assert main(["grammar", "check", str(tmp_path / "a.json")]) == 1
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_grammar_check_for_a_models_tokens(written, capsys, model_file):
+    file = written("a.json", '{"enum": ["one", "two"]}')
+    assert main(["grammar", "check", file, "--model", str(model_file), "--match", '"two"']) == 0
+    assert "matches: yes" in capsys.readouterr().out
+    assert main(["grammar", "check", file, "--model", "no-such-model"]) == 1
