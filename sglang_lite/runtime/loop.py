@@ -26,6 +26,7 @@ from sglang_lite.protocol import (
     TokenLogprob,
 )
 from sglang_lite.runtime.execute.sampler import Sampled, SamplingTable, Special
+from sglang_lite.runtime.grammar.base import Matcher, fill_masks
 from sglang_lite.runtime.request import Finish, Request, State
 from sglang_lite.runtime.schedule.batch import Batch
 from sglang_lite.runtime.schedule.scheduler import Scheduler
@@ -55,7 +56,9 @@ class Runs(Protocol):
 
     def forward(self, batch: Batch) -> Any: ...
 
-    def sample(self, forward: Any, rows: NDArray[np.int64], special: dict[int, Special]) -> Drawn: ...
+    def sample(
+        self, forward: Any, rows: NDArray[np.int64], special: dict[int, Special], masks: NDArray[np.int32]
+    ) -> Drawn: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ class StepLoop:
         self._looks = np.zeros(slots, dtype=bool)  # by slot: the tokens that are wanted have to be looked at
         self._wanted = np.zeros((slots, vocab_size), dtype=bool)
         self._eos = np.array(sorted(eos_ids), dtype=np.int32)
-        self._mask_words = -(-vocab_size // 32)
+        self._masks = np.empty((slots, -(-vocab_size // 32)), dtype=np.int32)  # of the step that draws now
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._closing = False  # told to stop; read and written on the loop's thread
         self._ended = False  # takes no more commands; under the lock
@@ -228,16 +231,18 @@ class StepLoop:
         if before is not None:
             self._settle(before)
         rows = (batch.samples & self.scheduler.live(batch)).nonzero()[0]
-        drawn = self._runner.sample(forward, rows, self._special(batch, rows))
+        special, masks = self._special(batch, rows)
+        drawn = self._runner.sample(forward, rows, special, masks)
         self.scheduler.drawn(batch.slots[rows])
         self._in_flight = _InFlight(forward, rows, drawn, through)
         if not self._overlap:
             before, self._in_flight = self._in_flight, None
             self._settle(before)
 
-    def _special(self, batch: Batch, rows: NDArray[np.int64]) -> dict[int, Special]:
-        """What the draws of some rows need beyond the sampling table, by index into `rows`."""
+    def _special(self, batch: Batch, rows: NDArray[np.int64]) -> tuple[dict[int, Special], NDArray[np.int32]]:
+        """What the draws of some rows need beyond the sampling table, by index into `rows`, and the masks among it."""
         special: dict[int, Special] = {}
+        matchers: list[Matcher] = []
         table = self.scheduler.store.table
         for i in table.watched[batch.slots[rows]].nonzero()[0].tolist():
             request = batch.requests[rows[i]]
@@ -246,13 +251,15 @@ class StepLoop:
             tokens = table.tokens[request.slot, : table.length[request.slot]]
             mask = None
             if request.matcher is not None:
-                mask = np.zeros(self._mask_words, dtype=np.int32)
-                request.matcher.fill_mask(mask)
+                mask = len(matchers)
+                matchers.append(request.matcher)
             params = request.params
             early = len(tokens) - request.prompt_len < params.min_tokens
             banned = tuple(request.ends) if early else ()
             special[i] = Special(params, tokens, request.prompt_len, mask, banned, request.processor)
-        return special
+        masks = self._masks[: len(matchers)]
+        fill_masks(matchers, masks)
+        return special, masks
 
     def _settle(self, step: _InFlight) -> None:
         """Reads what a step has computed: appends the drawn tokens, and looks at those that may end a request or that

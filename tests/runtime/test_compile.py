@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import threading
 
 import pytest
@@ -235,6 +236,29 @@ def test_what_is_small_and_plain_needs_no_process(monkeypatch):
         for constraint in (Regex(r"[a-z]{1,20}\d{4}"), Choices(("a", "b")), CONSTRAINTS["ebnf"], JsonSchema(model)):
             assert is_simple(constraint)
             assert isinstance(engine.complete("ab", PARAMS, constraint), Generation)
+
+
+def test_the_process_that_compiles_loads_no_torch():
+    code = (
+        "import sys, sglang_lite.runtime.grammar.worker, sglang_lite.runtime.grammar.llguidance\n"
+        "print([name for name in ('torch', 'transformers', 'xgrammar', 'pydantic') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_rows_of_several_engines_and_of_none_run_side_by_side():
+    with make() as engine:
+        sinks = [Sink() for _ in range(24)]
+        kinds = ("regex", None, "schema", "ebnf")
+        for i, sink in enumerate(sinks):
+            params = SamplingParams(max_tokens=40, temperature=1.0, seed=i)
+            engine.submit("ab", params, CONSTRAINTS.get(kinds[i % 4]), sink=sink)
+        for i, sink in enumerate(sinks):
+            generation = sink.end()
+            assert isinstance(generation, Generation)
+            if kinds[i % 4] and generation.finish_reason == "stop":
+                assert matches(CONSTRAINTS[kinds[i % 4]], generation.text)
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ class DeviceRunner:
 
     @torch.inference_mode()
     def sample(
-        self, forward: DeviceForward, rows: NDArray[np.int64], special: dict[int, Special]
+        self, forward: DeviceForward, rows: NDArray[np.int64], special: dict[int, Special], masks: Ints
     ) -> PendingTokens | Sampled:
         """Launches the draws of the next tokens of some rows. Arguments as Runner.sample."""
         if not len(rows):
@@ -199,22 +199,24 @@ class DeviceRunner:
                     errors[i] = error
         where = self._staging.send_all(slots, positions - 1)
         tokens = torch.empty(len(rows), dtype=torch.int32, device=self._device)
-        masks, mask_rows = self._masks(len(rows), special)
+        device_masks, mask_rows = self._masks(len(rows), special, masks)
         draw(
             logits, where[0], where[1], self._device_sampling, self._drawn, tokens,
-            masks=masks, mask_rows=mask_rows, softcap=softcap,
+            masks=device_masks, mask_rows=mask_rows, softcap=softcap,
         )  # fmt: skip
         host, done = self._staging.fetch(tokens)
         return PendingTokens(host, done, positions, special, raw, errors)
 
-    def _masks(self, rows: int, special: dict[int, Special]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """The masks of rows that have one, and which mask each row has."""
-        masked = [(i, row.mask) for i, row in special.items() if row.mask is not None]
-        if not masked:
+    def _masks(
+        self, rows: int, special: dict[int, Special], masks: Ints
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The masks, and which of them each row has."""
+        if not len(masks):
             return None, None
         which = np.full(rows, -1, dtype=np.int32)
-        which[[i for i, _ in masked]] = np.arange(len(masked))
-        return self._staging.send(np.stack([mask for _, mask in masked])), self._staging.send(which)
+        for i, row in special.items():
+            which[i] = -1 if row.mask is None else row.mask
+        return self._staging.send(masks), self._staging.send(which)
 
     # --------------------------------------------------------------------------------------- preparation
 

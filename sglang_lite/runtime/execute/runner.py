@@ -81,17 +81,20 @@ class Runner:
         return Forward(batch, hidden, inputs.last, score(self._model, self._table, batch, inputs.last, hidden))
 
     @torch.inference_mode()
-    def sample(self, forward: Forward, rows: NDArray[np.int64], special: dict[int, Special]) -> Sampled:
+    def sample(
+        self, forward: Forward, rows: NDArray[np.int64], special: dict[int, Special], masks: NDArray[np.int32]
+    ) -> Sampled:
         """Draws the next tokens of some rows.
 
         Args:
             rows: of the batch.
             special: by index into `rows`, what its draw needs beyond the sampling table.
+            masks: that `special` refers to; the caller's to change when this returns.
         """
         if not len(rows):
             return Sampled((), {})
         logits = self._model.logits(forward.hidden[forward.last[torch.from_numpy(rows)]])
         slots = forward.batch.slots[rows]
-        sampled = sample(logits, self._sampling, slots, forward.batch.ends[rows], special)
+        sampled = sample(logits, self._sampling, slots, forward.batch.ends[rows], special, masks)
         self._drawn[slots] = sampled.tokens
         return sampled

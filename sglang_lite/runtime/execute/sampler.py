@@ -50,7 +50,7 @@ class Special:
         params: penalties, biases and what to report.
         tokens: ids so far, prompt and output.
         prompt_len: how many of them are the prompt.
-        mask: allowed tokens as int32 words, None for all.
+        mask: which of the step's masks it has, None where all tokens are allowed.
         banned: ids that may not be drawn now.
         processor: the caller's own.
     """
@@ -58,7 +58,7 @@ class Special:
     params: ResolvedParams
     tokens: Ints
     prompt_len: int
-    mask: NDArray[np.int32] | None = None
+    mask: int | None = None
     banned: tuple[int, ...] = ()
     processor: LogitProcessor | None = None
 
@@ -82,7 +82,12 @@ class Sampled:
 
 
 def sample(
-    logits: torch.Tensor, table: SamplingTable, slots: Ints, positions: Ints, special: Mapping[int, Special]
+    logits: torch.Tensor,
+    table: SamplingTable,
+    slots: Ints,
+    positions: Ints,
+    special: Mapping[int, Special],
+    masks: NDArray[np.int32],
 ) -> Sampled:
     """Draws one token a row.
 
@@ -90,6 +95,7 @@ def sample(
         logits: float32 [R, V]; changed in place.
         slots, positions: of the rows [R].
         special: by row.
+        masks: allowed tokens as int32 words [M, ceil(V / 32)].
 
     Log-probabilities are the model's own: before penalties, biases, masks and temperature.
     """
@@ -102,7 +108,7 @@ def sample(
         except SglError as error:
             errors[i] = error
         if row.mask is not None:
-            allowed = np.unpackbits(row.mask.view(np.uint8), bitorder="little")[: logits.shape[1]]
+            allowed = np.unpackbits(masks[row.mask].view(np.uint8), bitorder="little")[: logits.shape[1]]
             logits[i].masked_fill_(torch.from_numpy(allowed) == 0, float("-inf"))
     picked = logits.argmax(-1)
     highest = logits.gather(1, picked.unsqueeze(1)).squeeze(1)  # NaN, where a row has one

@@ -32,13 +32,18 @@ _BYTES, _BYTES_PER_CHARACTER = 100_000, 50
 
 
 class LlguidanceMatcher:
-    def __init__(self, engine: LlguidanceEngine, inner: Any) -> None:
+    def __init__(self, engine: LlguidanceEngine, inner: Any, first: Mask) -> None:
         self.engine, self.inner = engine, inner
+        self.kept: Mask | None = first  # the mask of where it is now, where that is known
 
     def fill_mask(self, mask: Mask) -> None:
-        self.inner.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self.kept is not None:
+            mask[:] = self.kept
+        else:
+            self.inner.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
 
     def accept(self, token: int) -> bool:
+        self.kept = None
         return bool(self.inner.consume_token(token))
 
     @property
@@ -55,11 +60,17 @@ class LlguidanceMatcher:
 
 
 class LlguidanceGrammar:
+    """Its first mask is made here, once for all requests: it takes longest, and they may all come at the same time."""
+
     def __init__(self, engine: LlguidanceEngine, start: Any, size: int) -> None:
         self._engine, self._start, self.size = engine, start, size
+        self._first = np.zeros((engine.vocab_size + 31) // 32, np.int32)
+        start.unsafe_compute_mask_ptr(self._first.ctypes.data, self._first.nbytes)
+        if start.is_error():
+            raise ConstraintError(f"llguidance: {_first_line(start.get_error())}")
 
     def matcher(self) -> LlguidanceMatcher:
-        return LlguidanceMatcher(self._engine, self._start.deep_copy())
+        return LlguidanceMatcher(self._engine, self._start.deep_copy(), self._first)
 
 
 class LlguidanceEngine:
@@ -97,7 +108,7 @@ class LlguidanceEngine:
     def prepare(self, constraint: Constraint) -> str:
         """Its text, which has been compiled and has made a mask: the fuel of the engine bounds both."""
         text = _text(constraint)
-        self.load(text).matcher().fill_mask(np.zeros((self.vocab_size + 31) // 32, np.int32))
+        self.load(text)
         return text
 
     def load(self, prepared: str) -> LlguidanceGrammar:
@@ -110,8 +121,14 @@ class LlguidanceEngine:
     def fill(self, matchers: Sequence[LlguidanceMatcher], masks: NDArray[np.int32], rows: Sequence[int]) -> None:
         if self._executor is None:
             self._executor = LLExecutor(self._threads)
-        pairs = [(matcher.inner, row) for matcher, row in zip(matchers, rows)]
-        self._executor.unsafe_compute_mask_ptr(pairs, masks.ctypes.data, masks.shape[1] * 4, len(masks))
+        pairs = []
+        for matcher, row in zip(matchers, rows):
+            if matcher.kept is None:
+                pairs.append((matcher.inner, row))
+            else:
+                masks[row] = matcher.kept
+        if pairs:
+            self._executor.unsafe_compute_mask_ptr(pairs, masks.ctypes.data, masks.shape[1] * 4, len(masks))
 
 
 def _text(constraint: Constraint) -> str:

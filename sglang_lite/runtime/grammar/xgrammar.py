@@ -20,12 +20,11 @@ from sglang_lite.runtime.grammar.vocabulary import Vocabulary
 class XgrammarMatcher:
     """Where the text may end, the mask is made at once and kept: only it tells whether anything else can come."""
 
-    def __init__(self, engine: XgrammarEngine, inner: Any) -> None:
+    def __init__(self, engine: XgrammarEngine, inner: Any, first: Mask) -> None:
         self.engine, self.inner = engine, inner
         self.error = ""
-        self.kept: Mask | None = None  # the mask of where it is now
+        self.kept: Mask | None = first  # the mask of where it is now, where that is known
         self._finished = False
-        self._look()
 
     def fill_mask(self, mask: Mask) -> None:
         if self.kept is not None:
@@ -41,7 +40,7 @@ class XgrammarMatcher:
         return True
 
     def _look(self) -> None:
-        self.kept = None
+        self.kept, self._finished = None, False
         if self.inner.is_terminated():
             self.kept, self._finished = np.zeros_like(self.engine.not_eos), True
         elif self.inner.is_completed():
@@ -63,9 +62,11 @@ class XgrammarGrammar:
         self._engine = engine
         self.size: int = compiled.memory_size_bytes
         self._start = xgrammar.GrammarMatcher(compiled)
+        self._first = np.zeros_like(engine.not_eos)
+        self._start.fill_next_token_bitmask(self._first.reshape(1, -1), 0)
 
     def matcher(self) -> XgrammarMatcher:
-        return XgrammarMatcher(self._engine, self._start.fork())
+        return XgrammarMatcher(self._engine, self._start.fork(), self._first)
 
 
 class XgrammarEngine:

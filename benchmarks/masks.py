@@ -1,0 +1,155 @@
+"""What masks cost the host in a step, by engine and threads: all masks are filled, and every matcher takes a token.
+
+    python benchmarks/masks.py [--vocabulary FILE] [--rows N] [--steps N] [--threads 1,2,4]
+
+All rows are of one constraint and each spells another text of it: a schema (an object with an array of at least 64
+objects of six fields), a regex and a grammar. FILE is a `.tiktoken` file (Qwen's is in the PyPI package `dashscope`),
+padded to 151,936 tokens; without it the default model's 49,152 are used. The floor is writing the masks' memory once.
+All rows begin at once, so they are in the same field at the same time: the worst case for a step. `--spread` starts
+each somewhere else in its text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import machine
+from constraints_suite import PADDED, default_tokenizer, tiktoken_tokenizer
+from tokenizers import AddedToken
+
+from sglang_lite.constraints.sampling import sample
+from sglang_lite.protocol import Constraint, ConstraintError, Ebnf, JsonSchema, Regex
+from sglang_lite.runtime.grammar.base import GrammarEngine, fill_masks
+from sglang_lite.runtime.grammar.choose import fastest
+from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine
+from sglang_lite.runtime.grammar.outlines import OutlinesEngine
+from sglang_lite.runtime.grammar.vocabulary import Vocabulary
+from sglang_lite.runtime.grammar.xgrammar import XgrammarEngine
+
+FIELDS = {
+    "id": {"type": "integer", "minimum": 0, "maximum": 99999},
+    "name": {"type": "string", "maxLength": 16},
+    "kind": {"enum": ["alpha", "beta", "gamma"]},
+    "score": {"type": "number"},
+    "ok": {"type": "boolean"},
+    "day": {"type": "string", "pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"},
+}
+ITEM = {"type": "object", "properties": FIELDS, "required": list(FIELDS), "additionalProperties": False}
+SCHEMA = {
+    "type": "object",
+    "properties": {"items": {"type": "array", "items": ITEM, "minItems": 64}},
+    "required": ["items"],
+    "additionalProperties": False,
+}
+CONSTRAINTS: dict[str, Constraint] = {
+    "schema": JsonSchema(json.dumps(SCHEMA)),
+    "regex": Regex("[a-z]+( [a-z]+)*"),
+    "grammar": Ebnf('root ::= term (("+" | "-") term)*\nterm ::= [0-9]+ | "(" root ")"'),
+}
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "while", "nobody", "looks", "at", "them"]
+
+
+def text(name: str, dice: Random) -> str:
+    """A text of a constraint, long enough."""
+    if name == "schema":
+        item = lambda: {  # noqa: E731
+            "id": dice.randrange(100000), "name": " ".join(dice.sample(WORDS, 2))[:16],
+            "kind": dice.choice(FIELDS["kind"]["enum"]), "score": round(dice.uniform(-100, 100), dice.randrange(4)),
+            "ok": dice.random() < 0.5,
+            "day": f"{dice.randrange(1900, 2100)}-{dice.randrange(1, 13):02}-{dice.randrange(1, 29):02}",
+        }  # fmt: skip
+        return json.dumps({"items": [item() for _ in range(64)]})
+    if name == "regex":
+        return " ".join(dice.choice(WORDS) for _ in range(2000))
+    return "+".join(sample(CONSTRAINTS[name], dice) for _ in range(400))
+
+
+def measure(
+    engine: GrammarEngine, constraint: Constraint, texts: list[list[int]], starts: list[int], steps: int, words: int
+) -> str:
+    began = time.perf_counter()
+    grammar = engine.compile(constraint)
+    compiled = time.perf_counter() - began
+    matchers = [grammar.matcher() for _ in texts]
+    for matcher, tokens, start in zip(matchers, texts, starts):
+        assert all(map(matcher.accept, tokens[:start]))
+    texts = [tokens[start:] for tokens, start in zip(texts, starts)]
+    masks = np.empty((len(texts), words), np.int32)
+    fills, accepts = [], []
+    for step in range(min(steps, *map(len, texts))):
+        began = time.perf_counter()
+        fill_masks(matchers, masks)
+        filled = time.perf_counter()
+        for matcher, tokens in zip(matchers, texts):
+            if not matcher.accept(tokens[step]):
+                raise AssertionError(f"{engine.name} does not allow a valid text: {matcher.error}")
+        accepts.append(time.perf_counter() - filled)
+        fills.append(filled - began)
+    both = [a + b for a, b in zip(fills, accepts)]
+    row = 1e6 / len(texts)
+    return (
+        f"{median(both) * row:6.1f} us a row (mask {median(fills) * row:5.1f}, accept {median(accepts) * row:4.1f}), "
+        f"step p50 {median(both) * 1e3:6.2f} ms, p99 {sorted(both)[len(both) * 99 // 100] * 1e3:6.2f}, "
+        f"worst {max(both) * 1e3:6.2f}; compile {compiled * 1e3:7.1f} ms"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--vocabulary", type=Path)
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=256)
+    parser.add_argument("--threads", default=",".join(str(n) for n in (1, 2, 4, 8) if n <= (os.cpu_count() or 1)))
+    parser.add_argument("--spread", action="store_true")
+    parser.add_argument("--constraints", default=",".join(CONSTRAINTS))
+    options = parser.parse_args()
+    tokenizer = tiktoken_tokenizer(options.vocabulary) if options.vocabulary else default_tokenizer()
+    size, eos = tokenizer.vocab_size, sorted(tokenizer.eos_ids)
+    if options.vocabulary:
+        tokenizer.backend.add_special_tokens([AddedToken("<|endoftext|>", special=True)])
+        size, eos = PADDED, [size]
+    vocabulary = Vocabulary.of(tokenizer, size, eos)
+    masks = np.empty((options.rows, vocabulary.words), np.int32)
+    print(machine.describe())
+    floor = machine.seconds(lambda: masks.fill(0)) * 1e6 / options.rows
+    print(f"{options.rows} rows of {size:,} tokens, {options.steps} steps; floor {floor:.1f} us a row")
+    gc.collect()
+    gc.freeze()  # the collector's passes over the tokenizer's tables are not the masks'
+    made: list[tuple[str, GrammarEngine]] = []
+    for threads in map(int, options.threads.split(",")):
+        made.append((f"llguidance, {threads} threads", LlguidanceEngine(tokenizer, size, eos, threads)))
+        made.append((f"xgrammar, {threads} threads", XgrammarEngine(vocabulary, threads)))
+    made.append(("outlines", OutlinesEngine(vocabulary)))
+    for name in options.constraints.split(","):
+        constraint = CONSTRAINTS[name]
+        print(f"\n{name} (auto: {fastest(constraint)})")
+        encoder: Any = made[0][1]
+        texts = [encoder.encode(text(name, Random(row))) for row in range(options.rows)]
+        starts = [Random(row).randrange(300) if options.spread else 0 for row in range(options.rows)]
+        for label, engine in made:
+            if engine.name == "xgrammar" and name == "schema":
+                continue  # milliseconds a row, as choose.py says
+            try:
+                print(
+                    f"  {label:24}{measure(engine, constraint, texts, starts, options.steps, vocabulary.words)}",
+                    flush=True,
+                )
+            except ConstraintError as error:
+                print(f"  {label:24}refused: {error.message}")
+
+
+if __name__ == "__main__":
+    main()
