@@ -122,6 +122,8 @@ class Engine:
             )
         self._eos = loaded.eos_ids
         device = loaded.model.device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # of this thread: kernels are launched there
         sizes = self._sizes = config.sized(gpu=device.type == "cuda")
         pool = config.max_total_tokens or max(self.context_length, sizes.max_running * 512)
         if device.type == "cuda" and config.max_total_tokens is None:
