@@ -148,7 +148,10 @@ class Engine:
         self._lock = threading.Lock()
         self._grammars: GrammarEngine | None = None
         self._compilers = ThreadPoolExecutor(2, thread_name_prefix="sglang_lite-grammar")
-        return StepLoop(self._scheduler, runner, sampling, self._eos, loaded.vocab_size, overlap=config.overlap)
+        return StepLoop(
+            self._scheduler, runner, sampling, self._eos, loaded.vocab_size, overlap=config.overlap,
+            jump=config.jump_forward == "safe",
+        )  # fmt: skip
 
     # --------------------------------------------------------------------------------------- one request
 

@@ -41,6 +41,9 @@ class LlguidanceMatcher:
     def accept(self, token: int) -> bool:
         return bool(self._matcher.consume_token(token))
 
+    def forced(self) -> list[int]:
+        return list(self._matcher.compute_ff_tokens())
+
     @property
     def complete(self) -> bool:
         return bool(self._matcher.is_accepting())
