@@ -43,7 +43,8 @@ from sglang_lite.protocol import (
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.engine import Engine
-    from sglang_lite.runtime.grammar.base import CompiledGrammar, GrammarEngine
+    from sglang_lite.runtime.grammar.base import CompiledGrammar
+    from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 __all__ = [
@@ -88,7 +89,7 @@ def check(constraint: Source, model: str | Path | Engine | None = None) -> Repor
         ModelError: there is no such model.
     """
     known = as_constraint(constraint)
-    engine = _engine(*_tokens(model))
+    _engine(*_tokens(model))  # whose loading is not the constraint's
     began = time.perf_counter()
     refused: tuple[tuple[str, str], ...] = ()
     checked: tuple[tuple[str, str], ...] = ()
@@ -99,7 +100,7 @@ def check(constraint: Source, model: str | Path | Engine | None = None) -> Repor
             if strict:
                 refused, checked = checked, ()
         if not refused:
-            _first_mask(engine, engine.compile(known))
+            _first_mask(_compiled(known, model))
     except ConstraintError as error:
         refused = ((error.pointer or "", str(error)),)
     seconds = time.perf_counter() - began
@@ -138,14 +139,14 @@ def matches(constraint: Source, text: str, model: str | Path | Engine | None = N
     """
     known = as_constraint(constraint)
     engine = _engine(*_tokens(model))
-    grammar = engine.compile(known)
+    grammar = _compiled(known, model)
     texts: list[str | None] = [text]
     if isinstance(known, JsonSchema):
         try:
             texts.append(in_style(known, matching.validate(known, text)))
         except ValueValidationError:
             return False
-    return any(_generates(engine, grammar, each) for each in texts if each is not None)
+    return any(_generates(grammar, engine, each) for each in texts if each is not None)
 
 
 def validate(constraint: Source, text: str) -> Any:
@@ -176,11 +177,23 @@ def as_constraint(source: Source) -> Constraint:
 
 
 @lru_cache(maxsize=4)
-def _engine(tokenizer: Tokenizer | None, vocab_size: int | None) -> GrammarEngine:
+def _engine(tokenizer: Tokenizer | None, vocab_size: int | None) -> LlguidanceEngine:
     from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine
 
     eos = () if tokenizer is None else sorted(tokenizer.eos_ids)
-    return LlguidanceEngine(tokenizer, vocab_size, eos, cache_size=64)
+    return LlguidanceEngine(tokenizer, vocab_size, eos)
+
+
+@lru_cache(maxsize=64)
+def _grammar(engine: LlguidanceEngine, constraint: Constraint) -> CompiledGrammar:
+    return engine.compile(constraint)
+
+
+def _compiled(constraint: Constraint, model: str | Path | Engine | None) -> CompiledGrammar:
+    """With an Engine, what it would generate with; else llguidance's."""
+    if model is None or isinstance(model, str | Path):
+        return _grammar(_engine(*_tokens(model)), constraint)
+    return model.compile_grammar(constraint)
 
 
 def _tokens(model: str | Path | Engine | None) -> tuple[Tokenizer | None, int | None]:
@@ -205,16 +218,17 @@ def _tokenizer_at(path: Path) -> Tokenizer:
     return tokenizer_from_folder(path) if path.is_dir() else tokenizer_from_gguf(GgufFile(path).metadata, str(path))
 
 
-def _first_mask(engine: GrammarEngine, grammar: CompiledGrammar) -> None:
+def _first_mask(grammar: CompiledGrammar) -> None:
     import numpy as np
 
-    grammar.matcher().fill_mask(np.zeros((engine.vocab_size + 31) // 32, np.int32))
+    matcher = grammar.matcher()
+    matcher.fill_mask(np.zeros((matcher.engine.vocab_size + 31) // 32, np.int32))
 
 
-def _generates(engine: GrammarEngine, grammar: CompiledGrammar, text: str) -> bool:
+def _generates(grammar: CompiledGrammar, engine: LlguidanceEngine, text: str) -> bool:
     from sglang_lite.runtime.grammar.base import generates
 
     try:
-        return generates(engine, grammar, text)
+        return generates(grammar, engine.encode(text))
     except UnicodeEncodeError:  # half a character, which no token spells
         return False

@@ -14,6 +14,7 @@ from sglang_lite.constraints.nodes import (
     Node,
     Ref,
     Repeat,
+    Text,
     alternation,
     concat,
     references,
@@ -40,6 +41,50 @@ def pruned(language: Language) -> Language:
                 kept[each] = rules[each]
                 queue.append(each)
     return Language(language.start, kept, language.sealed & kept.keys())
+
+
+MAX_REGULAR = 20_000  # characters and sets
+
+
+def regular(language: Language) -> Node | None:
+    """The language as one node without rules; None where a rule needs itself, or that would be very large."""
+    known: dict[str, tuple[Node, int]] = {}
+
+    def body(name: str, open_rules: frozenset[str]) -> tuple[Node, int]:
+        if name not in known:
+            if name in open_rules:
+                raise _NotRegular
+            known[name] = put_in(language.rules[name], open_rules | {name})
+        return known[name]
+
+    def put_in(node: Node, open_rules: frozenset[str]) -> tuple[Node, int]:
+        size = 1
+        found = node
+        match node:
+            case Ref(name):
+                return body(name, open_rules)
+            case Text(text):
+                size = len(text)
+            case Concat(parts) | Alternation(parts):
+                done = [put_in(part, open_rules) for part in parts]
+                size += sum(each for _, each in done)
+                nodes = [part for part, _ in done]
+                found = concat(*nodes) if isinstance(node, Concat) else alternation(nodes)
+            case Repeat(inner, least, most):
+                within, more = put_in(inner, open_rules)
+                found, size = Repeat(within, least, most), 1 + more
+        if size > MAX_REGULAR:
+            raise _NotRegular
+        return found, size
+
+    try:
+        return body(language.start, frozenset())[0]
+    except (_NotRegular, RecursionError):
+        return None
+
+
+class _NotRegular(Exception):  # noqa: N818 # never leaves this module
+    """A rule needs itself, or the whole is too large."""
 
 
 def renamed(language: Language, prefix: str) -> Language:

@@ -43,6 +43,10 @@ class EngineConfig:
             whatever runs beside it, however its prompt is cut into chunks, and whether it was found in the cache.
             Attention is computed token by token: in bfloat16, decoding reaches 0.6 (one request) to 0.8 (64) of the
             speed, prefill 0.45 (512 tokens) to 0.3 (2,048). On a CPU only.
+        constraint_backend: the engine behind constraints: "llguidance", "xgrammar", "outlines" (regexes and choices);
+            "auto" takes for each constraint the fastest that keeps it. One that is named refuses what it can't keep.
+        compile_timeout_s: seconds in which a constraint has to be compiled; longer fails its request alone.
+        compile_memory_mb: most memory of a process that compiles constraints, of which there are up to two.
         cuda_graphs: decode through captured CUDA graphs on a GPU.
         threads: CPU threads; None for one per physical core.
         seed: of the requests that set none; None for fresh randomness.
@@ -68,6 +72,9 @@ class EngineConfig:
     overlap: bool = True
     jump_forward: Literal["safe", "off"] = "safe"
     deterministic: bool = False
+    constraint_backend: Literal["auto", "llguidance", "xgrammar", "outlines"] = "auto"
+    compile_timeout_s: float = 10.0
+    compile_memory_mb: int = 2048
     cuda_graphs: bool = True
     threads: int | None = None
     seed: int | None = None
@@ -83,6 +90,10 @@ class EngineConfig:
         fraction = self.mem_fraction
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
             raise ParameterError("mem_fraction", f"{fraction!r} is not between 0 and 1.")
+        _check_int("compile_memory_mb", self.compile_memory_mb, 256)
+        seconds = self.compile_timeout_s
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
+            raise ParameterError("compile_timeout_s", f"{seconds!r} is no number of seconds above 0.")
         if self.page_size is not None and self.page_size > 64:
             raise ParameterError("page_size", f"{self.page_size} is more than 64.")
         if self.step_tokens is not None and self.max_running is not None and self.step_tokens < self.max_running:
@@ -95,6 +106,7 @@ class EngineConfig:
             ("dtype", ("auto", "float32", "bfloat16", "float16", "int8")),
             ("jump_forward", ("safe", "off")),
             ("policy", ("lpm", "fcfs", "priority")),
+            ("constraint_backend", ("auto", "llguidance", "xgrammar", "outlines")),
             ("eviction", ("lru", "lfu", "fifo", "slru")),
             ("log_level", (None, "debug", "info", "warning", "error", "critical")),
             *((name, (True, False)) for name in ("prefix_cache", "overlap", "deterministic", "cuda_graphs")),

@@ -7,7 +7,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from copy import copy
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -38,7 +39,8 @@ from sglang_lite.runtime.cache.store import KVStore
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.execute import make_runner, memory
 from sglang_lite.runtime.execute.sampler import SamplingTable
-from sglang_lite.runtime.grammar.base import CompiledGrammar, GrammarEngine
+from sglang_lite.runtime.grammar.base import CompiledGrammar
+from sglang_lite.runtime.grammar.compile import Compiler
 from sglang_lite.runtime.intake import Intake, Ticket
 from sglang_lite.runtime.load import LoadedModel, load_alike, load_model
 from sglang_lite.runtime.loop import StepLoop
@@ -145,9 +147,7 @@ class Engine:
         self._scheduler = Scheduler(store, sizes.step_tokens, POLICIES[config.policy])
         self.intake = Intake(config.max_queued + sizes.max_running, config.seed, loaded, longest)
         self._closed = False
-        self._lock = threading.Lock()
-        self._grammars: GrammarEngine | None = None
-        self._compilers = ThreadPoolExecutor(2, thread_name_prefix="sglang_lite-grammar")
+        self._compiler = Compiler(loaded.tokenizer, loaded.vocab_size, self._eos, config)
         return StepLoop(
             self._scheduler, runner, sampling, self._eos, loaded.vocab_size, overlap=config.overlap,
             jump=config.jump_forward == "safe",
@@ -203,7 +203,8 @@ class Engine:
         if constraint is None:
             self._start(requests)
         else:
-            self._off_loop(self._compile, requests, constraint)
+            compiled = self._compiler.request_all({constraint})
+            compiled.add_done_callback(partial(self._start_constrained, requests, constraint))
         return ticket
 
     def complete(
@@ -234,40 +235,30 @@ class Engine:
     def abort_request(self, request: Request) -> None:
         self._loop.abort(request)
 
-    def _off_loop(self, slow: Callable[..., None], *args: Any) -> None:
+    def _start_constrained(
+        self, requests: Sequence[Request], constraint: Constraint, compiled: Future[dict[Constraint, CompiledGrammar]]
+    ) -> None:
         try:
-            self._compilers.submit(slow, *args)
-        except RuntimeError:  # closed meanwhile
-            raise EngineClosedError("the engine is closed.") from None
-
-    def _compile(self, requests: Sequence[Request], constraint: Constraint) -> None:
-        try:
-            self._check_open()
-            grammar = self.compile_grammar(constraint)
+            grammar = compiled.result()[constraint]
             for request in requests:
                 request.matcher = grammar.matcher()
             self._start(requests)
         except Exception as error:  # even a grammar engine's failure must end the requests, not vanish in the pool
-            if not isinstance(error, SglError):
-                error = ConstraintError(f"the constraint could not be compiled: {error!r}")
+            failure = error if isinstance(error, SglError) else ConstraintError(f"no mask can be made: {error!r}")
             for request in requests:
-                self._loop.fail(request, error)
+                self._loop.fail(request, copy(failure))  # programs add their own places to it
 
     def compile_grammar(self, constraint: Constraint) -> CompiledGrammar:
         """Makes a constraint ready. May take long.
 
         Raises:
             ConstraintError: it can't be enforced.
+            EngineClosedError: the engine is closed.
         """
-        return self._grammar_engine().compile(constraint)
-
-    def _grammar_engine(self) -> GrammarEngine:
-        with self._lock:
-            if self._grammars is None:
-                from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine
-
-                self._grammars = LlguidanceEngine(self.tokenizer, self.vocab_size, sorted(self._eos))
-            return self._grammars
+        try:
+            return self._compiler.request(constraint).result()
+        except SglError as error:
+            raise copy(error) from error
 
     def _check_open(self) -> None:
         if self._closed:
@@ -334,20 +325,21 @@ class Engine:
         player = Player(self, program, log, sink, stream=stream, namespace=namespace)
         player.sink = self.intake.counted(sink)  # from here on nothing is refused any more
         if player.constraints:
-            self._off_loop(self._compile_program, player)
+            self._compiler.request_all(player.constraints).add_done_callback(partial(self._start_program, player))
         else:
             self._loop.post(player.start)
         return Ticket(partial(self._loop.tell, player.abort))
 
-    def _compile_program(self, player: Player) -> None:
+    def _start_program(self, player: Player, compiled: Future[dict[Constraint, CompiledGrammar]]) -> None:
         try:
-            self._check_open()
-            player.compile()
+            player.grammars = compiled.result()
             self._loop.post(player.start)
         except SglError as error:
-            player.fail(error)
-        except Exception as error:  # as in _compile
-            player.fail(ConstraintError(f"a constraint could not be compiled: {error!r}"))
+            failure = copy(error)
+            try:
+                self._loop.post(lambda: player.fail(failure))
+            except EngineClosedError:
+                player.fail(failure)
 
     def play(self, prompt: Prompt | str, program: Program) -> tuple[ProgramResult, list[Played]]:
         """Like `run_program`, and waits for the result."""
@@ -472,7 +464,8 @@ class Engine:
         return self._loop.call(store.flush) * store.page_size
 
     def stats(self) -> dict[str, int]:
-        """Counts, taken between two steps: requests waiting and running, tokens cached and free, steps."""
+        """Counts, taken between two steps: requests waiting and running, tokens cached and free, steps,
+        constraints compiled, and found compiled."""
         scheduler, store = self._scheduler, self._scheduler.store
 
         def count() -> dict[str, int]:
@@ -483,6 +476,8 @@ class Engine:
                 "free_tokens": store.pool.free * store.page_size,
                 "total_tokens": store.pool.total * store.page_size,
                 "steps": self._loop.steps,
+                "grammars_compiled": self._compiler.misses,
+                "grammars_cached": self._compiler.hits,
             }
 
         return self._loop.call(count)
@@ -490,7 +485,7 @@ class Engine:
     def close(self) -> None:
         """Stops the engine; requests that have not ended fail with EngineClosedError. May be called again."""
         self._closed = True
-        self._compilers.shutdown(wait=True)  # those that have not begun fail at once
+        self._compiler.close()
         self._close()
         if threading.current_thread() is not self._thread:
             self._thread.join()

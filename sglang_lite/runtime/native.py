@@ -41,6 +41,7 @@ _RENAMED = {
     "radix_eviction_policy": "eviction",
     "enable_deterministic_inference": "deterministic",
     "mem_fraction_static": "mem_fraction",
+    "grammar_backend": "constraint_backend",
 }
 _REVERSED = {
     "disable_radix_cache": "prefix_cache",

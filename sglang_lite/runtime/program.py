@@ -68,18 +68,9 @@ class Player:
                 resolve_params(segment.params, engine.vocab_size)
                 if not isinstance(segment.params.n, Unset) and segment.params.n != 1:
                     raise ParameterError("n", "a generation inside a program has one sample.", hint="Fork instead.")
-        self.constraints = {s.constraint for s in _all(program.segments) if isinstance(s, GenSegment)} - {None}
+        constraints = [s.constraint for s in _all(program.segments) if isinstance(s, GenSegment)]
+        self.constraints = {constraint for constraint in constraints if constraint is not None}
         self._main = _Branch(self, program.segments, log, (), self._done)
-
-    def compile(self) -> None:
-        """Makes the grammars ready. Slow: not on the engine's thread.
-
-        Raises:
-            ConstraintError: one can't be enforced.
-        """
-        for constraint in self.constraints:
-            assert constraint is not None
-            self.grammars[constraint] = self.engine.compile_grammar(constraint)
 
     def start(self) -> None:
         """Starts playing."""

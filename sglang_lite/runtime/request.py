@@ -259,6 +259,7 @@ class Request:
         elif params.include_stop:
             self._add(self._stops.matched_text)
         text = "".join(self._text)
+        chosen = {} if self.matcher is None else {"constraint_backend": self.matcher.engine.name}
         return Generation(
             text=text,
             token_ids=output,
@@ -268,7 +269,7 @@ class Request:
             usage=self._usage(len(output)),
             output_logprobs=tuple(self.logprobs),
             prompt_logprobs=tuple(map(self._with_text, self.prompt_logprobs)),
-            meta={"num_retractions": self.retractions},
+            meta={"num_retractions": self.retractions, **chosen},
         )
 
     def _add(self, text: str) -> None:

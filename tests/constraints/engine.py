@@ -9,9 +9,10 @@ from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine
 
 @lru_cache(maxsize=1)
 def byte_engine():
-    return LlguidanceEngine(None, cache_size=4)
+    return LlguidanceEngine(None)
 
 
+@lru_cache(maxsize=4)
 def compiled(constraint):
     """The grammar and None, or None and the error that refuses it."""
     try:
@@ -22,4 +23,4 @@ def compiled(constraint):
 
 def accepts(grammar, text):
     """The masks allow the text and then its end."""
-    return generates(byte_engine(), grammar, text)
+    return generates(grammar, byte_engine().encode(text))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import sglang_lite as sgl
 from sglang_lite.protocol import Delta, Generation, GenSegment, Image, Program, Prompt, Regex, SamplingParams, Span
 from sglang_lite.runtime.engine import Engine
+from sglang_lite.runtime.grammar.compile import Compiler
 from tests.runtime import scripted
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
@@ -233,13 +234,13 @@ class Collector:
 @pytest.fixture
 def slow_compiler(monkeypatch):
     """Compiling waits until the event is set."""
-    go, original = threading.Event(), Engine.compile_grammar
+    go, original = threading.Event(), Compiler.build
 
-    def compile_grammar(self, constraint):
+    def build(self, constraint):
         assert go.wait(30)
         return original(self, constraint)
 
-    monkeypatch.setattr(Engine, "compile_grammar", compile_grammar)
+    monkeypatch.setattr(Compiler, "build", build)
     yield go
     go.set()
 
@@ -247,11 +248,13 @@ def slow_compiler(monkeypatch):
 def test_a_request_that_is_aborted_while_it_is_compiled_ends_once(slow_compiler):
     every = []
     with Engine.of(scripted.loaded(), max_running=1, max_queued=1) as engine:
-        for _ in range(5):  # more in all than may be open
+        for i in range(5):  # more in all than may be open
             slow_compiler.clear()
             sinks = Collector(), Collector()
             every += sinks
-            tickets = [engine.submit("ab", GREEDY, Regex(p), sink=s) for p, s in zip(("[ab]+", "("), sinks)]
+            tickets = [
+                engine.submit("ab", GREEDY, Regex(p), sink=s) for p, s in zip(("[ab]+" * i + "a", "(" * i + "("), sinks)
+            ]
             for ticket in tickets:
                 ticket.abort()
             assert [type(s.ends()[0]) for s in sinks] == [sgl.RequestAbortedError] * 2
@@ -261,11 +264,11 @@ def test_a_request_that_is_aborted_while_it_is_compiled_ends_once(slow_compiler)
 
 def test_closing_ends_what_is_compiled_and_what_waits_to_be(slow_compiler, monkeypatch):
     engine = Engine.of(scripted.loaded())
-    shutdown = engine._compilers.shutdown
-    monkeypatch.setattr(engine._compilers, "shutdown", lambda **options: (slow_compiler.set(), shutdown(**options)))
+    shutdown = engine._compiler._here.shutdown
+    monkeypatch.setattr(engine._compiler._here, "shutdown", lambda: (slow_compiler.set(), shutdown()))
     sinks = [Collector(2) for _ in range(6)]
-    for sink in sinks:
-        engine.submit("ab", SamplingParams(n=2, max_tokens=3), Regex("[ab]+"), sink=sink)
+    for i, sink in enumerate(sinks):
+        engine.submit("ab", SamplingParams(n=2, max_tokens=3), Regex("[ab]+" + "a" * i), sink=sink)
     engine.close()
     assert all(len(sink.ends()) == 2 for sink in sinks)
     for call in (

@@ -1,20 +1,26 @@
-"""What the runtime asks of a grammar engine, and how a text is walked through its masks."""
+"""What the runtime asks of a grammar engine, and how masks are asked for: one text's, or a batch's at once."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lite.protocol import Constraint, ConstraintError
 
+Mask = NDArray[np.int32]  # words of a row, least significant bit first: bit i is token i
+
 
 class Matcher(Protocol):
     """One request's place in a grammar. After an error it stays failed; `error` says why."""
 
-    def fill_mask(self, mask: NDArray[np.int32]) -> None:
-        """Sets bit i of `mask` (int32 words, least significant bit first) for every token that may come next."""
+    @property
+    def engine(self) -> GrammarEngine: ...
+
+    def fill_mask(self, mask: Mask) -> None:
+        """Sets bit i of `mask` for every token that may come next, and clears the others."""
         ...
 
     def accept(self, token: int) -> bool:
@@ -41,35 +47,62 @@ class Matcher(Protocol):
 
 
 class CompiledGrammar(Protocol):
-    """A constraint made ready for one vocabulary."""
+    """A constraint made ready for one vocabulary.
+
+    Attributes:
+        size: bytes it takes, roughly.
+    """
+
+    size: int
 
     def matcher(self) -> Matcher: ...
 
 
 class GrammarEngine(Protocol):
-    """A library that turns constraints into token masks."""
+    """A library that turns constraints into token masks.
+
+    What it compiles may take long, or all memory: a worker can `prepare` what is then quickly `load`ed.
+    """
 
     name: str
     vocab_size: int
-
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text."""
-        ...
 
     def compile(self, constraint: Constraint) -> CompiledGrammar:
         """Raises ConstraintError for what the engine can't enforce in full. May take long: never on the loop."""
         ...
 
+    def prepare(self, constraint: Constraint) -> Any:
+        """What of `compile` may take long, in another process. The result can be pickled. Raises as `compile`."""
+        ...
 
-def generates(engine: GrammarEngine, grammar: CompiledGrammar, text: str) -> bool:
-    """The masks allow every token of the text, one after the other, and then the end.
+    def load(self, prepared: Any) -> CompiledGrammar:
+        """The grammar of what was prepared for the same vocabulary. Raises as `compile`."""
+        ...
+
+    def fill(self, matchers: Sequence[Any], masks: NDArray[np.int32], rows: Sequence[int]) -> None:
+        """`fill_mask` of each of this engine's matchers into its row of `masks`, on the engine's own threads."""
+        ...
+
+
+def fill_masks(matchers: Sequence[Matcher], masks: NDArray[np.int32]) -> None:
+    """Fills row i of `masks` (contiguous) for the i-th matcher: one call to each engine."""
+    by_engine: dict[int, list[int]] = {}
+    for row, matcher in enumerate(matchers):
+        by_engine.setdefault(id(matcher.engine), []).append(row)
+    for rows in by_engine.values():
+        matchers[rows[0]].engine.fill([matchers[row] for row in rows], masks, rows)
+
+
+def generates(grammar: CompiledGrammar, tokens: Sequence[int]) -> bool:
+    """The masks allow every token of a text, one after the other, and then the end.
 
     Raises:
         ConstraintError: the engine gave up on the way.
     """
     matcher = grammar.matcher()
+    engine = matcher.engine
     mask = np.zeros((engine.vocab_size + 31) // 32, np.int32)
-    for token in engine.encode(text):
+    for token in tokens:
         if matcher.finished:
             return False
         matcher.fill_mask(mask)

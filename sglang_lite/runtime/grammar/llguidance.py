@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from sglang_lite.constraints.compose import language_of
 from sglang_lite.constraints.lexing import lexed
 from sglang_lite.constraints.to_lark import to_lark
 from sglang_lite.protocol import Constraint, ConstraintError
+from sglang_lite.runtime.grammar.base import Mask
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -29,40 +28,41 @@ _LIMITS = LLParserLimits(
     precompute_large_lexemes=False,
     verbose_errors=False,
 )
+_BYTES, _BYTES_PER_CHARACTER = 100_000, 50
 
 
 class LlguidanceMatcher:
-    def __init__(self, matcher: Any) -> None:
-        self._matcher = matcher
+    def __init__(self, engine: LlguidanceEngine, inner: Any) -> None:
+        self.engine, self.inner = engine, inner
 
-    def fill_mask(self, mask: NDArray[np.int32]) -> None:
-        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+    def fill_mask(self, mask: Mask) -> None:
+        self.inner.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
 
     def accept(self, token: int) -> bool:
-        return bool(self._matcher.consume_token(token))
+        return bool(self.inner.consume_token(token))
 
     def forced(self) -> list[int]:
-        return list(self._matcher.compute_ff_tokens())
+        return list(self.inner.compute_ff_tokens())
 
     @property
     def complete(self) -> bool:
-        return bool(self._matcher.is_accepting())
+        return bool(self.inner.is_accepting())
 
     @property
     def finished(self) -> bool:
-        return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
+        return bool(self.inner.is_stopped()) and not self.inner.is_error()
 
     @property
     def error(self) -> str:
-        return str(self._matcher.get_error())
+        return str(self.inner.get_error())
 
 
 class LlguidanceGrammar:
-    def __init__(self, start: Any) -> None:
-        self._start = start
+    def __init__(self, engine: LlguidanceEngine, start: Any, size: int) -> None:
+        self._engine, self._start, self.size = engine, start, size
 
     def matcher(self) -> LlguidanceMatcher:
-        return LlguidanceMatcher(self._start.deep_copy())
+        return LlguidanceMatcher(self._engine, self._start.deep_copy())
 
 
 class LlguidanceEngine:
@@ -71,7 +71,7 @@ class LlguidanceEngine:
         tokenizer: the model's; None for a token per byte, whatever the model.
         vocab_size: the model's, padding included; None: the tokenizer's.
         eos_ids: tokens that may end a complete text.
-        cache_size: compiled grammars kept.
+        threads: that fill a batch's masks.
     """
 
     name = "llguidance"
@@ -81,14 +81,13 @@ class LlguidanceEngine:
         tokenizer: Tokenizer | None,
         vocab_size: int | None = None,
         eos_ids: Sequence[int] = (),
-        cache_size: int = 1024,
+        threads: int = 1,
     ) -> None:
         source = "byte" if tokenizer is None else tokenizer.backend.to_str()
         self._tokenizer = LLTokenizer(source, n_vocab=vocab_size, eos_token=list(eos_ids) or None)
         self.vocab_size: int = self._tokenizer.vocab_size
-        self._cache: OrderedDict[Constraint, LlguidanceGrammar] = OrderedDict()
-        self._cache_size = cache_size
-        self._lock = threading.Lock()
+        self._threads = threads
+        self._executor: Any = None
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text."""
@@ -96,20 +95,30 @@ class LlguidanceEngine:
         return tokens
 
     def compile(self, constraint: Constraint) -> LlguidanceGrammar:
-        with self._lock:
-            if constraint in self._cache:
-                self._cache.move_to_end(constraint)
-                return self._cache[constraint]
-        grammar = LLMatcher.grammar_from_lark(to_lark(lexed(language_of(constraint))))
+        return self.load(_text(constraint))
+
+    def prepare(self, constraint: Constraint) -> str:
+        """Its text, which has been compiled and has made a mask: the fuel of the engine bounds both."""
+        text = _text(constraint)
+        self.load(text).matcher().fill_mask(np.zeros((self.vocab_size + 31) // 32, np.int32))
+        return text
+
+    def load(self, prepared: str) -> LlguidanceGrammar:
+        grammar = LLMatcher.grammar_from_lark(prepared)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise ConstraintError(f"llguidance: {_first_line(matcher.get_error())}")
-        compiled = LlguidanceGrammar(matcher)
-        with self._lock:
-            self._cache[constraint] = compiled
-            while len(self._cache) > self._cache_size:
-                self._cache.popitem(last=False)
-        return compiled
+        return LlguidanceGrammar(self, matcher, _BYTES + _BYTES_PER_CHARACTER * len(prepared))
+
+    def fill(self, matchers: Sequence[LlguidanceMatcher], masks: NDArray[np.int32], rows: Sequence[int]) -> None:
+        if self._executor is None:
+            self._executor = LLExecutor(self._threads)
+        pairs = [(matcher.inner, row) for matcher, row in zip(matchers, rows)]
+        self._executor.unsafe_compute_mask_ptr(pairs, masks.ctypes.data, masks.shape[1] * 4, len(masks))
+
+
+def _text(constraint: Constraint) -> str:
+    return to_lark(lexed(language_of(constraint)))
 
 
 def _first_line(message: str) -> str:

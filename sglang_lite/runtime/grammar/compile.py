@@ -1,0 +1,197 @@
+"""Compiling constraints off the loop: which engine, where, within which limits, and each of them once.
+
+What is small and plain (simple.py) is compiled in this process. Anything else is first prepared by a worker, which can
+be killed; here it is only loaded. Neither waits for the other.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sglang_lite.protocol import Constraint, ConstraintError, EngineClosedError, JsonSchema, SglError
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.grammar.base import CompiledGrammar, GrammarEngine
+from sglang_lite.runtime.grammar.choose import fastest
+from sglang_lite.runtime.grammar.simple import is_simple
+from sglang_lite.runtime.grammar.vocabulary import Vocabulary
+from sglang_lite.runtime.grammar.worker import OverBudgetError, Worker
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.tokens.tokenizer import Tokenizer
+
+CACHED = 1024  # grammars
+CACHED_BYTES = 512 << 20
+WORKERS = 2
+_BLANKS = re.compile(r'("(?:[^"\\]|\\.)*")|[ \t\r\n]*([{}\[\],:])[ \t\r\n]*')
+
+
+class Compiler:
+    """
+    Args:
+        tokenizer: the model's.
+        vocab_size: the model's, padding included.
+        eos_ids: tokens that may end a complete text.
+        config: `constraint_backend` and the limits.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Collection[int], config: EngineConfig) -> None:
+        self.hits = self.misses = 0
+        self._tokenizer, self._backend = tokenizer, config.constraint_backend
+        self._vocab_size, self._eos_ids = vocab_size, sorted(eos_ids)
+        self._timeout, self._memory = config.compile_timeout_s, config.compile_memory_mb
+        self._engines: dict[str, GrammarEngine] = {}
+        self._making = threading.Lock()  # of engines and workers
+        self._cache: OrderedDict[Constraint, Future[CompiledGrammar]] = OrderedDict()
+        self._bytes = 0  # of what is in it
+        self._lock = threading.Lock()
+        self._closed = False
+        self._here = ThreadPoolExecutor(2, "sglang_lite-grammar")
+        self._apart = ThreadPoolExecutor(WORKERS, "sglang_lite-worker")
+        self._workers: list[Worker] = []
+        self._idle: list[Worker] = []
+
+    def request(self, constraint: Constraint) -> Future[CompiledGrammar]:
+        """Starts compiling a constraint, unless that was done or is being done. The future raises ConstraintError for
+        what can't be enforced, and EngineClosedError when `close` comes first."""
+        key = _canonical(constraint)
+        with self._lock:
+            known = self._cache.get(key)
+            if known is not None:
+                self.hits += 1
+                self._cache.move_to_end(key)
+                return known
+            self.misses += 1
+            future = self._cache[key] = Future()
+        pool, build = (self._here, self.build) if is_simple(constraint) else (self._apart, self._build_apart)
+        try:
+            pool.submit(self._settle, key, future, partial(build, constraint))
+        except RuntimeError:  # closed meanwhile
+            future.set_exception(EngineClosedError("the engine is closed."))
+        return future
+
+    def request_all(self, constraints: Collection[Constraint]) -> Future[dict[Constraint, CompiledGrammar]]:
+        """`request` for each of them; raises what the first one does that fails."""
+        together: Future[dict[Constraint, CompiledGrammar]] = Future()
+        futures = {constraint: self.request(constraint) for constraint in constraints}
+        left, lock = len(futures), threading.Lock()
+
+        def one_more(_: object) -> None:
+            nonlocal left
+            with lock:
+                left -= 1
+                if left:
+                    return
+            try:
+                together.set_result({constraint: future.result() for constraint, future in futures.items()})
+            except SglError as error:
+                together.set_exception(error)
+
+        for future in futures.values():
+            future.add_done_callback(one_more)
+        return together
+
+    def build(self, constraint: Constraint) -> CompiledGrammar:
+        """Compiles in the calling thread, without limits and whatever is cached.
+
+        Raises:
+            ConstraintError: it can't be enforced.
+        """
+        name = fastest(constraint) if self._backend == "auto" else self._backend
+        return self._engine(name).compile(constraint)
+
+    def close(self) -> None:
+        """Ends what is being compiled, and fails what waits to be."""
+        with self._making:
+            self._closed = True
+            for worker in self._workers:
+                worker.close()
+        self._here.shutdown()  # which runs what waits: it fails at once
+        self._apart.shutdown()
+
+    # --------------------------------------------------------------------------------- on threads of its own
+
+    def _settle(self, key: Constraint, future: Future[CompiledGrammar], build: Callable[[], CompiledGrammar]) -> None:
+        try:
+            if self._closed:
+                raise EngineClosedError("the engine is closed.")
+            grammar = build()
+        except Exception as error:  # whatever it is, it must not vanish in the pool
+            self._fail(key, future, error)
+            return
+        with self._lock:
+            if self._cache.get(key) is future:
+                self._bytes += grammar.size
+            self._drop_oldest()
+        future.set_result(grammar)
+
+    def _fail(self, key: Constraint, future: Future[CompiledGrammar], error: Exception) -> None:
+        if self._closed:
+            error = EngineClosedError("the engine is closed.")
+        elif not isinstance(error, SglError):
+            error = ConstraintError(f"the constraint could not be compiled: {error!r}")
+        if not isinstance(error, ConstraintError) or isinstance(error, OverBudgetError):
+            with self._lock:  # another time it may be in time
+                self._cache.pop(key, None)
+        future.set_exception(error)
+
+    def _drop_oldest(self) -> None:
+        for key, future in list(self._cache.items()):
+            if len(self._cache) <= CACHED and self._bytes <= CACHED_BYTES:
+                return
+            if future.done():
+                del self._cache[key]
+                self._bytes -= future.result().size if future.exception() is None else 0
+
+    def _build_apart(self, constraint: Constraint) -> CompiledGrammar:
+        worker = self._worker()
+        try:
+            name, prepared = worker.prepare(constraint)
+        finally:
+            self._idle.append(worker)
+        return self._engine(name).load(prepared)
+
+    def _worker(self) -> Worker:
+        """One that is idle: there are as many as threads that ask for one."""
+        with self._making:
+            if self._idle:
+                return self._idle.pop()
+            if self._closed:
+                raise EngineClosedError("the engine is closed.")
+            self._workers.append(Worker(self._vocabulary(), self._backend, self._timeout, self._memory))
+            return self._workers[-1]
+
+    def _engine(self, name: str) -> GrammarEngine:
+        with self._making:
+            if name not in self._engines:
+                self._engines[name] = self._make(name)
+            return self._engines[name]
+
+    def _make(self, name: str) -> GrammarEngine:
+        if name == "xgrammar":
+            from sglang_lite.runtime.grammar.xgrammar import XgrammarEngine
+
+            return XgrammarEngine(self._vocabulary(), spell=partial(self._tokenizer.encode, first=False))
+        if name == "outlines":
+            from sglang_lite.runtime.grammar.outlines import OutlinesEngine
+
+            return OutlinesEngine(self._vocabulary())
+        from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine
+
+        return LlguidanceEngine(self._tokenizer, self._vocab_size, self._eos_ids)
+
+    def _vocabulary(self) -> Vocabulary:
+        return Vocabulary.of(self._tokenizer, self._vocab_size, self._eos_ids)
+
+
+def _canonical(constraint: Constraint) -> Constraint:
+    """The same for schemas that differ in blanks alone. Their members' order has a meaning."""
+    if isinstance(constraint, JsonSchema):
+        return replace(constraint, schema=_BLANKS.sub(r"\1\2", constraint.schema.strip(" \t\r\n")))
+    return constraint

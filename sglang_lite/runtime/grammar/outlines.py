@@ -1,0 +1,125 @@
+"""Regular constraints through outlines-core, a second opinion on the other engines: its index has every state's tokens.
+
+Its automata lose what may follow an end (0.2.14). So the end of the sequence is made part of the text: it is spelled
+NUL, which then can be no part of a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from outlines_core import Guide, Index
+from outlines_core import Vocabulary as Tokens
+
+from sglang_lite.constraints.automaton import is_empty
+from sglang_lite.constraints.compose import language_of
+from sglang_lite.constraints.languages import regular
+from sglang_lite.constraints.nodes import ANY_TEXT, concat, intersection, is_plain, literal
+from sglang_lite.constraints.spelling import to_rust
+from sglang_lite.protocol import Constraint, ConstraintError
+from sglang_lite.runtime.grammar.base import Mask
+from sglang_lite.runtime.grammar.vocabulary import Vocabulary
+
+_END = b"\0"
+
+
+class OutlinesMatcher:
+    def __init__(self, engine: OutlinesEngine, index: Any) -> None:
+        self.engine = engine
+        self.error = ""
+        self._guide = Guide(index)
+        self._ended = False
+        self._look()
+
+    def fill_mask(self, mask: Mask) -> None:
+        mask[:] = 0
+        if not self._ended:
+            self._guide.write_mask_into(mask.ctypes.data, mask.size, 4)
+
+    def accept(self, token: int) -> bool:
+        if self.error or self._ended or not self._guide.accepts_tokens([token]):
+            self.error = self.error or f"outlines does not allow token {token}"
+            return False
+        self._guide.advance(token, False)
+        self._ended = token in self.engine.eos_ids
+        self._look()
+        return True
+
+    def _look(self) -> None:
+        self._complete = self._ended or self._guide.accepts_tokens([self.engine.eos_ids[0]])
+        self._finished = self._ended
+        if self._complete and not self._ended:
+            mask = np.zeros_like(self.engine.not_eos)
+            self._guide.write_mask_into(mask.ctypes.data, mask.size, 4)
+            self._finished = not (mask & self.engine.not_eos).any()
+
+    def forced(self) -> list[int]:
+        return []  # the engine does not tell
+
+    @property
+    def complete(self) -> bool:
+        return not self.error and self._complete
+
+    @property
+    def finished(self) -> bool:
+        return not self.error and self._finished
+
+
+class OutlinesGrammar:
+    def __init__(self, engine: OutlinesEngine, index: Any, size: int) -> None:
+        self._engine, self._index, self.size = engine, index, size
+
+    def matcher(self) -> OutlinesMatcher:
+        return OutlinesMatcher(self._engine, self._index)
+
+
+class OutlinesEngine:
+    """
+    Args:
+        vocabulary: the model's.
+    """
+
+    name = "outlines"
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocab_size = vocabulary.size
+        self.eos_ids = vocabulary.eos_ids
+        self.not_eos = ~vocabulary.eos_mask()
+        ids: dict[bytes, list[int]] = {}
+        for i, token in enumerate(vocabulary.tokens):
+            if token and _END not in token:
+                ids.setdefault(token, []).append(i)
+        # Its own notion of the end is given an id that no token has.
+        self._tokens = Tokens(vocabulary.size, {**ids, _END: list(vocabulary.eos_ids)})
+
+    def compile(self, constraint: Constraint) -> OutlinesGrammar:
+        return self.load(self.prepare(constraint))
+
+    def prepare(self, constraint: Constraint) -> bytes:
+        node = regular(language_of(constraint))
+        if node is None or not is_plain(node):
+            raise ConstraintError(
+                "outlines: only plain regular expressions and choices can be enforced.",
+                hint='Use constraint_backend="auto".',
+            )
+        if not is_empty(intersection(node, concat(ANY_TEXT, literal("\0"), ANY_TEXT))):
+            raise ConstraintError(
+                "outlines: a text may have a NUL character in it, with which this engine marks the end.",
+                hint='Exclude it ([^\\0] is not .), or use constraint_backend="auto".',
+            )
+        try:
+            index = Index(f"(?:{to_rust(node)})\\x00", self._tokens)
+        except ValueError as error:
+            raise ConstraintError(f"outlines: {error}") from error
+        packed: bytes = index.__reduce__()[1][0]
+        return packed
+
+    def load(self, prepared: bytes) -> OutlinesGrammar:
+        return OutlinesGrammar(self, Index.from_binary(prepared), 2 * len(prepared))
+
+    def fill(self, matchers: Sequence[OutlinesMatcher], masks: NDArray[np.int32], rows: Sequence[int]) -> None:
+        for matcher, row in zip(matchers, rows):
+            matcher.fill_mask(masks[row])

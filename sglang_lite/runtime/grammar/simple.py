@@ -1,0 +1,70 @@
+"""Which constraints are so small and plain that compiling them takes milliseconds whatever they say, so that they need
+no process of their own. Looks at their text alone, in time linear in it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+from sglang_lite.protocol import Choices, Constraint, Ebnf, JsonSchema, Regex
+
+MAX_PATTERN_CHARS = 200
+MAX_GRAMMAR_CHARS = 300
+MAX_SCHEMA_CHARS = 4_000
+MAX_CHOICES_CHARS = 20_000
+MAX_COUNT = 1_000  # of repeats, all of them multiplied
+
+_COUNTS = re.compile(r"\{\s*(\d*)\s*,?\s*(\d*)\s*\}")
+# Keywords that each add a rule of their own, and multiply nothing.
+_SCHEMAS = frozenset({"items", "additionalProperties"})
+_MAPS = frozenset({"properties", "$defs", "definitions"})
+_NUMBERS = frozenset({"minLength", "maxLength", "minItems", "maxItems"})
+_PLAIN = frozenset(
+    {"type", "enum", "const", "required", "$ref", "$schema", "title", "description", "default", "examples",
+     "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+)  # fmt: skip
+
+
+def is_simple(constraint: Constraint) -> bool:
+    """It can be compiled where it is."""
+    match constraint:
+        case Regex(pattern):
+            return len(pattern) <= MAX_PATTERN_CHARS and _counts(pattern) <= MAX_COUNT
+        case Ebnf(grammar):
+            return len(grammar) <= MAX_GRAMMAR_CHARS and "{" not in grammar
+        case Choices(options):
+            return sum(map(len, options)) + len(options) <= MAX_CHOICES_CHARS
+        case JsonSchema(text):
+            try:
+                return len(text) <= MAX_SCHEMA_CHARS and _is_plain(json.loads(text))
+            except (ValueError, RecursionError):
+                return False
+    return False
+
+
+def _counts(pattern: str) -> int:
+    found = _COUNTS.findall(pattern)
+    return prod(max(1, *(int(count[:6]) for count in counts if count)) for counts in found) if found else 1
+
+
+def _is_plain(schema: Any) -> bool:
+    if isinstance(schema, bool):
+        return True
+    if not isinstance(schema, Mapping):
+        return False
+    return all(_is_plain_keyword(name, value) for name, value in schema.items())
+
+
+def _is_plain_keyword(name: str, value: Any) -> bool:
+    if name in _SCHEMAS:
+        return _is_plain(value)
+    if name in _MAPS:
+        return isinstance(value, Mapping) and all(map(_is_plain, value.values()))
+    if name in _NUMBERS:
+        return isinstance(value, int) and value <= MAX_COUNT
+    if name == "anyOf":  # as Optional[T] is written
+        return isinstance(value, list) and len(value) == 2 and {"type": "null"} in value and all(map(_is_plain, value))
+    return name in _PLAIN

@@ -1,0 +1,56 @@
+"""What a grammar engine knows of a model's tokens. Knows no tokenizer and is small enough to be sent to a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.tokens.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """
+    Attributes:
+        tokens: the bytes of each id; none for special and padding ids, which spell nothing.
+        eos_ids: ids that may end a complete text, sorted.
+    """
+
+    tokens: tuple[bytes, ...]
+    eos_ids: tuple[int, ...]
+
+    @staticmethod
+    def of(tokenizer: Tokenizer, vocab_size: int, eos_ids: Iterable[int]) -> Vocabulary:
+        """A model's.
+
+        Args:
+            vocab_size: the model's, padding included.
+        """
+        known = tokenizer.token_bytes[:vocab_size]
+        spelled = (b"" if i in tokenizer.special_ids else token for i, token in enumerate(known))
+        return Vocabulary((*spelled, *[b""] * (vocab_size - len(known))), tuple(sorted(eos_ids)))
+
+    @staticmethod
+    def of_bytes() -> Vocabulary:
+        """A token for every byte, and one that ends a text."""
+        return Vocabulary((*(bytes([byte]) for byte in range(256)), b""), (256,))
+
+    @property
+    def size(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def words(self) -> int:
+        """int32 words of a mask."""
+        return -(-len(self.tokens) // 32)
+
+    def eos_mask(self) -> NDArray[np.int32]:
+        """The mask that allows nothing but the end."""
+        allowed = np.zeros(self.words * 32, np.uint8)
+        allowed[list(self.eos_ids)] = 1
+        return np.packbits(allowed, bitorder="little").view(np.int32)

@@ -1,0 +1,212 @@
+"""A process that compiles constraints, with limits: it is killed when one takes too long, and fails when one takes too
+much memory. It imports no torch, unless xgrammar is asked for, which does.
+
+It is started afresh, not forked, as the parent has threads; and by its own command line, as `multiprocessing` would run
+the caller's main module again. It ends when its parent does: it reads from a socket that then has no other end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from sglang_lite.protocol import Constraint, ConstraintError
+from sglang_lite.runtime.grammar.base import GrammarEngine
+from sglang_lite.runtime.grammar.choose import fastest
+from sglang_lite.runtime.grammar.vocabulary import Vocabulary
+
+START_SECONDS = 60.0  # for a process to start, and to import an engine
+_ENDS_IT = (EOFError, OSError)
+
+# What the process says: an engine is being imported, it has been, and the answer to a question.
+_LOADING, _LOADED, _ANSWER = "loading", "loaded", "answer"
+
+
+class OverBudgetError(ConstraintError):
+    """A constraint needs more time or memory than it may have; at another time it may not."""
+
+
+class Worker:
+    """Used by one thread at a time; only `close` may be called from any.
+
+    Args:
+        vocabulary: of the model.
+        backend: the engine to use, or "auto".
+        timeout_s: for a constraint.
+        memory_mb: that the process may have.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, backend: str, timeout_s: float, memory_mb: int) -> None:
+        self._vocabulary, self._backend = vocabulary, backend
+        self._timeout, self._memory = timeout_s, memory_mb
+        self._lock = threading.Lock()
+        self._closed = False
+        self._connection: Connection | None = None
+        self._kill: Callable[[], object] = lambda: None
+
+    def prepare(self, constraint: Constraint) -> tuple[str, Any]:
+        """The name of the engine, and what its `load` takes.
+
+        Raises:
+            ConstraintError: it can't be enforced, or not within the limits.
+        """
+        connection = self._connection or self._started()
+        try:
+            connection.send(constraint)
+            deadline = time.monotonic() + self._timeout
+            while True:
+                said = self._next(connection, deadline)
+                if said == _LOADING:  # which is not the constraint's fault
+                    began = time.monotonic()
+                    self._next(connection, began + START_SECONDS)
+                    deadline += time.monotonic() - began
+                else:
+                    break
+        except TimeoutError:
+            self._end()
+            raise OverBudgetError(
+                f"compiling the constraint took more than {self._timeout:g} s.",
+                hint="Simplify it, or raise the engine's compile_timeout_s.",
+            ) from None
+        except _ENDS_IT as error:
+            self._end()
+            raise OverBudgetError(
+                f"compiling the constraint ended its process: it may need more than {self._memory} MB.",
+                hint="Simplify it, or raise the engine's compile_memory_mb.",
+            ) from error
+        answer = said[1]
+        if isinstance(answer, ConstraintError):
+            raise answer
+        name, prepared = answer
+        return name, prepared
+
+    def close(self) -> None:
+        """Kills the process, whatever it does; what waits for it fails."""
+        with self._lock:
+            self._closed = True
+            self._kill()
+
+    def _next(self, connection: Connection, deadline: float) -> Any:
+        if not connection.poll(max(0.0, deadline - time.monotonic())):
+            raise TimeoutError
+        return connection.recv()
+
+    def _started(self) -> Connection:
+        ours, theirs = socket.socketpair()
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}\n"
+            f"from sglang_lite.runtime.grammar.worker import main\n"
+            f"main({theirs.fileno()}, {self._memory})"
+        )
+        with self._lock, theirs:
+            if self._closed:
+                ours.close()
+                raise OverBudgetError("the engine is closed.")
+            process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is the parent's
+            )  # fmt: skip
+            self._kill = weakref.finalize(self, _kill, process)  # at exit, too
+        connection = self._connection = Connection(ours.detach())
+        connection.send((self._vocabulary, self._backend, self._timeout))
+        try:
+            self._next(connection, time.monotonic() + START_SECONDS)
+        except (TimeoutError, *_ENDS_IT) as error:
+            self._end()
+            raise OverBudgetError("the process that compiles constraints does not start.") from error
+        return connection
+
+    def _end(self) -> None:
+        """The next constraint gets a new process."""
+        self._kill()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+# --------------------------------------------------------------------------------------------- in the process
+
+
+def main(descriptor: int, memory_mb: int) -> None:
+    """What the process does until its parent is gone.
+
+    Args:
+        descriptor: of the socket.
+        memory_mb: that it may have.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_mb << 20, memory_mb << 20))
+    connection = Connection(descriptor)
+    with contextlib.suppress(*_ENDS_IT):
+        vocabulary, backend, timeout = connection.recv()
+        engines = _Engines(vocabulary, connection)
+        connection.send(_LOADED)
+        while True:
+            constraint = connection.recv()
+            # A parent that was killed kills nobody: then this does.
+            used = resource.getrusage(resource.RUSAGE_SELF)
+            limit = int(used.ru_utime + used.ru_stime + timeout + START_SECONDS)
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+            connection.send((_ANSWER, _answer(engines, backend, constraint, memory_mb)))
+    os._exit(0)
+
+
+def _answer(
+    engines: _Engines, backend: str, constraint: Constraint, memory_mb: int
+) -> tuple[str, Any] | ConstraintError:
+    try:
+        name = fastest(constraint) if backend == "auto" else backend
+        return name, engines.get(name).prepare(constraint)
+    except ConstraintError as error:
+        return error
+    except MemoryError:
+        return OverBudgetError(
+            f"compiling the constraint needs more than {memory_mb} MB.",
+            hint="Simplify it, or raise the engine's compile_memory_mb.",
+        )
+    except Exception as error:  # a library's: the request must hear of it
+        return ConstraintError(f"the constraint could not be compiled: {error!r}")
+
+
+class _Engines:
+    def __init__(self, vocabulary: Vocabulary, connection: Connection) -> None:
+        self._vocabulary, self._connection = vocabulary, connection
+        self._engines: dict[str, GrammarEngine] = {}
+
+    def get(self, name: str) -> GrammarEngine:
+        if name not in self._engines:
+            self._connection.send(_LOADING)
+            self._engines[name] = self._make(name)
+            self._connection.send(_LOADED)
+        return self._engines[name]
+
+    def _make(self, name: str) -> GrammarEngine:
+        if name == "xgrammar":
+            from sglang_lite.runtime.grammar.xgrammar import XgrammarEngine
+
+            return XgrammarEngine(self._vocabulary)
+        if name == "outlines":
+            from sglang_lite.runtime.grammar.outlines import OutlinesEngine
+
+            return OutlinesEngine(self._vocabulary)
+        from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine
+
+        return LlguidanceEngine(None)  # what takes long does so whatever the tokens

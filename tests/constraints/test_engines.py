@@ -1,0 +1,202 @@
+"""The engines behind one interface: they allow the same tokens, step by step, and refuse what they can't keep."""
+
+import random
+from functools import lru_cache
+
+import numpy as np
+import pytest
+
+from sglang_lite.protocol import (
+    Choices,
+    ConstraintError,
+    Ebnf,
+    InOrder,
+    JsonSchema,
+    Lark,
+    OneOf,
+    Regex,
+    Repeated,
+    StructuralTag,
+    Tag,
+)
+from sglang_lite.runtime.grammar.base import fill_masks, generates
+from sglang_lite.runtime.grammar.choose import fastest
+from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine
+from sglang_lite.runtime.grammar.outlines import OutlinesEngine
+from sglang_lite.runtime.grammar.vocabulary import Vocabulary
+from sglang_lite.runtime.grammar.xgrammar import XgrammarEngine
+from tests.constraints.random_grammars import grammar as random_grammar
+
+OBJECT = (
+    '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": false}'
+)
+REGULAR = {
+    "a date": Regex(r"[0-9]{4}-[0-9]{2}-[0-9]{2}"),
+    "words": Regex(r"[a-z]+( [a-z]+){1,5}\."),
+    "a class without ASCII": Regex("[é-ü€😀-😂]{1,3}x?"),
+    "nothing or something": Regex("(ab|a)?"),
+    "ends that can go on": Regex("a|ab|abc*"),
+    "a string with escapes": Regex(r'"([^"\\\0-\x1f]|\\["\\nu])*"'),
+    "nested repeats": Regex("((a{1,3}b){2,4}c){1,2}"),
+    "ignored case": Regex("(?i)straße|k"),
+    "choices": Choices(("positive", "negative", "neutral", "neut")),
+    "choices with an empty one": Choices(("", "a", "é")),
+    "in order": InOrder((Choices(("a", "b")), Regex("[0-9]+"))),
+}
+OTHERS = {
+    "any text": Regex("(?s).*"),
+    "a line": Regex(".{1,3}"),
+    "digits of any script": Regex(r"\d{1,3}"),
+    "parentheses": Ebnf('root ::= "a" | "(" root ")" | root "+" root'),
+    "sums": Ebnf('root ::= term (("+" | "-") term)*\nterm ::= [0-9]+ | "(" root ")"'),
+    "left recursion": Ebnf('root ::= root "a" | x\nx ::= root | "b" | ""'),
+    "quotes and controls": Ebnf(r'root ::= "\"" [^"\\\n]* "\"" | "\x00\t" [\x00-\x1f]'),
+    "Lark": Lark('start: (WORD " "?)+\nWORD: /[a-z]{2,4}/'),
+    "not": Lark('start: TEXT\nTEXT: /[a-z ]*/ & ~(/(?s:.*)/ "end" /(?s:.*)/)'),
+    "tags": StructuralTag((Tag("<f>", JsonSchema(OBJECT), "</f>"), Tag("<g>", Regex("[a-c]+"), "</g>")), ("<f", "<g>")),
+    "alternatives": OneOf((Regex("a+b"), Repeated(Choices(("a", "c")), 1, 3))),
+    "a schema": JsonSchema(OBJECT),
+    "a schema with a string": JsonSchema('{"type": "array", "items": {"type": "string", "maxLength": 3}}'),
+}
+
+
+@lru_cache(maxsize=1)
+def byte_engines():
+    first = LlguidanceEngine(None)
+    vocabulary = Vocabulary((*(bytes([i]) for i in range(256)), *[b""] * (first.vocab_size - 256)), (261,))
+    return vocabulary.tokens, (first, XgrammarEngine(vocabulary), OutlinesEngine(vocabulary))
+
+
+@pytest.fixture(scope="module")
+def model_engines(engine):
+    tokenizer, size, eos = engine.tokenizer, engine.vocab_size, sorted(engine.tokenizer.eos_ids)
+    vocabulary = Vocabulary.of(tokenizer, size, eos)
+    engines = LlguidanceEngine(tokenizer, size, eos), XgrammarEngine(vocabulary), OutlinesEngine(vocabulary)
+    return vocabulary.tokens, engines
+
+
+def allowed(mask, size):
+    """The tokens; bits of a mask's last word past the vocabulary mean nothing."""
+    return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[:size]).tolist())
+
+
+def walk(grammars, spelled, dice, steps=40):
+    """Goes a random way through several engines' grammars, the first of them llguidance's. Their masks have to be equal
+    at every place of it, but where the text is forced: there llguidance allows only the tokens it is made of as a
+    tokenizer would cut it, and the others every token that it begins with."""
+    matchers = [grammar.matcher() for grammar in grammars]
+    size = matchers[0].engine.vocab_size
+    masks = np.full((len(matchers), -(-size // 32)), 77, np.int32)
+    way = []
+    for _ in range(steps):
+        assert len({matcher.complete for matcher in matchers}) == 1, way
+        done = [matcher.finished for matcher in matchers]
+        if all(done):
+            return
+        fill_masks(matchers, masks)
+        least, *rows = [allowed(mask, size) for mask in masks]
+        if any(done):  # llguidance may see only by its mask that nothing but the end can follow
+            assert done == [False, *[True] * len(rows)], way
+            assert not any(spelled[token] for token in least), way
+            return
+        forced = matchers[0].inner.compute_ff_bytes()
+        for matcher, row in zip(matchers[1:], rows):
+            assert sorted(least - row) == [], (matcher.engine.name, way)
+            more = [spelled[token] for token in sorted(row - least)]
+            assert [each for each in more if not each or not forced.startswith(each)] == [], (matcher.engine.name, way)
+        token = dice.choice(sorted(least))
+        assert all(matcher.accept(token) for matcher in matchers), way
+        way.append(token)
+
+
+def compiled(name, engines):
+    return [e.compile({**REGULAR, **OTHERS}[name]) for e in (engines if name in REGULAR else engines[:2])]
+
+
+@pytest.mark.parametrize("name", [*REGULAR, *OTHERS])
+def test_engines_allow_the_same_bytes(name):
+    tokens, engines = byte_engines()
+    grammars = compiled(name, engines)
+    for seed in range(15):
+        walk(grammars, tokens, random.Random(seed))
+
+
+@pytest.mark.parametrize("name", [*REGULAR, *OTHERS])
+def test_engines_allow_the_same_tokens(name, model_engines):
+    tokens, engines = model_engines
+    grammars = compiled(name, engines)
+    for seed in range(5):
+        walk(grammars, tokens, random.Random(seed), steps=15)
+
+
+def test_engines_allow_the_same_in_random_grammars():
+    tokens, engines = byte_engines()
+    compared = 0
+    for seed in range(60):
+        constraint = Ebnf(random_grammar(random.Random(seed)))
+        try:
+            grammars = [engine.compile(constraint) for engine in engines[:2]]
+        except ConstraintError:  # it contradicts itself
+            continue
+        compared += 1
+        for way in range(3):
+            walk(grammars, tokens, random.Random(way), steps=20)
+    assert compared > 30
+
+
+@pytest.mark.parametrize("text", ["ab\0", "a\x7f", "a\u00e9\u07ff\u0800\ud7ff\ue000\uffff\U00010000\U0010ffff"])
+def test_every_character_is_itself_in_every_engine(text):
+    engines = byte_engines()[1]
+    for constraint in (Choices((text,)), Regex("".join(f"[{c}]" for c in text)), Regex(f"(?s).{{{len(text)}}}")):
+        for engine in engines[:2]:
+            assert generates(engine.compile(constraint), list(text.encode()))
+            assert not generates(engine.compile(constraint), list(text.encode())[:-1])
+
+
+@pytest.mark.parametrize("bad", [b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"\xff", b"\x80"])
+def test_what_is_no_utf8_is_allowed_by_no_engine(bad):
+    for engine in byte_engines()[1][:2]:
+        assert not generates(engine.compile(Regex("(?s).*")), list(bad))
+
+
+@pytest.mark.parametrize(
+    ("constraint", "reason"),
+    [
+        (Ebnf('root ::= "a" root "b" | ""'), "only plain regular"),
+        (Lark('start: T\nT: /[a-z]+/ & ~"end"'), "only plain regular"),
+        (Regex(".*"), "NUL"),
+    ],
+)
+def test_outlines_refuses_what_it_cant_keep(constraint, reason):
+    with pytest.raises(ConstraintError, match=f"outlines: .*{reason}"):
+        byte_engines()[1][2].compile(constraint)
+
+
+def test_a_batch_is_filled_as_each_row_would_be_and_other_rows_are_left_alone():
+    for engine in byte_engines()[1]:
+        matchers = [engine.compile(each).matcher() for each in REGULAR.values()]
+        alone = np.zeros((len(matchers), 9), np.int32)
+        for matcher, row in zip(matchers, alone):
+            matcher.fill_mask(row)
+        together = np.full((2 * len(matchers), 9), 77, np.int32)
+        engine.fill(matchers, together, range(1, 2 * len(matchers), 2))
+        assert (together[1::2] == alone).all()
+        assert (together[::2] == 77).all()
+
+
+@pytest.mark.parametrize(
+    ("constraint", "engine"),
+    [
+        (Regex("[a-z]+( [a-z]+)*"), "xgrammar"),
+        (Regex(r"\d{4}-\d{2}"), "xgrammar"),
+        (Regex('"([^"]|x){0,16}"'), "llguidance"),
+        (Regex("(([a-z]{1,3} ){1,3}x){1,3}"), "llguidance"),
+        (OTHERS["sums"], "xgrammar"),
+        (OTHERS["tags"], "xgrammar"),
+        (OTHERS["Lark"], "llguidance"),
+        (OTHERS["a schema"], "llguidance"),
+        (Choices(tuple(f"choice {i}" for i in range(1000))), "llguidance"),
+    ],
+)
+def test_the_engine_is_chosen_by_what_costs_it_time(constraint, engine):
+    assert fastest(constraint) == engine

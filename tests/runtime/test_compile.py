@@ -1,0 +1,261 @@
+"""Constraints compiled by an engine: by which backend, within limits, once, and without harm to anyone else."""
+
+import os
+import subprocess
+import threading
+
+import pytest
+
+import sglang_lite as sgl
+from sglang_lite.constraints.matching import matches
+from sglang_lite.protocol import (
+    Choices,
+    ConstraintError,
+    Delta,
+    Ebnf,
+    Generation,
+    GenSegment,
+    InOrder,
+    JsonSchema,
+    Lark,
+    Program,
+    ProgramResult,
+    Regex,
+    SamplingParams,
+    StructuralTag,
+    Tag,
+    TextSegment,
+)
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.engine import Engine
+from sglang_lite.runtime.grammar import worker
+from sglang_lite.runtime.grammar.simple import is_simple
+from sglang_lite.runtime.native import engine_settings
+from tests.constraints.test_generation import random_model
+
+PARAMS = SamplingParams(max_tokens=60, temperature=1.0, seed=3)
+CONSTRAINTS = {
+    "regex": Regex("[a-f]{2,5}(, [a-f]{2,5}){1,2}"),
+    "choices": Choices(("yes", "no", "maybe, maybe not")),
+    "ebnf": Ebnf('root ::= "a" root "b" | "c"'),
+    "lark": Lark('start: WORD ("," WORD)* "."\nWORD: /[a-d]{1,3}/'),
+    "structural tag": StructuralTag((Tag("fg", Regex("[a-c]+"), "?"),), ("fg",)),
+    "composed": InOrder((Choices(("ab", "cd")), Regex("[xyz]+"))),
+    "schema": JsonSchema('{"enum": [null, true, false]}'),
+}
+REGULAR = ("regex", "choices", "lark", "composed", "schema")
+
+
+class Sink:
+    """Collects the events of one request."""
+
+    def __init__(self):
+        self.events, self._ended = [], threading.Event()
+
+    def __call__(self, event):
+        self.events.append(event)
+        if not isinstance(event, Delta | sgl.protocol.Played):
+            self._ended.set()
+
+    def end(self):
+        assert self._ended.wait(60)
+        return self.events[-1]
+
+
+def make(**config):
+    """An engine of a model with random logits and 280 tokens."""
+    return Engine.of(random_model(), **config)
+
+
+@pytest.fixture(scope="module", params=["auto", "llguidance", "xgrammar", "outlines"])
+def any_engine(request):
+    with make(constraint_backend=request.param) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("kind", CONSTRAINTS)
+def test_every_backend_keeps_a_constraint_or_refuses_it_by_its_name(any_engine, kind):
+    constraint, backend = CONSTRAINTS[kind], any_engine.config.constraint_backend
+    if backend == "outlines" and kind not in REGULAR:
+        with pytest.raises(ConstraintError, match="outlines"):
+            any_engine.complete("ab", PARAMS, constraint)
+        return
+    for seed in range(4):
+        generation = any_engine.complete("ab", SamplingParams(max_tokens=60, temperature=1.0, seed=seed), constraint)
+        assert generation.finish_reason == "length" or matches(constraint, generation.text)
+        chosen = generation.meta["constraint_backend"]
+        assert chosen == backend or (backend == "auto" and chosen in ("llguidance", "xgrammar"))
+
+
+def test_auto_chooses_and_says_so():
+    with make() as engine:
+        chosen = [
+            engine.complete("ab", PARAMS, CONSTRAINTS[kind]).meta["constraint_backend"] for kind in ("ebnf", "schema")
+        ]
+        assert chosen == ["xgrammar", "llguidance"]
+        assert "constraint_backend" not in engine.complete("ab", PARAMS).meta
+        (answer,) = engine.generate(["ab"], {"ebnf": CONSTRAINTS["ebnf"].grammar, "max_new_tokens": 5})
+        assert answer["meta_info"]["constraint_backend"] == "xgrammar"
+
+
+def test_sglangs_name_of_the_backend_is_known():
+    assert engine_settings({"grammar_backend": "xgrammar"}) == {"constraint_backend": "xgrammar"}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"constraint_backend": "none"},
+        {"compile_timeout_s": 0},
+        {"compile_timeout_s": True},
+        {"compile_timeout_s": float("inf")},
+        {"compile_memory_mb": 1},
+        {"compile_memory_mb": 1.5e3},
+    ],
+)
+def test_bad_settings_are_refused_by_name(bad):
+    with pytest.raises(sgl.ParameterError, match=next(iter(bad))):
+        EngineConfig.make(**bad)
+
+
+def test_a_constraint_is_compiled_once():
+    with make() as engine:
+        spelled = JsonSchema('{"enum": [null, "a b"]}'), JsonSchema(' {"enum" :\n[null , "a b"]}')
+        for constraint in (*spelled, *spelled, Regex("a+"), Regex("a+"), Regex("a")):
+            engine.complete("ab", PARAMS, constraint)
+        for _ in range(2):
+            with pytest.raises(ConstraintError, match="contradicts itself"):
+                engine.complete("ab", PARAMS, Choices(()))
+        stats = engine.stats()
+        assert (stats["grammars_compiled"], stats["grammars_cached"]) == (4, 5)
+
+
+def test_blanks_inside_of_strings_make_another_schema():
+    with make() as engine:
+        for schema in ('{"const": "a , b"}', '{"const": "a, b"}', r'{"const": "\" , "}', r'{"const": "\","}'):
+            engine.compile_grammar(JsonSchema(schema))
+        for _ in range(2):
+            with pytest.raises(ConstraintError):
+                engine.compile_grammar(JsonSchema('{"const": tr ue}'))
+        assert engine.stats()["grammars_compiled"] == 5
+
+
+def test_a_program_waits_for_all_its_grammars_and_names_the_bad_one():
+    gens = [GenSegment(kind, PARAMS, CONSTRAINTS[kind]) for kind in ("choices", "ebnf", "regex")]
+    with make() as engine:
+        sink = Sink()
+        engine.run_program("ab", Program((TextSegment("c"), *gens)), sink=sink)
+        assert isinstance(sink.end(), ProgramResult)
+        for _ in range(2):  # refused, and refused from memory
+            sink = Sink()
+            engine.run_program("ab", Program((*gens, GenSegment(None, PARAMS, Regex("(")))), sink=sink)
+            assert isinstance(sink.end(), ConstraintError)
+
+
+# ------------------------------------------------------------------------------------------------------- limits
+
+# What is compiled in a process of its own, in a moment.
+LARGER = Ebnf('root ::= "a"{2,3} "b"')
+
+
+@pytest.fixture
+def stuck(monkeypatch, tmp_path):
+    """In the worker, choosing an engine for a constraint with `zz` in it never ends."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import threading\n"
+        "from sglang_lite.runtime.grammar import choose\n"
+        "fastest = choose.fastest\n"
+        "def slow(constraint):\n"
+        "    return fastest(constraint) if 'zz' not in repr(constraint) else threading.Event().wait()\n"
+        "choose.fastest = slow\n"
+    )
+    monkeypatch.setattr(worker.sys, "path", [str(tmp_path), *worker.sys.path])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(worker.sys.path))
+    return Ebnf('root ::= "zz"{2,3}')
+
+
+def test_a_constraint_that_takes_too_long_fails_alone_and_the_process_is_replaced(stuck):
+    with make(compile_timeout_s=0.5) as engine:
+        sinks = [Sink() for _ in range(3)]
+        for sink, constraint in zip(sinks, (stuck, LARGER, Regex("a+"))):
+            engine.submit("ab", PARAMS, constraint, sink=sink)
+        assert isinstance(sinks[1].end(), Generation)
+        assert isinstance(sinks[2].end(), Generation)
+        error = sinks[0].end()
+        assert isinstance(error, ConstraintError)
+        assert "took more than 0.5 s" in str(error)
+        assert "compile_timeout_s" in error.hint
+        for constraint in (InOrder((Regex("a"), Regex("b"))), InOrder((Regex("b"), Regex("b")))):
+            assert isinstance(engine.complete("ab", PARAMS, constraint), Generation)
+        with pytest.raises(ConstraintError, match=r"more than 0\.5 s"):  # it is tried again
+            engine.complete("ab", PARAMS, stuck)
+
+
+def test_a_request_whose_constraint_is_being_compiled_can_be_aborted(stuck):
+    with make(compile_timeout_s=60) as engine:
+        sink = Sink()
+        engine.submit("ab", PARAMS, stuck, sink=sink).abort()
+        assert isinstance(sink.end(), sgl.RequestAbortedError)
+        program = Sink()
+        gen = GenSegment(None, PARAMS, stuck)
+        engine.run_program("ab", Program((gen,)), sink=program).abort()
+        assert isinstance(program.end(), sgl.RequestAbortedError)
+    assert len(sink.events) == len(program.events) == 1
+
+
+def test_closing_the_engine_ends_what_is_being_compiled_and_its_process(stuck, monkeypatch):
+    started, popen = [], subprocess.Popen
+    monkeypatch.setattr(worker.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1])
+    engine = make(compile_timeout_s=60)
+    sinks = [Sink() for _ in range(4)]
+    for i, sink in enumerate(sinks):
+        engine.submit("ab", PARAMS, InOrder((stuck, *[Regex("a")] * i)), sink=sink)
+    engine.close()
+    assert [type(sink.end()) for sink in sinks] == [sgl.EngineClosedError] * 4
+    assert all(process.returncode is not None for process in started)  # waited for
+
+
+def test_a_process_that_needs_too_much_memory_fails_its_constraint_alone():
+    with make(compile_memory_mb=256) as engine:
+        greedy = Choices(tuple(f"choice {i}" for i in range(400_000)))
+        with pytest.raises(ConstraintError, match="256 MB"):
+            engine.complete("ab", PARAMS, greedy)
+        assert isinstance(engine.complete("ab", PARAMS, LARGER), Generation)
+
+
+def test_what_is_small_and_plain_needs_no_process(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(worker.subprocess, "Popen", refuse)
+    model = """{"type": "object", "properties": {"name": {"type": "string", "maxLength": 50}, "of": {"$ref": "#/$defs/o"},
+        "at": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "list": {"type": "array", "items": {"type": "number"}}},
+        "required": ["name"], "additionalProperties": false, "$defs": {"o": {"enum": ["a", "b"]}}}"""
+    with make() as engine:
+        for constraint in (Regex(r"[a-z]{1,20}\d{4}"), Choices(("a", "b")), CONSTRAINTS["ebnf"], JsonSchema(model)):
+            assert is_simple(constraint)
+            assert isinstance(engine.complete("ab", PARAMS, constraint), Generation)
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Regex("a" * 201),
+        Regex("(a{1,99}){1,99}"),
+        Regex("a{99999999999999999999}"),
+        Ebnf('root ::= "a"{1,9}'),
+        Choices(("a" * 30_000,)),
+        Lark('start: "a"'),
+        JsonSchema('{"allOf": [true]}'),
+        JsonSchema('{"items": {"properties": {"a": {"pattern": "x"}}}}'),
+        JsonSchema('{"anyOf": [{"type": "null"}, {"not": {}}]}'),
+        JsonSchema('{"maxLength": 100000}'),
+        JsonSchema('{"minItems": true, "maxItems": 5e9}'),
+        JsonSchema("[" * 3000),
+        JsonSchema("{"),
+        JsonSchema("3"),
+        InOrder((Regex("a"),)),
+    ],
+)
+def test_what_may_multiply_does(constraint):
+    assert not is_simple(constraint)
