@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -30,6 +31,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check.add_argument("--model", help="whose tokens to compile for; else a token per byte")
     check.add_argument("--best-effort", action="store_true", help="leave what can't be enforced of a schema to a check")
     check.set_defaults(run=_grammar)
+    warm = commands.add_parser("warm", help="load a model once, so that its GPU kernels are compiled and cached")
+    warm.add_argument("--model", help="as Engine's; the default model without it")
+    warm.set_defaults(run=_warm)
+    bench = commands.add_parser("bench", help="measure a GPU with random weights of a model's shape")
+    bench.add_argument("--shape", default="llama-3.1-8b", help="llama-3.1-8b, qwen3-0.6b or qwen3-14b")
+    bench.add_argument("--workload", nargs="+", metavar="NAME", help="w1, decode1, fork64 …; all without it")
+    bench.add_argument("--repeat", type=int, default=3)
+    bench.set_defaults(run=_bench)
     options = parser.parse_args(arguments)
     try:
         run: Callable[[argparse.Namespace], int] = options.run
@@ -51,6 +60,30 @@ def _models(options: argparse.Namespace) -> int:
         for name, model in ALIASES.items():
             there = (cache_folder() / "models" / name).exists()
             print(f"{name:20} {model.description} ({model.file_bytes / 1e6:.0f} MB{', fetched' if there else ''})")
+    return 0
+
+
+def _warm(options: argparse.Namespace) -> int:
+    from sglang_lite.runtime.engine import Engine
+
+    started = time.perf_counter()
+    with Engine(**({"model": options.model} if options.model else {})) as engine:
+        print(f"{engine.model_name}: ready after {time.perf_counter() - started:.1f} s")
+    return 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from sglang_lite.bench.report import report
+    from sglang_lite.bench.shapes import SHAPES
+    from sglang_lite.bench.workloads import WORKLOADS
+
+    if options.shape not in SHAPES:
+        raise ParameterError("--shape", f"{options.shape!r} is not one of {', '.join(SHAPES)}.")
+    names = options.workload or list(WORKLOADS)
+    for name in names:
+        if name not in WORKLOADS:
+            raise ParameterError("--workload", f"{name!r} is not one of {', '.join(WORKLOADS)}.")
+    report(options.shape, names, max(options.repeat, 1))
     return 0
 
 

@@ -36,6 +36,9 @@ class EngineConfig:
         policy: which waiting request is admitted next: "lpm" (longest cached prefix), "fcfs", "priority".
         eviction: which cached prefix is dropped for another: "lru", "lfu", "fifo", "slru".
         overlap: plan and launch a step while the one before is still running.
+        jump_forward: "safe": text that a constraint leaves no choice about is appended as a whole, in the tokenizer's
+            own spelling, instead of token by token; tokens at its end that might merge with what follows are left to
+            the model. Not for requests with log-probabilities or a logit processor. "off": the model writes them all.
         deterministic: one numeric path per dtype, so that a request's tokens and log-probabilities have the same bits
             whatever runs beside it, however its prompt is cut into chunks, and whether it was found in the cache.
             Attention is computed token by token: in bfloat16, decoding reaches 0.6 (one request) to 0.8 (64) of the
@@ -67,6 +70,7 @@ class EngineConfig:
     policy: Literal["lpm", "fcfs", "priority"] = "lpm"
     eviction: Literal["lru", "lfu", "fifo", "slru"] = "lru"
     overlap: bool = True
+    jump_forward: Literal["safe", "off"] = "safe"
     deterministic: bool = False
     constraint_backend: Literal["auto", "llguidance", "xgrammar", "outlines"] = "auto"
     compile_timeout_s: float = 10.0
@@ -100,6 +104,7 @@ class EngineConfig:
         for name, allowed in (
             ("load_format", ("auto", "dummy")),
             ("dtype", ("auto", "float32", "bfloat16", "float16", "int8")),
+            ("jump_forward", ("safe", "off")),
             ("policy", ("lpm", "fcfs", "priority")),
             ("constraint_backend", ("auto", "llguidance", "xgrammar", "outlines")),
             ("eviction", ("lru", "lfu", "fifo", "slru")),

@@ -124,6 +124,8 @@ class Engine:
             )
         self._eos = loaded.eos_ids
         device = loaded.model.device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # of this thread: kernels are launched there
         sizes = self._sizes = config.sized(gpu=device.type == "cuda")
         pool = config.max_total_tokens or max(self.context_length, sizes.max_running * 512)
         if device.type == "cuda" and config.max_total_tokens is None:
@@ -146,7 +148,10 @@ class Engine:
         self.intake = Intake(config.max_queued + sizes.max_running, config.seed, loaded, longest)
         self._closed = False
         self._compiler = Compiler(loaded.tokenizer, loaded.vocab_size, self._eos, config)
-        return StepLoop(self._scheduler, runner, sampling, self._eos, loaded.vocab_size, overlap=config.overlap)
+        return StepLoop(
+            self._scheduler, runner, sampling, self._eos, loaded.vocab_size, overlap=config.overlap,
+            jump=config.jump_forward == "safe",
+        )  # fmt: skip
 
     # --------------------------------------------------------------------------------------- one request
 

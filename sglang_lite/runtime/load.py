@@ -90,7 +90,7 @@ def _open_gguf(path: Path) -> tuple[ModelSpec, Tokenizer, WeightSource, frozense
 
 def _open_folder(path: Path, config: EngineConfig) -> tuple[ModelSpec, Tokenizer, WeightSource, frozenset[int]]:
     spec = spec_from_config(_read_json(path / "config.json"), str(path / "config.json"))
-    tokenizer = tokenizer_from_folder(path)
+    tokenizer = tokenizer_from_folder(path, spec.vocab_size)
     source = DummySource(pick_device(config)) if config.load_format == "dummy" else open_folder(path)
     generation = path / "generation_config.json"
     also = _read_json(generation).get("eos_token_id") if generation.exists() else None

@@ -81,6 +81,7 @@ class StepLoop:
         eos_ids: tokens that may end a generation.
         vocab_size: for grammar masks.
         overlap: launch a step before the tokens of the one before are read.
+        jump: append what grammars force as a whole.
     """
 
     def __init__(
@@ -92,12 +93,13 @@ class StepLoop:
         vocab_size: int,
         *,
         overlap: bool,
+        jump: bool = True,
     ) -> None:
         self.scheduler = scheduler
         self.steps = 0
         self.crash: BaseException | None = None
         self._runner, self._sampling = runner, sampling
-        self._overlap = overlap
+        self._overlap, self._jump = overlap, jump
         self._in_flight: _InFlight | None = None
         slots = len(scheduler.store.table.length)
         self._looks = np.zeros(slots, dtype=bool)  # by slot: the tokens that are wanted have to be looked at
@@ -206,6 +208,11 @@ class StepLoop:
             closed.__cause__ = self.crash
             self._end(request, closed, State.FAILED)
             return
+        try:
+            self._begin(request)
+        except SglError as error:
+            self._end(request, error, State.FAILED)
+            return
         self.scheduler.add(request)
 
     def _step(self) -> None:
@@ -283,8 +290,8 @@ class StepLoop:
             if live[row]:
                 request = batch.requests[row]
                 request.first_token_at = request.first_token_at or now
-                if request.limit == request.prompt_len:  # nothing to generate
-                    self._finish(request, Finish("length", None))
+                if request.ending is not None:
+                    self._finish(request, request.ending)
         which = live[step.rows].nonzero()[0]
         if not len(which):
             return
@@ -298,10 +305,12 @@ class StepLoop:
             request = batch.requests[step.rows[which[i]]]
             try:
                 finish = self._look(request, int(tokens[i]), sampled.logprobs.get(int(which[i])))
+                if finish is None and not full[i]:
+                    finish = self._leap(request)
             except SglError as error:
                 self._end(request, error, State.FAILED)
                 continue
-            if finish is None and full[i]:
+            if finish is None and table.known[request.slot] >= table.limit[request.slot]:
                 finish = Finish("length", None)
             if finish is not None:
                 self._finish(request, finish)
@@ -313,6 +322,27 @@ class StepLoop:
         if self._looks[request.slot]:
             return request.take(request.untaken(table.tokens[request.slot, : table.known[request.slot]]), None)
         return Finish("stop", token) if token in request.ends else None
+
+    def _begin(self, request: Request) -> None:
+        """Appends to a request that has not begun what its grammar forces at once, and sees whether that is all."""
+        if self._jump and request.matcher is not None:
+            tokens, request.ending = request.jump(request.limit - request.prompt_len)
+            if tokens:
+                request.tokens = np.concatenate((request.tokens, np.array(tokens, dtype=np.int32)))
+        if request.ending is not None:
+            request.limit = len(request.tokens)  # nothing is drawn
+        elif request.limit == len(request.tokens):
+            request.ending = Finish("length", None)
+
+    def _leap(self, request: Request) -> Finish | None:
+        """Appends what the request's grammar forces."""
+        if not self._jump or request.matcher is None:
+            return None
+        table = self.scheduler.store.table
+        tokens, finish = request.jump(int(table.limit[request.slot] - table.known[request.slot]))
+        if tokens:
+            self.scheduler.append(request, tokens)
+        return finish
 
     def _finish(self, request: Request, finish: Finish) -> None:
         """Ends a request with its result, or lets the next one of its program go on in its slot."""
@@ -327,6 +357,12 @@ class StepLoop:
         following = request.follow(generation)
         if following is None:
             self.scheduler.finish(request, State.FINISHED)
+            return
+        try:
+            self._begin(following)
+        except SglError as error:
+            self.scheduler.finish(request, State.FINISHED)
+            self._end(following, error, State.FAILED)
         else:
             self.scheduler.succeed(request, following)
 

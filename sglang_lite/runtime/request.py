@@ -48,7 +48,7 @@ _NEXT = {
     State.COMPILING: {State.WAITING} | _ENDS,
     State.WAITING: {State.PREFILLING} | _ENDS,
     State.PREFILLING: {State.DECODING, State.RETRACTED} | _ENDS,
-    State.DECODING: {State.RETRACTED} | _ENDS,
+    State.DECODING: {State.PREFILLING, State.RETRACTED} | _ENDS,
     State.RETRACTED: {State.PREFILLING} | _ENDS,
 }
 
@@ -81,6 +81,8 @@ class Request:
         score_from: report log-probabilities of prompt tokens from this position on; None: of none.
         holding: its slot and pages, while it runs.
         admission: when it was last started, as a running number.
+        ending: it ends so as soon as its tokens are computed, without a draw.
+        forced_tokens: output tokens that its grammar left no choice about and that took no step each.
         cached_tokens: prompt tokens found in the cache at first admission, -1 before.
         priority: higher ones are admitted first, where the policy says so.
         retractions: how often it was put back.
@@ -108,6 +110,8 @@ class Request:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     admission: int = 0
     cached_tokens: int = -1
+    ending: Finish | None = None
+    forced_tokens: int = 0
     priority: int = 0
     retractions: int = 0
     passed_over: int = 0
@@ -201,6 +205,27 @@ class Request:
             return Finish("stop", None)
         return None
 
+    def jump(self, most: int) -> tuple[list[int], Finish | None]:
+        """Takes the tokens that its grammar forces, at most so many, and may end with the last of them. Fewer than two
+        are not worth it: they take a step in any case.
+
+        Raises:
+            as `take`.
+        """
+        if self.matcher is None or self.processor is not None or self.params.return_logprob:
+            return [], None
+        forced = self.matcher.forced()[: max(most, 0)]
+        finish: Finish | None = None
+        if len(forced) < 2:
+            return [], None
+        for count, token in enumerate(forced, 1):
+            finish = self.take((token,), None)
+            if finish is not None:
+                forced = forced[:count]
+                break
+        self.forced_tokens += len(forced)
+        return forced, finish
+
     def tell(self, event: Event) -> None:
         """Hands an event to the sink. One that fails must not stop the other requests."""
         try:
@@ -273,6 +298,7 @@ class Request:
             prompt_tokens=self.prompt_len,
             cached_tokens=max(self.cached_tokens, 0),
             completion_tokens=completion_tokens,
+            forced_tokens=self.forced_tokens,
             queue_s=(self.started_at or now) - self.submitted_at,
             first_token_s=(self.first_token_at or now) - self.submitted_at,
             total_s=now - self.submitted_at,

@@ -30,7 +30,8 @@ def make_runner(
     assert isinstance(model, DeviceDecoder)
     sizes_to_capture = graph_sizes(sizes.max_running) if config.cuda_graphs and model.device.type == "cuda" else ()
     runner = DeviceRunner(model, table, sampling, pages, sizes.step_tokens, sizes_to_capture)
-    runner.warm_up()
+    if model.device.type == "cuda":
+        runner.warm_up()
     return runner
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sglang_lite.protocol import ModelError, SglError, TokenLogprob
 from sglang_lite.runtime.cache.pages import Ints
 from sglang_lite.runtime.cache.table import SlotTable
-from sglang_lite.runtime.execute.device_inputs import DeviceInputs, device_inputs
+from sglang_lite.runtime.execute.device_inputs import BLOCK_SIZES, DeviceInputs, device_inputs
 from sglang_lite.runtime.execute.sampler import Sampled, SamplingTable, Special, adjust, describe
 from sglang_lite.runtime.execute.scoring import score
 from sglang_lite.runtime.execute.shared import MOST_CHUNKS, SharedWork, shared_work
@@ -221,9 +221,52 @@ class DeviceRunner:
     # --------------------------------------------------------------------------------------- preparation
 
     def warm_up(self) -> None:
-        """Captures the graphs."""
+        """Compiles every kernel and captures the graphs, so that no request waits for that."""
         for size in sorted(self._graph_sizes, reverse=True):
             self._graphs[size, False] = self._capture(size, shared=False)
+        longest = self._table.pages.shape[1] * self._table.page_size
+        for block in BLOCK_SIZES:
+            count = min(block, longest)
+            self._try(count, decoding=0, blocks=[(0, count, self._slots, 0)], block_size=block)
+        if self._model.shares_prefixes:
+            self._try(2, decoding=2, blocks=[], block_size=BLOCK_SIZES[0])
+
+    @torch.inference_mode()
+    def _try(self, count: int, *, decoding: int, blocks: list[tuple[int, int, int, int]], block_size: int) -> None:
+        """Runs tokens of the dummy slot."""
+
+        def zeros(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=self._device)
+
+        shared = None
+        if decoding:
+            items = zeros(self._most_items(decoding), 6)
+            shared = SharedPrefixes(zeros(decoding), zeros(decoding), zeros(decoding), items, MOST_CHUNKS)
+        slots = zeros(count) + self._slots
+        plan = DevicePlan(
+            ids=zeros(count),
+            slots=slots,
+            positions=torch.arange(count, dtype=torch.int32, device=self._device),
+            drawn=self._drawn,
+            page_table=self._page_table,
+            page_size=self._table.page_size,
+            decoding=decoding,
+            work=zeros(self._work_items(decoding), 3),
+            row_work=zeros(max(decoding, 1), 2),
+            shared=shared,
+            partials=self._partials,
+            blocks=torch.tensor(blocks, dtype=torch.int32, device=self._device).view(-1, 4),
+            block_size=block_size,
+        )
+        if decoding:
+            split_work(plan.positions, shared, plan.work, plan.row_work, least=_LEAST)
+        logits = self._model.raw_logits(self._model.run(plan, self._cache)[:1])
+        masks = zeros(1, -(-logits.shape[1] // 32)) - 1
+        for mask, which in ((None, None), (masks, zeros(1))):
+            draw(
+                logits, slots[:1], plan.positions[:1], self._device_sampling, self._drawn, zeros(1),
+                masks=mask, mask_rows=which, softcap=self._model.spec.logit_softcap,
+            )  # fmt: skip
 
     def _send_changes(self, batch: Batch) -> None:
         """Brings the device's page table and sampling parameters up to date with the batch's slots."""

@@ -10,6 +10,8 @@ from sglang_lite.runtime.cache.pages import Ints
 from sglang_lite.runtime.cache.table import SlotTable
 from sglang_lite.runtime.schedule.batch import Batch
 
+BLOCK_SIZES = (16, 64, 128)  # of queries that a program of prefill_attention has
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceInputs:
@@ -45,7 +47,7 @@ def device_inputs(batch: Batch, table: SlotTable) -> DeviceInputs:
     ids = table.tokens[slots, positions]
     ids[last[batch.unknown]] = -1
     longest = int(counts.max())
-    size = 16 if longest <= 16 else 64 if longest <= 64 else 128
+    size = next((size for size in BLOCK_SIZES if longest <= size), BLOCK_SIZES[-1])
     blocks: list[tuple[int, int, int, int]] = []
     for i in range(batch.singles, len(counts)):
         first, count, slot, start = (

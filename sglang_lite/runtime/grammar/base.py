@@ -27,6 +27,11 @@ class Matcher(Protocol):
         """Moves past `token`. False: the grammar does not allow it."""
         ...
 
+    def forced(self) -> list[int]:
+        """The tokens that must come next, spelled as the tokenizer spells their text. The last ones are held back while
+        what follows might merge with them. Empty where there is a choice."""
+        ...
+
     @property
     def complete(self) -> bool:
         """The text so far is in the language."""

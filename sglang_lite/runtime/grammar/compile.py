@@ -177,7 +177,7 @@ class Compiler:
         if name == "xgrammar":
             from sglang_lite.runtime.grammar.xgrammar import XgrammarEngine
 
-            return XgrammarEngine(self._vocabulary())
+            return XgrammarEngine(self._vocabulary(), spell=partial(self._tokenizer.encode, first=False))
         if name == "outlines":
             from sglang_lite.runtime.grammar.outlines import OutlinesEngine
 

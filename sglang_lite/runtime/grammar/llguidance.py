@@ -46,6 +46,9 @@ class LlguidanceMatcher:
         self.kept = None
         return bool(self.inner.consume_token(token))
 
+    def forced(self) -> list[int]:
+        return list(self.inner.compute_ff_tokens())
+
     @property
     def complete(self) -> bool:
         return bool(self.inner.is_accepting())

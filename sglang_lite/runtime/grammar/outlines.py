@@ -56,6 +56,9 @@ class OutlinesMatcher:
             self._guide.write_mask_into(mask.ctypes.data, mask.size, 4)
             self._finished = not (mask & self.engine.not_eos).any()
 
+    def forced(self) -> list[int]:
+        return []  # the engine does not tell
+
     @property
     def complete(self) -> bool:
         return not self.error and self._complete

@@ -3,7 +3,7 @@ drops parts without a word."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,12 @@ class XgrammarMatcher:
             self.inner.fill_next_token_bitmask(mask.reshape(1, -1), 0)
             self.kept, self._finished = mask, not (mask & self.engine.not_eos).any()
 
+    def forced(self) -> list[int]:
+        if self.engine.spell is None or self.error or self.inner.is_terminated():
+            return []
+        # The last one might merge with what follows.
+        return self.engine.spell(self.inner.find_jump_forward_string())[:-1]
+
     @property
     def complete(self) -> bool:
         return not self.error and bool(self.inner.is_completed())
@@ -74,11 +80,15 @@ class XgrammarEngine:
     Args:
         vocabulary: the model's.
         threads: that fill a batch's masks.
+        spell: the tokens of a text that goes on from another; None: nothing is forced.
     """
 
     name = "xgrammar"
 
-    def __init__(self, vocabulary: Vocabulary, threads: int = 1) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, threads: int = 1, spell: Callable[[str], list[int]] | None = None
+    ) -> None:
+        self.spell = spell
         self.vocab_size = vocabulary.size
         self.not_eos = ~vocabulary.eos_mask()
         self._info = xgrammar.TokenizerInfo(

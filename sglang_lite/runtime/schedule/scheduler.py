@@ -117,6 +117,17 @@ class Scheduler:
         table.tokens[slots, table.known[slots]] = tokens
         table.known[slots] += 1
 
+    def append(self, request: Request, tokens: list[int]) -> None:
+        """More tokens for a decoding request, to be computed like a prompt. A draw that was planned for it is void."""
+        table, slot = self.store.table, request.slot
+        known = int(table.known[slot])
+        table.tokens[slot, known : known + len(tokens)] = tokens
+        table.known[slot] = table.length[slot] = known + len(tokens)
+        table.epoch[slot] += 1
+        self.decoding.remove(request)
+        request.move(State.PREFILLING)
+        self.prefilling.append(request)
+
     def finish(self, request: Request, end: State) -> None:
         """Takes a request out, wherever it is, and frees what it holds."""
         if request.state in (State.WAITING, State.RETRACTED):
@@ -256,7 +267,7 @@ class Scheduler:
             request.holding = store.admit(tokens, match, request.namespace)
             request.started_at = request.started_at or time.perf_counter()
             if request.cached_tokens < 0:
-                request.cached_tokens = int(table.computed[request.slot])
+                request.cached_tokens = min(int(table.computed[request.slot]), request.prompt_len)
             self._start(request)
             admitted.append(request)
             promised += needed

@@ -167,8 +167,12 @@ class Tokenizer:
 # ------------------------------------------------------------------------------------- Hugging Face folders
 
 
-def tokenizer_from_folder(folder: Path) -> Tokenizer:
+def tokenizer_from_folder(folder: Path, most: int | None = None) -> Tokenizer:
     """Reads `tokenizer.json` (or what transformers can convert) and `tokenizer_config.json`.
+
+    Args:
+        most: tokens that the model has. Added tokens beyond are left out (text models of the Gemma 3 family come with
+            one for images): their text is then text like any other.
 
     Raises:
         ModelError: the folder has no tokenizer, or one of an unknown kind.
@@ -181,13 +185,16 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
             raise ModelError(f"{path}: not a tokenizer: {error}") from error
     else:
         backend = _converted(folder)
+    description = json.loads(backend.to_str())
+    if most is not None and any(token["id"] >= most for token in description.get("added_tokens", ())):
+        description["added_tokens"] = [token for token in description["added_tokens"] if token["id"] < most]
+        backend = Backend.from_str(json.dumps(description))
     config = _read_json(folder / "tokenizer_config.json")
     special_tokens = {
         name: token if isinstance(token, str) else token["content"]
         for name, token in config.items()
         if name.endswith("_token") and isinstance(token, str | dict)
     }
-    description = json.loads(backend.to_str())
     template_file = folder / "chat_template.jinja"
     template = template_file.read_text() if template_file.exists() else config.get("chat_template")
     if isinstance(template, list):  # several named templates

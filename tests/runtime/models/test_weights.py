@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sglang_lite as sgl
+from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.load import load_model
 from sglang_lite.runtime.models.weights.gguf import SUPPORTED_TYPES, GgufFile, GgufSource
@@ -347,6 +348,19 @@ def test_every_end_of_sequence_counts_wherever_it_is_written(tmp_path, reference
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": chr(33 + 4)}))
     assert load_model(EngineConfig(model=str(folder)), folder).eos_ids == {1, 4, 7, 9}
+
+
+def test_added_tokens_beyond_the_model_are_text(tmp_path, reference):
+    """As the image token of Gemma 3's text models."""
+    folder = write_folder(tmp_path / "model", reference)
+    save_file(weights(reference), folder / "model.safetensors")
+    tokenizer = tiny_tokenizer(96)
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    tokenizer["added_tokens"] = [{"id": 96, "content": "<img>", "special": True, **flags}]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with sgl.Engine(model=str(folder), dtype="float32") as engine:
+        assert engine.tokenizer.encode("<img>") == [ord(c) - 33 for c in "<img>"]
+        assert engine.complete("a<img>b", SamplingParams(max_tokens=3, ignore_eos=True)).usage.prompt_tokens == 7
 
 
 def test_dummy_weights_need_no_checkpoint(tmp_path, reference):

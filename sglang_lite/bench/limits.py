@@ -1,0 +1,71 @@
+"""What a GPU could do at best: every weight, key and value read once a step, every product at the measured rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from sglang_lite.bench.workloads import Workload
+from sglang_lite.runtime.models.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """
+    Attributes:
+        copy: bytes per second of a large copy on the device, read and written.
+        matmul: floating-point operations per second of a large bfloat16 product.
+    """
+
+    copy: float
+    matmul: float
+
+
+def measure() -> Rates:
+    """Takes the two rates of the first GPU."""
+    source = torch.randn(1 << 29, device="cuda")
+    target = torch.empty_like(source)
+    copy = 2 * source.nbytes / _seconds(lambda: target.copy_(source))
+    a, b = (torch.randn(8192, 8192, device="cuda").bfloat16() for _ in range(2))
+    return Rates(copy, 2 * 8192**3 / _seconds(lambda: a @ b))
+
+
+def _seconds(run: object) -> float:
+    assert callable(run)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call] # torch leaves it untyped
+    for _ in range(5):
+        run()
+    begin.record()
+    for _ in range(10):
+        run()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e4
+
+
+def ideal(spec: ModelSpec, work: Workload, rates: Rates) -> float:
+    """Seconds that a workload takes at least: all prompts computed, then a step a token, each row's keys and values
+    read once, a shared prefix once for all rows."""
+    s = spec
+    layer = (
+        s.hidden_size * s.head_dim * (2 * s.num_heads + 2 * s.num_kv_heads) + 3 * s.hidden_size * s.intermediate_size
+    )
+    head = s.vocab_size * s.hidden_size
+    weights = 2 * (layer * s.num_layers + head)
+    token = 4 * s.num_layers * s.num_kv_heads * s.head_dim
+    own, new = np.array(work.own), np.array(work.new)
+    shared = 0 if work.cached else work.shared
+    seen = np.concatenate(
+        ([shared * shared], own * (own + 2 * work.shared))
+    )  # pairs of tokens, halved by causality below
+    attention = 2 * s.num_layers * s.num_heads * s.head_dim * float(seen.sum())
+    prompts = max((2 * layer * s.num_layers * (shared + own.sum()) + attention) / rates.matmul, weights / rates.copy)
+    steps = 0.0
+    for step in range(1, int(new.max())):
+        alive = new > step
+        rows = int(alive.sum())
+        read = (own[alive] + step).sum() + work.shared * bool(rows)
+        steps += max(weights / rates.copy, weights * rows / rates.matmul) + token * read / rates.copy
+    return float(prompts + steps)

@@ -1,0 +1,46 @@
+"""Runs workloads and prints what they took beside what they could take at best."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from statistics import median
+
+import torch
+
+from sglang_lite.bench.limits import ideal, measure
+from sglang_lite.bench.shapes import SHAPES, load_shape
+from sglang_lite.bench.workloads import WORKLOADS, run
+from sglang_lite.protocol import ParameterError
+from sglang_lite.runtime.engine import Engine
+
+
+def report(shape: str, names: Sequence[str], repeat: int) -> None:
+    """Prints a table.
+
+    Args:
+        shape: of SHAPES.
+        names: of WORKLOADS; each runs once more beforehand, to warm up.
+        repeat: times that each is measured; the median is told.
+
+    Raises:
+        ParameterError: there is no GPU.
+    """
+    if not torch.cuda.is_available():
+        raise ParameterError("device", "bench measures a GPU, and torch sees none.")
+    rates = measure()
+    started = time.perf_counter()
+    with Engine.of(load_shape(shape)) as engine:
+        ready = time.perf_counter() - started
+        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: copies {rates.copy / 1e12:.2f} TB/s, "
+              f"bfloat16 products {rates.matmul / 1e12:.0f} TFLOP/s")  # fmt: skip
+        print(f"{shape}: ready after {ready:.1f} s, {engine.stats()['total_tokens']:,} tokens of KV cache")
+        print(f"{'':10}{'seconds':>9}{'ideal':>8}{'share':>7}{'output tok/s':>14}{'ms a step':>11}")
+        for name in names:
+            work = WORKLOADS[name]()
+            run(engine, work)
+            results = [run(engine, work) for _ in range(repeat)]
+            seconds = median(result.seconds for result in results)
+            best = ideal(SHAPES[shape], work, rates)
+            print(f"{name:10}{seconds:9.3f}{best:8.3f}{best / seconds:7.0%}{sum(work.new) / seconds:14,.0f}"
+                  f"{seconds / results[0].steps * 1e3:11.3f}", flush=True)  # fmt: skip

@@ -1,0 +1,41 @@
+"""Shapes of real models, to be filled with random weights."""
+
+from __future__ import annotations
+
+import torch
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
+
+from sglang_lite.runtime.load import LoadedModel, precision
+from sglang_lite.runtime.models.device_decoder import DeviceDecoder
+from sglang_lite.runtime.models.spec import ModelSpec, RopeSpec
+from sglang_lite.runtime.models.weights.dummy import DummySource
+from sglang_lite.runtime.tokens.tokenizer import Tokenizer
+
+
+def _spec(
+    hidden: int, layers: int, heads: int, inner: int, vocab: int, *, qk_norm: bool = False, tied: bool = False
+) -> ModelSpec:
+    return ModelSpec(
+        architecture="llama", vocab_size=vocab, hidden_size=hidden, num_layers=layers, num_heads=heads, num_kv_heads=8,
+        head_dim=128, intermediate_size=inner, max_positions=16384, rms_eps=1e-5, rope=RopeSpec(theta=5e5),
+        scale=128**-0.5, windows=(None,) * layers, qk_norm=qk_norm, tied_embeddings=tied,
+    )  # fmt: skip
+
+
+SHAPES = {
+    "llama-3.1-8b": _spec(4096, 32, 32, 14336, 128_256),
+    "qwen3-0.6b": _spec(1024, 28, 16, 3072, 151_936, qk_norm=True, tied=True),
+    "qwen3-14b": _spec(5120, 40, 40, 17408, 151_936, qk_norm=True),
+}
+
+
+def load_shape(name: str) -> LoadedModel:
+    """A model of this shape on the first GPU, in bfloat16, and a tokenizer whose tokens are words without meaning."""
+    spec, device = SHAPES[name], torch.device("cuda:0")
+    with torch.inference_mode():
+        model = DeviceDecoder(spec, DummySource(device), precision("auto", device), device, spec.max_positions)
+    words = [f"t{i} " for i in range(spec.vocab_size)]
+    backend = Backend(models.BPE({word: i for i, word in enumerate(words)}, []))
+    tokenizer = Tokenizer(backend, [word.encode() for word in words], [], eos_ids=[])
+    return LoadedModel(name, model, tokenizer, spec.vocab_size, frozenset(), spec.max_positions)

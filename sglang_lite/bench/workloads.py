@@ -1,0 +1,96 @@
+"""The workloads: token ids drawn at random, generated greedily or at temperature 0.6, never ended early."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sglang_lite.protocol import Generation, SamplingParams
+from sglang_lite.runtime.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """
+    Attributes:
+        shared: tokens that all prompts begin with.
+        own: each prompt's own tokens after them.
+        new: tokens to generate, per prompt.
+        cached: the shared tokens are in the cache before.
+        temperature: of the draws.
+    """
+
+    shared: int
+    own: tuple[int, ...]
+    new: tuple[int, ...]
+    cached: bool = False
+    temperature: float = 0.0
+
+    def prompts(self, draw: random.Random) -> list[list[int]]:
+        prefix = [draw.randint(0, 10000) for _ in range(self.shared)]
+        return [prefix + [draw.randint(0, 10000) for _ in range(count)] for count in self.own]
+
+
+def _w1() -> Workload:
+    draw = random.Random(0)
+    own: list[int] = []
+    for _ in range(256):
+        own.append(draw.randint(100, 1024))
+        for _ in range(own[-1]):  # the ids themselves
+            draw.randint(0, 10000)
+    return Workload(0, tuple(own), tuple(draw.randint(100, 1024) for _ in range(256)), temperature=0.6)
+
+
+WORKLOADS: dict[str, Callable[[], Workload]] = {
+    "w1": _w1,
+    "decode1": lambda: Workload(0, (128,), (256,)),
+    "fork64": lambda: Workload(8192, (1,) * 64, (256,) * 64),
+    "fewshot": lambda: Workload(2048, (64,) * 256, (128,) * 256, cached=True),
+    "prefix": lambda: Workload(2048, (64,) * 256, (64,) * 256, cached=True),
+    "plain64": lambda: Workload(0, (128,) * 64, (256,) * 64),
+    "prefill": lambda: Workload(0, (8192,), (1,)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Seconds from the first submission to the last result, and steps that took."""
+
+    seconds: float
+    steps: int
+
+
+def run(engine: Engine, work: Workload) -> Measured:
+    """Runs a workload from an empty cache."""
+    prompts = work.prompts(random.Random(1))
+    engine.flush_cache()
+    if work.cached:
+        _generate(engine, [prompts[0][: work.shared]], (1,), 0.0)
+    before = engine.stats()["steps"]
+    seconds = _generate(engine, prompts, work.new, work.temperature)
+    return Measured(seconds, engine.stats()["steps"] - before)
+
+
+def _generate(engine: Engine, prompts: list[list[int]], new: tuple[int, ...], temperature: float) -> float:
+    done, left = threading.Event(), len(prompts)
+    failed: list[object] = []
+
+    def sink(event: object) -> None:
+        nonlocal left
+        if not isinstance(event, Generation):
+            failed.append(event)
+        left -= 1
+        if not left:
+            done.set()
+
+    started = time.perf_counter()
+    for i, (prompt, count) in enumerate(zip(prompts, new)):
+        params = SamplingParams(temperature=temperature, max_tokens=count, ignore_eos=True, seed=i)
+        engine.submit(prompt, params, sink=sink)
+    done.wait()
+    if failed:
+        raise RuntimeError(f"{len(failed)} of {len(prompts)} failed: {failed[0]!r}")
+    return time.perf_counter() - started

@@ -1,0 +1,192 @@
+"""Jump-forward: what a grammar forces is appended as a whole, and nothing else changes."""
+
+import json
+import os
+from collections import Counter
+from concurrent.futures import Future
+
+import pytest
+
+import sglang_lite as sgl
+from sglang_lite.constraints.schema import json_schema
+from sglang_lite.protocol import Choices, Delta, Regex, SamplingParams
+from tests.runtime.scripted import VOCAB, SteppedEngine, ended
+from tests.runtime.test_equivalence import requests
+
+FIELDS = {
+    "name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 120},
+    "city": {"enum": ["Paris", "London", "Rome"]}, "active": {"type": "boolean"}, "colour": {"enum": ["red", "green"]},
+    "score": {"type": "number", "minimum": 0, "maximum": 10}, "married": {"type": "boolean"},
+    "employed": {"type": "boolean"}, "kind": {"enum": ["first", "second"]}, "level": {"enum": [1, 2, 3]},
+    "insured": {"type": "boolean"}, "retired": {"type": "boolean"},
+}  # fmt: skip
+SCHEMA = {"type": "object", "properties": FIELDS, "required": list(FIELDS), "additionalProperties": False}
+SAMPLES = int(os.environ.get("SGLANG_LITE_SAMPLES", "150"))
+
+
+def greedy(**more):
+    return SamplingParams(**{"temperature": 0, "max_tokens": 200, **more})
+
+
+@pytest.fixture(scope="module")
+def off(model_file):
+    with sgl.Engine(dtype="float32", jump_forward="off") as engine:
+        yield engine
+
+
+def steps_of(engine, *asked):
+    before = engine.stats()["steps"]
+    return engine.complete(*asked), engine.stats()["steps"] - before
+
+
+def test_an_object_of_twelve_fields_takes_half_the_steps(engine, off):
+    asked = ("A person, as JSON: ", greedy(), json_schema(SCHEMA))
+    slow, many = steps_of(off, *asked)
+    fast, few = steps_of(engine, *asked)
+    assert json.loads(fast.text) == json.loads(slow.text)
+    assert fast.finish_reason == "stop"
+    assert fast.usage.forced_tokens > 40
+    assert slow.usage.forced_tokens == 0
+    assert few <= 0.55 * many
+
+
+def test_all_of_a_text_can_be_forced(engine):
+    whole = "hello world and everyone"
+    generation = engine.complete("Say: ", greedy(), Choices((whole,)))
+    assert (generation.text, generation.finish_reason) == (whole, "stop")
+    short = engine.complete("Say: ", greedy(max_tokens=2), Choices((whole,)))
+    assert (short.finish_reason, short.usage.completion_tokens) == ("length", 2)
+    assert whole.startswith(short.text)
+    stopped = engine.complete("Say: ", greedy(stop=("world",)), Choices((whole,)))
+    assert (stopped.text, stopped.finish_reason, stopped.matched) == ("hello ", "stop", "world")
+
+
+def test_streams_and_samples_carry_forced_text(engine):
+    events, done = [], Future()
+
+    def sink(event):
+        events.append(event)
+        if not isinstance(event, Delta):
+            done.set_result(event)
+
+    engine.submit("A person: ", greedy(), json_schema(SCHEMA), sink=sink, stream=True)
+    generation = done.result(timeout=60)
+    assert "".join(e.text for e in events[:-1]) == generation.text
+    assert [i for e in events[:-1] for i in e.token_ids] == [*generation.token_ids]
+
+    futures = [Future() for _ in range(3)]
+    params = SamplingParams(temperature=1, seed=1, max_tokens=200, n=3)
+    engine.submit("A person: ", params, json_schema(SCHEMA), sink=lambda g: futures[g.index].set_result(g))
+    for future in futures:
+        assert set(json.loads(future.result(timeout=60).text)) == set(FIELDS)
+
+
+def test_what_looks_at_every_draw_goes_without(engine):
+    constraint = Regex("abcdefgh[0-9]")
+    for params, more in (
+        (greedy(return_logprob=True), {}),
+        (greedy(), {"logit_processor": lambda ids, logits: logits}),
+    ):
+        future = Future()
+        engine.submit("x", params, constraint, sink=future.set_result, **more)
+        generation = future.result(timeout=60)
+        assert generation.usage.forced_tokens == 0
+        assert generation.text.startswith("abcdefgh")
+
+
+def test_programs_go_on_after_forced_text(engine):
+    @sgl.function
+    def program(s):
+        s += "The word is "
+        s += sgl.gen("word", choices=["elephant in the room"], temperature=0)
+        s += ", and then "
+        s += sgl.gen("digits", regex="number [0-9]{3} of all", temperature=0)
+        s += "."
+
+    state = program.run(backend=engine)
+    assert state["word"] == "elephant in the room"
+    assert state.text() == f"The word is elephant in the room, and then {state['digits']}."
+
+
+class ForcingEngine:
+    name = "forcing"
+
+    def fill(self, matchers, masks, rows):
+        for matcher, row in zip(matchers, rows):
+            matcher.fill_mask(masks[row])
+
+
+class Forcing:
+    """After some tokens, the next ones are given."""
+
+    engine = ForcingEngine()
+    finished, complete, error = False, True, ""
+
+    def __init__(self):
+        self.given = []
+
+    def fill_mask(self, mask):
+        mask[:] = 0 if self.given else -1
+        if self.given:
+            mask[self.given[0] // 32] = 1 << (self.given[0] % 32)
+
+    def accept(self, token):
+        if self.given:
+            return token == self.given.pop(0)
+        if token % 5 == 2:
+            self.given = [1 + (token * 7 + 3 * k) % (VOCAB - 1) for k in range(token % 4 + 1)]
+        return True
+
+    def forced(self):
+        return list(self.given)
+
+
+@pytest.mark.parametrize(("overlap", "page", "chunk", "retract"), [
+    (True, 1, 7, 0), (True, 4, 64, 3), (False, 16, 7, 3), (True, 16, 100_000, 2), (False, 1, 64, 0),
+], ids=str)  # fmt: skip
+def test_every_schedule_gives_what_token_by_token_gives(overlap, page, chunk, retract):
+    """With a model whose answer is known, under retraction, the cache checked after every step."""
+    asked = requests(60)
+
+    def outcomes(**settings):
+        engine = SteppedEngine(max_total_tokens=192, context_length=128, max_running=3, **settings)
+        started = []
+        for i, (prompt, params) in enumerate(asked):
+            started.append(engine.start(prompt, params, stream=i % 3 == 0))
+            started[-1][0]._requests[0].matcher = Forcing()
+        engine.drain()
+        engine.check_empty()
+        ends = [ended(events) for _, events in started]
+        return [(end.token_ids, end.text, end.finish_reason) for end in ends], sum(e.usage.forced_tokens for e in ends)
+
+    expected, none = outcomes(jump_forward="off")
+    jumped, many = outcomes(
+        jump_forward="safe", overlap=overlap, page_size=page, step_tokens=chunk, retract_every=retract
+    )
+    assert jumped == expected
+    assert none == 0
+    assert many > 20
+
+
+@pytest.mark.parametrize("constraint", [
+    json_schema({"type": "object", "properties": {"size": {"enum": ["small", "medium", "large", "huge"]}},
+                 "required": ["size"], "additionalProperties": False}),
+    Regex("The digit is [0-9], is it not\\?"),
+], ids=["enum", "digit"])  # fmt: skip
+def test_values_are_drawn_as_often_as_without(engine, off, constraint):
+    """A chi-square test of homogeneity on SAMPLES draws each. The seeds are fixed, so it gives the same every time."""
+    counts = []
+    for seed, one in ((1, engine), (2, off)):
+        futures = [Future() for _ in range(SAMPLES)]
+        for i, future in enumerate(futures):
+            params = SamplingParams(temperature=1, seed=seed * 1_000_000 + i, max_tokens=40)
+            one.submit("The answer: ", params, constraint, sink=future.set_result)
+        counts.append(Counter(future.result(timeout=300).text for future in futures))
+    values = [v for v in counts[0] | counts[1] if counts[0][v] + counts[1][v] >= 10]
+    assert len(values) > 1
+    chi2 = 0.0
+    for value in values:
+        expected = (counts[0][value] + counts[1][value]) / 2
+        chi2 += sum((count[value] - expected) ** 2 / expected for count in counts)
+    critical = {1: 6.63, 2: 9.21, 3: 11.34, 4: 13.28, 5: 15.09, 6: 16.81, 7: 18.48, 8: 20.09, 9: 21.67}  # p = 0.01
+    assert chi2 < critical[len(values) - 1]
