@@ -177,12 +177,12 @@ def _answer(
         return name, engines.get(name).prepare(constraint)
     except ConstraintError as error:
         return error
-    except MemoryError:
-        return OverBudgetError(
-            f"compiling the constraint needs more than {memory_mb} MB.",
-            hint="Simplify it, or raise the engine's compile_memory_mb.",
-        )
     except Exception as error:  # a library's: the request must hear of it
+        if isinstance(error, MemoryError) or "bad_alloc" in str(error):
+            return OverBudgetError(
+                f"compiling the constraint needs more than {memory_mb} MB.",
+                hint="Simplify it, or raise the engine's compile_memory_mb.",
+            )
         return ConstraintError(f"the constraint could not be compiled: {error!r}")
 
 

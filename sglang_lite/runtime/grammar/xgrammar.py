@@ -115,6 +115,8 @@ class XgrammarEngine:
         try:
             return self._compiler.compile_grammar(xgrammar.Grammar.from_ebnf(text))
         except RuntimeError as error:
+            if "bad_alloc" in str(error):  # the limit of memory, which is no fault of the grammar
+                raise
             raise ConstraintError(f"xgrammar: {error}") from error
 
     def fill(self, matchers: Sequence[XgrammarMatcher], masks: NDArray[np.int32], rows: Sequence[int]) -> None:
