@@ -141,6 +141,29 @@ class Forcing:
         return list(self.given)
 
 
+def test_an_engine_that_fails_ends_its_request_alone(caplog):
+    class Failing(Forcing):  # of the same engine, which fills all rows at once
+        error = "out of fuel"
+
+        def fill_mask(self, mask):
+            raise RuntimeError(self.error)
+
+        def accept(self, token):
+            return False
+
+    engine = SteppedEngine(max_total_tokens=192, context_length=128)
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    started = [engine.start([5, 6, 7 + i], params) for i in range(3)]
+    for (ticket, _), kind in zip(started, (Forcing, Failing, Forcing)):
+        ticket._requests[0].matcher = kind()
+    engine.drain()
+    first, broken, last = (ended(events) for _, events in started)
+    assert isinstance(broken, sgl.ConstraintError)
+    assert len(first.token_ids) == len(last.token_ids) == 6
+    assert "out of fuel" in caplog.text
+    engine.check_empty()
+
+
 @pytest.mark.parametrize(("overlap", "page", "chunk", "retract"), [
     (True, 1, 7, 0), (True, 4, 64, 3), (False, 16, 7, 3), (True, 16, 100_000, 2), (False, 1, 64, 0),
 ], ids=str)  # fmt: skip

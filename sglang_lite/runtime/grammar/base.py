@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -9,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lite.protocol import Constraint, ConstraintError
+
+logger = logging.getLogger("sglang_lite")
 
 Mask = NDArray[np.int32]  # words of a row, least significant bit first: bit i is token i
 
@@ -85,12 +88,21 @@ class GrammarEngine(Protocol):
 
 
 def fill_masks(matchers: Sequence[Matcher], masks: NDArray[np.int32]) -> None:
-    """Fills row i of `masks` (contiguous) for the i-th matcher: one call to each engine."""
+    """Fills row i of `masks` (contiguous) for the i-th matcher: one call to each engine. A matcher whose engine fails is
+    left without a token that may come next, which ends its request alone."""
     by_engine: dict[int, list[int]] = {}
     for row, matcher in enumerate(matchers):
         by_engine.setdefault(id(matcher.engine), []).append(row)
     for rows in by_engine.values():
-        matchers[rows[0]].engine.fill([matchers[row] for row in rows], masks, rows)
+        try:
+            matchers[rows[0]].engine.fill([matchers[row] for row in rows], masks, rows)
+        except Exception:  # a library's; which of the rows it was about is not said
+            logger.exception("%s failed to fill masks", matchers[rows[0]].engine.name)
+            for row in rows:
+                try:
+                    matchers[row].fill_mask(masks[row])
+                except Exception:
+                    masks[row] = 0
 
 
 def generates(grammar: CompiledGrammar, tokens: Sequence[int]) -> bool:
