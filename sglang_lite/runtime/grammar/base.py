@@ -88,8 +88,8 @@ class GrammarEngine(Protocol):
 
 
 def fill_masks(matchers: Sequence[Matcher], masks: NDArray[np.int32]) -> None:
-    """Fills row i of `masks` (contiguous) for the i-th matcher: one call to each engine. A matcher whose engine fails is
-    left without a token that may come next, which ends its request alone."""
+    """Fills row i of `masks` (contiguous) for the i-th matcher: one call to each engine. A matcher whose engine fails
+    is left without a token that may come next, which ends its request alone."""
     by_engine: dict[int, list[int]] = {}
     for row, matcher in enumerate(matchers):
         by_engine.setdefault(id(matcher.engine), []).append(row)
