@@ -46,7 +46,16 @@ def device(folder, monkeypatch):
 
     def make(**settings):
         opened.append(
-            sgl.Engine(**{"model": str(folder), "dtype": "float32", "max_total_tokens": 800, **DEVICE, **settings})
+            sgl.Engine(
+                **{
+                    "model": str(folder),
+                    "dtype": "float32",
+                    "max_total_tokens": 800,
+                    "threads": 1,
+                    **DEVICE,
+                    **settings,
+                }
+            )
         )
         return opened[-1]
 

@@ -117,7 +117,7 @@ def test_fused_kernels_give_the_same(family, monkeypatch):
     batch = prompts(33, 36)  # longer than Phi's original context, as transformers then takes its long factors
     if not torch.cuda.is_available():
         monkeypatch.setattr("sglang_lite.runtime.load.Decoder", DeviceDecoder)
-    with engine(folder, step_tokens=20, page_size=4, max_total_tokens=1000) as running:
+    with engine(folder, step_tokens=20, page_size=4, max_total_tokens=1000, threads=1) as running:
         for future, ids in [(ask(running, ids), ids) for ids in batch]:
             assert differences(reference, ids, future.result(timeout=60)).max() <= 1e-4
         again = [*batch[0], 3, 1, 4]
