@@ -30,8 +30,8 @@ from sglang_lite.runtime.models.resolve import resolve
 
 
 class Ours:
-    def __init__(self, dtype: str) -> None:
-        self.engine = sgl.Engine(dtype=dtype, prefix_cache=False, max_running=32)
+    def __init__(self, **settings: Any) -> None:
+        self.engine = sgl.Engine(device="cpu", max_running=32, **settings)
 
     def run(self, prompts: list[list[int]], new: int) -> None:
         left, done = len(prompts), threading.Event()
@@ -76,9 +76,9 @@ class LlamaCpp:
 
 # name: how to make it, and how many bytes of a weight it reads for one row and for many
 SYSTEMS: dict[str, tuple[Callable[[], Any], float, float]] = {
-    "sglang_lite auto": (lambda: Ours("auto"), 0.85, 2.0),
-    "sglang_lite int8": (lambda: Ours("int8"), 1.0, 1.0),
-    "sglang_lite float32": (lambda: Ours("float32"), 4.0, 4.0),
+    "sglang_lite auto": (lambda: Ours(dtype="auto", prefix_cache=False), 0.85, 2.0),
+    "sglang_lite int8": (lambda: Ours(dtype="int8", prefix_cache=False), 1.0, 1.0),
+    "sglang_lite float32": (lambda: Ours(dtype="float32", prefix_cache=False), 4.0, 4.0),
     "transformers bfloat16": (lambda: Transformers(torch.bfloat16), 2.0, 2.0),
     "transformers float32": (lambda: Transformers(torch.float32), 4.0, 4.0),
     "llama.cpp Q4_1": (LlamaCpp, 0.73, 0.73),

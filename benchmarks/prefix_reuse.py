@@ -55,7 +55,7 @@ def main() -> None:
     print(machine.describe())
     seconds, picks = {}, {}
     for cached in (True, False):
-        with sgl.Engine(prefix_cache=cached) as engine:
+        with sgl.Engine(device="cpu", prefix_cache=cached) as engine:
             ask.run(**items[0], backend=engine).sync()
             engine.flush_cache()
             started = time.perf_counter()

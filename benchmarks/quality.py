@@ -41,7 +41,7 @@ def main() -> None:
     reference: torch.Tensor | None = None
     print(f"{'dtype':10}{'perplexity':>12}{'KL to float32':>15}{'greedy agreement':>18}")
     for dtype in ["float32", *options.dtypes]:
-        loaded = load_model(EngineConfig(dtype=dtype), path)
+        loaded = load_model(EngineConfig(device="cpu", dtype=dtype), path)
         ids = loaded.tokenizer.encode(text)[: options.tokens]
         rows = logprobs(loaded, ids)
         reference = rows if reference is None else reference

@@ -14,7 +14,6 @@ import argparse
 import json
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from statistics import median
@@ -22,36 +21,18 @@ from typing import Any
 
 import machine
 import torch
-from cpu_decode import Transformers, available
+from cpu_decode import Ours, Transformers, available
 from llama_batch import LlamaBatch
 
-import sglang_lite as sgl
-from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.models.resolve import resolve
 
 PREFIX, OWN = 512, 32
 
 
-class Ours:
-    def __init__(self) -> None:
-        self.engine = sgl.Engine(max_running=32)
-
+class Emptied(Ours):
     def run(self, prompts: list[list[int]], new: int) -> None:
         self.engine.flush_cache()
-        left, done = len(prompts), threading.Event()
-
-        def sink(event: object) -> None:
-            nonlocal left
-            left -= 1
-            if isinstance(event, Exception):
-                raise event
-            if not left:
-                done.set()
-
-        params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
-        for prompt in prompts:
-            self.engine.submit(prompt, params, sink=sink)
-        done.wait()
+        super().run(prompts, new)
 
 
 class PromptCache:
@@ -80,7 +61,7 @@ class CopiedSequences:
 
 
 SYSTEMS: dict[str, Callable[[], Any]] = {
-    "sglang_lite auto": Ours,
+    "sglang_lite auto": Emptied,
     "transformers bfloat16": lambda: Transformers(torch.bfloat16),
     "llama.cpp prompt cache": PromptCache,
     "llama.cpp copied sequences": CopiedSequences,

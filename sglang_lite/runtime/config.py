@@ -26,7 +26,8 @@ class EngineConfig:
             has two sets of factors: within its original length the short ones are used, else the long ones.
         max_total_tokens: size of the KV pool in tokens; None for what `mem_fraction` leaves on a GPU, and on a CPU for
             512 for each of `max_running`, and at least `context_length`.
-        mem_fraction: share of a GPU's memory that weights, KV pool and everything else of this engine may take.
+        mem_fraction: share of a GPU's memory that weights, KV pool and everything else of this engine may take; it
+            decides the pool where `max_total_tokens` does not. Without a meaning on a CPU.
         max_running: requests computed at the same time; None for 64 on a CPU, 256 on a GPU.
         max_queued: requests that may wait; one more is refused.
         step_tokens: most tokens computed in one step; a longer prompt is prefilled in chunks. None for 512 on a CPU,
@@ -47,7 +48,7 @@ class EngineConfig:
             "auto" takes for each constraint the fastest that keeps it. One that is named refuses what it can't keep.
         compile_timeout_s: seconds in which a constraint has to be compiled; longer fails its request alone.
         compile_memory_mb: most memory of a process that compiles constraints, of which there are up to two.
-        cuda_graphs: decode through captured CUDA graphs on a GPU.
+        cuda_graphs: decode through captured CUDA graphs on a GPU; without a meaning on a CPU.
         threads: CPU threads; None for one per physical core.
         seed: of the requests that set none; None for fresh randomness.
         log_level: of this package's messages, for the whole process; None leaves it as it is.

@@ -101,7 +101,7 @@ def fill_masks(matchers: Sequence[Matcher], masks: NDArray[np.int32]) -> None:
             for row in rows:
                 try:
                     matchers[row].fill_mask(masks[row])
-                except Exception:
+                except Exception:  # this one's
                     masks[row] = 0
 
 
