@@ -35,11 +35,9 @@ def report(shape: str, names: Sequence[str], repeat: int, *, fp8: bool = False) 
         ready = time.perf_counter() - started
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: copies {rates.copy / 1e12:.2f} TB/s, "
               f"bfloat16 products {rates.matmul / 1e12:.0f} TFLOP/s")  # fmt: skip
-        print(
         numbers = "8-bit weights, keys and values" if fp8 else "bfloat16"
         tokens = engine.stats()["total_tokens"]
         print(f"{shape}, {numbers}: ready after {ready:.1f} s, {tokens:,} tokens of KV cache")
-        )
         print(f"{'':10}{'seconds':>9}{'ideal':>8}{'share':>7}{'output tok/s':>14}{'ms a step':>11}")
         for name in names:
             work = WORKLOADS[name]()
