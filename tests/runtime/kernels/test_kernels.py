@@ -10,6 +10,7 @@ from sglang_lite.runtime.kernels import reference
 from sglang_lite.runtime.kernels.activation import gated
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
 from sglang_lite.runtime.kernels.embed import embed
+from sglang_lite.runtime.kernels.fp8 import quantise_rows
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
 from sglang_lite.runtime.kernels.norm import add_rms_norm, rms_norm
 from sglang_lite.runtime.kernels.page_table import update_pages
@@ -254,6 +255,19 @@ def test_a_single_row_with_its_norm_and_gate(gate, biased):
     assert torch.equal(total, x + residual)
     expected = torch.nn.functional.linear(torch.nn.functional.rms_norm(total, (600,), norm, 1e-5), weight, bias)
     close(y, activated(expected, gate) if gate else expected)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 20])
+def test_products_with_weights_in_eight_bits(rows):
+    x, full = normal(rows, 256), normal(96, 256)
+    weight, scales = quantise_rows(full)
+    assert ((weight.float() * scales.unsqueeze(1) - full).abs() <= full.abs().amax(1, keepdim=True) / 7).all()
+    expected = torch.nn.functional.linear(x.double(), weight.double() * scales.double().unsqueeze(1))
+    if rows == 1:
+        close(linear_one(x, weight, None, scales=scales)[0], expected)
+        gated_product = linear_one(x, weight, None, scales=scales, gate="silu")[0]
+        close(gated_product, activated(expected, "silu"))
+    close(FewRows(DEVICE)(x, weight, None, scales), expected)
 
 
 def activated(x, kind):

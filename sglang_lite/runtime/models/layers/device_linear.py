@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
+from sglang_lite.runtime.kernels.fp8 import quantise_rows
 from sglang_lite.runtime.kernels.skinny import MOST_ROWS, FewRows, linear_one
-from sglang_lite.runtime.models.layers.linear import Linear
+from sglang_lite.runtime.models.layers.linear import Linear, stacked_rows, stacked_shape
+from sglang_lite.runtime.models.weights.source import Weight
 
 
 class DeviceLinear:
@@ -33,6 +37,45 @@ class DeviceLinear:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The product of a single row with what comes before and after; see `kernels.skinny.linear_one`."""
         return linear_one(x, self.weight, self.bias, residual=residual, norm=norm, eps=eps, gate=gate)
+
+
+class Fp8Linear(DeviceLinear):
+    """Weights in 8-bit floating point with a scale an output. Many rows are multiplied in 8 bits, each with a scale
+    found at run time; few rows as they are, as only reading the weights takes time.
+
+    Args:
+        parts: matrices [N_i, K] that are stacked along N; N and K are multiples of 16.
+        bias: [N] or None.
+        few: for products of a few rows.
+        device: of the weights.
+    """
+
+    def __init__(self, parts: Sequence[Weight], bias: torch.Tensor | None, few: FewRows, device: torch.device) -> None:
+        weight = torch.empty(stacked_shape(parts), dtype=torch.float8_e4m3fn, device=device)
+        super().__init__(weight, bias, few)
+        self.scales = torch.empty(len(weight), dtype=torch.float32, device=device)
+        for start, rows in stacked_rows(parts):
+            end = start + len(rows)
+            weight[start:end], self.scales[start:end] = quantise_rows(rows.to(device))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) > MOST_ROWS:
+            rows, scales = quantise_rows(x)
+            y: torch.Tensor = torch._scaled_mm(
+                rows, self.weight.t(), scale_a=scales.unsqueeze(1), scale_b=self.scales.unsqueeze(0),
+                out_dtype=x.dtype, use_fast_accum=True,
+            )  # fmt: skip
+            return y if self.bias is None else y.add_(self.bias)
+        if len(x) > 1:
+            return self._few(x, self.weight, self.bias, self.scales)
+        return linear_one(x, self.weight, self.bias, scales=self.scales)[0]
+
+    def one(
+        self, x: torch.Tensor, *, residual: torch.Tensor | None, norm: torch.Tensor, eps: float, gate: str = ""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return linear_one(
+            x, self.weight, self.bias, scales=self.scales, residual=residual, norm=norm, eps=eps, gate=gate
+        )
 
 
 def matrix(linear: Linear) -> DeviceLinear:
