@@ -91,8 +91,8 @@ def _gemv(
 
 @triton.jit(do_not_specialize=["M"])
 def _few(
-    x, w, scales, bias, y, partials, counters, M, N, K,
-    SCALED: tl.constexpr, BIAS: tl.constexpr, SPLITS: tl.constexpr,
+    x, w, bias, y, partials, counters, M, N, K,
+    BIAS: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
@@ -108,7 +108,7 @@ def _few(
         inside = at + k < K
         weights = tl.load(rows + (at + k)[None, :], mask=(n < N)[:, None] & inside[None, :], other=0.0)
         values = tl.load(x + m[None, :] * K + (at + k)[:, None], mask=(m < M)[None, :] & inside[:, None], other=0.0)
-        acc = tl.dot(weights.to(values.dtype), values, acc, input_precision="ieee")
+        acc = tl.dot(weights, values, acc, input_precision="ieee")
     if SPLITS > 1:
         part: tl.constexpr = BLOCK_N * BLOCK_M
         place = partials + tile * SPLITS * part + tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + m[None, :]
@@ -121,8 +121,6 @@ def _few(
         acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         for i in range(SPLITS):  # in their order, so that the sum is always the same
             acc += tl.load(place + i * part, cache_modifier=".cg")
-    if SCALED:
-        acc *= tl.load(scales + n, mask=n < N, other=0.0)[:, None]
     if BIAS:
         acc += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
     inside = (n < N)[:, None] & (m < M)[None, :]
@@ -200,10 +198,8 @@ class FewRows:
         self._partials = torch.empty(tiles * self.SPLITS * self.BLOCK_N * MOST_ROWS, device=device)
         self._counters = torch.zeros(tiles, dtype=torch.int32, device=device)
 
-    def __call__(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, scales: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """x [M, K] times weight [N, K] transposed, times scales [N], plus bias [N]: [M, N]."""
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x [M, K] times weight [N, K] transposed, plus bias [N]: [M, N]."""
         rows, inputs = x.shape
         outputs = weight.shape[0]
         tiles = triton.cdiv(outputs, self.BLOCK_N)
@@ -211,8 +207,8 @@ class FewRows:
         splits = self.SPLITS if tiles <= len(self._counters) and inputs >= 2048 else 1
         y = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
         _few[(tiles, splits)](
-            x, weight, scales, bias, y, self._partials, self._counters, rows, outputs, inputs,
-            SCALED=scales is not None, BIAS=bias is not None, SPLITS=splits, BLOCK_M=16 if rows <= 16 else MOST_ROWS,
+            x, weight, bias, y, self._partials, self._counters, rows, outputs, inputs,
+            BIAS=bias is not None, SPLITS=splits, BLOCK_M=16 if rows <= 16 else MOST_ROWS,
             BLOCK_N=self.BLOCK_N, BLOCK_K=128,
             num_warps=4, num_stages=4, **overlapped(x.device),
         )  # fmt: skip
