@@ -18,7 +18,7 @@ from sglang_lite.protocol import ModelError, SglError, TokenLogprob
 from sglang_lite.runtime.cache.pages import Ints
 from sglang_lite.runtime.cache.table import SlotTable
 from sglang_lite.runtime.execute.device_inputs import BLOCK_SIZES, DeviceInputs, device_inputs
-from sglang_lite.runtime.execute.sampler import Sampled, SamplingTable, Special, adjust, describe
+from sglang_lite.runtime.execute.sampler import Masks, Sampled, SamplingTable, Special, adjust, describe
 from sglang_lite.runtime.execute.scoring import score
 from sglang_lite.runtime.execute.shared import MOST_CHUNKS, SharedWork, shared_work
 from sglang_lite.runtime.kernels import sampling as draws
@@ -66,6 +66,7 @@ class PendingTokens:
     done: torch.cuda.Event | None
     positions: Ints
     special: dict[int, Special]
+    masks: Masks | None
     raw: dict[int, torch.Tensor]
     errors: dict[int, SglError]
 
@@ -80,7 +81,7 @@ class PendingTokens:
                 continue
             if token == draws.NOT_FINITE:
                 errors[i] = not_finite(int(self.positions[i]))
-            elif i not in self.special or self.special[i].mask is None:  # a grammar says better why nothing can follow
+            elif self.masks is None or self.masks.rows[i] < 0:  # a grammar says better why nothing can follow
                 errors[i] = ModelError(f"no token can follow at position {self.positions[i]}: all logits are -inf.")
         tokens = [max(token, 0) for token in tokens]
         logprobs = {i: describe(row, tokens[i], self.special[i].params) for i, row in self.raw.items()}
@@ -168,7 +169,7 @@ class DeviceRunner:
 
     @torch.inference_mode()
     def sample(
-        self, forward: DeviceForward, rows: NDArray[np.int64], special: dict[int, Special], masks: Ints
+        self, forward: DeviceForward, rows: NDArray[np.int64], special: dict[int, Special], masks: Masks | None = None
     ) -> PendingTokens | Sampled:
         """Launches the draws of the next tokens of some rows. Arguments as Runner.sample."""
         if not len(rows):
@@ -186,37 +187,37 @@ class DeviceRunner:
         raw: dict[int, torch.Tensor] = {}
         errors: dict[int, SglError] = {}
         softcap = self._model.spec.logit_softcap
-        changed = {i: row for i, row in special.items() if not row.only_masked}
-        if changed:
+        if special:
             logits = logits.float()
             if softcap is not None:
                 logits, softcap = torch.tanh(logits / softcap) * softcap, None
-            raw = {i: logits[i].log_softmax(-1) for i, row in changed.items() if row.params.return_logprob}
-            for i, row in changed.items():
+            raw = {i: logits[i].log_softmax(-1) for i, row in special.items() if row.params.return_logprob}
+            for i, row in special.items():
                 try:
                     adjust(logits[i], row)
                 except SglError as error:
                     errors[i] = error
         where = self._staging.send_all(slots, positions - 1)
         tokens = torch.empty(len(rows), dtype=torch.int32, device=self._device)
-        device_masks, mask_rows = self._masks(len(rows), special, masks)
+        device_masks, mask_rows = self._send_masks(masks)
         draw(
             logits, where[0], where[1], self._device_sampling, self._drawn, tokens,
             masks=device_masks, mask_rows=mask_rows, softcap=softcap,
         )  # fmt: skip
         host, done = self._staging.fetch(tokens)
-        return PendingTokens(host, done, positions, special, raw, errors)
+        return PendingTokens(host, done, positions, special, masks, raw, errors)
 
-    def _masks(
-        self, rows: int, special: dict[int, Special], masks: Ints
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """The masks, and which of them each row has."""
-        if not len(masks):
+    def allocate_masks(self, rows: int, words: int) -> Ints:
+        """Where the loop writes the masks of a step: memory that is copied to the device as it is. It is free again
+        when the step's tokens have been read, and the loop writes there no sooner."""
+        self._mask_buffer = torch.empty((rows, words), dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        return self._mask_buffer.numpy()
+
+    def _send_masks(self, masks: Masks | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        if masks is None:
             return None, None
-        which = np.full(rows, -1, dtype=np.int32)
-        for i, row in special.items():
-            which[i] = -1 if row.mask is None else row.mask
-        return self._staging.send(masks), self._staging.send(which)
+        words = self._mask_buffer[: len(masks.words)].to(self._device, non_blocking=True)
+        return words, self._staging.send(masks.rows)
 
     # --------------------------------------------------------------------------------------- preparation
 
