@@ -33,7 +33,7 @@ def pool_tokens(model: Decoder, fraction: float, sizes: Sizes, context_length: i
     )
     step = sizes.step_tokens * widest * item
     logits = sizes.max_running * spec.vocab_size * (item + 3 * 4)  # float32 copies, where a draw needs them
-    partials = sizes.max_running * (MOST_CHUNKS + 3) * spec.num_heads * (spec.head_dim + 2) * 4
+    partials = 2 * sizes.max_running * (MOST_CHUNKS + 3) * spec.num_heads * (spec.head_dim + 2) * 4
     room = fraction * total - (total - free) - step - logits - partials - _SPARE
     token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * model.precision.cache.itemsize
     tokens = int(room // token) // sizes.page_size * sizes.page_size
