@@ -314,7 +314,8 @@ class DeviceRunner:
         return min((size for size in self._graph_sizes if size >= rows), default=rows)
 
     def _work_items(self, rows: int) -> int:
-        return rows + -(-_PROGRAMS // self._model.spec.num_kv_heads)
+        eight_bits = self._model.precision.cache.itemsize == 1  # programs are small then, and many run at a time
+        return rows + (4 if eight_bits else 1) * -(-_PROGRAMS // self._model.spec.num_kv_heads)
 
     def _allocate_partials(self, rows: int) -> Partials:
         spec, device = self._model.spec, self._device

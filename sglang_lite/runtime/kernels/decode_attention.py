@@ -17,8 +17,7 @@ from sglang_lite.runtime.kernels.reference import KVCache
 
 _ITEMS = 16  # that one program of _split makes
 _LAUNCH = {"BLOCK_N": 128, "num_warps": 4, "num_stages": 3}
-_LAUNCH_FP8 = {"BLOCK_N": 64, "num_warps": 2, "num_stages": 2}  # for many rows, of which a few may be long
-_MANY = 32
+_LAUNCH_FP8 = {"BLOCK_N": 64, "num_warps": 2, "num_stages": 2}
 
 
 @triton.jit(do_not_specialize=["rows", "items"])
@@ -206,5 +205,5 @@ def decode_attention(
         G=group, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads,
         SOFTCAP=softcap is not None, WINDOW=window is not None, PREFIX=shared is not None,
         BLOCK_G=max(16, triton.next_power_of_2(group)), BLOCK_D=max(16, triton.next_power_of_2(dim)),
-        **(_LAUNCH_FP8 if keys.dtype == torch.float8_e4m3fn and rows >= _MANY else _LAUNCH), **overlapped(q.device),
+        **(_LAUNCH_FP8 if keys.dtype == torch.float8_e4m3fn else _LAUNCH), **overlapped(q.device),
     )  # fmt: skip
