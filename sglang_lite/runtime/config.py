@@ -53,6 +53,9 @@ class EngineConfig:
         compile_timeout_s: seconds in which a constraint has to be compiled; longer fails its request alone.
         compile_memory_mb: most memory of a process that compiles constraints, of which there are up to two.
         cuda_graphs: decode through captured CUDA graphs on a GPU; without a meaning on a CPU.
+        attention_backend: what computes attention on a GPU: "triton", our kernels, or "torch", which takes heads of any
+            size, reads no shared prefix once for all, runs without CUDA graphs, and is slower. "auto" is the first one
+            that can run the model; one that is named and can't is refused. Without a meaning on a CPU.
         threads: CPU threads; None for one per physical core.
         seed: of the requests that set none; None for fresh randomness.
         log_level: of this package's messages, for the whole process; None leaves it as it is.
@@ -83,6 +86,7 @@ class EngineConfig:
     compile_timeout_s: float = 10.0
     compile_memory_mb: int = 2048
     cuda_graphs: bool = True
+    attention_backend: Literal["auto", "triton", "torch"] = "auto"
     threads: int | None = None
     seed: int | None = None
     log_level: Literal["debug", "info", "warning", "error", "critical"] | None = None
@@ -116,6 +120,7 @@ class EngineConfig:
             ("kv_dtype", ("auto", "fp8")),
             ("policy", ("lpm", "fcfs", "priority")),
             ("constraint_backend", ("auto", "llguidance", "xgrammar", "outlines")),
+            ("attention_backend", ("auto", "triton", "torch")),
             ("eviction", ("lru", "lfu", "fifo", "slru")),
             ("log_level", (None, "debug", "info", "warning", "error", "critical")),
             *((name, (True, False)) for name in ("prefix_cache", "overlap", "deterministic", "cuda_graphs")),

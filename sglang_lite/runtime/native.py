@@ -44,6 +44,10 @@ _RENAMED = {
     "grammar_backend": "constraint_backend",
     "kv_cache_dtype": "kv_dtype",
 }
+_RENAMED_VALUES = {
+    "kv_cache_dtype": ("fp8_e4m3", "fp8"),
+    "attention_backend": ("torch_native", "torch"),
+}
 _REVERSED = {
     "disable_radix_cache": "prefix_cache",
     "disable_overlap_schedule": "overlap",
@@ -77,8 +81,9 @@ def engine_settings(given: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if ours in settings:
             raise ParameterError(name, f"{ours} is given, too.", hint="They are one setting under two names.")
-        if name == "kv_cache_dtype" and value == "fp8_e4m3":
-            value = "fp8"
+        theirs, renamed = _RENAMED_VALUES.get(name, (None, None))
+        if theirs is not None and value == theirs:
+            value = renamed
         settings[ours] = not value if name in _REVERSED else value
     return settings
 

@@ -13,7 +13,7 @@ import sglang_lite as sgl
 from sglang_lite.protocol import Generation, ModelError, Regex, SamplingParams
 from sglang_lite.runtime.execute import shared
 from sglang_lite.runtime.models.device_decoder import DeviceDecoder
-from tests.runtime.kernels import needs_kernels
+from tests.runtime.kernels import BACKENDS, needs_kernels
 from tests.runtime.models.tiny import VOCAB, randomise, save
 
 pytestmark = needs_kernels
@@ -37,9 +37,9 @@ def on_cpu(folder):
         yield engine
 
 
-@pytest.fixture
-def device(folder, monkeypatch):
-    """Makes engines that run fused kernels."""
+@pytest.fixture(params=BACKENDS)
+def device(request, folder, monkeypatch):
+    """Makes engines that run fused kernels, with each backend of attention."""
     if not GPU:
         monkeypatch.setattr("sglang_lite.runtime.load.Decoder", DeviceDecoder)
     opened = []
@@ -52,6 +52,7 @@ def device(folder, monkeypatch):
                     "dtype": "float32",
                     "max_total_tokens": 800,
                     "threads": 1,
+                    "attention_backend": request.param,
                     **DEVICE,
                     **settings,
                 }
@@ -98,6 +99,7 @@ def test_the_same_tokens_whatever_the_schedule(device, on_cpu, settings):
     assert [g.token_ids for g in answers(device(**settings), asked, greedy())] == expected
 
 
+@pytest.mark.parametrize("device", ["triton"], indirect=True)
 def test_rows_that_share_a_prefix_read_it_together(device, on_cpu, monkeypatch):
     monkeypatch.setattr(shared, "_WORTH", 1)
     found = []
@@ -205,6 +207,26 @@ def test_programs_play(device, on_cpu):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.parametrize("device", ["auto"], indirect=True)
+def test_heads_that_the_kernels_have_no_room_for_take_torch(device, tmp_path, caplog):
+    config = Qwen3Config(
+        vocab_size=VOCAB, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=264, max_position_embeddings=64, bos_token_id=0, eos_token_id=1,
+        pad_token_id=None,
+    )  # fmt: skip
+    reference = randomise(Qwen3ForCausalLM(config))
+    wide = str(save(reference, tmp_path))
+    with pytest.raises(sgl.ParameterError, match=r"'triton' can't run this model: heads of 264 .* can: 'torch'"):
+        device(model=wide, attention_backend="triton")
+    assert not caplog.records
+    for prompt, generation in zip(prompts(3), answers(device(model=wide), prompts(3), greedy())):
+        with torch.no_grad():
+            best = reference(torch.tensor([[*prompt, *generation.token_ids]])).logits[0].argmax(-1)
+        assert best[len(prompt) - 1 : -1].tolist() == list(generation.token_ids)
+    (record,) = caplog.records
+    assert "'torch', the slower path" in record.getMessage()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -215,6 +237,8 @@ def test_programs_play(device, on_cpu):
         ({"device": "cpu", "quantization": "fp8"}, "quantization"),
         ({"device": "cpu", "kv_dtype": "fp8"}, "kv_dtype"),
         ({"quantization": "fp4"}, "quantization"),
+        ({"attention_backend": "flashinfer"}, "attention_backend: 'flashinfer' is not one of auto, triton, torch"),
+        ({"attention_backend": []}, "attention_backend"),
     ],
 )
 def test_a_device_that_is_not_there_is_refused(folder, settings, message):

@@ -120,6 +120,8 @@ def test_input_logprobs_begin_with_a_null():
         ({"chunked_prefill_size": 64, "max_running_requests": 8}, {"step_tokens": 64, "max_running": 8}),
         ({"mem_fraction_static": 0.8}, {"mem_fraction": 0.8}),
         ({"kv_cache_dtype": "fp8_e4m3", "quantization": "fp8"}, {"kv_dtype": "fp8", "quantization": "fp8"}),
+        ({"attention_backend": "torch_native"}, {"attention_backend": "torch"}),
+        ({"attention_backend": "triton"}, {"attention_backend": "triton"}),
         ({"disable_radix_cache": True, "disable_cuda_graph": True}, {"prefix_cache": False, "cuda_graphs": False}),
         ({"context_length": 9, "page_size": 4}, {"context_length": 9, "page_size": 4}),
     ],

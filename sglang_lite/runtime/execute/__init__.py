@@ -29,7 +29,7 @@ def make_runner(
 
     assert isinstance(model, DeviceDecoder)
     sizes_to_capture = graph_sizes(sizes.max_running) if config.cuda_graphs and model.device.type == "cuda" else ()
-    runner = DeviceRunner(model, table, sampling, pages, sizes.step_tokens, sizes_to_capture)
+    runner = DeviceRunner(model, table, sampling, pages, sizes.step_tokens, config.attention_backend, sizes_to_capture)
     if model.device.type == "cuda":
         runner.warm_up()
     return runner

@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from sglang_lite.protocol import ModelError, SglError, TokenLogprob
+from sglang_lite.runtime.attention.base import Needs
+from sglang_lite.runtime.attention.choose import make_attention
 from sglang_lite.runtime.cache.pages import Ints
 from sglang_lite.runtime.cache.table import SlotTable
 from sglang_lite.runtime.execute.device_inputs import BLOCK_SIZES, DeviceInputs, device_inputs
@@ -22,10 +24,9 @@ from sglang_lite.runtime.execute.sampler import Masks, Sampled, SamplingTable, S
 from sglang_lite.runtime.execute.scoring import score
 from sglang_lite.runtime.execute.shared import MOST_CHUNKS, SharedWork, shared_work
 from sglang_lite.runtime.kernels import sampling as draws
-from sglang_lite.runtime.kernels.decode_attention import split_work
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
 from sglang_lite.runtime.kernels.page_table import update_pages
-from sglang_lite.runtime.kernels.plan import DevicePlan, Partials, SharedPrefixes
+from sglang_lite.runtime.kernels.plan import PROGRAMS, DevicePlan, SharedPrefixes
 from sglang_lite.runtime.kernels.prefix_attention import BLOCK_M
 from sglang_lite.runtime.kernels.sampling import DeviceSampling, draw
 from sglang_lite.runtime.models.device_decoder import DeviceDecoder
@@ -35,8 +36,6 @@ from sglang_lite.runtime.schedule.batch import Batch
 
 logger = logging.getLogger("sglang_lite")
 
-_PROGRAMS = 264  # that keep a GPU of 132 multiprocessors busy
-_LEAST = 128  # tokens in a decoding program's share
 _RING = 4  # steps whose copies may be under way
 
 
@@ -96,7 +95,11 @@ class DeviceRunner:
         sampling: parameters by slot.
         pages: in the KV pool; the cache has one more, for padding.
         step_tokens: most tokens in a step.
-        graphs: batch sizes to capture.
+        attention: the backend's name, or "auto".
+        graphs: batch sizes to capture, where attention can be.
+
+    Raises:
+        ParameterError: that attention can't run the model.
     """
 
     def __init__(
@@ -106,6 +109,7 @@ class DeviceRunner:
         sampling: SamplingTable,
         pages: int,
         step_tokens: int,
+        attention: str = "auto",
         graphs: tuple[int, ...] = (),
     ) -> None:
         self._model, self._table, self._sampling = model, table, sampling
@@ -122,12 +126,13 @@ class DeviceRunner:
         self._parameters = torch.zeros(6 * (slots + 1), dtype=torch.int32, device=device)
         self._device_sampling = _views(self._parameters, slots + 1)
         self._most_decoded = 2 * slots
-        self._partials = self._allocate_partials(self._most_decoded)
+        self._attention = make_attention(attention, self._needs())
+        self._shares_prefixes = model.shares_prefixes and self._attention.shares_prefixes
         self._staging = Staging(device, 3 * step_tokens + 8 * (slots + 1) + 4096)
         self._shared_key: bytes = b""
         self._shared_work: SharedWork | None = None
         self._graphs: dict[tuple[int, int, bool], Graph] = {}  # by tokens, rows, and whether they share prefixes
-        self._graph_sizes = graphs
+        self._graph_sizes = graphs if self._attention.captured else ()
         self._pool: Any = None
 
     @property
@@ -143,7 +148,7 @@ class DeviceRunner:
     def close(self) -> None:
         """Gives the GPU's memory back. Nothing can be run any more."""
         self._graphs.clear()
-        del self._model, self._cache, self._copy, self._partials, self._page_table
+        del self._model, self._cache, self._copy, self._attention, self._page_table
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -160,10 +165,7 @@ class DeviceRunner:
         graph = self._graph(batch, inputs, shared is not None)
         if graph is not None:
             return DeviceForward(batch, None, graph.run(inputs, shared), inputs.last, {})
-        plan = self._plan(batch, inputs, shared)
-        if plan.decoding:
-            split_work(plan.positions[: plan.decoding], plan.shared, plan.work, plan.row_work, least=_LEAST)
-        hidden = self._model.run(plan, self._cache)
+        hidden = self._run(self._plan(batch, inputs, shared))
         return DeviceForward(
             batch, hidden, None, inputs.last, score(self._model, self._table, batch, inputs.last, hidden)
         )
@@ -220,6 +222,23 @@ class DeviceRunner:
         words = self._mask_buffer[: len(masks.words)].to(self._device, non_blocking=True)
         return words, self._staging.send(masks.rows)
 
+    def _run(self, plan: DevicePlan) -> torch.Tensor:
+        return self._model.run(plan, self._cache, self._attention.begin(plan))
+
+    def _needs(self) -> Needs:
+        """What attention has to be able to do."""
+        spec, precision = self._model.spec, self._model.precision
+        return Needs(
+            heads=spec.num_heads,
+            kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            compute=precision.compute,
+            cache=precision.cache,
+            device=self._device,
+            most_rows=self._most_decoded,
+            most_chunks=MOST_CHUNKS if self._model.shares_prefixes else 0,
+        )
+
     # --------------------------------------------------------------------------------------- preparation
 
     def warm_up(self) -> None:
@@ -230,7 +249,7 @@ class DeviceRunner:
         for block in BLOCK_SIZES:
             count = min(block, longest)
             self._try(count, decoding=0, blocks=[(0, count, self._slots, 0)], block_size=block)
-        if self._model.shares_prefixes:
+        if self._shares_prefixes:
             self._try(2, decoding=2, blocks=[], block_size=BLOCK_SIZES[0])
 
     @torch.inference_mode()
@@ -253,16 +272,11 @@ class DeviceRunner:
             page_table=self._page_table,
             page_size=self._table.page_size,
             decoding=decoding,
-            work=zeros(self._work_items(decoding), 3),
-            row_work=zeros(max(decoding, 1), 2),
             shared=shared,
-            partials=self._partials,
             blocks=torch.tensor(blocks, dtype=torch.int32, device=self._device).view(-1, 4),
             block_size=block_size,
         )
-        if decoding:
-            split_work(plan.positions, shared, plan.work, plan.row_work, least=_LEAST)
-        logits = self._model.raw_logits(self._model.run(plan, self._cache)[:1])
+        logits = self._model.raw_logits(self._run(plan)[:1])
         masks = zeros(1, -(-logits.shape[1] // 32)) - 1
         for mask, which in ((None, None), (masks, zeros(1))):
             draw(
@@ -287,7 +301,7 @@ class DeviceRunner:
     def _shared(self, batch: Batch) -> SharedWork | None:
         """What decoding rows share; looked for anew only when other rows are decoded."""
         count = batch.singles
-        if count < 2 or not self._model.shares_prefixes:
+        if count < 2 or not self._shares_prefixes:
             return None
         slots = batch.slots[:count]
         key = slots.tobytes() + batch.epochs[:count].tobytes()
@@ -298,7 +312,7 @@ class DeviceRunner:
             self._shared_work = shared_work(
                 table.pages[slots, : int(held.max())], held, slots, table.page_size,
                 rows_per_block=self._rows_per_block, most_items=self._most_items(self._padded(count)),
-                enough=-(-_PROGRAMS // self._model.spec.num_kv_heads),
+                enough=-(-PROGRAMS // self._model.spec.num_kv_heads),
             )  # fmt: skip
         return self._shared_work
 
@@ -308,33 +322,16 @@ class DeviceRunner:
         return max(1, BLOCK_M // (spec.num_heads // spec.num_kv_heads))
 
     def _most_items(self, rows: int) -> int:
-        return rows + -(-_PROGRAMS // self._model.spec.num_kv_heads)
+        return rows + -(-PROGRAMS // self._model.spec.num_kv_heads)
 
     def _padded(self, rows: int) -> int:
         return min((size for size in self._graph_sizes if size >= rows), default=rows)
-
-    def _work_items(self, rows: int) -> int:
-        eight_bits = self._model.precision.cache.itemsize == 1  # programs are small then, and many run at a time
-        return rows + (4 if eight_bits else 1) * -(-_PROGRAMS // self._model.spec.num_kv_heads)
-
-    def _allocate_partials(self, rows: int) -> Partials:
-        spec, device = self._model.spec, self._device
-        heads = self._work_items(rows) * spec.num_heads
-        shared = rows * MOST_CHUNKS * spec.num_heads if self._model.shares_prefixes else 0
-        return Partials(
-            acc=torch.empty((heads, spec.head_dim), device=device),
-            ml=torch.empty((heads, 2), device=device),
-            counters=torch.zeros((rows + 1, spec.num_kv_heads), dtype=torch.int32, device=device),
-            prefix_acc=torch.empty((shared, spec.head_dim), device=device),
-            prefix_ml=torch.empty((shared, 2), device=device),
-        )
 
     def _plan(self, batch: Batch, inputs: DeviceInputs, shared: SharedWork | None) -> DevicePlan:
         count = inputs.decoding
         ids, slots, positions, blocks = self._staging.send_all(
             inputs.ids, inputs.slots, inputs.positions, inputs.blocks.reshape(-1)
         )
-        work = torch.empty((self._work_items(count), 3), dtype=torch.int32, device=self._device)
         return DevicePlan(
             ids=ids,
             slots=slots,
@@ -343,10 +340,7 @@ class DeviceRunner:
             page_table=self._page_table,
             page_size=self._table.page_size,
             decoding=count,
-            work=work,
-            row_work=torch.empty((max(count, 1), 2), dtype=torch.int32, device=self._device),
             shared=None if shared is None else self._send_shared(shared, count),
-            partials=self._partials,
             blocks=blocks.view(-1, 4),
             block_size=inputs.block_size,
         )
@@ -394,17 +388,13 @@ class DeviceRunner:
             page_table=self._page_table,
             page_size=self._table.page_size,
             decoding=tokens,
-            work=torch.zeros((self._work_items(tokens), 3), dtype=torch.int32, device=device),
-            row_work=torch.zeros((tokens, 2), dtype=torch.int32, device=device),
             shared=prefixes,
-            partials=self._partials,
             blocks=torch.zeros((0, 4), dtype=torch.int32, device=device),
             block_size=16,
         )
 
         def compute() -> torch.Tensor:
-            split_work(plan.positions, plan.shared, plan.work, plan.row_work, least=_LEAST)
-            hidden = self._model.run(plan, self._cache)
+            hidden = self._run(plan)
             return self._model.raw_logits(hidden if rows == tokens else hidden[static[3, :rows]])
 
         compute()  # compiles what is not compiled yet, which can't be captured

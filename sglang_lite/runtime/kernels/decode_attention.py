@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
-from sglang_lite.runtime.kernels.plan import DevicePlan, SharedPrefixes
+from sglang_lite.runtime.kernels.plan import DevicePlan, SharedPrefixes, Work
 from sglang_lite.runtime.kernels.reference import KVCache
 
 _ITEMS = 16  # that one program of _split makes
@@ -174,6 +174,7 @@ def decode_attention(
     cache: KVCache,
     layer: int,
     plan: DevicePlan,
+    work: Work,
     out: torch.Tensor,
     *,
     scale: float,
@@ -184,6 +185,7 @@ def decode_attention(
 
     Args:
         q: [T, heads, head_dim], of which the first `plan.decoding` are used; a token's heads lie side by side.
+        work: what `split_work` made of their tokens.
         out: [T, heads, head_dim] (written there).
         scale, window, softcap: as `reference.attention`.
 
@@ -194,11 +196,11 @@ def decode_attention(
     keys, values = cache.k[layer], cache.v[layer]
     kv_heads = len(keys)
     group = heads // kv_heads
-    partials, shared = plan.partials, plan.shared
+    partials, shared = work.partials, plan.shared
     assert rows <= len(partials.counters)
-    assert len(plan.work) * heads * dim <= partials.acc.numel()
-    _decode[(kv_heads, len(plan.work))](
-        q, q.stride(0), keys, values, keys.shape[1] * dim, out, plan.work, plan.row_work, plan.slots, plan.positions,
+    assert len(work.items) * heads * dim <= partials.acc.numel()
+    _decode[(kv_heads, len(work.items))](
+        q, q.stride(0), keys, values, keys.shape[1] * dim, out, work.items, work.rows, plan.slots, plan.positions,
         plan.page_table, plan.page_table.shape[1], partials.acc, partials.ml, partials.counters, partials.prefix_acc,
         partials.prefix_ml, plan.slots if shared is None else shared.chunks,
         0 if shared is None else shared.most_chunks, scale, softcap or 0.0, window or 0,

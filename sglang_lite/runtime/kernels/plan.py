@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+PROGRAMS = 264  # that keep a GPU of 132 multiprocessors busy
+
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefixes:
@@ -45,6 +47,22 @@ class Partials:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """How what a step's decoding rows read is cut among programs.
+
+    Attributes:
+        items: int32 [items, 3]: row (-1: none), first token, end. One item's tokens are read by one program, and a
+            row's items lie side by side.
+        rows: int32 [rows, 2]: a row's first item, and how many it has.
+        partials: room for what is merged.
+    """
+
+    items: torch.Tensor
+    rows: torch.Tensor
+    partials: Partials
+
+
+@dataclass(frozen=True, slots=True)
 class DevicePlan:
     """
     Attributes:
@@ -55,11 +73,7 @@ class DevicePlan:
         page_table: int32 [slots, pages]: what the slot table has, and a row of the dummy page for padding.
         page_size: tokens in a page.
         decoding: rows with one token, the first of the batch.
-        work: int32 [items, 3], for decoding rows: row (-1: none), first token, end. One item's tokens are read by one
-            program, and a row's items lie side by side.
-        row_work: int32 [rows, 2]: a row's first item, and how many it has.
         shared: prefixes that are read once for several rows.
-        partials: room for what is merged.
         blocks: int32 [blocks, 4], for rows with several tokens: first token in the batch, count, slot, first position.
         block_size: most tokens in such a block.
     """
@@ -71,9 +85,6 @@ class DevicePlan:
     page_table: torch.Tensor
     page_size: int
     decoding: int
-    work: torch.Tensor
-    row_work: torch.Tensor
     shared: SharedPrefixes | None
-    partials: Partials
     blocks: torch.Tensor
     block_size: int

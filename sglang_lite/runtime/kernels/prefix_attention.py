@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
-from sglang_lite.runtime.kernels.plan import DevicePlan
+from sglang_lite.runtime.kernels.plan import DevicePlan, Work
 from sglang_lite.runtime.kernels.reference import KVCache
 
 BLOCK_M = 64  # queries, of all rows and query heads, that a program has
@@ -77,15 +77,22 @@ def _prefix(
 
 
 def prefix_attention(
-    q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, *, scale: float, softcap: float | None = None
+    q: torch.Tensor,
+    cache: KVCache,
+    layer: int,
+    plan: DevicePlan,
+    work: Work,
+    *,
+    scale: float,
+    softcap: float | None = None,
 ) -> None:
-    """Computes what the plan's shared prefixes add to its decoding rows, into `plan.partials`; `decode_attention`
+    """Computes what the plan's shared prefixes add to its decoding rows, into `work.partials`; `decode_attention`
     merges it. Not for layers with a window.
 
     Args:
         q: [T, heads, head_dim].
     """
-    shared, partials = plan.shared, plan.partials
+    shared, partials = plan.shared, work.partials
     assert shared is not None
     heads, dim = q.shape[1], q.shape[2]
     keys, values = cache.k[layer], cache.v[layer]

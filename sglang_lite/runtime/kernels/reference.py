@@ -72,11 +72,11 @@ class ExtendRow:
     def length(self) -> int:
         return self.read_at.stop - self.read_at.start if isinstance(self.read_at, slice) else len(self.read_at)
 
-    def read(self, cache: torch.Tensor, first: int = 0) -> torch.Tensor:
+    def read(self, cache: torch.Tensor, first: int, dtype: torch.dtype) -> torch.Tensor:
         """The sequence's keys or values from position `first` on [kv_heads, length - first, head_dim]."""
         if isinstance(self.read_at, slice):
-            return cache[:, self.read_at.start + first : self.read_at.stop]
-        return cache.index_select(1, self.read_at[first:])
+            return cache[:, self.read_at.start + first : self.read_at.stop].to(dtype)
+        return _gather(cache, self.read_at[first:], dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +124,36 @@ def attention(
     out = torch.empty_like(q)
     rows = plan.decode
     if rows is not None:
-        out[: rows.count] = _decode(q[: rows.count].to(k.dtype), k, v, rows, scale, window, softcap)
+        out[: rows.count] = attend(q[: rows.count], k, v, rows, scale=scale, window=window, softcap=softcap)
     for row in plan.extends:
-        out[row.start : row.end] = _extend(q[row.start : row.end].to(k.dtype), k, v, row, scale, window, softcap)
+        mine = q[row.start : row.end]
+        out[row.start : row.end] = attend(mine, k, v, row, scale=scale, window=window, softcap=softcap)
     return out
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    rows: DecodeRows | ExtendRow,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    """Attention of the tokens of `rows` alone, q [tokens, heads, head_dim], computed in the format of keys and values;
+    where that has 8 bits, in that of q."""
+    q = q if k.dtype.itemsize == 1 else q.to(k.dtype)
+    if isinstance(rows, DecodeRows):
+        return _decode(q, k, v, rows, scale, window, softcap)
+    return _extend(q, k, v, rows, scale, window, softcap)
+
+
+def _gather(cache: torch.Tensor, at: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Keys or values of token slots `at`, for products in `dtype`."""
+    if cache.dtype == dtype:
+        return cache.index_select(1, at)
+    return cache.view(torch.uint8).index_select(1, at).view(cache.dtype).to(dtype)
 
 
 def _decode(
@@ -142,8 +168,8 @@ def _decode(
     kv_heads, _, dim = k.shape
     count, longest = rows.read_at.shape
     flat = rows.read_at.reshape(-1)
-    keys = k.index_select(1, flat).view(kv_heads * count, longest, dim)
-    values = v.index_select(1, flat).view(kv_heads * count, longest, dim)
+    keys = _gather(k, flat, q.dtype).view(kv_heads * count, longest, dim)
+    values = _gather(v, flat, q.dtype).view(kv_heads * count, longest, dim)
     group = q.shape[1] // kv_heads
     queries = q.view(count, kv_heads, group, dim).transpose(0, 1).reshape(kv_heads * count, group, dim)
     scores = torch.bmm(queries, keys.transpose(1, 2)).float().mul_(scale)
@@ -175,7 +201,7 @@ def _extend(
 ) -> torch.Tensor:
     new, heads, dim = q.shape
     first = 0 if window is None else max(0, row.length - new - window + 1)  # what none of the new tokens sees
-    keys, values = row.read(k, first), row.read(v, first)
+    keys, values = row.read(k, first, q.dtype), row.read(v, first, q.dtype)
     kv_heads, length, _ = keys.shape
     if window is not None and length <= window:
         window = None

@@ -15,6 +15,9 @@ def _count(out, n):
     tl.store(out, total)
 
 
+BACKENDS = ("triton", "torch")  # of attention
+
+
 def _run() -> bool:
     out = torch.zeros(1, dtype=torch.int32, device="cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -14,7 +14,7 @@ from sglang_lite.runtime.kernels.fp8 import Scales, quantise_rows
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
 from sglang_lite.runtime.kernels.norm import add_rms_norm, rms_norm
 from sglang_lite.runtime.kernels.page_table import update_pages
-from sglang_lite.runtime.kernels.plan import DevicePlan, Partials, SharedPrefixes
+from sglang_lite.runtime.kernels.plan import DevicePlan, Partials, SharedPrefixes, Work
 from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
 from sglang_lite.runtime.kernels.prefix_attention import prefix_attention
 from sglang_lite.runtime.kernels.rope_store import rope_store
@@ -62,11 +62,7 @@ class Rows:
         at = torch.arange(end)
         return (self.table[row][at // self.page] * self.page + at % self.page).to(DEVICE).long()
 
-    def plan(self, decoding, slots, positions, blocks=(), block_size=16, shared=None, items=None):
-        rows = max(decoding, 1)
-        items = items or 2 * rows + 8
-        count = items * self.heads
-        prefix = rows * MOST_CHUNKS * self.heads
+    def plan(self, decoding, slots, positions, blocks=(), block_size=16, shared=None):
         return DevicePlan(
             ids=torch.zeros(len(slots), dtype=torch.int32, device=DEVICE),
             slots=torch.tensor(slots, dtype=torch.int32, device=DEVICE),
@@ -75,18 +71,28 @@ class Rows:
             page_table=self.table.to(DEVICE),
             page_size=self.page,
             decoding=decoding,
-            work=torch.full((items, 3), 99, dtype=torch.int32, device=DEVICE),
-            row_work=torch.zeros((rows, 2), dtype=torch.int32, device=DEVICE),
             shared=shared,
+            blocks=torch.tensor(blocks, dtype=torch.int32, device=DEVICE).view(-1, 4),
+            block_size=block_size,
+        )
+
+    def work(self, plan):
+        """The plan's decoding, cut into items of 16 tokens at least."""
+        rows = plan.decoding
+        items = 2 * rows + 8
+        count, prefix = items * self.heads, rows * MOST_CHUNKS * self.heads
+        work = Work(
+            items=torch.full((items, 3), 99, dtype=torch.int32, device=DEVICE),
+            rows=torch.zeros((rows, 2), dtype=torch.int32, device=DEVICE),
             partials=Partials(
                 torch.full((count, self.dim), float("nan"), device=DEVICE), torch.full((count, 2), float("nan"), device=DEVICE),
                 torch.zeros((rows, self.kv_heads), dtype=torch.int32, device=DEVICE),
                 torch.full((prefix, self.dim), float("nan"), device=DEVICE),
                 torch.full((prefix, 2), float("nan"), device=DEVICE),
             ),
-            blocks=torch.tensor(blocks, dtype=torch.int32, device=DEVICE).view(-1, 4),
-            block_size=block_size,
         )  # fmt: skip
+        split_work(plan.positions[:rows], plan.shared, work.items, work.rows, least=16)
+        return work
 
     def twin(self, q, rows, **options):
         """`rows`: (first token in the batch, count, slot, end of the sequence)."""
@@ -117,10 +123,10 @@ def test_decoding_reads_every_row_once(lengths, heads, dim, options):
     plan = rows.plan(len(lengths), list(range(len(lengths))), [n - 1 for n in lengths])
     q = normal(len(lengths), heads[0] + 2, dim)[:, : heads[0]]  # as it lies in the QKV product
     out = torch.full((len(lengths), heads[0], dim), float("nan"), device=DEVICE)
-    split_work(plan.positions, None, plan.work, plan.row_work, least=16)
+    work = rows.work(plan)
     for _ in range(2):  # the counters are left as they were found
         out.fill_(float("nan"))
-        decode_attention(q, rows.cache, 0, plan, out, scale=0.3, **options)
+        decode_attention(q, rows.cache, 0, plan, work, out, scale=0.3, **options)
         close(out, rows.twin(q, [(i, 1, i, n) for i, n in enumerate(lengths)], scale=0.3, **options))
 
 
@@ -156,26 +162,26 @@ def test_a_prefix_is_read_once_for_all_that_share_it():
 
     worth, module._WORTH = module._WORTH, 1
     try:
-        work = shared_work(table, held, np.arange(6, dtype=np.int32), PAGE, rows_per_block=2, most_items=40, enough=9)
+        found = shared_work(table, held, np.arange(6, dtype=np.int32), PAGE, rows_per_block=2, most_items=40, enough=9)
     finally:
         module._WORTH = worth
-    assert work is not None
-    assert work.lengths.tolist() == [128, 128, 128, 128, 0, 0]
+    assert found is not None
+    assert found.lengths.tolist() == [128, 128, 128, 128, 0, 0]
     prefixes = SharedPrefixes(
         *(
             torch.from_numpy(np.resize(a, n)).to(DEVICE)
-            for a, n in ((work.lengths, 6), (work.chunks, 6), (work.order, 6))
+            for a, n in ((found.lengths, 6), (found.chunks, 6), (found.order, 6))
         ),
-        torch.from_numpy(np.concatenate((work.items, np.zeros((3, 6), dtype=np.int32)))).to(DEVICE),
+        torch.from_numpy(np.concatenate((found.items, np.zeros((3, 6), dtype=np.int32)))).to(DEVICE),
         MOST_CHUNKS,
     )
     plan = rows.plan(6, list(range(6)), [n - 1 for n in lengths], shared=prefixes)
     q = normal(6, 4, 16)
     out = torch.full((6, 4, 16), float("nan"), device=DEVICE)
-    split_work(plan.positions, prefixes, plan.work, plan.row_work, least=16)
+    work = rows.work(plan)
     for softcap in (None, 4.0):
-        prefix_attention(q, rows.cache, 0, plan, scale=0.3, softcap=softcap)
-        decode_attention(q, rows.cache, 0, plan, out, scale=0.3, softcap=softcap)
+        prefix_attention(q, rows.cache, 0, plan, work, scale=0.3, softcap=softcap)
+        decode_attention(q, rows.cache, 0, plan, work, out, scale=0.3, softcap=softcap)
         close(out, rows.twin(q, [(i, 1, i, n) for i, n in enumerate(lengths)], scale=0.3, softcap=softcap))
 
 
@@ -306,8 +312,7 @@ def test_attention_over_keys_and_values_in_eight_bits(count):
     rows.cache = reference.KVCache(*(tuple(x.float() for x in side) for side in (eight.k, eight.v)))
     q, out = normal(count, 4, 16), torch.empty((count, 4, 16), device=DEVICE)
     plan = rows.plan(count, list(range(count)), [n - 1 for n in lengths])
-    split_work(plan.positions, None, plan.work, plan.row_work, least=16)
-    decode_attention(q, eight, 0, plan, out, scale=0.3)
+    decode_attention(q, eight, 0, plan, rows.work(plan), out, scale=0.3)
     expected = rows.twin(q, [(i, 1, i, n) for i, n in enumerate(lengths)], scale=0.3)
     assert (out - expected).norm() < 2e-3 * expected.norm()  # queries and weights in float16
     blocks = [(0, 3, 0, 87)]

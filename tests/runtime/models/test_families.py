@@ -111,13 +111,20 @@ def test_logits_equal_those_of_transformers(family, step_tokens):
 
 
 @needs_kernels
-def test_fused_kernels_give_the_same(family, monkeypatch):
+@pytest.mark.parametrize(
+    ("family", "attention"),
+    [*((name, "triton") for name in FAMILIES), ("qwen3", "torch"), ("gemma2", "torch")],
+    indirect=["family"],
+)
+def test_fused_kernels_give_the_same(family, attention, monkeypatch):
     """The path of a GPU; without one, under Triton's interpreter."""
     folder, reference = family
     batch = prompts(33, 36)  # longer than Phi's original context, as transformers then takes its long factors
     if not torch.cuda.is_available():
         monkeypatch.setattr("sglang_lite.runtime.load.Decoder", DeviceDecoder)
-    with engine(folder, step_tokens=20, page_size=4, max_total_tokens=1000, threads=1) as running:
+    with engine(
+        folder, step_tokens=20, page_size=4, max_total_tokens=1000, threads=1, attention_backend=attention
+    ) as running:
         for future, ids in [(ask(running, ids), ids) for ids in batch]:
             assert differences(reference, ids, future.result(timeout=60)).max() <= 1e-4
         again = [*batch[0], 3, 1, 4]

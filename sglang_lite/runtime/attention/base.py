@@ -1,0 +1,92 @@
+"""What the GPU's runner asks of attention: the door for other kernels.
+
+A package that is installed (flashinfer, flash-attn) comes in by one file beside this one, which imports it when it is
+chosen, and a line in `choose.py`. What such a file finds:
+
+- Queries [T, heads, head_dim] of a step's tokens; a token's heads lie side by side, tokens are `q.stride(0)` apart.
+  Their own keys and values are stored already.
+- Keys and values of a layer [kv_heads, pages * page_size, head_dim]. As pages, without a copy:
+  `cache.k[layer].unflatten(1, (-1, plan.page_size))`, to be permuted into the order that a package wants.
+- Who reads what: `DevicePlan`, on the device. The first `plan.decoding` tokens each read their slot's pages
+  `plan.page_table[slot]` up to their own position. The others come in `plan.blocks` of neighbours, each to be read as a
+  causal sequence at the end of its slot's first `position + count` tokens.
+
+Kernels whose launch depends on lengths read those in `begin`, once a step, and say that they can't be captured. The
+same tests run over every backend: its name goes into `BACKENDS` of `tests/runtime/kernels`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from sglang_lite.runtime.kernels.plan import DevicePlan
+from sglang_lite.runtime.kernels.reference import KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a model and its runner ask of attention.
+
+    Attributes:
+        compute: of queries and results.
+        cache: of keys and values.
+        most_rows: decoded in one step.
+        most_chunks: pieces of a shared prefix; 0 where none is shared.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    compute: torch.dtype
+    cache: torch.dtype
+    device: torch.device
+    most_rows: int
+    most_chunks: int
+
+
+class Attend(Protocol):
+    """Attention of a step's tokens in one layer."""
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        cache: KVCache,
+        layer: int,
+        out: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> None:
+        """
+        Args:
+            q: [T, heads, head_dim].
+            out: [T, heads, head_dim] (written).
+            scale, window, softcap: as `reference.attention`.
+        """
+        ...
+
+
+class AttentionBackend(Protocol):
+    """
+    Attributes:
+        captured: its steps can be part of a CUDA graph: what is launched depends on nothing that a tensor holds.
+        shares_prefixes: it reads `plan.shared`; else that is None.
+    """
+
+    captured: bool
+    shares_prefixes: bool
+
+    @staticmethod
+    def refuses(needs: Needs) -> str | None:
+        """Why it can't do what is needed."""
+        ...
+
+    def __init__(self, needs: Needs) -> None: ...
+
+    def begin(self, plan: DevicePlan) -> Attend:
+        """Called once a step, before the first layer; all layers use what it returns."""
+        ...

@@ -1,0 +1,87 @@
+"""Attention as torch's own operations: any head size and number format, slower.
+
+Each row's keys and values are gathered from their pages. How many those are is read from the device at every step, so
+no CUDA graph can hold it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sglang_lite.runtime.attention.base import Attend, Needs
+from sglang_lite.runtime.kernels import reference
+from sglang_lite.runtime.kernels.plan import DevicePlan
+from sglang_lite.runtime.kernels.reference import DecodeRows, ExtendRow, KVCache
+
+_AT_ONCE = 1 << 16  # tokens whose keys and values are gathered for one product
+
+
+class TorchAttention:
+    captured = False
+    shares_prefixes = False
+
+    @staticmethod
+    def refuses(needs: Needs) -> str | None:
+        return None
+
+    def __init__(self, needs: Needs) -> None:
+        pass
+
+    def begin(self, plan: DevicePlan) -> Attend:
+        lengths = [position + 1 for position in plan.positions[: plan.decoding].tolist()]
+        parts: list[tuple[int, int, DecodeRows | ExtendRow]] = [
+            (first, end, _decoding(plan, first, end, lengths[first:end])) for first, end in _groups(lengths)
+        ]
+        for first, count, slot, position in plan.blocks.tolist():
+            read_at = _token_slots(plan, torch.tensor([slot], device=plan.slots.device), position + count)[0]
+            parts.append((first, first + count, ExtendRow(0, count, read_at)))
+
+        def attend(
+            q: torch.Tensor,
+            cache: KVCache,
+            layer: int,
+            out: torch.Tensor,
+            *,
+            scale: float,
+            window: int | None,
+            softcap: float | None,
+        ) -> None:
+            for first, end, part in parts:
+                out[first:end] = reference.attend(
+                    q[first:end], cache.k[layer], cache.v[layer], part, scale=scale, window=window, softcap=softcap
+                )
+
+        return attend
+
+
+def _groups(lengths: list[int]) -> list[tuple[int, int]]:
+    """Neighbouring rows that are computed together, each as if it were as long as the longest: first and end."""
+    groups: list[tuple[int, int]] = []
+    longest = 0
+    for row, length in enumerate(lengths):
+        longest = max(longest, length)
+        if groups and (row + 1 - groups[-1][0]) * longest <= _AT_ONCE:
+            groups[-1] = groups[-1][0], row + 1
+        else:
+            groups.append((row, row + 1))
+            longest = length
+    return groups
+
+
+def _decoding(plan: DevicePlan, first: int, end: int, lengths: list[int]) -> DecodeRows:
+    longest = max(lengths)
+    read_at = _token_slots(plan, plan.slots[first:end], longest)
+    of_rows = plan.positions[first:end] + 1
+    ragged = min(lengths) < longest
+    if ragged:  # what is beyond a row's end may be anybody's: weighed with 0, but 0 x NaN is NaN
+        at = torch.arange(longest, device=read_at.device)
+        read_at = torch.where(at < of_rows.unsqueeze(1), read_at, read_at[:, :1])
+    return DecodeRows(end - first, read_at, of_rows, ragged)
+
+
+def _token_slots(plan: DevicePlan, slots: torch.Tensor, longest: int) -> torch.Tensor:
+    """Where the first `longest` tokens of each slot are in the cache [slots, longest]."""
+    size = plan.page_size
+    pages = plan.page_table[slots, : -(-longest // size)]
+    offsets = torch.arange(size, dtype=pages.dtype, device=pages.device)
+    return (pages.unsqueeze(2) * size + offsets).flatten(1)[:, :longest]

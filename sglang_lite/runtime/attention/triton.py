@@ -1,0 +1,75 @@
+"""Our own kernels: decoding cut by tokens, on the device; shared prefixes read once."""
+
+from __future__ import annotations
+
+import torch
+
+from sglang_lite.runtime.attention.base import Attend, Needs
+from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
+from sglang_lite.runtime.kernels.plan import PROGRAMS, DevicePlan, Partials, Work
+from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
+from sglang_lite.runtime.kernels.prefix_attention import BLOCK_M, prefix_attention
+from sglang_lite.runtime.kernels.reference import KVCache
+
+_LEAST = 128  # tokens in a decoding program's share
+_WIDEST = 256  # head that a program's registers and shared memory have room for
+_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class TritonAttention:
+    captured = True
+    shares_prefixes = True
+
+    @staticmethod
+    def refuses(needs: Needs) -> str | None:
+        if needs.head_dim > _WIDEST:
+            return f"heads of {needs.head_dim} elements are more than its {_WIDEST}"
+        if needs.heads // needs.kv_heads > BLOCK_M:
+            return f"{needs.heads // needs.kv_heads} heads for each key-value head are more than its {BLOCK_M}"
+        return None if needs.compute in _TYPES else f"it does not compute in {needs.compute}"
+
+    def __init__(self, needs: Needs) -> None:
+        self._needs = needs
+        parts = self._items(needs.most_rows) * needs.heads
+        shared = needs.most_rows * needs.most_chunks * needs.heads
+        dim, device = needs.head_dim, needs.device
+        self._partials = Partials(
+            acc=torch.empty((parts, dim), device=device),
+            ml=torch.empty((parts, 2), device=device),
+            counters=torch.zeros((needs.most_rows + 1, needs.kv_heads), dtype=torch.int32, device=device),
+            prefix_acc=torch.empty((shared, dim), device=device),
+            prefix_ml=torch.empty((shared, 2), device=device),
+        )
+
+    def _items(self, rows: int) -> int:
+        eight_bits = self._needs.cache.itemsize == 1  # programs are small then, and many run at a time
+        return rows + (4 if eight_bits else 1) * -(-PROGRAMS // self._needs.kv_heads)
+
+    def begin(self, plan: DevicePlan) -> Attend:
+        rows, device = plan.decoding, self._needs.device
+        work = Work(
+            items=torch.empty((self._items(rows), 3), dtype=torch.int32, device=device),
+            rows=torch.empty((max(rows, 1), 2), dtype=torch.int32, device=device),
+            partials=self._partials,
+        )
+        if rows:
+            split_work(plan.positions[:rows], plan.shared, work.items, work.rows, least=_LEAST)
+
+        def attend(
+            q: torch.Tensor,
+            cache: KVCache,
+            layer: int,
+            out: torch.Tensor,
+            *,
+            scale: float,
+            window: int | None,
+            softcap: float | None,
+        ) -> None:
+            if plan.decoding:
+                if plan.shared is not None:
+                    prefix_attention(q, cache, layer, plan, work, scale=scale, softcap=softcap)
+                decode_attention(q, cache, layer, plan, work, out, scale=scale, window=window, softcap=softcap)
+            if len(plan.blocks):
+                prefill_attention(q, cache, layer, plan, out, scale=scale, window=window, softcap=softcap)
+
+        return attend
