@@ -24,8 +24,12 @@ class EngineConfig:
             many rows, less exact); "auto" is bfloat16 where the device computes in it, else float32.
         quantization: "fp8": the layers' matrices in 8-bit floating point (e4m3, a scale an output, and one a row of
             activations), quantised while loading; the head and the embedding stay as they are. GPUs of compute
-            capability 8.9 (Ada, Hopper) or newer.
+            capability 8.9 (Ada, Hopper) or newer. None: as the checkpoint is: matrices of the layers
+            that it has in 8-bit floating point (fp8, fbgemm_fp8, modelopt, compressed-tensors) keep their 8 bits on
+            such a GPU where `dtype` is bfloat16, exactly but for scales by blocks, which become one an output;
+            elsewhere they are dequantised while loading.
         kv_dtype: "fp8": keys and values in 8-bit floating point (e4m3), on such a GPU; "auto" is `dtype`.
+            A checkpoint that brings scales for them other than 1 is refused then.
         context_length: longest sequence in tokens; None for the model's own limit. A model with "longrope" (Phi)
             has two sets of factors: within its original length the short ones are used, else the long ones.
         max_total_tokens: size of the KV pool in tokens; None for what `mem_fraction` leaves on a GPU, and on a CPU for

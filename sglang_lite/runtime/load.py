@@ -17,6 +17,7 @@ from sglang_lite.runtime.models.model import Model
 from sglang_lite.runtime.models.spec import ModelSpec, spec_from_config, spec_from_gguf
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from sglang_lite.runtime.models.weights.folder import open_folder
+from sglang_lite.runtime.models.weights.fp8 import scale_block
 from sglang_lite.runtime.models.weights.gguf import GgufFile, GgufSource
 from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
@@ -95,9 +96,19 @@ def _open_gguf(path: Path) -> tuple[ModelSpec, Tokenizer, WeightSource, frozense
 
 
 def _open_folder(path: Path, config: EngineConfig) -> tuple[ModelSpec, Tokenizer, WeightSource, frozenset[int]]:
-    spec = spec_from_config(_read_json(path / "config.json"), str(path / "config.json"))
+    file = path / "config.json"
+    content = _read_json(file)
+    spec = spec_from_config(content, str(file))
+    modelopt = path / "hf_quant_config.json"
+    if not content.get("quantization_config") and modelopt.exists():  # of files that Model Optimizer wrote
+        file = modelopt
+        quantisation = _read_json(file).get("quantization")
+        if isinstance(quantisation, dict):
+            quantisation = {"quant_method": "modelopt", **quantisation}
+        content["quantization_config"] = quantisation
+    block = scale_block(content, str(file))
     tokenizer = tokenizer_from_folder(path, spec.vocab_size)
-    source = DummySource(pick_device(config)) if config.load_format == "dummy" else open_folder(path)
+    source = DummySource(pick_device(config)) if config.load_format == "dummy" else open_folder(path, block)
     generation = path / "generation_config.json"
     also = _read_json(generation).get("eos_token_id") if generation.exists() else None
     more = also if isinstance(also, list) else [] if also is None else [also]
@@ -148,6 +159,10 @@ def _no_gpu(name: str) -> str | None:
     return None
 
 
+def _computes_in_eight_bits(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
 def precision(
     dtype: str, device: torch.device, *, one_path: bool = False, fp8: bool = False, kv_fp8: bool = False
 ) -> Precision:
@@ -161,8 +176,11 @@ def precision(
         ParameterError: the device can't compute in it.
     """
     for wanted, name in ((fp8, "quantization"), (kv_fp8, "kv_dtype")):
-        if wanted and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9)):
-            raise ParameterError(name, "fp8 needs a GPU of compute capability 8.9 (Ada, Hopper) or newer.")
+        if wanted and not _computes_in_eight_bits(device):
+            raise ParameterError(
+                name, "fp8 needs a GPU of compute capability 8.9 (Ada, Hopper) or newer.",
+                hint="Leave it out; checkpoints in 8 bits are read without it.",
+            )  # fmt: skip
     if device.type == "cuda":
         if dtype == "int8":
             raise ParameterError("dtype", "int8 is for CPUs.", hint="Use bfloat16.")
@@ -176,4 +194,7 @@ def precision(
     kind = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
     if fp8 and kind != torch.bfloat16:
         raise ParameterError("quantization", f"fp8 goes with dtype bfloat16, not {dtype}.")
-    return Precision(kind, kind, torch.float8_e4m3fn if kv_fp8 else kind, one_path=one_path, fp8=fp8)
+    return Precision(
+        kind, kind, torch.float8_e4m3fn if kv_fp8 else kind, one_path=one_path, fp8=fp8,
+        keep_fp8=kind == torch.bfloat16 and _computes_in_eight_bits(device),
+    )  # fmt: skip

@@ -18,6 +18,7 @@ from sglang_lite.runtime.kernels.reference import AttentionPlan, KVCache, attent
 from sglang_lite.runtime.models.layers.linear import Linear, RowByRow, has_one_path, make_linear, stacked, stacked_shape
 from sglang_lite.runtime.models.layers.rope import RotaryTable, rotate
 from sglang_lite.runtime.models.spec import ModelSpec, RopeSpec
+from sglang_lite.runtime.models.weights.fp8 import ScaledRows
 from sglang_lite.runtime.models.weights.source import Weight, WeightSource
 
 logger = logging.getLogger("sglang_lite")
@@ -33,6 +34,7 @@ class Precision:
         cache: keys and values.
         int8: matrices in 8 bits (CPU).
         fp8: the layers' matrices in 8-bit floating point (GPU).
+        keep_fp8: those of them that a checkpoint has in 8-bit floating point (GPU).
         one_path: every row is computed the same way whatever the batch.
     """
 
@@ -41,6 +43,7 @@ class Precision:
     cache: torch.dtype
     int8: bool = False
     fp8: bool = False
+    keep_fp8: bool = False
     one_path: bool = False
 
 
@@ -95,7 +98,7 @@ class Decoder:
             self.layers.append(reader.layer(i))
             _return_freed_memory()
         self.norm = reader.norm("model.norm", spec.hidden_size)
-        source.finish()
+        source.finish(kv_eight_bits=precision.cache.itemsize == 1)
 
     def allocate_cache(self, slots: int) -> KVCache:
         spec = self.spec
@@ -275,7 +278,8 @@ class _Reader:
             self._few = self._few or FewRows(self.device)
             bias = None if bias is None else bias.to(self.device, p.weights)
             outputs, inputs = stacked_shape(parts)
-            if p.fp8 and quantise and not (outputs % 16 or inputs % 16):
+            eight_bits = p.fp8 or (p.keep_fp8 and all(isinstance(part, ScaledRows) for part in parts))
+            if eight_bits and quantise and not (outputs % 16 or inputs % 16):
                 return Fp8Linear(parts, bias, self._few, self.device)
             return DeviceLinear(stacked(parts, p.weights, self.device), bias, self._few)
         linear = make_linear(

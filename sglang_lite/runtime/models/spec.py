@@ -130,12 +130,6 @@ def spec_from_config(config: Mapping[str, Any], source: str) -> ModelSpec:
             f"{source}: architecture {', '.join(names) or 'not named'} is not supported.",
             hint=f"Supported: {', '.join(ARCHITECTURES)}.",
         )
-    if quantisation := config.get("quantization_config"):
-        method = quantisation.get("quant_method", "unknown")
-        raise ModelError(
-            f"{source}: weights quantised with {method!r} are not supported.",
-            hint="Use the unquantised checkpoint, or a GGUF file.",
-        )
     try:
         return _read_config(family, {**_DEFAULTS[family], **(config.get("text_config") or {}), **config})
     except KeyError as error:

@@ -263,7 +263,6 @@ def test_a_gguf_that_cannot_be_used_says_why(tmp_path, reference):
     [
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is not supported. Supported: LlamaForCausalLM"),
         ({"architectures": []}, "architecture not named"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantised with 'gptq'"),
         ({"hidden_size": None}, "config.json: the field 'hidden_size' is missing"),
         ({"hidden_size": "32"}, "config.json: hidden_size is '32', no positive whole number"),
         ({"vocab_size": 50}, "the tokenizer has 96 tokens, the model 50"),

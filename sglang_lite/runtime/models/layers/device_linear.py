@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from sglang_lite.runtime.kernels.fp8 import Scales, quantise_rows
 from sglang_lite.runtime.kernels.skinny import MOST_ROWS, FewRows, linear_one
 from sglang_lite.runtime.models.layers.linear import Linear, stacked_rows, stacked_shape
+from sglang_lite.runtime.models.weights.fp8 import ScaledRows
 from sglang_lite.runtime.models.weights.source import Weight
 
 _LEAST_ROWS = 16  # of a product in 8 bits
@@ -52,6 +53,9 @@ class Fp8Linear(DeviceLinear):
     The scales are left to whoever reads the product: cuBLAS takes up to twice as long to apply them to less than a few
     hundred rows as it takes for the product.
 
+    8-bit matrices of a checkpoint stay as they are where a scale belongs to a row or to the whole. Where scales are by
+    blocks, the matrix is quantised anew, which changes a number by up to 1/16 (it keeps 3 bits after the leading one).
+
     Args:
         parts: matrices [N_i, K] that are stacked along N; N and K are multiples of 16.
         bias: [N] or None.
@@ -64,9 +68,16 @@ class Fp8Linear(DeviceLinear):
         super().__init__(weight, bias, few)
         self._one = torch.ones((), device=device)
         self.scales = torch.empty(len(weight), dtype=torch.float32, device=device)
-        for start, rows in stacked_rows(parts):
-            end = start + len(rows)
-            weight[start:end], self.scales[start:end] = quantise_rows(rows.to(device))
+        at = 0
+        for part in parts:
+            end = at + part.shape[0]
+            if isinstance(part, ScaledRows) and part.row_scales is not None:
+                weight[at:end], self.scales[at:end] = part.read(0, part.shape[0]), part.row_scales
+            else:
+                for start, rows in stacked_rows([part]):
+                    here = slice(at + start, at + start + len(rows))
+                    weight[here], self.scales[here] = quantise_rows(rows.to(device))
+            at = end
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if len(x) == 1:

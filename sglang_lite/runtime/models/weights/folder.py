@@ -12,11 +12,15 @@ from pathlib import Path
 import torch
 
 from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.models.weights.fp8 import ScaledRows
 from sglang_lite.runtime.models.weights.source import Encoded, Weight, WeightSource
 
 
-def open_folder(folder: Path) -> WeightSource:
+def open_folder(folder: Path, block: tuple[int, int] | None = None) -> WeightSource:
     """The weights in `folder`, safetensors before `.bin`.
+
+    Args:
+        block: rows and columns of an 8-bit matrix that have a scale in common, where scales are by blocks.
 
     Raises:
         ModelError: no weights, a shard that is missing, or a file that is damaged.
@@ -28,9 +32,9 @@ def open_folder(folder: Path) -> WeightSource:
         index = folder / f"{stem}.{suffix}.index.json"
         single = folder / f"{stem}.{suffix}"
         if index.exists():
-            return reader(folder, _shards(index))
+            return reader(folder, _shards(index), block)
         if single.exists():
-            return reader(folder, {single})
+            return reader(folder, {single}, block)
     raise ModelError(
         f"{folder}: no weights found.",
         hint="Supported: model.safetensors, pytorch_model.bin (sharded too), or a .gguf file given by its path.",
@@ -53,9 +57,11 @@ class _FolderSource(WeightSource):
     Args:
         folder: for messages.
         files: the files to read.
+        block: as in `open_folder`.
     """
 
-    def __init__(self, folder: Path, files: set[Path]) -> None:
+    def __init__(self, folder: Path, files: set[Path], block: tuple[int, int] | None) -> None:
+        self._block = block
         stored = {name: file for file in sorted(files) for name in self._names(file)}
         # Vision-language models keep the decoder's tensors under `language_model.` or `model.language_model.`
         self._stored_as = {name.replace("language_model.", "", 1): name for name in stored}
@@ -82,9 +88,25 @@ class SafetensorsSource(_FolderSource):
             part = handle.get_slice(self._stored_as[name])
             shape = part.get_shape()
             if len(shape) == 2:
-                return _SafetensorsRows(file, self._stored_as[name], shape, part[:0].dtype)
+                rows = _SafetensorsRows(file, self._stored_as[name], shape, part[:0].dtype)
+                return self._scaled(name, rows, file) if rows.dtype == torch.float8_e4m3fn else rows
             tensor: torch.Tensor = handle.get_tensor(self._stored_as[name]).clone()
             return tensor
+
+    def _scaled(self, name: str, rows: _SafetensorsRows, file: Path) -> ScaledRows:
+        scale = next((other for other in (f"{name}_scale_inv", f"{name}_scale") if self.has(other)), None)
+        if scale is None:
+            raise ModelError(f"{file}: {name} is in 8 bits, but {name}_scale or {name}_scale_inv is missing.")
+        scales = self._read(scale, self._left.pop(scale))
+        try:
+            return ScaledRows(
+                rows.shape,
+                rows.read,
+                scales.decode(0, scales.shape[0]) if isinstance(scales, Encoded) else scales,
+                self._block,
+            )
+        except ValueError as error:
+            raise ModelError(f"{file}: {name}: {error}.") from error
 
 
 class _SafetensorsRows(Encoded):
@@ -93,11 +115,15 @@ class _SafetensorsRows(Encoded):
         self._file, self._name = file, name
 
     def decode(self, start: int, end: int) -> torch.Tensor:
+        return self.read(start, end).float()
+
+    def read(self, start: int, end: int) -> torch.Tensor:
+        """Rows as they are stored."""
         from safetensors import safe_open
 
         with safe_open(self._file, framework="pt") as handle:
             rows: torch.Tensor = handle.get_slice(self._name)[start:end]
-        return rows.float()
+        return rows
 
 
 class TorchSource(_FolderSource):

@@ -14,8 +14,10 @@ from sglang_lite.protocol import ModelError
 
 logger = logging.getLogger("sglang_lite")
 
-# A decoder computes these for itself.
-_IGNORABLE = ("rotary_emb.inv_freq",)
+# A decoder computes these for itself: frequencies, and scales of activations.
+_IGNORABLE = ("rotary_emb.inv_freq", ".input_scale", ".q_scale", ".prob_scale")
+# What keys and values are divided by before they are stored in 8 bits; without a meaning where they are not.
+_KV_SCALES = (".k_scale", ".v_scale", ".kv_scale", ".k_proj.output_scale", ".v_proj.output_scale")
 # The parts of a vision-language model that see.
 _VISION = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -92,8 +94,23 @@ class WeightSource(ABC):
             )
         return weight
 
-    def finish(self) -> None:
-        """Says that all was taken. Raises ModelError when tensors are left that the model does not know."""
+    def finish(self, *, kv_eight_bits: bool = False) -> None:
+        """Says that all was taken.
+
+        Args:
+            kv_eight_bits: keys and values are stored in 8 bits.
+
+        Raises:
+            ModelError: tensors are left that the model does not know, or that it would have to use.
+        """
+        for name in [name for name in self._left if name.endswith(_KV_SCALES)]:
+            file = self._left.pop(name)
+            scale = self._read(name, file)
+            if kv_eight_bits and not (isinstance(scale, torch.Tensor) and bool((scale.float() == 1).all())):
+                raise ModelError(
+                    f"{file}: {name} is not 1: scales of 8-bit keys and values are not supported.",
+                    hint='Use kv_dtype="auto".',
+                )
         if unseen := sum(name.startswith(_VISION) for name in self._left):
             logger.info("%s: %d tensors that see images are left out; only text is supported.", self.label, unseen)
         left = sorted(n for n in self._left if not n.endswith(_IGNORABLE) and not n.startswith(_VISION))

@@ -1,0 +1,140 @@
+"""Checkpoints whose matrices are in 8-bit floating point (e4m3), in the ways that they are published.
+
+Each is `weight` with a `weight_scale` (one number, or one an output) or a `weight_scale_inv` (one a block, mostly of
+128 by 128; DeepSeek, Qwen); whatever the name, the value is their product. Which matrices are in 8 bits, each tensor
+says for itself. Scales of activations that a checkpoint brings (`input_scale`) are not used: activations are scaled row
+by row as they come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.models.weights.source import Encoded
+
+
+def scale_block(config: Mapping[str, Any], source: str) -> tuple[int, int] | None:
+    """Rows and columns of a matrix that have a scale in common, where a config says that scales are by blocks.
+
+    Args:
+        config: the parsed `config.json`.
+        source: the file's name, for messages.
+
+    Raises:
+        ModelError: matrices are quantised in a way that is not supported.
+    """
+    given = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
+    if not given:
+        return None
+    try:
+        return _block(given)
+    except _UnsupportedError as error:
+        raise ModelError(
+            f"{source}: weights quantised with {error} are not supported.",
+            hint="Use a checkpoint in 8-bit floating point (fp8, fbgemm_fp8, modelopt, compressed-tensors), an "
+            "unquantised one, or a GGUF file.",
+        ) from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ModelError(f"{source}: quantization_config can't be understood: {error!r}") from error
+
+
+class _UnsupportedError(Exception):
+    pass
+
+
+def _block(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    method = config.get("quant_method", "unknown")
+    match method:
+        case "fp8":
+            if config.get("fmt", "e4m3") != "e4m3":
+                raise _UnsupportedError(f"{method!r} ({config['fmt']})")
+            return _pair(config.get("weight_block_size"))
+        case "fbgemm_fp8":
+            return None
+        case "modelopt":
+            if config.get("quant_algo") not in (None, "FP8", "FP8_PER_CHANNEL_PER_TOKEN"):
+                raise _UnsupportedError(f"{method!r} ({config.get('quant_algo')})")
+            return None
+        case "compressed-tensors":
+            return _compressed_tensors_block(config)
+    raise _UnsupportedError(repr(method))
+
+
+def _compressed_tensors_block(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    if config.get("transform_config"):
+        raise _UnsupportedError("'compressed-tensors' (rotated by a transform)")
+    blocks = set()
+    for group in config["config_groups"].values():
+        weights = group.get("weights")
+        if weights is None:
+            continue
+        kind, bits, strategy = weights.get("type"), weights.get("num_bits"), weights.get("strategy")
+        if (kind, bits) != ("float", 8) or strategy not in ("tensor", "channel", "block"):
+            raise _UnsupportedError(f"'compressed-tensors' ({kind}, {bits} bits, a scale for each {strategy})")
+        if strategy == "block":
+            blocks.add(_pair(weights["block_structure"]))
+    if len(blocks) > 1:
+        raise _UnsupportedError("'compressed-tensors' (blocks of several sizes)")
+    return blocks.pop() if blocks else None
+
+
+def _pair(block: Sequence[int] | None) -> tuple[int, int] | None:
+    if block is None:
+        return None
+    rows, columns = block
+    if not (isinstance(rows, int) and isinstance(columns, int) and rows > 0 and columns > 0):
+        raise ValueError(f"{block} is no size of a block")
+    return rows, columns
+
+
+class ScaledRows(Encoded):
+    """A matrix of 8-bit numbers: value = scale * number.
+
+    Args:
+        shape: (rows, columns).
+        read: the numbers of rows from one to another, as they are stored.
+        scales: of the whole matrix, of each row, or of each block.
+        block: rows and columns of a block, where the checkpoint has such.
+
+    Raises:
+        ValueError: the scales are none of that.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        read: Callable[[int, int], torch.Tensor],
+        scales: torch.Tensor,
+        block: tuple[int, int] | None,
+    ) -> None:
+        super().__init__(shape)
+        self.read = read
+        rows, columns = self.shape
+        if scales.numel() == 1:
+            self._block = rows, columns
+        elif tuple(scales.shape) in ((rows,), (rows, 1)):
+            self._block = 1, columns
+        elif block is not None and tuple(scales.shape) == (-(-rows // block[0]), -(-columns // block[1])):
+            self._block = block
+        else:
+            raise ValueError(f"scales of shape {tuple(scales.shape)} fit no matrix of {rows} by {columns}")
+        self._scales = scales.float().reshape(-(-rows // self._block[0]), -1)
+
+    @property
+    def row_scales(self) -> torch.Tensor | None:
+        """float32 [rows], where each row has one scale."""
+        return self._of_rows(0, self.shape[0])[:, 0] if self._scales.shape[1] == 1 else None
+
+    def decode(self, start: int, end: int) -> torch.Tensor:
+        numbers = self.read(start, end).float()
+        scales = self._of_rows(start, start + len(numbers))
+        if scales.shape[1] > 1:
+            scales = scales[:, torch.arange(self.shape[1]) // self._block[1]]
+        return numbers.mul_(scales)
+
+    def _of_rows(self, start: int, end: int) -> torch.Tensor:
+        return self._scales[torch.arange(start, end) // self._block[0]]
