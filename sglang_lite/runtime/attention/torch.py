@@ -13,7 +13,7 @@ from sglang_lite.runtime.kernels import reference
 from sglang_lite.runtime.kernels.plan import DevicePlan
 from sglang_lite.runtime.kernels.reference import DecodeRows, ExtendRow, KVCache
 
-_AT_ONCE = 1 << 16  # tokens whose keys and values are gathered for one product
+_AT_ONCE = 1 << 26  # elements of keys, and as many of values, that are gathered for one product of several rows
 
 
 class TorchAttention:
@@ -25,12 +25,13 @@ class TorchAttention:
         return None
 
     def __init__(self, needs: Needs) -> None:
-        pass
+        self._tokens = _AT_ONCE // (needs.kv_heads * needs.head_dim)
 
     def begin(self, plan: DevicePlan) -> Attend:
         lengths = [position + 1 for position in plan.positions[: plan.decoding].tolist()]
         parts: list[tuple[int, int, DecodeRows | ExtendRow]] = [
-            (first, end, _decoding(plan, first, end, lengths[first:end])) for first, end in _groups(lengths)
+            (first, end, _decoding(plan, first, end, lengths[first:end]))
+            for first, end in _groups(lengths, self._tokens)
         ]
         for first, count, slot, position in plan.blocks.tolist():
             read_at = _token_slots(plan, torch.tensor([slot], device=plan.slots.device), position + count)[0]
@@ -54,13 +55,17 @@ class TorchAttention:
         return attend
 
 
-def _groups(lengths: list[int]) -> list[tuple[int, int]]:
-    """Neighbouring rows that are computed together, each as if it were as long as the longest: first and end."""
+def _groups(lengths: list[int], most: int) -> list[tuple[int, int]]:
+    """Neighbouring rows that are computed together, each as if it were as long as the longest: first and end.
+
+    Args:
+        most: tokens of several rows.
+    """
     groups: list[tuple[int, int]] = []
     longest = 0
     for row, length in enumerate(lengths):
         longest = max(longest, length)
-        if groups and (row + 1 - groups[-1][0]) * longest <= _AT_ONCE:
+        if groups and (row + 1 - groups[-1][0]) * longest <= most:
             groups[-1] = groups[-1][0], row + 1
         else:
             groups.append((row, row + 1))

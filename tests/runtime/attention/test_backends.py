@@ -26,9 +26,11 @@ def attention(request):
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("eight_bits", [False, True])
-@pytest.mark.parametrize("at_once", [1, 300, 1 << 16])
+@pytest.mark.parametrize("at_once", [1, 300, 1 << 16])  # tokens
 def test_decoding_rows_beside_blocks(attention, options, eight_bits, at_once, monkeypatch):
-    monkeypatch.setattr(torch_attention, "_AT_ONCE", at_once)  # in torch's: rows one by one, some together, all
+    monkeypatch.setattr(
+        torch_attention, "_AT_ONCE", at_once * 2 * 24
+    )  # in torch's: rows one by one, some together, all
     lengths = [90, 1, 64, 130, 7]
     rows = Rows([*lengths, 45, 3], (6, 2), 24)
     cache = rows.cache
