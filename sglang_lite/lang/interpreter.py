@@ -693,7 +693,7 @@ class StreamExecutor:
                 if isinstance(op, JoinOp):
                     added = [piece for child in op.children for piece in await child.read(_added, op.where).get()]
                     if self._at is op:
-                        self._pieces += added
+                        self._take(added)
                 elif isinstance(op, HookOp):
                     await generation.in_pool(self.backend, partial(_call_hook, self.backend, op))
                 elif run := self._run_from(op):
@@ -867,9 +867,15 @@ class StreamExecutor:
         reads = [child.read(_added, op.where) for child in op.children]
         if not all(cell.done for cell in reads):
             return False
-        for cell in reads:
-            self._pieces += cell.result()
+        self._take([piece for cell in reads for piece in cell.result()])
         return True
+
+    def _take(self, pieces: Sequence[Piece]) -> None:
+        """Appends what other branches have added."""
+        start = len(self._pieces)
+        self._pieces += pieces
+        if self.log is not None:
+            self.log.append(self._text_from(start))
 
     def _read_at_once(self, op: ReadOp) -> bool:
         op.cell.set(op.what(self))
