@@ -250,8 +250,8 @@ class StreamExecutor:
 
     __slots__ = (
         "__weakref__", "_at", "_cells", "_children", "_failure", "_failure_seen", "_lock", "_logs", "_messages",
-        "_nodes", "_pieces", "_promises", "_queue", "_role", "_scope_starts", "_scopes", "_sid", "_task", "_turn",
-        "_turns", "backend", "fork_start", "log", "path", "run",
+        "_nodes", "_pieces", "_promises", "_queue", "_role", "_scope_starts", "_scopes", "_sid", "_stopped", "_task",
+        "_turn", "_turns", "backend", "fork_start", "log", "path", "run",
     )  # fmt: skip
 
     def __init__(self, run: Run, path: str = "") -> None:
@@ -262,6 +262,7 @@ class StreamExecutor:
         self._at: Op | None = None  # what is being played: who plays it owns the branch, as long as it stays here
         self._failure: SglError | None = None
         self._failure_seen = False
+        self._stopped = False  # from outside of the body: for good
         self._task: asyncio.Task[None] | None = None
         self._children: list[StreamExecutor] = []
         # the submitting side's
@@ -476,9 +477,13 @@ class StreamExecutor:
 
     def roll_back(self, mark: Mark, where: Location | None) -> None:
         """Goes back to a mark: text, turns and variables are what they were there. A branch that has failed since
-        works again."""
+        works again, unless it was stopped from outside or its time is over."""
         if self.log is not None:
             raise ProgramError("text that was streamed can't be taken back.", hint="Run without stream.", where=where)
+        deadline = self.run.deadline
+        over = self._stopped or (deadline is not None and time.monotonic() >= deadline)
+        if over and self._failure is not None:  # else a body that tries until it succeeds would never end
+            raise located(self._failure, where)
         with self._lock:
             if self._failure is not None and mark.lengths is not None:
                 self._failure = None
@@ -520,12 +525,14 @@ class StreamExecutor:
         self.stop(located(error, _raised_at(error)))
 
     def stop(self, error: SglError) -> None:
-        """Fails the branch and those forked from it, and cancels what their backends are doing. Who stops it knows."""
+        """Fails the branch and those forked from it, and cancels what their backends are doing. Who stops it knows.
+        A body that is stopped from outside can add nothing more."""
         self._failure_seen = True
+        self._stopped = self._stopped or (self.run.body_open and current_run.get() is not self.run)
         with self._lock:
             ending = isinstance(self._at, HookOp) and self._at.hook == "end_program"  # nothing is left but to tell so
             busy = (self._at is not None and not ending) or (self.log is not None and not self.log.closed)
-        task = self._fail(error) if busy else None
+        task = self._fail(error) if busy or self._stopped else None
         if task is not None:
             executor().post(task.cancel)
         for child in self._children:
@@ -1011,6 +1018,7 @@ def _call_last_hook(backend: BaseBackend, op: HookOp) -> None:
 def _fail_op(op: Op, failure: SglError) -> None:
     if isinstance(op, ForkOp):
         for child in op.children:
+            child._failure_seen = True  # the parent tells
             child._fail(failure)
     elif isinstance(op, HookOp):
         if op.hook == "end_program":  # a program that failed has ended too

@@ -171,7 +171,8 @@ class ProgramState:
 
     def cancel(self) -> None:
         """Stops what is still under way, here and in the branches, down to the backend's requests. What was not
-        finished raises RequestAbortedError when it is read."""
+        finished raises RequestAbortedError when it is read. From outside of the body it is final; inside, a
+        checkpoint's rollback goes on from before."""
         self.stream_executor.stop(RequestAbortedError("the program was cancelled.", where=user_location()))
 
     # ------------------------------------------------------------------------------------------ reading
