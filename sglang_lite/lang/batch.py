@@ -7,6 +7,8 @@ import contextlib
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
+from contextvars import copy_context
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from sglang_lite.lang.futures import located, watched
@@ -41,6 +43,7 @@ class Crew:
         self, body: Callable[[Any], ProgramState], jobs: Iterable[Job], window: int, report: Report, *, held: bool
     ) -> None:
         self._body, self._jobs, self._window, self._report, self._held = body, iter(jobs), window, report, held
+        self._context = copy_context()  # bodies see the caller's variables, each in a copy
         self._bell = threading.Condition()
         self._room = window  # runs that may still be started
         self._threads = self._waiting = self._idle = 0  # of them: waiting for values, waiting for room
@@ -116,7 +119,7 @@ class Crew:
 
     def _run(self, index: int, item: Any) -> None:
         try:
-            state = self._body(item)
+            state = self._context.copy().run(self._body, item)
         except BaseException as error:  # a body may raise anything, SystemExit too; it is that item's outcome
             self._finished(index, _as_outcome(error))
             return
@@ -153,7 +156,8 @@ class AsyncCrew:
 
     def start(self) -> None:
         """Runs everything on an event loop of its own, in one thread."""
-        threading.Thread(target=lambda: asyncio.run(self.run()), name="sglang_lite-body", daemon=True).start()
+        everything = partial(copy_context().run, lambda: asyncio.run(self.run()))
+        threading.Thread(target=everything, name="sglang_lite-body", daemon=True).start()
 
     def stop(self) -> None:
         self._over = True

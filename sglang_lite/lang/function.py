@@ -149,8 +149,10 @@ class SglFunction:
             stream: return at once and let `text_iter` follow the text.
             backend: what to run on; else that of the enclosing program, else the default.
             use_thread: False waits until everything has been executed.
-            seed: from which every generation gets its own, by its place in the program.
-            timeout: seconds for the whole run; what is not finished then fails with RequestTimeoutError.
+            seed: from which every generation gets its own, by its place in the program, and so does every program that
+                the body runs by itself.
+            timeout: seconds for the whole run, programs inside it included; what is not finished then fails with
+                RequestTimeoutError.
             retries: how often a generation or selection whose backend failed is tried again.
 
         Returns:
@@ -403,8 +405,16 @@ class SglFunction:
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The program's own keyword arguments, and the options of the call. A name that both have is the program's."""
         options = {name: given[name] for name in defaults}
-        if not self._shadowed:
-            return kwargs, options
+        own = self._own(kwargs, options, given, defaults) if self._shadowed else kwargs
+        outer = current_run.get()
+        if outer is not None and options["seed"] is None:
+            options["seed"] = outer.inner_seed()
+        return own, options
+
+    def _own(
+        self, kwargs: dict[str, Any], options: dict[str, Any], given: dict[str, Any], defaults: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The program's own keyword arguments, with those taken back that stand among the options."""
         own = dict(kwargs)
         given_otherwise = {*self.arg_names[: len(given.get("args", ()))], *self.bind_arguments}
         for name in self._shadowed & defaults.keys():
@@ -415,7 +425,7 @@ class SglFunction:
             elif required and name not in given_otherwise and type(default) not in (_Int, _Float):
                 own[name] = value  # None or False, which may have been said
             options[name] = default
-        return own, options
+        return own
 
 
 class _Call:
@@ -428,15 +438,17 @@ class _Call:
     ) -> None:
         self._program, self._args = program, args
         self._kwargs = program._bound(args, kwargs, "run")
-        backend = options["backend"]
-        if backend is None and (outer := current_run.get()) is not None:
+        backend, outer = options["backend"], current_run.get()
+        if backend is None and outer is not None:
             backend = outer.backend
         try:
-            run = Run(backend_for(backend), _settings(options), is_async=program.is_async)
+            run = Run(backend_for(backend), _settings(options), is_async=program.is_async, outer=outer)
         except ParameterError as error:
             error.where = error.where or user_location()
             raise
         self.state = ProgramState(StreamExecutor(run))
+        if outer is not None:
+            outer.contain(self.state.stream_executor)
         self.state.stream_executor.tell("begin_program", self.state.stream_executor)
 
     def run(self) -> ProgramState:

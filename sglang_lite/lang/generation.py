@@ -110,10 +110,10 @@ async def agenerate(branch: StreamExecutor, op: GenOp) -> None:
 
 async def _attempts(branch: StreamExecutor, retries: int, ask: Callable[[int], Awaitable[_T]]) -> _T:
     """Asks until there is an answer, the run's time is over, or `retries` more attempts have failed."""
-    settings, deadline = branch.run.settings, branch.run.deadline
+    deadline = branch.run.deadline
     left = None if deadline is None else deadline - time.monotonic()
     attempt = 0
-    async with _limit(left, "the run took longer than its timeout of", settings.timeout):
+    async with _limit(left, "the run took longer than its timeout of", branch.run.timeout):
         while True:
             try:
                 return await ask(attempt)

@@ -15,9 +15,11 @@ import contextlib
 import hashlib
 import itertools
 import logging
+import math
 import threading
 import time
 import uuid
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context, ContextVar
@@ -96,7 +98,8 @@ class Run:
 
     Attributes:
         backend, settings: as given.
-        deadline: `time.monotonic()` at which the run has taken too long, None for never.
+        deadline: `time.monotonic()` at which the run, or one that it is inside, has taken too long; None for never.
+        timeout: the seconds that the deadline stands for.
         body_open: the body is still running, so that names may yet be declared.
         is_async: the body is a coroutine, whose event loop no read may block.
         body: the task of a streaming coroutine body, which nobody else may hold.
@@ -106,13 +109,18 @@ class Run:
     """
 
     __slots__ = (
-        "_last_end", "_records", "_started", "_template", "backend", "body", "body_open", "context", "deadline",
-        "is_async", "loop", "plain", "settings",
+        "_inside", "_last_end", "_records", "_seeds", "_started", "_template", "backend", "body", "body_open",
+        "context", "deadline", "is_async", "loop", "plain", "settings", "timeout",
     )  # fmt: skip
 
-    def __init__(self, backend: BaseBackend, settings: RunSettings, *, is_async: bool = False) -> None:
+    def __init__(
+        self, backend: BaseBackend, settings: RunSettings, *, is_async: bool = False, outer: Run | None = None
+    ) -> None:
         self.backend, self.settings, self.is_async = backend, settings, is_async
-        self.deadline = None if settings.timeout is None else time.monotonic() + settings.timeout
+        self.timeout = settings.timeout
+        self.deadline = None if self.timeout is None else time.monotonic() + self.timeout
+        if outer is not None and outer.deadline is not None and outer.deadline < (self.deadline or math.inf):
+            self.deadline, self.timeout = outer.deadline, outer.timeout
         self.plain = self.deadline is None and not settings.retries
         self.body_open = True
         self.body: Any = None
@@ -120,6 +128,8 @@ class Run:
         self.context = _NO_CONTEXT
         self._template: ChatTemplate | None = None
         self._records: list[Any] = []
+        self._seeds = itertools.count(1)
+        self._inside: set[weakref.ref[StreamExecutor]] = set()
         self._started = self._last_end = time.perf_counter()
 
     @property
@@ -139,6 +149,18 @@ class Run:
         """A node has its result."""
         self._records.append(record)
         self._last_end = time.perf_counter()
+
+    def inner_seed(self) -> int | None:
+        """A seed for the next program that the body runs by itself."""
+        seed = self.settings.seed
+        return None if seed is None else derived_seed(seed, f"inside/{next(self._seeds)}")
+
+    def contain(self, branch: StreamExecutor) -> None:
+        """A program that the body runs by itself is stopped with this run."""
+        self._inside.add(weakref.ref(branch, self._inside.discard))
+
+    def inside(self) -> list[StreamExecutor]:
+        return [branch for ref in list(self._inside) if (branch := ref()) is not None]
 
     def usage(self) -> Usage:
         return replace(total_usage(usages_of(self._records[:])), total_s=self._last_end - self._started)
@@ -537,6 +559,8 @@ class StreamExecutor:
             executor().post(task.cancel)
         for child in self._children:
             child.stop(error)
+        for inner in self.run.inside() if not self.path else ():
+            inner.stop(error)
 
     # ----------------------------------------------------------------------------------------- readers
 

@@ -30,6 +30,7 @@ from sglang_lite.protocol import (
     RequestAbortedError,
     Selection,
     SglError,
+    Unset,
     Usage,
 )
 
@@ -157,8 +158,12 @@ class ProgramState:
 
     def call(self, program: Any, *args: Any, **kwargs: Any) -> Any:
         """Runs another program by itself, on this one's backend, and returns its state (of an async program: an
-        awaitable of it). `s += program(…)` instead lets it go on with this state's text."""
-        kwargs.setdefault("backend", self.stream_executor.backend)
+        awaitable of it). It has a seed if this one has, and ends with it: by its timeout, or when it is cancelled.
+        `s += program(…)` instead lets it go on with this state's text."""
+        executor = self.stream_executor
+        seed = executor._node_seed()
+        inherited = {"backend": executor.backend, "seed": None if isinstance(seed, Unset) else seed}
+        kwargs = {**{name: value for name, value in inherited.items() if name not in program._names}, **kwargs}
         if program.is_async and in_event_loop():
             return program.arun(*args, **kwargs)
         return program.run(*args, **kwargs)
