@@ -99,7 +99,8 @@ async def agenerate(branch: StreamExecutor, op: GenOp) -> None:
             generations = await _ask(branch, op, options, attempt, live=live)
         values = _values(op, generations)
         if options.check is not None:
-            await _check(options.check, values[0], generations[0].text)
+            for value, generation in zip(values, generations):
+                await _check(options.check, value, generation.text)
         return generations, values
 
     generations, values = await _attempts(branch, retries, ask)
@@ -286,10 +287,10 @@ def _accept(branch: StreamExecutor, op: GenOp, generations: Sequence[Generation]
     own = options.backend is None
     spans = first.spans if first.spans and own else (Span(first.text),)
     if options.reasoning is not None:
-        thought, answer = ReasoningParser.split(options.reasoning, first.text)
-        branch.append([Reasoned(spans, answer)])
+        thoughts, answers = zip(*(ReasoningParser.split(options.reasoning, g.text) for g in generations))
+        branch.append([Reasoned(spans, answers[0])])
         if op.thoughts is not None:
-            op.thoughts.set(thought)
+            op.thoughts.set(list(thoughts) if several else thoughts[0])
         if op.thoughts_log is not None:
             op.thoughts_log.close()
     elif spans[0].ids is None and len(spans) == 1:

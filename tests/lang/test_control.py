@@ -246,6 +246,12 @@ def test_a_refusal_carries_value_text_name_and_line():
     assert caught.value.where.line == line_here(program)
 
 
+def test_of_several_samples_each_is_checked():
+    backend = sgl.ScriptedBackend({"x": ["1", "2", "3", "5"]})
+    state = run("x", sgl.gen("a", n=2, type=int, check=lambda value: value % 2 == 1, retries=1), backend=backend)
+    assert state["a"] == [3, 5]
+
+
 def test_a_check_that_raises_fails_the_node_with_its_cause():
     state = run(sgl.gen("a", check=lambda value: {}[value]), backend=sgl.ScriptedBackend(default="x"))
     with pytest.raises(sgl.ProgramError, match="KeyError: 'x'") as caught:
