@@ -802,9 +802,17 @@ class StreamExecutor:
             if op is not None and at is not op:
                 self._at = at
                 return None
-            failure = self._failure = self._failure or located(error, getattr(getattr(op, "cell", op), "where", None))
-            left, logs = list(self._queue), list(self._logs.values())
-            self._queue.clear()
+            failure = self._failure or located(error, getattr(getattr(op, "cell", op), "where", None))
+            back = next(filter(_goes_back, self._queue), None) if op is not None else None
+            left, logs = list[Op](), list[TextLog]()
+            while self._queue and self._queue[0] is not back:
+                left.append(self._queue.popleft())
+            if back is not None:  # what has failed is taken back already, by a rollback that waits for it
+                self._at = self._queue.popleft()
+            else:
+                self._failure, logs = failure, list(self._logs.values())
+                if self.log is not None:
+                    logs.append(self.log)
             task, self._task = self._task, None
         if at is not None and not isinstance(at, HookOp):  # a hook is called already
             left.insert(0, at)
@@ -812,8 +820,8 @@ class StreamExecutor:
             _fail_op(each, failure)
         for log in logs:
             log.close(failure)
-        if self.log is not None:
-            self.log.close(failure)
+        if back is not None:
+            self._play_on(back)
         return task
 
     def write(self, text: str) -> None:
@@ -1026,6 +1034,11 @@ def _in_program(op: Op) -> bool:
         case SelectOp(node=SglSelect(multi=None)) | MarkOp(back=False) | str() | TurnOp() | ScopeOp() | ReadOp():
             return True
     return False
+
+
+def _goes_back(op: Op) -> bool:
+    """Whether an operation goes back to before anything that is played now."""
+    return isinstance(op, MarkOp) and op.back and op.mark.lengths is not None
 
 
 def _call_hook(backend: BaseBackend, op: HookOp) -> None:
