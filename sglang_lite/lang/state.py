@@ -75,6 +75,7 @@ class _CopyScope:
         for name, cell in child._cells.items():
             if parent._cells.get(name) is not cell:
                 parent._name(name, cell)
+                _tells_failure(cell, child)
 
 
 class Checkpoint:
@@ -428,10 +429,12 @@ class ProgramStateGroup:
             name: None for child in children for name, cell in child._cells.items() if shared.get(name) is not cell
         }
         gathered = {name: _gather([c._cells.get(name) for c in children], shared.get(name)) for name in names}
+        for child in children:
+            for name, cell in child._cells.items():
+                if shared.get(name) is not cell:
+                    _tells_failure(cell, child)
         for name, cell in gathered.items():
             parent._name(name, cell)
-        for child in children:
-            child._failure_seen = True  # the gathered lists tell
 
     def __len__(self) -> int:
         return len(self.states)
@@ -467,6 +470,16 @@ class ProgramStateGroup:
                 raise ParameterError("+=", "None can't be added to a program.", where=where)
             state.stream_executor.submit(item, where)
         return self
+
+
+def _tells_failure(cell: Cell, child: StreamExecutor) -> None:
+    """A cell that another branch shows: if it fails, so does that branch's reader. (What failed in a node that no
+    variable shows is still to be told.)"""
+
+    def settled() -> None:
+        child._failure_seen = child._failure_seen or cell.error() is not None
+
+    cell.when_done(settled)
 
 
 def _gather(cells: list[Cell | None], shared: Cell | None) -> Cell:

@@ -232,6 +232,30 @@ def test_a_failure_that_nobody_reads_is_logged(caplog):
     assert "nobody read it" in caplog.text
 
 
+@pytest.mark.parametrize("name", [None, "a"])
+@pytest.mark.parametrize("way", ["join", "copy"])
+def test_a_failed_branch_is_logged_unless_a_variable_tells(caplog, way, name):
+    def body(s):
+        if way == "join":
+            fork = s.fork(2)
+            fork += sgl.gen(name)
+            fork.join()
+        else:
+            with s.copy() as branch:
+                branch += sgl.gen(name)
+        s += "."
+
+    with caplog.at_level(logging.ERROR, "sglang_lite"):
+        state = run(body, sgl.ScriptedBackend(lambda call: 1 / 0))
+        assert state.text() == "."
+        if name is not None:
+            with pytest.raises(sgl.ProgramError, match="ZeroDivisionError"):
+                state[name]
+        del state
+        gc.collect()
+    assert ("nobody read it" in caplog.text) == (name is None)
+
+
 def test_an_interrupted_program_fails_its_readers():
     states = []
 
