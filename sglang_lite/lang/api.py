@@ -131,7 +131,8 @@ def gen(
             time from the text before it, with another seed.
         check: a function of the value that says whether it will do; of several samples each must.
         backend: what to run this node on, instead of the run's backend.
-        reasoning: the model type whose reasoning goes into `<name>_reasoning_content`, not into the variable.
+        reasoning: the model type whose reasoning goes into `<name>_reasoning_content`, not into the variable. A
+            constraint is the answer's alone, on backends that enforce constraints in order; elsewhere all the text's.
 
     Raises:
         ParameterError: a parameter that can't be honoured, or two that exclude each other.

@@ -22,16 +22,19 @@ from sglang_lite.lang.loop import Mailbox
 from sglang_lite.lang.results import decide, delta_meta, joined_meta
 from sglang_lite.protocol import (
     CapabilityError,
+    Constraint,
     ConstraintError,
     Delta,
     EngineClosedError,
     Generation,
     GenSegment,
     Image,
+    InOrder,
     JsonSchema,
     ParameterError,
     Program,
     ProgramError,
+    Regex,
     RequestTimeoutError,
     Segment,
     Selection,
@@ -45,7 +48,7 @@ from sglang_lite.protocol import (
     Usage,
     ValueValidationError,
 )
-from sglang_lite.text.reasoning import ReasoningParser
+from sglang_lite.text.reasoning import ReasoningParser, before_answer
 
 if TYPE_CHECKING:
     from sglang_lite.lang.interpreter import GenOp, SelectOp, StreamExecutor
@@ -181,7 +184,7 @@ async def _ask(branch: StreamExecutor, op: GenOp, options: GenOptions, attempt: 
         events: AsyncGenerator[Delta | Generation, None] = _from_hooks(backend, branch, op, show)
     else:
         prompt = branch.prompt(same_model=options.backend is None)
-        events = backend.agenerate(prompt, params, op.node.constraint, stream=stream)
+        events = backend.agenerate(prompt, params, _constraint(backend, op.node, options), stream=stream)
     async for event in events:  # to its end: only the generator itself, or cancelling it, ends it sooner
         if isinstance(event, Generation):
             done.append(event)
@@ -194,6 +197,13 @@ async def _ask(branch: StreamExecutor, op: GenOp, options: GenOptions, attempt: 
     if show is not None:
         show.end(done[0])
     return done
+
+
+def _constraint(backend: BaseBackend, node: SglGen, options: GenOptions) -> Constraint | None:
+    """The node's constraint is the answer's: before it there may be reasoning, where the backend can be told so."""
+    if node.constraint is None or options.reasoning is None or InOrder not in backend.capabilities.constraints:
+        return node.constraint
+    return InOrder((Regex(before_answer(options.reasoning)), node.constraint))
 
 
 class _Show:

@@ -383,7 +383,8 @@ class StreamExecutor:
         """What the node said, over what the run said; and the stops of the chat template."""
         params = merge(self.run.settings.params, node.params)
         seed = self._node_seed()
-        more = node.stop
+        thinks = node.options is not None and node.options.reasoning is not None
+        more = () if thinks else node.stop  # a blank would end the reasoning
         if self._role is not None:
             more += tuple(self.run.template.stop_str)
         return _completed(params, more, seed) if more or seed is not UNSET else params

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from sglang_lite.protocol import ParameterError
@@ -107,6 +108,33 @@ class ReasoningParser:
         parser = ReasoningParser(model_type)
         (thought, answer), (more_thought, more_answer) = parser.push(text), parser.flush()
         return thought + more_thought, answer + more_answer
+
+
+def before_answer(model_type: str) -> str:
+    """A regex of what stands before the answer: the reasoning with its marks (where the model may leave it out, that
+    or nothing), and blanks."""
+    known = FORMATS[model_type.lower()]
+    ended = _up_to(known.end)
+    if known.dropped:
+        ended += f"(?:{'|'.join(map(re.escape, known.dropped))})?"
+    if not known.open:
+        ended = f"{_BLANKS}(?:{re.escape(known.start)}{ended})?"
+    return ended + _BLANKS
+
+
+_BLANKS = r"[ \t\n]{0,8}"
+
+
+def _up_to(mark: str) -> str:
+    """A regex of any text that ends with the first `mark` in it. (Of a mark whose first character stands in it twice,
+    the part before the second one may not stand in the text at all.)"""
+    first, again = mark[0], mark.find(mark[0], 1)
+    head = mark[:again] if again > 0 else mark
+    begun = [head[1:i] for i in range(1, len(head))]  # what may follow the first character without being the mark
+    stays = "|".join(re.escape(part + first) for part in begun)
+    leaves = "|".join(f"{re.escape(part)}[^{re.escape(first + head[len(part) + 1])}]" for part in begun)
+    start = f"{re.escape(first)}(?:{stays})*"
+    return f"(?:[^{re.escape(first)}]|{start}(?:{leaves}))*{start}{re.escape(head[1:] + mark[len(head) :])}"
 
 
 def _overlap(text: str, mark: str) -> str:
