@@ -146,7 +146,8 @@ class SglFunction:
         Args:
             *args, **kwargs: the program's own arguments. They win over settings of the same name.
             max_new_tokens … return_text_in_logprobs: defaults for its generations; see SamplingParams.
-            stream: return at once and let `text_iter` follow the text.
+            stream: return at once and let `text_iter` follow the text to the end of the program. (`text`, `messages`
+                and `sync` go as far as the body has come.)
             backend: what to run on; else that of the enclosing program, else the default.
             use_thread: False waits until everything has been executed.
             seed: from which every generation gets its own, by its place in the program, and so does every program that

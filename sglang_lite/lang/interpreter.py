@@ -16,6 +16,7 @@ import hashlib
 import itertools
 import logging
 import math
+import sysconfig
 import threading
 import time
 import uuid
@@ -1116,14 +1117,18 @@ def _content(pieces: Sequence[Piece]) -> tuple[str | Image, ...]:
 
 
 def _raised_at(error: BaseException) -> Location | None:
-    """The deepest line of the user's code that an exception went through."""
-    found = None
-    trace = error.__traceback__
+    """The deepest line of the user's code that an exception went through; of a library's, where there is only that."""
+    trace, found = error.__traceback__, None
     while trace is not None:
-        if not trace.tb_frame.f_globals.get("__name__", "").startswith("sglang_lite."):
-            found = Location(trace.tb_frame.f_code, trace.tb_lasti)
+        frame = trace.tb_frame
+        library = frame.f_code.co_filename.startswith(_LIBRARIES)
+        if not frame.f_globals.get("__name__", "").startswith("sglang_lite.") and not (found and library):
+            found = Location(frame.f_code, trace.tb_lasti)
         trace = trace.tb_next
     return found
+
+
+_LIBRARIES = ("<frozen ", *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def derived_seed(seed: int, path: str) -> int:

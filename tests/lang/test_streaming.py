@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import random
 import threading
 from dataclasses import dataclass
@@ -149,6 +150,19 @@ def test_an_exception_in_a_streaming_body_is_raised_where_it_is_read():
     assert caught.value.where.line == failing.func.__code__.co_firstlineno + 4
     assert state["a"] == "y"
     assert isinstance(state.error(), sgl.ProgramError)
+
+
+def test_an_exception_in_a_library_is_told_at_the_users_line():
+    @sgl.function
+    def failing(s):
+        s += "x"
+        with s.user():
+            json.loads("{no JSON")  # here
+
+    state = failing.run(stream=True, backend=sgl.ScriptedBackend())
+    with pytest.raises(sgl.ProgramError, match="JSONDecodeError") as caught:
+        list(state.text_iter())
+    assert (caught.value.where.file, caught.value.where.line) == (__file__, line_here(failing))
 
 
 def test_a_backend_that_does_not_stream_is_read_in_one_piece():
