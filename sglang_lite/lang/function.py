@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import logging
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from contextvars import copy_context
@@ -25,6 +26,8 @@ from sglang_lite.lang.ir import SglCall
 from sglang_lite.lang.params import sampling_params
 from sglang_lite.lang.state import ProgramState, in_event_loop, user_location
 from sglang_lite.protocol import ParameterError, ProgramError, RequestAbortedError, SamplingParams
+
+logger = logging.getLogger("sglang_lite")
 
 Item: TypeAlias = "tuple[Sequence[Any], dict[str, Any]]"  # positional and keyword arguments of a run
 
@@ -546,15 +549,16 @@ class NestedCall(SglCall):
     """A program called inside another's body. Added to a state, its body goes on with that state's text and names;
     read from, it is run by itself, unless it has been added before: then that is read from."""
 
-    __slots__ = ("_added", "_args", "_kwargs", "_program", "_state")
+    __slots__ = ("_added", "_args", "_kwargs", "_program", "_state", "_used", "_where")
 
     def __init__(self, program: SglFunction, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self._program, self._args, self._kwargs = program, args, kwargs
         self._state: ProgramState | None = None
-        self._added = False
+        self._added = self._used = False
+        self._where = user_location()
 
     def play_on(self, branch: Any) -> None:
-        program = self._program
+        program, self._used = self._program, True
         if self._state is not None and not self._added:
             raise ProgramError(
                 f"{program.name}(…) was read from, so it has run by itself already.", where=user_location()
@@ -578,6 +582,7 @@ class NestedCall(SglCall):
         """The state of the program run by itself; started when it is first asked for."""
         from sglang_lite.lang.tracer import TracingScope, trace_program
 
+        self._used = True
         if self._state is None:
             if TracingScope.get_current_scope() is not None:
                 arguments = self._program._signature.bind(*self._args, **self._kwargs).arguments
@@ -589,8 +594,19 @@ class NestedCall(SglCall):
     def __getitem__(self, name: str) -> Any:
         return self.state[name]
 
+    def __contains__(self, name: str) -> bool:
+        return name in self.state
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.state, name)
+
+    def __del__(self) -> None:
+        if not self._used:
+            logger.warning(
+                "%s(…) was neither added (s += …) nor read from, so it has not run. [%s]",
+                self._program.name,
+                self._where,
+            )
 
     def __repr__(self) -> str:
         return f"Call({self._program.name})"

@@ -1,6 +1,7 @@
 """Programs inside programs: going on with the same text, or running by themselves."""
 
 import asyncio
+import logging
 from contextvars import ContextVar, copy_context
 
 import pytest
@@ -94,6 +95,20 @@ def test_a_program_that_was_read_can_not_be_added():
     with pytest.raises(sgl.ProgramError, match="has run by itself already") as caught:
         program.run(backend=backend())
     assert caught.value.where.line == line_here(program)
+
+
+def test_a_program_that_is_neither_added_nor_read_is_warned_about(caplog):
+    @sgl.function
+    def program(s):
+        ask("a")  # here
+        s += ask("b")
+        assert "answer" in ask("c")
+
+    with caplog.at_level(logging.WARNING, "sglang_lite"):
+        program.run(backend=backend())
+    (message,) = caplog.messages
+    assert "ask(…) was neither added" in message
+    assert f"{__file__}:{line_here(program)}" in message
 
 
 def test_branches_take_programs_too():
