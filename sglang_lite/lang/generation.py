@@ -19,7 +19,7 @@ from sglang_lite.lang.choices import ChoicesDecision
 from sglang_lite.lang.futures import located
 from sglang_lite.lang.ir import GenOptions, SglGen, SglSamplingParams, SglSelect
 from sglang_lite.lang.loop import Mailbox
-from sglang_lite.lang.results import decide, delta_meta, joined_meta
+from sglang_lite.lang.results import checked_decision, decide, delta_meta, joined_meta
 from sglang_lite.protocol import (
     CapabilityError,
     Constraint,
@@ -393,7 +393,9 @@ def _call_hooks(backend: BaseBackend, branch: StreamExecutor, op: GenOp, show: _
     return [_generation("".join(pieces), meta, 0)]
 
 
-def _generation(text: str, meta: dict[str, Any] | None, index: int) -> Generation:
+def _generation(text: Any, meta: dict[str, Any] | None, index: int) -> Generation:
+    if not isinstance(text, str):
+        raise ProgramError(f"the backend gave {text!r:.60}, which is no text.")
     meta = dict(meta or {})
     reason = meta.get("finish_reason")
     kind = reason.get("type") if isinstance(reason, dict) else reason
@@ -515,7 +517,8 @@ def _select_hook(branch: StreamExecutor, op: SelectOp) -> ChoicesDecision:
         raise CapabilityError(
             f"select(multi=…) is not possible on {type(branch.backend).__name__}: it picks without scores."
         )
-    return branch.backend.select(branch, list(node.choices), node.temperature, node.choices_method)
+    decision = branch.backend.select(branch, list(node.choices), node.temperature, node.choices_method)
+    return checked_decision(node, decision)
 
 
 def _picked(branch: StreamExecutor, op: SelectOp, selection: Selection | None, decision: ChoicesDecision) -> None:

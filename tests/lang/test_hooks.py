@@ -249,7 +249,7 @@ def test_what_a_hook_raises_is_raised_where_it_is_read_with_cause_and_line(strea
         assert pieces == ["fine ", "half "]
 
 
-@pytest.mark.parametrize("answer", [None, ("x",), "x"])
+@pytest.mark.parametrize("answer", [None, ("x",), "x", (5, {}), (None, {}), ([None], {})])
 def test_a_hook_that_does_not_answer_as_it_should_is_an_error(answer):
     class Odd(sgl.BaseBackend):
         def generate(self, s, sampling_params):
@@ -257,6 +257,16 @@ def test_a_hook_that_does_not_answer_as_it_should_is_an_error(answer):
 
     with pytest.raises(sgl.ProgramError):
         within(5, lambda: run("x", sgl.gen("a"), backend=Odd())["a"])
+
+
+@pytest.mark.parametrize("decision", [None, "x", ChoicesDecision("z"), ChoicesDecision(None)])
+def test_a_hook_that_selects_what_is_no_choice_is_an_error(decision):
+    class Odd(sgl.BaseBackend):
+        def select(self, s, choices, temperature, choices_method):
+            return decision
+
+    with pytest.raises(sgl.ProgramError, match="no ChoicesDecision for one of \\['x', 'y'\\]"):
+        within(5, lambda: run("x", sgl.select("a", ["x", "y"]), backend=Odd())["a"])
 
 
 def test_a_hook_is_tried_again():
