@@ -474,10 +474,8 @@ class _Call:
 
     def run_streaming(self) -> None:
         """Runs the body in a thread of its own: what it raises is raised where the state is read."""
-        try:
+        with contextlib.suppress(Exception):  # the state has it
             self.run()
-        except Exception:  # the state has it
-            self.state.stream_executor._failure_seen = False
 
     def run_in_thread(self) -> None:
         """Runs a coroutine body although this thread's event loop is running."""
@@ -539,10 +537,8 @@ class _Call:
             raise
 
     async def arun_streaming(self) -> None:
-        try:
+        with contextlib.suppress(Exception):  # the state has it
             await self.arun_body()
-        except Exception:  # the state has it
-            self.state.stream_executor._failure_seen = False
 
 
 class NestedCall(SglCall):

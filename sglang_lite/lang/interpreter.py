@@ -540,18 +540,22 @@ class StreamExecutor:
             self._put(ReadOp(Cell(), lambda branch: branch.log.close() if branch.log else None))
 
     def abandon(self, error: BaseException) -> None:
-        """The body has raised, and its caller is told: what is still under way is stopped, in every branch."""
-        self._failure_seen = True
+        """The body has raised: what is still under way is stopped, in every branch. Its caller is told; in a stream
+        only who reads."""
         if isinstance(error, SglError) and error.where is None:
             error.where = _raised_at(error)
         if not isinstance(error, Exception):
             error = RequestAbortedError(f"the program was interrupted by {type(error).__name__}.")
-        self.stop(located(error, _raised_at(error)))
+        self.stop(located(error, _raised_at(error)), told=not self.run.settings.stream)
 
-    def stop(self, error: SglError) -> None:
-        """Fails the branch and those forked from it, and cancels what their backends are doing. Who stops it knows.
-        A body that is stopped from outside can add nothing more."""
-        self._failure_seen = True
+    def stop(self, error: SglError, *, told: bool = True) -> None:
+        """Fails the branch and those forked from it, and cancels what their backends are doing. A body that is stopped
+        from outside can add nothing more.
+
+        Args:
+            told: who has the branch knows of it.
+        """
+        self._failure_seen = self._failure_seen or told
         self._stopped = self._stopped or (self.run.body_open and current_run.get() is not self.run)
         with self._lock:
             ending = isinstance(self._at, HookOp) and self._at.hook == "end_program"  # nothing is left but to tell so

@@ -267,16 +267,24 @@ class ProgramState:
 
     async def async_sync(self) -> None:
         """`sync` for coroutines."""
-        await self.stream_executor.read(nothing, user_location()).get()
+        try:
+            await self.stream_executor.read(nothing, user_location()).get()
+        except SglError:
+            self.stream_executor._failure_seen = True
+            raise
 
     def error(self) -> SglError | None:
         """What went wrong, None if nothing did. Waits like `sync`."""
+        self._may_wait(self.stream_executor.read(nothing, user_location()))
         return self.stream_executor.error()
 
-    def _wait(self, cell: Cell, name: str | None = None) -> Any:
+    def _may_wait(self, cell: Cell, name: str | None = None) -> None:
         if not cell.done and self.stream_executor.run.is_async:
             what = f"await s.get({name!r})" if name is not None else "await s.async_sync() first"
             self.stream_executor.may_block(what, user_location())
+
+    def _wait(self, cell: Cell, name: str | None = None) -> Any:
+        self._may_wait(cell, name)
         try:
             return cell.wait()
         except SglError:
@@ -303,8 +311,8 @@ class ProgramState:
         if var_name is not None:
             executor.cell(var_name, user_location())
             log = executor._logs.get(var_name)
-            if log is None:  # a value set by hand
-                yield str(self.get_var(var_name))
+            if log is None:  # a value set by hand, or made by another branch
+                yield str(self.raw(var_name))
                 return
         assert log is not None
         executor._failure_seen = True

@@ -287,6 +287,16 @@ def test_a_typed_value_grows_while_it_is_written():
     assert last == Point(12, "hello")
 
 
+def test_the_text_of_a_typed_value_that_another_branch_made_is_streamed_too():
+    @sgl.function
+    def copying(s):
+        with s.copy() as branch:
+            branch += sgl.gen("x", type=Point)
+
+    state = copying.run(stream=True, backend=Pieces('{"x": 1, "label": "a"}'))
+    assert list(state.text_iter("x")) == ['{"x": 1, "label": "a"}']
+
+
 def test_tasks_follow_a_typed_value_too():
     state = saying.run(type=list[int], stream=True, backend=Pieces("[1", ", 2", "2]"))
     assert read_all(state.partial_async_iter("a"))[-1] == [1, 22]
