@@ -162,7 +162,7 @@ class SglFunction:
         Returns:
             The state, when the body has returned. Reading from it waits for what is still being generated.
         """
-        own, options = self._sorted(kwargs, locals(), _RUN_DEFAULTS)
+        own, options = self._sorted(args, kwargs, locals())
         call = _Call(self, args, own, options)
         if options["stream"]:
             _thread(call.run_streaming)
@@ -206,7 +206,7 @@ class SglFunction:
     ) -> ProgramState:
         """`run` for coroutines. It returns when everything has been executed; with stream=True at once, while the
         body goes on as a task of this event loop. The body of a plain function runs in a thread."""
-        own, options = self._sorted(kwargs, locals(), _RUN_DEFAULTS)
+        own, options = self._sorted(args, kwargs, locals())
         call = _Call(self, args, own, options)
         if not options["stream"]:
             await call.arun()
@@ -268,7 +268,7 @@ class SglFunction:
         Raises:
             BatchError: some program failed (on_error="raise"); it carries all results.
         """
-        _, options = self._sorted({}, locals(), _BATCH_DEFAULTS)
+        options = _with_seed({name: value for name, value in locals().items() if name in _BATCH_DEFAULTS})
         plan = self._plan(batch_kwargs, options, num_threads, on_error, checkpoint)
         crew = self._crew({**_RUN_DEFAULTS, **options}, plan)
         progress = batch.Progress(len(plan.items), len(plan.known)) if progress_bar else None
@@ -312,7 +312,7 @@ class SglFunction:
         checkpoint: str | Path | None = None,
     ) -> Any:
         """`run_batch` for coroutines; with generator_style=True (or ordered=False) it returns an async iterator."""
-        _, options = self._sorted({}, locals(), _BATCH_DEFAULTS)
+        options = _with_seed({name: value for name, value in locals().items() if name in _BATCH_DEFAULTS})
         plan = self._plan(batch_kwargs, options, num_threads, on_error, checkpoint)
         crew = functools.partial(self._async_crew({**_RUN_DEFAULTS, **options}, plan), True)
         progress = batch.Progress(len(plan.items), len(plan.known)) if progress_bar else None
@@ -405,31 +405,23 @@ class SglFunction:
         return kwargs
 
     def _sorted(
-        self, kwargs: dict[str, Any], given: dict[str, Any], defaults: dict[str, Any]
+        self, args: Sequence[Any], kwargs: dict[str, Any], given: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The program's own keyword arguments, and the options of the call. A name that both have is the program's."""
-        options = {name: given[name] for name in defaults}
-        own = self._own(kwargs, options, given, defaults) if self._shadowed else kwargs
-        outer = current_run.get()
-        if outer is not None and options["seed"] is None:
-            options["seed"] = outer.inner_seed()
-        return own, options
-
-    def _own(
-        self, kwargs: dict[str, Any], options: dict[str, Any], given: dict[str, Any], defaults: dict[str, Any]
-    ) -> dict[str, Any]:
-        """The program's own keyword arguments, with those taken back that stand among the options."""
-        own = dict(kwargs)
-        given_otherwise = {*self.arg_names[: len(given.get("args", ()))], *self.bind_arguments}
-        for name in self._shadowed & defaults.keys():
-            value, default = options[name], defaults[name]
-            required = self._signature.parameters[name].default is inspect.Parameter.empty
-            if _said(value, default):
-                own[name] = value
-            elif required and name not in given_otherwise and type(default) not in (_Int, _Float):
-                own[name] = value  # None or False, which may have been said
-            options[name] = default
-        return own
+        """The program's own keyword arguments, and the options of the run. A name that both have is the program's."""
+        options = {name: given[name] for name in _RUN_DEFAULTS}
+        own = kwargs
+        if self._shadowed:
+            own = dict(kwargs)
+            given_otherwise = {*self.arg_names[: len(args)], *self.bind_arguments}
+            for name in self._shadowed:
+                value, default = options[name], _RUN_DEFAULTS[name]
+                required = self._signature.parameters[name].default is inspect.Parameter.empty
+                if _said(value, default):
+                    own[name] = value
+                elif required and name not in given_otherwise and type(default) not in (_Int, _Float):
+                    own[name] = value  # None or False, which may have been said
+                options[name] = default
+        return own, _with_seed(options)
 
 
 class _Call:
@@ -606,6 +598,14 @@ class NestedCall(SglCall):
 
     def __repr__(self) -> str:
         return f"Call({self._program.name})"
+
+
+def _with_seed(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of a run; one inside another that has a seed gets one too."""
+    outer = current_run.get()
+    if outer is not None and options["seed"] is None:
+        options["seed"] = outer.inner_seed()
+    return options
 
 
 def _said(value: Any, default: Any) -> bool:

@@ -258,6 +258,18 @@ def test_own_arguments_win_over_settings_of_the_same_name():
     assert (backend.calls[0].params.n, backend.calls[0].params.stop) == (UNSET, UNSET)
 
 
+def test_a_batchs_settings_are_never_taken_for_arguments_which_its_items_have():
+    backend = sgl.ScriptedBackend(default="x")
+
+    @sgl.function
+    def program(s, n, temperature=0.5, backend="mine"):
+        s += f"{n} {temperature} {backend} " + sgl.gen("a")
+
+    (state,) = program.run_batch([{"n": 5}], temperature=0, backend=backend)
+    assert state.text() == "5 0.5 mine x"
+    assert (backend.calls[0].params.n, backend.calls[0].params.temperature) == (UNSET, 0)
+
+
 def test_bind_gives_arguments_that_later_ones_override():
     @sgl.function
     def program(s, a, b=2):
