@@ -7,6 +7,7 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.lang.choices import ChoicesDecision
+from sglang_lite.lang.pool import ThreadPool
 from tests.lang.fakes import line_here, within
 
 
@@ -319,6 +320,17 @@ def test_as_many_hooks_run_at_a_time_as_threads_are_allowed_and_no_more():
     assert [state["a"] for state in states] == [["x"] * 4] * 24
     assert backend.most == 4
     assert len(hook_threads()) - before <= 4
+
+
+def test_a_thread_that_is_not_needed_any_more_ends_and_a_later_job_starts_another():
+    pool, done = ThreadPool(2, "test-idle", idle=0.01), threading.Semaphore(0)
+    for _ in range(2):
+        pool.submit(done.release)
+        assert done.acquire(timeout=5)
+        for thread in threading.enumerate():
+            if thread.name == "test-idle":
+                thread.join(5)
+                assert not thread.is_alive()
 
 
 def test_joining_texts_needs_no_thread_that_the_branches_need():
