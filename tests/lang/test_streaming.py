@@ -320,6 +320,16 @@ THOUGHTFUL = {
     "gpt-oss": "<|channel|>analysis<|message|>One<|end|><|start|>assistant<|channel|>final<|message|>Yes <|.",
     "mistral": "[THINK]never closed",
     "glm45": "no thoughts at all <",
+    "gemma4": "<|channel>thought\nOne<channel|>Yes.",
+    "cohere_command4": "One<|END_THINKING|><|START_TEXT|>Yes.<|END_TEXT|>",
+    "inkling": "<|message_model|><|content_thinking|>One<|end_message|><|message_model|><|content_text|>Yes."
+    "<|end_message|><|content_model_end_sampling|>",
+    "muse": " to=self<|message|>One<|eom|><|start|>assistant to=user<|message|>Yes.<|eot|>",
+    "beam": "<|channel|>final<|message|>Yes.",
+    "k2_horizon": "One</ifm|think>Yes.",
+    "kimi_k3": "One<|close|>think<|sep|>Yes.",
+    "iquest_q1": "One</think>Yes.",
+    "hunyuan": "<think>One</think>Yes.",
 }
 
 
@@ -347,6 +357,8 @@ def test_reasoning_is_split_the_same_however_the_text_is_cut(model_type):
         ("gpt-oss", "One", "Yes <|."),
         ("mistral", "never closed", ""),
         ("glm45", "", "no thoughts at all <"),
+        ("beam", "", "Yes."),
+        *[(name, "One", "Yes.") for name, text in THOUGHTFUL.items() if "One<" in text and "Yes." in text],
     ],
 )
 def test_reasoning_and_answer_of_each_kind(model_type, thought, answer):
