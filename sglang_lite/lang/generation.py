@@ -43,7 +43,6 @@ from sglang_lite.protocol import (
     Span,
     TemplateError,
     TextSegment,
-    TokenLogprob,
     Unset,
     Usage,
     ValueValidationError,
@@ -189,7 +188,7 @@ async def _ask(branch: StreamExecutor, op: GenOp, options: GenOptions, attempt: 
         if isinstance(event, Generation):
             done.append(event)
         elif show is not None and not event.index:
-            show.piece(event.text, event.logprobs, delta_meta(event))
+            show.delta(event)
     if len(done) > 1:
         done.sort(key=lambda g: g.index)
     if not done:
@@ -209,19 +208,30 @@ def _constraint(backend: BaseBackend, node: SglGen, options: GenOptions) -> Cons
 class _Show:
     """Puts an answer into the streams that are read, piece by piece: all of its text and metadata, none twice."""
 
-    __slots__ = ("_chars", "_early", "_log", "_op", "_parser", "_tokens")
+    __slots__ = ("_chars", "_early", "_ids", "_log", "_logprobs", "_op", "_parser")
 
     def __init__(self, branch: StreamExecutor, op: GenOp, reasoning: str | None) -> None:
         self._log, self._op = branch.log, op
         self._parser = ReasoningParser(reasoning) if reasoning is not None else None
-        self._chars = self._tokens = 0  # shown so far
+        self._chars = self._ids = self._logprobs = 0  # shown so far
         self._early: dict[str, Any] = {}  # metadata whose text is yet to come
 
-    def piece(self, text: str, logprobs: Sequence[TokenLogprob], meta: dict[str, Any]) -> None:
+    def delta(self, delta: Delta) -> None:
+        """Shows a piece, with the counts of all so far that SGLang's streams have."""
+        self._ids += len(delta.token_ids)
+        self._logprobs += len(delta.logprobs)
+        meta = delta_meta(delta)
+        if delta.logprobs:
+            meta["output_token_logprobs_length"] = self._logprobs
+        tokens = max(self._ids, self._logprobs)  # not every backend tells them
+        if tokens and (delta.text or delta.logprobs):
+            meta["completion_tokens"] = tokens
+        self.piece(delta.text, meta)
+
+    def piece(self, text: str, meta: dict[str, Any]) -> None:
         if self._log is None:
             return
         self._chars += len(text)
-        self._tokens += len(logprobs)
         if text:
             self._log.append(text)
         self._give(*(("", text) if self._parser is None else self._parser.push(text)), meta)
@@ -230,8 +240,13 @@ class _Show:
         """Shows what has not been shown of a finished answer."""
         if self._log is None:
             return
-        rest = Delta(generation.text[self._chars :], logprobs=generation.output_logprobs[self._tokens :])
-        self.piece(rest.text, rest.logprobs, delta_meta(rest))
+        self.delta(
+            Delta(
+                generation.text[self._chars :],
+                generation.token_ids[self._ids :],
+                generation.output_logprobs[self._logprobs :],
+            )
+        )
         if self._parser is not None:
             self._give(*self._parser.flush(), {})
         if self._early and self._op.log is not None:
@@ -344,7 +359,7 @@ async def play_run(branch: StreamExecutor, run: Sequence[Any]) -> AsyncGenerator
             event = played.event
             if isinstance(event, Delta):
                 if show is not None:
-                    show.piece(event.text, event.logprobs, delta_meta(event))
+                    show.delta(event)
                 continue
             if isinstance(event, Selection):
                 _picked(branch, op, event, decisions[played.path[0]])
@@ -389,7 +404,7 @@ def _call_hooks(backend: BaseBackend, branch: StreamExecutor, op: GenOp, show: _
     for piece, meta in backend.generate_stream(branch, given):  # the last one is the node's
         pieces.append(piece)
         if show is not None:
-            show.piece(piece, (), meta or {})
+            show.piece(piece, meta or {})
     return [_generation("".join(pieces), meta, 0)]
 
 
