@@ -294,7 +294,7 @@ class StreamExecutor:
         self._promises: dict[str, Cell] = {}
         self._turns: list[str] = []
         self._role: tuple[str, str] | None = None  # the open turn's role and suffix
-        self._scopes: dict[str, Cell] = {}
+        self._scopes: dict[str, tuple[Cell, ...]] = {}  # those that are open; one may be inside another of its name
         self._nodes = 0
         # the playing side's
         self._pieces: list[Piece] = []
@@ -335,12 +335,15 @@ class StreamExecutor:
             case SglRoleEnd():
                 self._end_turn(node.role, where)
             case SglVarScopeBegin():
-                cell = self._scopes[node.name] = Cell(where)
+                cell = Cell(where)
+                self._scopes[node.name] = (*self._scopes.get(node.name, ()), cell)
                 self._put(ScopeOp(cell, begins=True))
             case SglVarScopeEnd():
                 if node.name not in self._scopes:
                     raise ProgramError(f"the variable scope {node.name!r} is not open.", where=where)
-                cell = self._scopes.pop(node.name)
+                *outer, cell = self._scopes.pop(node.name)
+                if outer:
+                    self._scopes[node.name] = tuple(outer)
                 self._name(node.name, cell)
                 self._put(ScopeOp(cell, begins=False))
             case SglImage():

@@ -179,6 +179,23 @@ def test_var_scope_collects_text():
     assert state["part"] == "b-c"
 
 
+def test_a_program_that_goes_on_with_itself_may_have_its_scope_open():
+    inner = []
+
+    @sgl.function
+    def program(s, depth=0):
+        with s.var_scope("part"):
+            s += f"<{depth}"
+            if depth < 2:
+                s += program(depth + 1)
+                inner.append(s["part"])
+            s += ">"
+
+    state = program.run(backend=sgl.ScriptedBackend())
+    assert inner == ["<2>", "<1<2>>"]
+    assert state["part"] == state.text() == "<0<1<2>>>"
+
+
 def test_accounting_of_a_node_and_of_the_run():
     @sgl.function
     def program(s):
