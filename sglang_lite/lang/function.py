@@ -256,7 +256,7 @@ class SglFunction:
             num_threads: how many programs are under way at a time; "auto": 96, or 16 a CPU if that is more.
             progress_bar: show one, with tokens per second and the share of prompt tokens that were cached.
             generator_style: return an iterator of states. It starts what fits into the window, and more as the
-                consumer asks.
+                consumer asks. Left before its end it stops what is under way, as an interrupt (Ctrl-C) does.
             on_error: what a failed program does: "raise" BatchError after all have finished (from an iterator: the
                 error itself, when its turn comes), "return" the exception in its place, "skip" leave it out.
             ordered: whether an iterator yields in the order of the items; False yields (index, state) as they finish.
@@ -363,10 +363,10 @@ class SglFunction:
         if self.is_async:
             return self._async_crew(options, plan)
 
-        def body(item: Item) -> ProgramState:
-            return _Call(self, item[0], item[1], options).run()
+        def call(item: Item) -> _Call:
+            return _Call(self, item[0], item[1], options)
 
-        return lambda held, report: Crew(body, plan.left, plan.window, _saving(report, plan.file), held=held)
+        return lambda held, report: Crew(call, plan.left, plan.window, _saving(report, plan.file), held=held)
 
     def _async_crew(self, options: dict[str, Any], plan: _Plan) -> Callable[[bool, Report], AsyncCrew]:
         async def body(item: Item) -> ProgramState:
