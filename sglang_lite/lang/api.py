@@ -116,7 +116,7 @@ def gen(
     Args:
         name: of the variable that gets the result.
         max_tokens … return_text_in_logprobs, seed … logit_bias: see SamplingParams. With `n` > 1 the variable is a
-            list; the first sample continues the text.
+            list; the first sample continues the text and is what streams show.
         dtype: int, float, bool or str: text that spells such a value; the result stays text.
         choices, choices_method: as `select`, which generates nothing: what says how to generate is of no use beside it.
         regex: text that matches from beginning to end; docs/constraints.md has the dialect.
@@ -129,9 +129,10 @@ def gen(
         timeout: seconds after which the generation fails with RequestTimeoutError.
         retries: how often it is tried again when the backend fails, the value is invalid or `check` refuses it; each
             time from the text before it, with another seed.
-        check: a function of the value that says whether it will do.
+        check: a function of the value that says whether it will do; of several samples each must.
         backend: what to run this node on, instead of the run's backend.
-        reasoning: the model type whose reasoning goes into `<name>_reasoning_content`, not into the variable.
+        reasoning: the model type whose reasoning goes into `<name>_reasoning_content`, not into the variable. A
+            constraint is the answer's alone, on backends that enforce constraints in order; elsewhere all the text's.
 
     Raises:
         ParameterError: a parameter that can't be honoured, or two that exclude each other.

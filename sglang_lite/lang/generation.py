@@ -19,19 +19,22 @@ from sglang_lite.lang.choices import ChoicesDecision
 from sglang_lite.lang.futures import located
 from sglang_lite.lang.ir import GenOptions, SglGen, SglSamplingParams, SglSelect
 from sglang_lite.lang.loop import Mailbox
-from sglang_lite.lang.results import decide, delta_meta, joined_meta
+from sglang_lite.lang.results import checked_decision, decide, delta_meta, joined_meta
 from sglang_lite.protocol import (
     CapabilityError,
+    Constraint,
     ConstraintError,
     Delta,
     EngineClosedError,
     Generation,
     GenSegment,
     Image,
+    InOrder,
     JsonSchema,
     ParameterError,
     Program,
     ProgramError,
+    Regex,
     RequestTimeoutError,
     Segment,
     Selection,
@@ -40,12 +43,11 @@ from sglang_lite.protocol import (
     Span,
     TemplateError,
     TextSegment,
-    TokenLogprob,
     Unset,
     Usage,
     ValueValidationError,
 )
-from sglang_lite.text.reasoning import ReasoningParser
+from sglang_lite.text.reasoning import ReasoningParser, before_answer
 
 if TYPE_CHECKING:
     from sglang_lite.lang.interpreter import GenOp, SelectOp, StreamExecutor
@@ -99,7 +101,8 @@ async def agenerate(branch: StreamExecutor, op: GenOp) -> None:
             generations = await _ask(branch, op, options, attempt, live=live)
         values = _values(op, generations)
         if options.check is not None:
-            await _check(options.check, values[0], generations[0].text)
+            for value, generation in zip(values, generations):
+                await _check(options.check, value, generation.text)
         return generations, values
 
     generations, values = await _attempts(branch, retries, ask)
@@ -110,10 +113,10 @@ async def agenerate(branch: StreamExecutor, op: GenOp) -> None:
 
 async def _attempts(branch: StreamExecutor, retries: int, ask: Callable[[int], Awaitable[_T]]) -> _T:
     """Asks until there is an answer, the run's time is over, or `retries` more attempts have failed."""
-    settings, deadline = branch.run.settings, branch.run.deadline
+    deadline = branch.run.deadline
     left = None if deadline is None else deadline - time.monotonic()
     attempt = 0
-    async with _limit(left, "the run took longer than its timeout of", settings.timeout):
+    async with _limit(left, "the run took longer than its timeout of", branch.run.timeout):
         while True:
             try:
                 return await ask(attempt)
@@ -180,12 +183,12 @@ async def _ask(branch: StreamExecutor, op: GenOp, options: GenOptions, attempt: 
         events: AsyncGenerator[Delta | Generation, None] = _from_hooks(backend, branch, op, show)
     else:
         prompt = branch.prompt(same_model=options.backend is None)
-        events = backend.agenerate(prompt, params, op.node.constraint, stream=stream)
+        events = backend.agenerate(prompt, params, _constraint(backend, op.node, options), stream=stream)
     async for event in events:  # to its end: only the generator itself, or cancelling it, ends it sooner
         if isinstance(event, Generation):
             done.append(event)
         elif show is not None and not event.index:
-            show.piece(event.text, event.logprobs, delta_meta(event))
+            show.delta(event)
     if len(done) > 1:
         done.sort(key=lambda g: g.index)
     if not done:
@@ -195,22 +198,40 @@ async def _ask(branch: StreamExecutor, op: GenOp, options: GenOptions, attempt: 
     return done
 
 
+def _constraint(backend: BaseBackend, node: SglGen, options: GenOptions) -> Constraint | None:
+    """The node's constraint is the answer's: before it there may be reasoning, where the backend can be told so."""
+    if node.constraint is None or options.reasoning is None or InOrder not in backend.capabilities.constraints:
+        return node.constraint
+    return InOrder((Regex(before_answer(options.reasoning)), node.constraint))
+
+
 class _Show:
     """Puts an answer into the streams that are read, piece by piece: all of its text and metadata, none twice."""
 
-    __slots__ = ("_chars", "_early", "_log", "_op", "_parser", "_tokens")
+    __slots__ = ("_chars", "_early", "_ids", "_log", "_logprobs", "_op", "_parser")
 
     def __init__(self, branch: StreamExecutor, op: GenOp, reasoning: str | None) -> None:
         self._log, self._op = branch.log, op
         self._parser = ReasoningParser(reasoning) if reasoning is not None else None
-        self._chars = self._tokens = 0  # shown so far
+        self._chars = self._ids = self._logprobs = 0  # shown so far
         self._early: dict[str, Any] = {}  # metadata whose text is yet to come
 
-    def piece(self, text: str, logprobs: Sequence[TokenLogprob], meta: dict[str, Any]) -> None:
+    def delta(self, delta: Delta) -> None:
+        """Shows a piece, with the counts of all so far that SGLang's streams have."""
+        self._ids += len(delta.token_ids)
+        self._logprobs += len(delta.logprobs)
+        meta = delta_meta(delta)
+        if delta.logprobs:
+            meta["output_token_logprobs_length"] = self._logprobs
+        tokens = max(self._ids, self._logprobs)  # not every backend tells them
+        if tokens and (delta.text or delta.logprobs):
+            meta["completion_tokens"] = tokens
+        self.piece(delta.text, meta)
+
+    def piece(self, text: str, meta: dict[str, Any]) -> None:
         if self._log is None:
             return
         self._chars += len(text)
-        self._tokens += len(logprobs)
         if text:
             self._log.append(text)
         self._give(*(("", text) if self._parser is None else self._parser.push(text)), meta)
@@ -219,8 +240,13 @@ class _Show:
         """Shows what has not been shown of a finished answer."""
         if self._log is None:
             return
-        rest = Delta(generation.text[self._chars :], logprobs=generation.output_logprobs[self._tokens :])
-        self.piece(rest.text, rest.logprobs, delta_meta(rest))
+        self.delta(
+            Delta(
+                generation.text[self._chars :],
+                generation.token_ids[self._ids :],
+                generation.output_logprobs[self._logprobs :],
+            )
+        )
         if self._parser is not None:
             self._give(*self._parser.flush(), {})
         if self._early and self._op.log is not None:
@@ -286,10 +312,10 @@ def _accept(branch: StreamExecutor, op: GenOp, generations: Sequence[Generation]
     own = options.backend is None
     spans = first.spans if first.spans and own else (Span(first.text),)
     if options.reasoning is not None:
-        thought, answer = ReasoningParser.split(options.reasoning, first.text)
-        branch.append([Reasoned(spans, answer)])
+        thoughts, answers = zip(*(ReasoningParser.split(options.reasoning, g.text) for g in generations))
+        branch.append([Reasoned(spans, answers[0])])
         if op.thoughts is not None:
-            op.thoughts.set(thought)
+            op.thoughts.set(list(thoughts) if several else thoughts[0])
         if op.thoughts_log is not None:
             op.thoughts_log.close()
     elif spans[0].ids is None and len(spans) == 1:
@@ -333,7 +359,7 @@ async def play_run(branch: StreamExecutor, run: Sequence[Any]) -> AsyncGenerator
             event = played.event
             if isinstance(event, Delta):
                 if show is not None:
-                    show.piece(event.text, event.logprobs, delta_meta(event))
+                    show.delta(event)
                 continue
             if isinstance(event, Selection):
                 _picked(branch, op, event, decisions[played.path[0]])
@@ -378,11 +404,13 @@ def _call_hooks(backend: BaseBackend, branch: StreamExecutor, op: GenOp, show: _
     for piece, meta in backend.generate_stream(branch, given):  # the last one is the node's
         pieces.append(piece)
         if show is not None:
-            show.piece(piece, (), meta or {})
+            show.piece(piece, meta or {})
     return [_generation("".join(pieces), meta, 0)]
 
 
-def _generation(text: str, meta: dict[str, Any] | None, index: int) -> Generation:
+def _generation(text: Any, meta: dict[str, Any] | None, index: int) -> Generation:
+    if not isinstance(text, str):
+        raise ProgramError(f"the backend gave {text!r:.60}, which is no text.")
     meta = dict(meta or {})
     reason = meta.get("finish_reason")
     kind = reason.get("type") if isinstance(reason, dict) else reason
@@ -504,7 +532,8 @@ def _select_hook(branch: StreamExecutor, op: SelectOp) -> ChoicesDecision:
         raise CapabilityError(
             f"select(multi=…) is not possible on {type(branch.backend).__name__}: it picks without scores."
         )
-    return branch.backend.select(branch, list(node.choices), node.temperature, node.choices_method)
+    decision = branch.backend.select(branch, list(node.choices), node.temperature, node.choices_method)
+    return checked_decision(node, decision)
 
 
 def _picked(branch: StreamExecutor, op: SelectOp, selection: Selection | None, decision: ChoicesDecision) -> None:

@@ -15,9 +15,12 @@ import contextlib
 import hashlib
 import itertools
 import logging
+import math
+import sysconfig
 import threading
 import time
 import uuid
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context, ContextVar
@@ -96,7 +99,8 @@ class Run:
 
     Attributes:
         backend, settings: as given.
-        deadline: `time.monotonic()` at which the run has taken too long, None for never.
+        deadline: `time.monotonic()` at which the run, or one that it is inside, has taken too long; None for never.
+        timeout: the seconds that the deadline stands for.
         body_open: the body is still running, so that names may yet be declared.
         is_async: the body is a coroutine, whose event loop no read may block.
         body: the task of a streaming coroutine body, which nobody else may hold.
@@ -106,13 +110,18 @@ class Run:
     """
 
     __slots__ = (
-        "_last_end", "_records", "_started", "_template", "backend", "body", "body_open", "context", "deadline",
-        "is_async", "loop", "plain", "settings",
+        "_inside", "_last_end", "_records", "_seeds", "_started", "_template", "backend", "body", "body_open",
+        "context", "deadline", "is_async", "loop", "plain", "settings", "timeout",
     )  # fmt: skip
 
-    def __init__(self, backend: BaseBackend, settings: RunSettings, *, is_async: bool = False) -> None:
+    def __init__(
+        self, backend: BaseBackend, settings: RunSettings, *, is_async: bool = False, outer: Run | None = None
+    ) -> None:
         self.backend, self.settings, self.is_async = backend, settings, is_async
-        self.deadline = None if settings.timeout is None else time.monotonic() + settings.timeout
+        self.timeout = settings.timeout
+        self.deadline = None if self.timeout is None else time.monotonic() + self.timeout
+        if outer is not None and outer.deadline is not None and outer.deadline < (self.deadline or math.inf):
+            self.deadline, self.timeout = outer.deadline, outer.timeout
         self.plain = self.deadline is None and not settings.retries
         self.body_open = True
         self.body: Any = None
@@ -120,6 +129,8 @@ class Run:
         self.context = _NO_CONTEXT
         self._template: ChatTemplate | None = None
         self._records: list[Any] = []
+        self._seeds = itertools.count(1)
+        self._inside: set[weakref.ref[StreamExecutor]] = set()
         self._started = self._last_end = time.perf_counter()
 
     @property
@@ -139,6 +150,18 @@ class Run:
         """A node has its result."""
         self._records.append(record)
         self._last_end = time.perf_counter()
+
+    def inner_seed(self) -> int | None:
+        """A seed for the next program that the body runs by itself."""
+        seed = self.settings.seed
+        return None if seed is None else derived_seed(seed, f"inside/{next(self._seeds)}")
+
+    def contain(self, branch: StreamExecutor) -> None:
+        """A program that the body runs by itself is stopped with this run."""
+        self._inside.add(weakref.ref(branch, self._inside.discard))
+
+    def inside(self) -> list[StreamExecutor]:
+        return [branch for ref in list(self._inside) if (branch := ref()) is not None]
 
     def usage(self) -> Usage:
         return replace(total_usage(usages_of(self._records[:])), total_s=self._last_end - self._started)
@@ -250,8 +273,8 @@ class StreamExecutor:
 
     __slots__ = (
         "__weakref__", "_at", "_cells", "_children", "_failure", "_failure_seen", "_lock", "_logs", "_messages",
-        "_nodes", "_pieces", "_promises", "_queue", "_role", "_scope_starts", "_scopes", "_sid", "_task", "_turn",
-        "_turns", "backend", "fork_start", "log", "path", "run",
+        "_nodes", "_pieces", "_promises", "_queue", "_role", "_scope_starts", "_scopes", "_sid", "_stopped", "_task",
+        "_turn", "_turns", "backend", "fork_start", "log", "path", "run",
     )  # fmt: skip
 
     def __init__(self, run: Run, path: str = "") -> None:
@@ -262,6 +285,7 @@ class StreamExecutor:
         self._at: Op | None = None  # what is being played: who plays it owns the branch, as long as it stays here
         self._failure: SglError | None = None
         self._failure_seen = False
+        self._stopped = False  # from outside of the body: for good
         self._task: asyncio.Task[None] | None = None
         self._children: list[StreamExecutor] = []
         # the submitting side's
@@ -270,7 +294,7 @@ class StreamExecutor:
         self._promises: dict[str, Cell] = {}
         self._turns: list[str] = []
         self._role: tuple[str, str] | None = None  # the open turn's role and suffix
-        self._scopes: dict[str, Cell] = {}
+        self._scopes: dict[str, tuple[Cell, ...]] = {}  # those that are open; one may be inside another of its name
         self._nodes = 0
         # the playing side's
         self._pieces: list[Piece] = []
@@ -311,12 +335,15 @@ class StreamExecutor:
             case SglRoleEnd():
                 self._end_turn(node.role, where)
             case SglVarScopeBegin():
-                cell = self._scopes[node.name] = Cell(where)
+                cell = Cell(where)
+                self._scopes[node.name] = (*self._scopes.get(node.name, ()), cell)
                 self._put(ScopeOp(cell, begins=True))
             case SglVarScopeEnd():
                 if node.name not in self._scopes:
                     raise ProgramError(f"the variable scope {node.name!r} is not open.", where=where)
-                cell = self._scopes.pop(node.name)
+                *outer, cell = self._scopes.pop(node.name)
+                if outer:
+                    self._scopes[node.name] = tuple(outer)
                 self._name(node.name, cell)
                 self._put(ScopeOp(cell, begins=False))
             case SglImage():
@@ -360,7 +387,8 @@ class StreamExecutor:
         """What the node said, over what the run said; and the stops of the chat template."""
         params = merge(self.run.settings.params, node.params)
         seed = self._node_seed()
-        more = node.stop
+        thinks = node.options is not None and node.options.reasoning is not None
+        more = () if thinks else node.stop  # a blank would end the reasoning
         if self._role is not None:
             more += tuple(self.run.template.stop_str)
         return _completed(params, more, seed) if more or seed is not UNSET else params
@@ -476,9 +504,13 @@ class StreamExecutor:
 
     def roll_back(self, mark: Mark, where: Location | None) -> None:
         """Goes back to a mark: text, turns and variables are what they were there. A branch that has failed since
-        works again."""
+        works again, unless it was stopped from outside or its time is over."""
         if self.log is not None:
             raise ProgramError("text that was streamed can't be taken back.", hint="Run without stream.", where=where)
+        deadline = self.run.deadline
+        over = self._stopped or (deadline is not None and time.monotonic() >= deadline)
+        if over and self._failure is not None:  # else a body that tries until it succeeds would never end
+            raise located(self._failure, where)
         with self._lock:
             if self._failure is not None and mark.lengths is not None:
                 self._failure = None
@@ -511,25 +543,33 @@ class StreamExecutor:
             self._put(ReadOp(Cell(), lambda branch: branch.log.close() if branch.log else None))
 
     def abandon(self, error: BaseException) -> None:
-        """The body has raised, and its caller is told: what is still under way is stopped, in every branch."""
-        self._failure_seen = True
+        """The body has raised: what is still under way is stopped, in every branch. Its caller is told; in a stream
+        only who reads."""
         if isinstance(error, SglError) and error.where is None:
             error.where = _raised_at(error)
         if not isinstance(error, Exception):
             error = RequestAbortedError(f"the program was interrupted by {type(error).__name__}.")
-        self.stop(located(error, _raised_at(error)))
+        self.stop(located(error, _raised_at(error)), told=not self.run.settings.stream)
 
-    def stop(self, error: SglError) -> None:
-        """Fails the branch and those forked from it, and cancels what their backends are doing. Who stops it knows."""
-        self._failure_seen = True
+    def stop(self, error: SglError, *, told: bool = True) -> None:
+        """Fails the branch and those forked from it, and cancels what their backends are doing. A body that is stopped
+        from outside can add nothing more.
+
+        Args:
+            told: who has the branch knows of it.
+        """
+        self._failure_seen = self._failure_seen or told
+        self._stopped = self._stopped or (self.run.body_open and current_run.get() is not self.run)
         with self._lock:
             ending = isinstance(self._at, HookOp) and self._at.hook == "end_program"  # nothing is left but to tell so
             busy = (self._at is not None and not ending) or (self.log is not None and not self.log.closed)
-        task = self._fail(error) if busy else None
+        task = self._fail(error) if busy or self._stopped else None
         if task is not None:
             executor().post(task.cancel)
         for child in self._children:
             child.stop(error)
+        for inner in self.run.inside() if not self.path else ():
+            inner.stop(error)
 
     # ----------------------------------------------------------------------------------------- readers
 
@@ -693,7 +733,7 @@ class StreamExecutor:
                 if isinstance(op, JoinOp):
                     added = [piece for child in op.children for piece in await child.read(_added, op.where).get()]
                     if self._at is op:
-                        self._pieces += added
+                        self._take(added)
                 elif isinstance(op, HookOp):
                     await generation.in_pool(self.backend, partial(_call_hook, self.backend, op))
                 elif run := self._run_from(op):
@@ -771,9 +811,17 @@ class StreamExecutor:
             if op is not None and at is not op:
                 self._at = at
                 return None
-            failure = self._failure = self._failure or located(error, getattr(getattr(op, "cell", op), "where", None))
-            left, logs = list(self._queue), list(self._logs.values())
-            self._queue.clear()
+            failure = self._failure or located(error, getattr(getattr(op, "cell", op), "where", None))
+            back = next(filter(_goes_back, self._queue), None) if op is not None else None
+            left, logs = list[Op](), list[TextLog]()
+            while self._queue and self._queue[0] is not back:
+                left.append(self._queue.popleft())
+            if back is not None:  # what has failed is taken back already, by a rollback that waits for it
+                self._at = self._queue.popleft()
+            else:
+                self._failure, logs = failure, list(self._logs.values())
+                if self.log is not None:
+                    logs.append(self.log)
             task, self._task = self._task, None
         if at is not None and not isinstance(at, HookOp):  # a hook is called already
             left.insert(0, at)
@@ -781,8 +829,8 @@ class StreamExecutor:
             _fail_op(each, failure)
         for log in logs:
             log.close(failure)
-        if self.log is not None:
-            self.log.close(failure)
+        if back is not None:
+            self._play_on(back)
         return task
 
     def write(self, text: str) -> None:
@@ -867,9 +915,15 @@ class StreamExecutor:
         reads = [child.read(_added, op.where) for child in op.children]
         if not all(cell.done for cell in reads):
             return False
-        for cell in reads:
-            self._pieces += cell.result()
+        self._take([piece for cell in reads for piece in cell.result()])
         return True
+
+    def _take(self, pieces: Sequence[Piece]) -> None:
+        """Appends what other branches have added."""
+        start = len(self._pieces)
+        self._pieces += pieces
+        if self.log is not None:
+            self.log.append(self._text_from(start))
 
     def _read_at_once(self, op: ReadOp) -> bool:
         op.cell.set(op.what(self))
@@ -991,6 +1045,11 @@ def _in_program(op: Op) -> bool:
     return False
 
 
+def _goes_back(op: Op) -> bool:
+    """Whether an operation goes back to before anything that is played now."""
+    return isinstance(op, MarkOp) and op.back and op.mark.lengths is not None
+
+
 def _call_hook(backend: BaseBackend, op: HookOp) -> None:
     getattr(backend, op.hook)(*op.args)
 
@@ -1005,6 +1064,7 @@ def _call_last_hook(backend: BaseBackend, op: HookOp) -> None:
 def _fail_op(op: Op, failure: SglError) -> None:
     if isinstance(op, ForkOp):
         for child in op.children:
+            child._failure_seen = True  # the parent tells
             child._fail(failure)
     elif isinstance(op, HookOp):
         if op.hook == "end_program":  # a program that failed has ended too
@@ -1064,14 +1124,18 @@ def _content(pieces: Sequence[Piece]) -> tuple[str | Image, ...]:
 
 
 def _raised_at(error: BaseException) -> Location | None:
-    """The deepest line of the user's code that an exception went through."""
-    found = None
-    trace = error.__traceback__
+    """The deepest line of the user's code that an exception went through; of a library's, where there is only that."""
+    trace, found = error.__traceback__, None
     while trace is not None:
-        if not trace.tb_frame.f_globals.get("__name__", "").startswith("sglang_lite."):
-            found = Location(trace.tb_frame.f_code, trace.tb_lasti)
+        frame = trace.tb_frame
+        library = frame.f_code.co_filename.startswith(_LIBRARIES)
+        if not frame.f_globals.get("__name__", "").startswith("sglang_lite.") and not (found and library):
+            found = Location(frame.f_code, trace.tb_lasti)
         trace = trace.tb_next
     return found
+
+
+_LIBRARIES = ("<frozen ", *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def derived_seed(seed: int, path: str) -> int:
