@@ -36,8 +36,8 @@ _HARMONY = Format(
 FORMATS = {
     "deepseek-r1": _OPEN, "deepseek-v3": _THINK, "deepseek-v4": _THINK, "deepseek-v41": _THINK, "dots": _THINK,
     "glm45": _THINK, "ling3": _THINK, "kimi": Format("◁think▷", "◁/think▷"), "kimi_k2": _THINK,
-    "kimi_k3": Format("<|open|>think<|sep|>", "<|close|>think<|sep|>", open=True), "mimo": _THINK, "poolside_v1": _THINK,
-    "qwen3": _THINK, "qwen3-thinking": _OPEN, "minimax": _OPEN, "minimax-append-think": _OPEN,
+    "kimi_k3": Format("<|open|>think<|sep|>", "<|close|>think<|sep|>", open=True), "mimo": _THINK,
+    "poolside_v1": _THINK, "qwen3": _THINK, "qwen3-thinking": _OPEN, "minimax": _OPEN, "minimax-append-think": _OPEN,
     "minimax-m3": Format("<mm:think>", "</mm:think>"), "nanbeige": _THINK, "step3": _OPEN, "step3p5": _OPEN,
     "mistral": Format("[THINK]", "[/THINK]"), "nemotron_3": _THINK, "granite_thinking_parser": _THINK,
     "interns1": _THINK, "gemma4": Format("<|channel>thought\n", "<channel|>"), "gigachat35": _OPEN, "iquest_q1": _OPEN,
