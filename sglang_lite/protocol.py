@@ -221,9 +221,15 @@ class JsonSchema:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Exactly one of `options`."""
+    """Exactly one of `options`, which may be given as any sequence."""
 
     options: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        given: Any = self.options  # a list is no key of a cache
+        if isinstance(given, str) or not all(isinstance(option, str) for option in given):
+            raise ConstraintError(f"choices: {given!r} is not a list of texts.")
+        object.__setattr__(self, "options", tuple(given))
 
 
 @dataclass(frozen=True, slots=True)
