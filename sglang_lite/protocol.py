@@ -286,7 +286,24 @@ class Repeated:
     most: int | None = None
 
 
-Constraint: TypeAlias = Regex | JsonSchema | Choices | Ebnf | Lark | StructuralTag | InOrder | OneOf | Repeated
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """Text that goes on from `text` in a grammar that spans several nodes. It is no part of another constraint.
+
+    Attributes:
+        whole: what `text`, this generation and what follows it are together.
+        text: what is there of it.
+        part: what this generation is by itself; then `whole` may be complete later. None: it completes `whole`.
+    """
+
+    whole: Constraint
+    text: str = ""
+    part: Constraint | None = None
+
+
+Constraint: TypeAlias = (
+    Regex | JsonSchema | Choices | Ebnf | Lark | StructuralTag | InOrder | OneOf | Repeated | Continuation
+)
 
 
 # ------------------------------------------------------------------------------------------------- sampling
@@ -430,6 +447,15 @@ class SelectSegment:
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarSegment:
+    """From here on all text, `text` before it, is in the language of `whole`; None: up to here it is. Choices that
+    can't go on there are left out of a selection; a fork's branches need not complete it."""
+
+    whole: Constraint | None
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ForkSegment:
     """Branches that go on from here, each with segments of its own, beside what follows."""
 
@@ -441,7 +467,7 @@ class JoinSegment:
     """Waits for the branches of every fork before it since the last join, and appends the texts they added."""
 
 
-Segment: TypeAlias = "TextSegment | GenSegment | SelectSegment | ForkSegment | JoinSegment"
+Segment: TypeAlias = "TextSegment | GenSegment | SelectSegment | GrammarSegment | ForkSegment | JoinSegment"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from sglang_lite.protocol import (
     Choices,
     Constraint,
     ConstraintError,
+    Continuation,
     Ebnf,
     InOrder,
     JsonSchema,
@@ -68,6 +69,8 @@ def _language_of(constraint: Constraint) -> Language:
             return pruned(Language(_START, {_START: parse(pattern)}))
         case Choices(options):
             return pruned(Language(_START, {_START: alternation(map(literal, options))}))
+        case Continuation():
+            raise ConstraintError("what goes on in a grammar over several nodes is no grammar by itself.")
     parts = _parts(constraint)
     names = {f"{i}": _inner(part) for i, part in enumerate(parts)}
     outer = Language(_START, _body(constraint, [Ref(name) for name in names]))

@@ -22,11 +22,14 @@ from sglang_lite.lang.loop import Mailbox
 from sglang_lite.lang.results import decide, delta_meta, joined_meta
 from sglang_lite.protocol import (
     CapabilityError,
+    Constraint,
     ConstraintError,
+    Continuation,
     Delta,
     EngineClosedError,
     Generation,
     GenSegment,
+    GrammarSegment,
     Image,
     JsonSchema,
     ParameterError,
@@ -76,7 +79,7 @@ def at_once(branch: StreamExecutor, op: GenOp) -> bool:
     backend = branch.backend
     if not backend.answers_now or op.node.options is not None or branch.log is not None or not branch.run.plain:
         return False
-    generations = backend.answer_now(branch.prompt(), op.params, op.node.constraint)
+    generations = backend.answer_now(branch.prompt(), op.params, _constraint(branch, op))
     if generations is None:
         return False
     _accept(branch, op, generations, _values(op, generations))
@@ -180,7 +183,7 @@ async def _ask(branch: StreamExecutor, op: GenOp, options: GenOptions, attempt: 
         events: AsyncGenerator[Delta | Generation, None] = _from_hooks(backend, branch, op, show)
     else:
         prompt = branch.prompt(same_model=options.backend is None)
-        events = backend.agenerate(prompt, params, op.node.constraint, stream=stream)
+        events = backend.agenerate(prompt, params, _constraint(branch, op), stream=stream)
     async for event in events:  # to its end: only the generator itself, or cancelling it, ends it sooner
         if isinstance(event, Generation):
             done.append(event)
@@ -193,6 +196,12 @@ async def _ask(branch: StreamExecutor, op: GenOp, options: GenOptions, attempt: 
     if show is not None:
         show.end(done[0])
     return done
+
+
+def _constraint(branch: StreamExecutor, op: GenOp) -> Constraint | None:
+    """What a generation must be where the branch is now."""
+    walk = branch.walk
+    return op.node.constraint if walk is None else Continuation(walk.constraint, walk.text, op.node.constraint)
 
 
 class _Show:
@@ -312,18 +321,24 @@ async def play_run(branch: StreamExecutor, run: Sequence[Any]) -> AsyncGenerator
     Args:
         run: the operations; the first and the last one are generations or selections.
     """
+    from sglang_lite.lang.interpreter import GrammarOp, TextOp
+
     op, segments, decisions = run[0], list[Segment](), dict[int, ChoicesDecision]()
-    for i, each in enumerate(run):
+    if branch.walk is not None:
+        segments.append(GrammarSegment(branch.walk.constraint, branch.walk.text))
+    for each in run:
         if isinstance(each, str):
             segments.append(TextSegment(each))
+        elif isinstance(each, TextOp):
+            segments.append(TextSegment(each.text))
+        elif isinstance(each, GrammarOp):
+            segments.append(GrammarSegment(None if each.walk is None else each.walk.constraint))
         elif isinstance(getattr(each, "node", None), SglGen):
             segments.append(GenSegment(each.node.name, each.params, each.node.constraint))
         elif isinstance(getattr(each, "node", None), SglSelect):
             unconditional = each.node.choices_method.requires_unconditional_logprobs
-            pick = partial(_decide, each, decisions, i)
+            pick = partial(_decide, each, decisions)
             segments.append(SelectSegment(each.node.name, each.node.choices, pick, unconditional))
-        else:
-            segments.append(TextSegment(""))  # turns and the like: so that a segment's index is the operation's
     stream = branch.log is not None
     show = _Show(branch, op, None) if stream else None
     begun = False
@@ -336,7 +351,7 @@ async def play_run(branch: StreamExecutor, run: Sequence[Any]) -> AsyncGenerator
                     show.piece(event.text, event.logprobs, delta_meta(event))
                 continue
             if isinstance(event, Selection):
-                _picked(branch, op, event, decisions[played.path[0]])
+                _picked(branch, op, event, decisions[id(op)])
             else:
                 if show is not None:
                     show.end(event)
@@ -357,9 +372,9 @@ async def play_run(branch: StreamExecutor, run: Sequence[Any]) -> AsyncGenerator
         await (agenerate if isinstance(op.node, SglGen) else aselect)(branch, op)
 
 
-def _decide(op: SelectOp, decisions: dict[int, ChoicesDecision], index: int, selection: Selection) -> str:
-    decisions[index] = decide(op.node, selection, op.seed)
-    return decisions[index].decision
+def _decide(op: SelectOp, decisions: dict[int, ChoicesDecision], selection: Selection) -> str:
+    decision = decisions[id(op)] = decide(op.node, selection, op.seed)
+    return decision.decision
 
 
 # ------------------------------------------------------------------------------------- SGLang's blocking hooks
@@ -437,7 +452,7 @@ def select_at_once(branch: StreamExecutor, op: SelectOp) -> bool:
         return False
     node = op.node
     selection = branch.backend.select_now(
-        branch.prompt(), node.choices, unconditional=node.choices_method.requires_unconditional_logprobs
+        branch.prompt(), _choices(branch, node), unconditional=node.choices_method.requires_unconditional_logprobs
     )
     if selection is None:
         return False
@@ -452,10 +467,15 @@ async def aselect(branch: StreamExecutor, op: SelectOp) -> None:
         decision = await _retried(branch, partial(in_pool, backend, partial(_select_hook, branch, op)))
         _picked(branch, op, None, decision)
     elif node.multi is None:
-        selection = await _score(branch, node, node.choices)
+        selection = await _score(branch, node, _choices(branch, node))
         _picked(branch, op, selection, decide(node, selection, op.seed))
     else:
         await _select_several(branch, op)
+
+
+def _choices(branch: StreamExecutor, node: SglSelect) -> Sequence[str]:
+    """Those that may come where the branch is now."""
+    return node.choices if branch.walk is None else branch.walk.possible(node.choices)
 
 
 async def _retried(branch: StreamExecutor, ask: Callable[[], Awaitable[_T]]) -> _T:

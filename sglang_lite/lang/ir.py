@@ -135,6 +135,24 @@ class SglVarScopeEnd(SglExpr):
 
 
 @dataclass(frozen=True, slots=True)
+class SglGrammarBegin(SglExpr):
+    """From here on, all text together is in the language of a constraint."""
+
+    constraint: Constraint
+
+    def __repr__(self) -> str:
+        return f"GrammarBegin({self.constraint!r:.60})"
+
+
+@dataclass(frozen=True, slots=True)
+class SglGrammarEnd(SglExpr):
+    """The text in the grammar is complete."""
+
+    def __repr__(self) -> str:
+        return "GrammarEnd()"
+
+
+@dataclass(frozen=True, slots=True)
 class GenOptions:
     """How a generation is carried out, beside what is sampled.
 

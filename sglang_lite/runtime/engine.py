@@ -248,6 +248,10 @@ class Engine:
             for request in requests:
                 self._loop.fail(request, copy(failure))  # programs add their own places to it
 
+    def continued(self, whole: CompiledGrammar, text: str, part: CompiledGrammar | None) -> CompiledGrammar:
+        """A compiled grammar that goes on from a text; see Continuation."""
+        return self._compiler.continued(whole, text, part)
+
     def compile_grammar(self, constraint: Constraint) -> CompiledGrammar:
         """Makes a constraint ready. May take long.
 
@@ -332,7 +336,7 @@ class Engine:
 
     def _start_program(self, player: Player, compiled: Future[dict[Constraint, CompiledGrammar]]) -> None:
         try:
-            player.grammars = compiled.result()
+            player.compiled(compiled.result())
             self._loop.post(player.start)
         except SglError as error:
             failure = copy(error)

@@ -17,6 +17,7 @@ from sglang_lite.protocol import (
     CapabilityError,
     Choices,
     Constraint,
+    Continuation,
     Delta,
     Ebnf,
     Generation,
@@ -244,6 +245,7 @@ _NAMES: dict[type, str] = {
     InOrder: "constraints in order",
     OneOf: "one of several constraints",
     Repeated: "a repeated constraint",
+    Continuation: "a grammar over several nodes",
 }
 ALL_CONSTRAINTS = frozenset(_NAMES)
 

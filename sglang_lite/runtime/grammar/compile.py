@@ -15,12 +15,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sglang_lite.protocol import Constraint, ConstraintError, EngineClosedError, JsonSchema, SglError
+from sglang_lite.protocol import Constraint, ConstraintError, Continuation, EngineClosedError, JsonSchema, SglError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.grammar.base import CompiledGrammar, GrammarEngine
 from sglang_lite.runtime.grammar.choose import fastest
+from sglang_lite.runtime.grammar.continuing import ContinuedGrammar
 from sglang_lite.runtime.grammar.simple import is_simple
-from sglang_lite.runtime.grammar.vocabulary import Vocabulary
+from sglang_lite.runtime.grammar.vocabulary import Vocabulary, mask_of
 from sglang_lite.runtime.grammar.worker import OverBudgetError, Worker
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Compiler:
         self._tokenizer, self._backend = tokenizer, config.constraint_backend
         self._vocab_size, self._eos_ids = vocab_size, sorted(eos_ids)
         self._timeout, self._memory = config.compile_timeout_s, config.compile_memory_mb
+        self._end = mask_of(self._eos_ids, vocab_size)
         self._engines: dict[str, GrammarEngine] = {}
         self._making = threading.Lock()  # of engines and workers
         self._cache: OrderedDict[Constraint, Future[CompiledGrammar]] = OrderedDict()
@@ -60,6 +62,8 @@ class Compiler:
     def request(self, constraint: Constraint) -> Future[CompiledGrammar]:
         """Starts compiling a constraint, unless that was done or is being done. The future raises ConstraintError for
         what can't be enforced, and EngineClosedError when `close` comes first."""
+        if isinstance(constraint, Continuation):
+            return self._continued(constraint)
         key = _canonical(constraint)
         with self._lock:
             known = self._cache.get(key)
@@ -96,6 +100,27 @@ class Compiler:
         for future in futures.values():
             future.add_done_callback(one_more)
         return together
+
+    def _continued(self, constraint: Continuation) -> Future[CompiledGrammar]:
+        """What it goes on in is compiled, and what it is by itself: never what is left of the whole."""
+        future: Future[CompiledGrammar] = Future()
+        whole, part = constraint.whole, constraint.part
+
+        def ready(compiled: Future[dict[Constraint, CompiledGrammar]]) -> None:
+            try:
+                grammars = compiled.result()
+            except SglError as error:
+                future.set_exception(error)
+            else:
+                own = None if part is None else grammars[part]
+                future.set_result(self.continued(grammars[whole], constraint.text, own))
+
+        self.request_all({whole} if part is None else {whole, part}).add_done_callback(ready)
+        return future
+
+    def continued(self, whole: CompiledGrammar, text: str, part: CompiledGrammar | None) -> ContinuedGrammar:
+        """A grammar that goes on from a text."""
+        return ContinuedGrammar(whole, text, part, self._end)
 
     def build(self, constraint: Constraint) -> CompiledGrammar:
         """Compiles in the calling thread, without limits and whatever is cached.

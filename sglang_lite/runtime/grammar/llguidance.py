@@ -6,28 +6,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLExecutor, LLTokenizer
 from numpy.typing import NDArray
 
-from sglang_lite.constraints.compose import language_of
-from sglang_lite.constraints.lexing import lexed
-from sglang_lite.constraints.to_lark import to_lark
-from sglang_lite.protocol import Constraint, ConstraintError
+from sglang_lite.constraints import walk
+from sglang_lite.protocol import Constraint
 from sglang_lite.runtime.grammar.base import Mask
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
-# Larger than its own: large schemas need it. Lexemes are not worked out beforehand, as that spends the fuel of the
-# first steps without saying so (1.9.1: a text of {1,5000} & [^ ]+ is then refused).
-_LIMITS = LLParserLimits(
-    max_items_in_row=50_000,
-    initial_lexer_fuel=20_000_000,
-    step_lexer_fuel=2_000_000,
-    step_max_items=500_000,
-    precompute_large_lexemes=False,
-    verbose_errors=False,
-)
 _BYTES, _BYTES_PER_CHARACTER = 100_000, 50
 
 
@@ -45,6 +33,11 @@ class LlguidanceMatcher:
     def accept(self, token: int) -> bool:
         self.kept = None
         return bool(self.inner.consume_token(token))
+
+    def advance(self, text: bytes) -> bool:
+        self.kept = None
+        tokens = self.engine.spell(text)
+        return tokens is not None and bool(self.inner.consume_tokens(tokens))
 
     def forced(self) -> list[int]:
         return list(self.inner.compute_ff_tokens())
@@ -65,15 +58,23 @@ class LlguidanceMatcher:
 class LlguidanceGrammar:
     """Its first mask is made here, once for all requests: it takes longest, and they may all come at the same time."""
 
-    def __init__(self, engine: LlguidanceEngine, start: Any, size: int) -> None:
-        self._engine, self._start, self.size = engine, start, size
+    def __init__(self, engine: LlguidanceEngine, text: str) -> None:
+        self._engine, self._text, self.size = engine, text, _BYTES + _BYTES_PER_CHARACTER * len(text)
+        self._beside: LlguidanceGrammar | None = None
+        start = self._start = walk.start(text, engine.tokenizer)
         self._first = np.zeros((engine.vocab_size + 31) // 32, np.int32)
         start.unsafe_compute_mask_ptr(self._first.ctypes.data, self._first.nbytes)
         if start.is_error():
-            raise ConstraintError(f"llguidance: {_first_line(start.get_error())}")
+            raise walk.refusal(start)
 
     def matcher(self) -> LlguidanceMatcher:
         return LlguidanceMatcher(self._engine, self._start.deep_copy(), self._first)
+
+    def beside(self) -> LlguidanceGrammar:
+        """Where a text is forced, it would allow only the tokens that a tokenizer cuts that text into."""
+        if self._beside is None:
+            self._beside = LlguidanceGrammar(self._engine, '%llguidance {"no_forcing": true}\n' + self._text)
+        return self._beside
 
 
 class LlguidanceEngine:
@@ -95,31 +96,31 @@ class LlguidanceEngine:
         threads: int = 1,
     ) -> None:
         source = "byte" if tokenizer is None else tokenizer.backend.to_str()
-        self._tokenizer = LLTokenizer(source, n_vocab=vocab_size, eos_token=list(eos_ids) or None)
-        self.vocab_size: int = self._tokenizer.vocab_size
+        self.tokenizer = LLTokenizer(source, n_vocab=vocab_size, eos_token=list(eos_ids) or None)
+        self.vocab_size: int = self.tokenizer.vocab_size
         self._threads = threads
         self._executor: Any = None
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text."""
-        tokens: list[int] = self._tokenizer.tokenize_bytes(text.encode())
-        return tokens
+        return self.tokenizer.tokenize_bytes(text.encode())  # type: ignore[no-any-return] # it has no types
+
+    def spell(self, text: bytes) -> list[int] | None:
+        """Tokens that have these bytes; None where there are none for some."""
+        tokens: list[int] = self.tokenizer.tokenize_bytes(text)
+        return tokens if self.tokenizer.decode_bytes(tokens) == text else None
 
     def compile(self, constraint: Constraint) -> LlguidanceGrammar:
-        return self.load(_text(constraint))
+        return self.load(walk.grammar_text(constraint))
 
     def prepare(self, constraint: Constraint) -> str:
         """Its text, which has been compiled and has made a mask: the fuel of the engine bounds both."""
-        text = _text(constraint)
+        text = walk.grammar_text(constraint)
         self.load(text)
         return text
 
     def load(self, prepared: str) -> LlguidanceGrammar:
-        grammar = LLMatcher.grammar_from_lark(prepared)
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
-        if matcher.is_error():
-            raise ConstraintError(f"llguidance: {_first_line(matcher.get_error())}")
-        return LlguidanceGrammar(self, matcher, _BYTES + _BYTES_PER_CHARACTER * len(prepared))
+        return LlguidanceGrammar(self, prepared)
 
     def fill(self, matchers: Sequence[LlguidanceMatcher], masks: NDArray[np.int32], rows: Sequence[int]) -> None:
         if self._executor is None:
@@ -132,11 +133,3 @@ class LlguidanceEngine:
                 masks[row] = matcher.kept
         if pairs:
             self._executor.unsafe_compute_mask_ptr(pairs, masks.ctypes.data, masks.shape[1] * 4, len(masks))
-
-
-def _text(constraint: Constraint) -> str:
-    return to_lark(lexed(language_of(constraint)))
-
-
-def _first_line(message: str) -> str:
-    return next((line.strip() for line in message.splitlines() if line.strip()), "refused without a reason")

@@ -51,6 +51,11 @@ class Vocabulary:
 
     def eos_mask(self) -> NDArray[np.int32]:
         """The mask that allows nothing but the end."""
-        allowed = np.zeros(self.words * 32, np.uint8)
-        allowed[list(self.eos_ids)] = 1
-        return np.packbits(allowed, bitorder="little").view(np.int32)
+        return mask_of(self.eos_ids, self.size)
+
+
+def mask_of(tokens: Iterable[int], vocab_size: int) -> NDArray[np.int32]:
+    """The mask that allows these tokens."""
+    allowed = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
+    allowed[list(tokens)] = 1
+    return np.packbits(allowed, bitorder="little").view(np.int32)
