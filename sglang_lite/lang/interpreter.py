@@ -324,7 +324,7 @@ class StreamExecutor:
     def submit(self, expr: SglExpr | str, where: Location | None = None) -> None:
         """Queues what `expr` says. Misuse that can be seen now is raised now."""
         if isinstance(expr, str):
-            self._put_text(expr, where)
+            self._put(expr) if self._grammar is None else self._put_in_grammar(expr, where)
         elif isinstance(expr, SglExprList):
             for node in expr.walk():
                 self._submit_node(node, where)
@@ -338,7 +338,7 @@ class StreamExecutor:
     def _submit_node(self, node: SglExpr, where: Location | None) -> None:
         match node:
             case SglConstantText():
-                self._put_text(node.value, where)
+                self._put(node.value) if self._grammar is None else self._put_in_grammar(node.value, where)
             case SglGen():
                 self._put(self._gen(node, where))
             case SglSelect():
@@ -372,14 +372,11 @@ class StreamExecutor:
             case _:
                 raise ParameterError("+=", f"{node!r} can't be executed.", where=where)
 
-    def _put_text(self, text: str, where: Location | None) -> None:
-        if self._grammar is None:
-            self._put(text)
-        elif text:
-            walk = self._known_walk()
-            if walk is not None:  # it is refused where it stands
-                walk.copy().push(text)
-            self._put(TextOp(text, where))
+    def _put_in_grammar(self, text: str, where: Location | None) -> None:
+        walk = self._known_walk()
+        if walk is not None:  # it is refused where it stands
+            walk.copy().push(text)
+        self._put(TextOp(text, where))
 
     def _known_walk(self) -> Walk | None:
         """The walk through the open grammar, if everything before has been played."""

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import random
+import threading
 
 import pytest
 
@@ -261,15 +262,30 @@ def test_a_block_is_played_as_one_program(tiny, monkeypatch):
     play = LocalBackend.aplay
     monkeypatch.setattr(LocalBackend, "aplay", lambda *a, **k: played.append(a[2].segments) or play(*a, **k))
 
+    queued = threading.Event()
+
     def body(s):
-        s += "x" + sgl.gen("before", max_tokens=2)
+        s += "x" + sgl.gen("first", max_tokens=1, check=lambda _: queued.wait(30))
+        s += sgl.gen("before", max_tokens=2)
         with s.grammar(PERSON):
             s += '{"name": "' + sgl.gen("name", stop='"') + '", "age": ' + sgl.gen("age", type=int) + "}"
         s += sgl.gen("after", max_tokens=2)
+        queued.set()
 
     run(body, tiny, seed=3).sync()
-    assert sum(map(len, played)) >= 8
-    assert sum(isinstance(segment, GrammarSegment) for segments in played for segment in segments) >= 2
+    assert [[type(segment) for segment in segments] for segments in played] == [
+        [
+            GenSegment,
+            GrammarSegment,
+            TextSegment,
+            GenSegment,
+            TextSegment,
+            GenSegment,
+            TextSegment,
+            GrammarSegment,
+            GenSegment,
+        ]
+    ]
 
 
 def test_a_typed_generation_holds_to_the_grammar_too(tiny):
