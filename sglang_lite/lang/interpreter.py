@@ -268,10 +268,11 @@ Piece: TypeAlias = str | Span | Image | Reasoned
 class Mark:
     """What a checkpoint remembers: of the submitting side, and once played of the text."""
 
-    __slots__ = ("cells", "grammar", "lengths", "role", "scopes", "turns", "walk")
+    __slots__ = ("ahead", "cells", "grammar", "lengths", "role", "scopes", "turns", "walk")
 
     def __init__(self, branch: StreamExecutor) -> None:
-        self.cells, self.grammar = dict(branch._cells), branch._grammar
+        self.cells = dict(branch._cells)
+        self.grammar, self.ahead = branch._grammar, branch._ahead and branch._ahead.copy()
         self.turns, self.role, self.scopes = list(branch._turns), branch._role, dict(branch._scopes)
         self.lengths: tuple[int, int, tuple[str, int] | None] | None = None
         self.walk: Walk | None = None
@@ -286,9 +287,9 @@ class StreamExecutor:
     """
 
     __slots__ = (
-        "__weakref__", "_at", "_cells", "_children", "_failure", "_failure_seen", "_grammar", "_lock", "_logs",
-        "_messages", "_nodes", "_pieces", "_promises", "_queue", "_role", "_scope_starts", "_scopes", "_sid", "_task",
-        "_turn", "_turns", "backend", "fork_start", "log", "path", "run", "walk",
+        "__weakref__", "_ahead", "_at", "_cells", "_children", "_failure", "_failure_seen", "_grammar", "_lock",
+        "_logs", "_messages", "_nodes", "_pieces", "_promises", "_queue", "_role", "_scope_starts", "_scopes", "_sid",
+        "_task", "_turn", "_turns", "backend", "fork_start", "log", "path", "run", "walk",
     )  # fmt: skip
 
     def __init__(self, run: Run, path: str = "") -> None:
@@ -309,6 +310,7 @@ class StreamExecutor:
         self._role: tuple[str, str] | None = None  # the open turn's role and suffix
         self._scopes: dict[str, Cell] = {}
         self._grammar: Constraint | None = None  # that is open
+        self._ahead: Walk | None = None  # through it, as long as all text in it is known
         self._nodes = 0
         # the playing side's
         self._pieces: list[Piece] = []
@@ -343,6 +345,7 @@ class StreamExecutor:
                 self._put(self._gen(node, where))
             case SglSelect():
                 self._check_select(node, where)
+                self._ahead = None
                 cell, log = self._declare(node.name, where)
                 self._put(SelectOp(node, cell, log, self._node_seed()))
             case SglRoleBegin():
@@ -373,14 +376,9 @@ class StreamExecutor:
                 raise ParameterError("+=", f"{node!r} can't be executed.", where=where)
 
     def _put_in_grammar(self, text: str, where: Location | None) -> None:
-        walk = self._known_walk()
-        if walk is not None:  # it is refused where it stands
-            walk.copy().push(text)
+        if self._ahead is not None:  # it is refused where it stands
+            self._ahead.push(text)
         self._put(TextOp(text, where))
-
-    def _known_walk(self) -> Walk | None:
-        """The walk through the open grammar, if everything before has been played."""
-        return self.walk if self._at is None and self._failure is None else None
 
     def _begin_grammar(self, node: SglGrammarBegin, where: Location | None) -> None:
         from sglang_lite.constraints.walk import Walk
@@ -392,17 +390,16 @@ class StreamExecutor:
                 node, "a grammar over several nodes", "Write all of it with one gen(constraint=…).", where
             )
         walk = Walk(node.constraint)
-        self._grammar = node.constraint
+        self._grammar, self._ahead = node.constraint, walk.copy()
         self._put(GrammarOp(walk, where))
 
     def _end_grammar(self, where: Location | None) -> None:
         if self._grammar is None:  # a checkpoint has taken its beginning back
             return
-        self._grammar = None
-        walk = self._known_walk()
+        ahead, self._grammar, self._ahead = self._ahead, None, None
         self._put(GrammarOp(None, where))
-        if walk is not None:
-            walk.end()
+        if ahead is not None:
+            ahead.end()
 
     def _check_select(self, node: SglSelect, where: Location | None) -> None:
         can = self.backend.capabilities
@@ -429,6 +426,7 @@ class StreamExecutor:
         kind = None if node.value_type is None else node.value_type.annotation
         cell, log = self._declare(node.name, where, kind)
         op = GenOp(node, params, cell, log)
+        self._ahead = None
         if node.options is not None and node.options.reasoning is not None:
             name = f"{node.name}_reasoning_content" if node.name is not None else None
             op.thoughts, op.thoughts_log = self._declare(name, where)
@@ -534,7 +532,8 @@ class StreamExecutor:
         children = [StreamExecutor(self.run, f"{self.path}/{self._nodes}.{i}") for i in range(size)]
         for child in children:
             child._cells = dict(self._cells)
-            child._turns, child._role, child._grammar = list(self._turns), self._role, self._grammar
+            child._turns, child._role = list(self._turns), self._role
+            child._grammar, child._ahead = self._grammar, self._ahead and self._ahead.copy()
             child._at = ""  # nothing, until the parent gets there
         self._children += children
         if size > 1:
@@ -550,6 +549,7 @@ class StreamExecutor:
 
     def join_text(self, children: list[StreamExecutor], where: Location | None) -> None:
         """Appends what the children have added to the parent's text."""
+        self._ahead = None
         self._put(JoinOp(children, where))
 
     def mark(self) -> Mark:
@@ -569,7 +569,7 @@ class StreamExecutor:
                 self._queue.clear()
         self._cells = dict(mark.cells)
         self._turns, self._role, self._scopes = list(mark.turns), mark.role, dict(mark.scopes)
-        self._grammar = mark.grammar
+        self._grammar, self._ahead = mark.grammar, mark.ahead and mark.ahead.copy()
         self._put(MarkOp(mark, back=True))
 
     def facade(self) -> Any:

@@ -21,6 +21,7 @@ from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.interpreter import (
     ForkOp,
     GenOp,
+    GrammarOp,
     JoinOp,
     Op,
     ReadOp,
@@ -261,6 +262,8 @@ class TraceExecutor(StreamExecutor):
             case str():
                 if op:
                     state._append(SglConstantText(op))
+            case GrammarOp():
+                self._ahead = None  # what symbols stand for is not known
             case TextOp():
                 state._append(SglConstantText(op.text))
             case GenOp() | SelectOp():
