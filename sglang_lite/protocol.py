@@ -257,10 +257,19 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class StructuralTag:
-    """Free text in which a trigger begins one of the tags, every one of which begins with a trigger."""
+    """Free text in which a trigger begins one of the tags, every one of which begins with a trigger.
+
+    Attributes:
+        at_least_one: there is a tag.
+        stop_after_first: the first one ends the text.
+        excludes: what free text does not have in it.
+    """
 
     tags: tuple[Tag, ...]
     triggers: tuple[str, ...]
+    at_least_one: bool = False
+    stop_after_first: bool = False
+    excludes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
