@@ -266,7 +266,7 @@ class Automaton:
                 return self._union([self.step(each, symbol) for each in rest])
             case "&":
                 return self._intersect([self.step(each, symbol) for each in rest])
-            case "~":
+            case "~" if isinstance(symbol, int):  # its texts are of characters: no rule can follow
                 return self._complement(self.step(rest[0], symbol))
             case "{":
                 inner, least, most = rest

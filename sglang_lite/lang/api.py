@@ -29,7 +29,7 @@ from sglang_lite.lang.ir import (
     as_expr,
 )
 from sglang_lite.lang.params import gen_params as sampling_params
-from sglang_lite.lang.tools import tools_type
+from sglang_lite.lang.tools import Toolbox
 from sglang_lite.protocol import Constraint, Ebnf, JsonSchema, Lark, ParameterError, Regex
 from sglang_lite.text.reasoning import ReasoningParser
 
@@ -96,6 +96,7 @@ def gen(
     *,
     type: Any = None,
     tools: Sequence[Callable[..., Any]] | None = None,
+    tool_choice: str | Callable[..., Any] | None = None,
     ebnf: str | None = None,
     lark: str | None = None,
     constraint: Source | None = None,
@@ -122,6 +123,7 @@ def gen(
             sgl.grammar.json_schema makes of one with its options.
         type: a Python type: the variable's value is of it, and the text is whatever spells it.
         tools: functions the model may call: the variable is a ToolCall or the answer's text; see tools.py.
+        tool_choice: "auto"; "required": one of the tools is called; or one of them, or its name: that one is.
         ebnf, lark: text of a grammar, in GBNF or in Lark's syntax.
         constraint: what sgl.grammar.check takes: an sgl.Regex, sgl.Grammar or sgl.Choices, a schema, a type …
         timeout: seconds after which the generation fails with RequestTimeoutError.
@@ -141,6 +143,8 @@ def gen(
     kinds = [kind for kind, value in zip(_KINDS, given) if value is not None]
     if len(kinds) > 1:
         raise ParameterError(kinds[1], f"can't be combined with {kinds[0]}.", hint="A generation has one constraint.")
+    if tool_choice is not None and tools is None:
+        raise ParameterError("tool_choice", "needs tools.")
     if choices is not None:
         own = {"seed": seed, "timeout": timeout, "retries": retries, "check": check, "backend": backend,
                "reasoning": reasoning, "include_stop": include_stop, "repetition_penalty": repetition_penalty,
@@ -161,8 +165,12 @@ def gen(
         options = _options(timeout, retries, check, backend, reasoning)
     if not kinds:
         return SglGen(name, params, None, None, (), options)
-    if type is not None or tools is not None:
-        wanted = tools_type(tools) if tools is not None else value_type(type)
+    if tools is not None:
+        toolbox = Toolbox.of(tools, "auto" if tool_choice is None else tool_choice)
+        spelled = toolbox.value_type(None)
+        return SglGen(name, params, spelled.constraint, spelled, (), options, toolbox)
+    if type is not None:
+        wanted = value_type(type)
         return SglGen(name, params, wanted.constraint, wanted, wanted.stop, options)
     if dtype is not None:
         if not isinstance(dtype, str | builtins.type) or dtype not in DTYPES:

@@ -201,7 +201,7 @@ async def _ask(branch: StreamExecutor, op: GenOp, options: GenOptions, attempt: 
 def _constraint(branch: StreamExecutor, op: GenOp) -> Constraint | None:
     """What a generation must be where the branch is now."""
     walk = branch.walk
-    return op.node.constraint if walk is None else Continuation(walk.constraint, walk.text, op.node.constraint)
+    return op.constraint if walk is None else Continuation(walk.constraint, walk.text, op.constraint)
 
 
 class _Show:
@@ -211,7 +211,7 @@ class _Show:
 
     def __init__(self, branch: StreamExecutor, op: GenOp, reasoning: str | None) -> None:
         self._log, self._op = branch.log, op
-        self._parser = ReasoningParser(reasoning) if reasoning is not None else None
+        self._parser = None if reasoning is None else ReasoningParser(reasoning, once=op.constraint is not None)
         self._chars = self._tokens = 0  # shown so far
         self._early: dict[str, Any] = {}  # metadata whose text is yet to come
 
@@ -255,7 +255,7 @@ def _values(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
     node = op.node
     texts = [g.text for g in generations]
     if node.options is not None and node.options.reasoning is not None:
-        texts = [ReasoningParser.split(node.options.reasoning, text)[1] for text in texts]
+        texts = [_split(op, text)[1] for text in texts]
     if node.value_type is not None:
         return [node.value_type.parse(text) for text in texts]
     if isinstance(node.constraint, JsonSchema):
@@ -265,6 +265,13 @@ def _values(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
             if generation.finish_reason == "stop":  # text that max_tokens cut short says so in its metadata
                 parse_json(node.constraint, text)
     return texts
+
+
+def _split(op: GenOp, text: str) -> tuple[str, str]:
+    """Reasoning and answer. In one that is constrained marks of reasoning may be part of a value."""
+    assert op.node.options is not None
+    assert op.node.options.reasoning is not None
+    return ReasoningParser.split(op.node.options.reasoning, text, once=op.constraint is not None)
 
 
 def reseeded(seed: int | Unset, attempt: int) -> int | Unset:
@@ -295,7 +302,7 @@ def _accept(branch: StreamExecutor, op: GenOp, generations: Sequence[Generation]
     own = options.backend is None
     spans = first.spans if first.spans and own else (Span(first.text),)
     if options.reasoning is not None:
-        thought, answer = ReasoningParser.split(options.reasoning, first.text)
+        thought, answer = _split(op, first.text)
         branch.append([Reasoned(spans, answer)])
         if op.thoughts is not None:
             op.thoughts.set(thought)
@@ -334,7 +341,7 @@ async def play_run(branch: StreamExecutor, run: Sequence[Any]) -> AsyncGenerator
         elif isinstance(each, GrammarOp):
             segments.append(GrammarSegment(None if each.walk is None else each.walk.constraint))
         elif isinstance(getattr(each, "node", None), SglGen):
-            segments.append(GenSegment(each.node.name, each.params, each.node.constraint))
+            segments.append(GenSegment(each.node.name, each.params, each.constraint))
         elif isinstance(getattr(each, "node", None), SglSelect):
             unconditional = each.node.choices_method.requires_unconditional_logprobs
             pick = partial(_decide, each, decisions)
@@ -382,7 +389,7 @@ def _decide(op: SelectOp, decisions: dict[int, ChoicesDecision], selection: Sele
 
 def _call_hooks(backend: BaseBackend, branch: StreamExecutor, op: GenOp, show: _Show | None) -> list[Generation]:
     """Calls `generate` or, in a stream of one sample, `generate_stream`."""
-    given = SglSamplingParams.of(op.params, op.node.constraint)
+    given = SglSamplingParams.of(op.params, op.constraint)
     if branch.log is None or given.n > 1:
         text, meta = backend.generate(branch, given)
         texts = text if isinstance(text, list) else [text]

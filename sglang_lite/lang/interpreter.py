@@ -53,6 +53,7 @@ from sglang_lite.protocol import (
     Constraint,
     Continuation,
     Image,
+    InOrder,
     Location,
     Message,
     ParameterError,
@@ -68,6 +69,7 @@ from sglang_lite.protocol import (
     Usage,
 )
 from sglang_lite.text.chat_template import ChatTemplate
+from sglang_lite.text.reasoning import reasoned
 
 if TYPE_CHECKING:
     from sglang_lite.constraints.walk import Walk
@@ -158,6 +160,7 @@ current_run: ContextVar[Run | None] = ContextVar("sglang_lite_run", default=None
 class GenOp:
     node: SglGen
     params: SamplingParams
+    constraint: Constraint | None  # of its whole text, reasoning included
     cell: Cell
     log: TextLog | None
     thoughts: Cell | None = None  # gets the reasoning, where it is split off
@@ -414,20 +417,29 @@ class StreamExecutor:
             )
 
     def _gen(self, node: SglGen, where: Location | None) -> GenOp:
+        options = node.options
+        backend = self.backend if options is None or options.backend is None else options.backend
+        if node.tools is not None and (family := backend.tool_family()) is not None:
+            spelled = node.tools.value_type(family)
+            node = replace(node, constraint=spelled.constraint, value_type=spelled)
+        constraint = node.constraint
+        reasoning = None if options is None else options.reasoning
+        if reasoning is not None and constraint is not None and InOrder in backend.capabilities.constraints:
+            constraint = reasoned(reasoning, constraint)
+            node = replace(node, stop=())  # which are of the answer, whose end the constraint knows
         params = self._params(node)
-        backend = self.backend if node.options is None or node.options.backend is None else node.options.backend
-        constraint = node.constraint if self._grammar is None else Continuation(self._grammar, part=node.constraint)
-        if constraint is not None or backend.capabilities is not EVERYTHING:
-            backend.check(node, params, constraint, where)
+        held = constraint if self._grammar is None else Continuation(self._grammar, part=constraint)
+        if held is not None or backend.capabilities is not EVERYTHING:
+            backend.check(node, params, held, where)
         if backend.blocking and params is not NO_PARAMS:
             for field in _UNKNOWN_TO_HOOKS:
                 if not isinstance(getattr(params, field), Unset):
                     raise backend.refusal(node, field, "SGLang's blocking hooks have no such parameter.", where)
         kind = None if node.value_type is None else node.value_type.annotation
         cell, log = self._declare(node.name, where, kind)
-        op = GenOp(node, params, cell, log)
+        op = GenOp(node, params, constraint, cell, log)
         self._ahead = None
-        if node.options is not None and node.options.reasoning is not None:
+        if reasoning is not None:
             name = f"{node.name}_reasoning_content" if node.name is not None else None
             op.thoughts, op.thoughts_log = self._declare(name, where)
         return op
