@@ -469,7 +469,7 @@ class Engine:
 
     def stats(self) -> dict[str, int]:
         """Counts, taken between two steps: requests waiting and running, tokens cached and free, steps,
-        constraints compiled, and found compiled."""
+        constraints compiled, found compiled, and of those to be compiled found on disk."""
         scheduler, store = self._scheduler, self._scheduler.store
 
         def count() -> dict[str, int]:
@@ -482,6 +482,7 @@ class Engine:
                 "steps": self._loop.steps,
                 "grammars_compiled": self._compiler.misses,
                 "grammars_cached": self._compiler.hits,
+                "grammars_from_disk": self._compiler.kept,
             }
 
         return self._loop.call(count)
