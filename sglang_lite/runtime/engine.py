@@ -467,12 +467,14 @@ class Engine:
         store = self._scheduler.store
         return self._loop.call(store.flush) * store.page_size
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, Any]:
         """Counts, taken between two steps: requests waiting and running, tokens cached and free, steps,
-        constraints compiled, found compiled, and of those to be compiled found on disk."""
+        constraints compiled, found compiled, and of those to be compiled found on disk; and of the last 4,096 steps
+        with grammars median, 99th percentile and maximum of the seconds that their masks took, and that the device
+        (on a CPU: the step) waited for them."""
         scheduler, store = self._scheduler, self._scheduler.store
 
-        def count() -> dict[str, int]:
+        def count() -> dict[str, Any]:
             return {
                 "waiting": len(scheduler.waiting),
                 "running": len(scheduler.prefilling) + len(scheduler.decoding),
@@ -483,6 +485,8 @@ class Engine:
                 "grammars_compiled": self._compiler.misses,
                 "grammars_cached": self._compiler.hits,
                 "grammars_from_disk": self._compiler.kept,
+                **self._loop.mask_times.summary("mask"),
+                **self._loop.mask_waits.summary("mask_wait"),
             }
 
         return self._loop.call(count)

@@ -27,6 +27,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime.execute.sampler import Sampled, SamplingTable, Special
 from sglang_lite.runtime.grammar.base import Matcher, fill_masks
+from sglang_lite.runtime.grammar.timings import Seconds
 from sglang_lite.runtime.request import Finish, Request, State
 from sglang_lite.runtime.schedule.batch import Batch
 from sglang_lite.runtime.schedule.scheduler import Scheduler
@@ -63,13 +64,14 @@ class Runs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """A step that was launched: its forward, the rows it draws tokens for, those tokens, and the rows whose prompts are
-    through with it."""
+    """A step that was launched: its forward, the rows it draws tokens for, those tokens, the rows whose prompts are
+    through with it, and how long its masks took, where it has any."""
 
     forward: Launched
     rows: NDArray[np.int64]
     drawn: Drawn
     through: list[int]
+    filling: float
 
 
 class StepLoop:
@@ -97,6 +99,8 @@ class StepLoop:
     ) -> None:
         self.scheduler = scheduler
         self.steps = 0
+        self.mask_times = Seconds()  # to fill the masks of a step
+        self.mask_waits = Seconds()  # of those, and of what else the host does meanwhile, what its device waited for
         self.crash: BaseException | None = None
         self._runner, self._sampling = runner, sampling
         self._overlap, self._jump = overlap, jump
@@ -238,16 +242,17 @@ class StepLoop:
         if before is not None:
             self._settle(before)
         rows = (batch.samples & self.scheduler.live(batch)).nonzero()[0]
-        special, masks = self._special(batch, rows)
+        special, masks, filling = self._special(batch, rows)
         drawn = self._runner.sample(forward, rows, special, masks)
         self.scheduler.drawn(batch.slots[rows])
-        self._in_flight = _InFlight(forward, rows, drawn, through)
+        self._in_flight = _InFlight(forward, rows, drawn, through, filling)
         if not self._overlap:
             before, self._in_flight = self._in_flight, None
             self._settle(before)
 
-    def _special(self, batch: Batch, rows: NDArray[np.int64]) -> tuple[dict[int, Special], NDArray[np.int32]]:
-        """What the draws of some rows need beyond the sampling table, by index into `rows`, and the masks among it."""
+    def _special(self, batch: Batch, rows: NDArray[np.int64]) -> tuple[dict[int, Special], NDArray[np.int32], float]:
+        """What the draws of some rows need beyond the sampling table, by index into `rows`, the masks among it, and how
+        long those took."""
         special: dict[int, Special] = {}
         matchers: list[Matcher] = []
         table = self.scheduler.store.table
@@ -265,14 +270,18 @@ class StepLoop:
             banned = tuple(request.ends) if early else ()
             special[i] = Special(params, tokens, request.prompt_len, mask, banned, request.processor)
         masks = self._masks[: len(matchers)]
+        began = time.perf_counter()
         fill_masks(matchers, masks)
-        return special, masks
+        return special, masks, time.perf_counter() - began if matchers else 0.0
 
     def _settle(self, step: _InFlight) -> None:
         """Reads what a step has computed: appends the drawn tokens, and looks at those that may end a request or that
         somebody watches. Rows that were changed since the step was launched are passed over."""
         scheduler, batch = self.scheduler, step.forward.batch
         sampled = step.drawn.read()
+        if step.filling:
+            self.mask_times.add(step.filling)
+            self.mask_waits.add(step.filling if sampled.waited is None else sampled.waited)
         scheduler.store.settle(batch.step)
         live = scheduler.live(batch)
         for row, (first, scored) in step.forward.scored.items():
