@@ -27,8 +27,6 @@ from sglang_lite.constraints.nodes import (
     Repeat,
     Text,
     children,
-    complement,
-    intersection,
     texts_of,
 )
 from sglang_lite.protocol import ConstraintError
@@ -339,8 +337,3 @@ def is_empty(node: Node) -> bool:
     """No text is in the language."""
     found = Automaton(node)
     return not found.nonempty(found.start)
-
-
-def is_subset(a: Node, b: Node) -> bool:
-    """Every text of the first is in the second."""
-    return is_empty(intersection(a, complement(b)))

@@ -35,11 +35,6 @@ class Vocabulary:
         spelled = (b"" if i in tokenizer.special_ids else token for i, token in enumerate(known))
         return Vocabulary((*spelled, *[b""] * (vocab_size - len(known))), tuple(sorted(eos_ids)))
 
-    @staticmethod
-    def of_bytes() -> Vocabulary:
-        """A token for every byte, and one that ends a text."""
-        return Vocabulary((*(bytes([byte]) for byte in range(256)), b""), (256,))
-
     @property
     def size(self) -> int:
         return len(self.tokens)
