@@ -3,7 +3,8 @@
     python benchmarks/constrained.py [--systems …]
 
 Greedy; every system gets the same prompt and schema, and stops by itself. "free" writes as many tokens as ours did,
-without a constraint. transformers runs with xgrammar's logits processor; llama.cpp with its own grammar for the schema.
+without a constraint. transformers runs with xgrammar's logits processor and under outlines (where that is installed);
+llama.cpp with its own grammar for the schema.
 Medians of three, each system in a process of its own, all in one run.
 """
 
@@ -66,16 +67,19 @@ class Ours:
         return self.run_once(None, self.tokens) if self.free else self.run_once(self.constraint, 400)
 
 
+def transformers_model() -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, name = resolve("smollm2-135m").parent, resolve("smollm2-135m").name
+    model = AutoModelForCausalLM.from_pretrained(str(folder), gguf_file=name, dtype=torch.bfloat16)
+    return model.eval(), AutoTokenizer.from_pretrained(str(folder), gguf_file=name)
+
+
 class Transformers:
     def __init__(self) -> None:
         import xgrammar
-        from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        path = resolve("smollm2-135m")
-        self.tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-        self.model = AutoModelForCausalLM.from_pretrained(
-            str(path.parent), gguf_file=path.name, dtype=torch.bfloat16
-        ).eval()
+        self.model, self.tokenizer = transformers_model()
         info = xgrammar.TokenizerInfo.from_huggingface(self.tokenizer, vocab_size=self.model.config.vocab_size)
         self.grammar = xgrammar.GrammarCompiler(info).compile_json_schema(
             json.dumps(SCHEMA), any_whitespace=False, strict_mode=True
@@ -92,6 +96,20 @@ class Transformers:
             pad_token_id=2,
         )[0, ids.shape[1] :]  # fmt: skip
         return self.tokenizer.decode(out, skip_special_tokens=True), len(out)
+
+
+class Outlines:
+    def __init__(self) -> None:
+        import outlines  # type: ignore[import-not-found] # a peer, where it is installed
+
+        model, self.tokenizer = transformers_model()
+        self.generate = outlines.Generator(
+            outlines.from_transformers(model, self.tokenizer), outlines.json_schema(json.dumps(SCHEMA))
+        )
+
+    def run(self) -> tuple[str, int]:
+        text = self.generate(PROMPT, max_new_tokens=400, do_sample=False)
+        return text, len(self.tokenizer(text).input_ids)
 
 
 class LlamaCpp:
@@ -118,6 +136,7 @@ SYSTEMS: dict[str, Callable[[], Any]] = {
     "sglang_lite": lambda: Ours(free=False),
     "sglang_lite free": lambda: Ours(free=True),
     "transformers + xgrammar": Transformers,
+    "outlines": Outlines,
     "llama.cpp grammar": lambda: LlamaCpp(free=False),
     "llama.cpp free": lambda: LlamaCpp(free=True),
 }
@@ -136,7 +155,8 @@ def measure(name: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    there = [n for n in SYSTEMS if not n.startswith("llama.cpp") or importlib.util.find_spec("llama_cpp")]
+    peers = {"llama.cpp grammar": "llama_cpp", "llama.cpp free": "llama_cpp", "outlines": "outlines"}
+    there = [name for name in SYSTEMS if name not in peers or importlib.util.find_spec(peers[name])]
     parser.add_argument("--systems", nargs="+", default=there)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,6 +1,9 @@
 """What a number format costs in quality: perplexity and agreement with float32 on a fixed text.
 
 python benchmarks/quality.py [--dtypes bfloat16 int8] [--tokens 2048]
+
+On a GPU: its formats, through the engine, with the mean difference of the text's log-probabilities instead of the KL
+divergence.
 """
 
 from __future__ import annotations
@@ -8,10 +11,13 @@ from __future__ import annotations
 import argparse
 import math
 import pydoc_data.topics
+from typing import Any
 
 import torch
 
+from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.engine import Engine
 from sglang_lite.runtime.kernels.reference import AttentionPlan, ExtendRow
 from sglang_lite.runtime.load import LoadedModel, load_model
 from sglang_lite.runtime.models.resolve import resolve
@@ -31,6 +37,29 @@ def logprobs(loaded: LoadedModel, ids: list[int], chunk: int = 256) -> torch.Ten
     return torch.cat(rows)
 
 
+GPU_FORMATS: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {},
+    "fp8 keys and values": {"kv_dtype": "fp8"},
+    "fp8 weights": {"quantization": "fp8"},
+    "fp8 both": {"quantization": "fp8", "kv_dtype": "fp8"},
+}
+
+
+def on_gpu(text: str, tokens: int) -> None:
+    print(f"{'':22}{'perplexity':>12}{'difference':>12}{'greedy agreement':>18}")
+    reference: tuple[list[float], list[int]] | None = None
+    params = SamplingParams(max_tokens=1, return_logprob=True, logprob_start_len=1, top_logprobs_num=1)
+    for name, settings in GPU_FORMATS.items():
+        with Engine(device="cuda", max_total_tokens=8192, step_tokens=256, max_running=16, **settings) as engine:
+            scored = engine.complete(engine.tokenizer.encode(text)[:tokens], params).prompt_logprobs or ()
+        values, greedy = [float(t.logprob or 0) for t in scored], [t.top[0][1] for t in scored]
+        reference = reference or (values, greedy)
+        difference = sum(abs(a - b) for a, b in zip(values, reference[0])) / len(values)
+        agreement = sum(a == b for a, b in zip(greedy, reference[1])) / len(values)
+        print(f"{name:22}{math.exp(-sum(values) / len(values)):12.3f}{difference:12.4f}{agreement:18.1%}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "int8"])
@@ -38,6 +67,9 @@ def main() -> None:
     options = parser.parse_args()
     path = resolve("smollm2-135m")
     text = "".join(pydoc_data.topics.topics[name] for name in ("exceptions", "import", "specialnames"))
+    if torch.cuda.is_available():
+        on_gpu(text, options.tokens)
+        return
     reference: torch.Tensor | None = None
     print(f"{'dtype':10}{'perplexity':>12}{'KL to float32':>15}{'greedy agreement':>18}")
     for dtype in ["float32", *options.dtypes]:

@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bench.add_argument("--shape", default="llama-3.1-8b", help="llama-3.1-8b, qwen3-0.6b or qwen3-14b")
     bench.add_argument("--workload", nargs="+", metavar="NAME", help="w1, decode1, fork64 …; all without it")
     bench.add_argument("--repeat", type=int, default=3)
+    bench.add_argument("--fp8", action="store_true", help="weights, keys and values in 8 bits")
     bench.set_defaults(run=_bench)
     options = parser.parse_args(arguments)
     try:
@@ -83,7 +84,7 @@ def _bench(options: argparse.Namespace) -> int:
     for name in names:
         if name not in WORKLOADS:
             raise ParameterError("--workload", f"{name!r} is not one of {', '.join(WORKLOADS)}.")
-    report(options.shape, names, max(options.repeat, 1))
+    report(options.shape, names, max(options.repeat, 1), fp8=options.fp8)
     return 0
 
 

@@ -45,7 +45,7 @@ def _seconds(run: object) -> float:
     return float(begin.elapsed_time(end)) / 1e4
 
 
-def ideal(spec: ModelSpec, work: Workload, rates: Rates) -> float:
+def ideal(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16) -> float:
     """Seconds that a workload takes at least: all prompts computed, then a step a token, each row's keys and values
     read once, a shared prefix once for all rows."""
     s = spec
@@ -53,19 +53,22 @@ def ideal(spec: ModelSpec, work: Workload, rates: Rates) -> float:
         s.hidden_size * s.head_dim * (2 * s.num_heads + 2 * s.num_kv_heads) + 3 * s.hidden_size * s.intermediate_size
     )
     head = s.vocab_size * s.hidden_size
-    weights = 2 * (layer * s.num_layers + head)
-    token = 4 * s.num_layers * s.num_kv_heads * s.head_dim
+    size, matmul = bits // 8, rates.matmul * 16 / bits  # products are as much faster as their numbers are smaller
+    flops = 2 * (layer * s.num_layers + head)
+    weights = size * layer * s.num_layers + 2 * head
+    token = 2 * size * s.num_layers * s.num_kv_heads * s.head_dim
     own, new = np.array(work.own), np.array(work.new)
     shared = 0 if work.cached else work.shared
     seen = np.concatenate(
         ([shared * shared], own * (own + 2 * work.shared))
     )  # pairs of tokens, halved by causality below
     attention = 2 * s.num_layers * s.num_heads * s.head_dim * float(seen.sum())
-    prompts = max((2 * layer * s.num_layers * (shared + own.sum()) + attention) / rates.matmul, weights / rates.copy)
+    products = 2 * layer * s.num_layers * (shared + own.sum())
+    prompts = max(products / matmul + attention / rates.matmul, weights / rates.copy)
     steps = 0.0
     for step in range(1, int(new.max())):
         alive = new > step
         rows = int(alive.sum())
         read = (own[alive] + step).sum() + work.shared * bool(rows)
-        steps += max(weights / rates.copy, weights * rows / rates.matmul) + token * read / rates.copy
+        steps += max(weights / rates.copy, flops * rows / matmul) + token * read / rates.copy
     return float(prompts + steps)

@@ -15,13 +15,14 @@ from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.engine import Engine
 
 
-def report(shape: str, names: Sequence[str], repeat: int) -> None:
+def report(shape: str, names: Sequence[str], repeat: int, *, fp8: bool = False) -> None:
     """Prints a table.
 
     Args:
         shape: of SHAPES.
         names: of WORKLOADS; each runs once more beforehand, to warm up.
         repeat: times that each is measured; the median is told.
+        fp8: weights, keys and values in 8 bits.
 
     Raises:
         ParameterError: there is no GPU.
@@ -30,17 +31,19 @@ def report(shape: str, names: Sequence[str], repeat: int) -> None:
         raise ParameterError("device", "bench measures a GPU, and torch sees none.")
     rates = measure()
     started = time.perf_counter()
-    with Engine.of(load_shape(shape)) as engine:
+    with Engine.of(load_shape(shape, fp8=fp8)) as engine:
         ready = time.perf_counter() - started
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: copies {rates.copy / 1e12:.2f} TB/s, "
               f"bfloat16 products {rates.matmul / 1e12:.0f} TFLOP/s")  # fmt: skip
-        print(f"{shape}: ready after {ready:.1f} s, {engine.stats()['total_tokens']:,} tokens of KV cache")
+        numbers = "8-bit weights, keys and values" if fp8 else "bfloat16"
+        tokens = engine.stats()["total_tokens"]
+        print(f"{shape}, {numbers}: ready after {ready:.1f} s, {tokens:,} tokens of KV cache")
         print(f"{'':10}{'seconds':>9}{'ideal':>8}{'share':>7}{'output tok/s':>14}{'ms a step':>11}")
         for name in names:
             work = WORKLOADS[name]()
             run(engine, work)
             results = [run(engine, work) for _ in range(repeat)]
             seconds = median(result.seconds for result in results)
-            best = ideal(SHAPES[shape], work, rates)
+            best = ideal(SHAPES[shape], work, rates, bits=8 if fp8 else 16)
             print(f"{name:10}{seconds:9.3f}{best:8.3f}{best / seconds:7.0%}{sum(work.new) / seconds:14,.0f}"
                   f"{seconds / results[0].steps * 1e3:11.3f}", flush=True)  # fmt: skip

@@ -30,11 +30,17 @@ SHAPES = {
 }
 
 
-def load_shape(name: str) -> LoadedModel:
-    """A model of this shape on the first GPU, in bfloat16, and a tokenizer whose tokens are words without meaning."""
+def load_shape(name: str, *, fp8: bool = False) -> LoadedModel:
+    """A model of this shape on the first GPU, and a tokenizer whose tokens are words without meaning.
+
+    Args:
+        fp8: weights, keys and values in 8 bits; else bfloat16.
+    """
     spec, device = SHAPES[name], torch.device("cuda:0")
     with torch.inference_mode():
-        model = DeviceDecoder(spec, DummySource(device), precision("auto", device), device, spec.max_positions)
+        model = DeviceDecoder(
+            spec, DummySource(device), precision("auto", device, fp8=fp8, kv_fp8=fp8), device, spec.max_positions
+        )
     words = [f"t{i} " for i in range(spec.vocab_size)]
     backend = Backend(models.BPE({word: i for i, word in enumerate(words)}, []))
     tokenizer = Tokenizer(backend, [word.encode() for word in words], [], eos_ids=[])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -46,11 +46,16 @@ class Automaton:
 
     Args:
         *nodes: regular nodes, or bodies of rules.
+        rules: what names stand for: then characters lead into rules, and the automaton of a context-free language has
+            a state for each stack of open rules. Left recursion ends in a RecursionError.
     """
 
-    def __init__(self, *nodes: Node) -> None:
+    def __init__(self, *nodes: Node, rules: Mapping[str, Node] | None = None) -> None:
         self._limit = sys.maxsize
-        self._bounds, self._class_of, self._masks = _classes(nodes)
+        self._rules = rules or {}
+        self._rule_states: dict[str, State] = {}
+        self._empty_rules = _empty_rules(self._rules)
+        self._bounds, self._class_of, self._masks = _classes([*nodes, *self._rules.values()])
         every = self._masks[ANY_CHAR]
         self.classes = [c for c in range(every.bit_length()) if every >> c & 1]
         surrogates = bisect_right(self._bounds, SURROGATES[0]) - 1
@@ -142,6 +147,11 @@ class Automaton:
                 return self.references(rest[0])
         return frozenset()
 
+    def _rule(self, name: str) -> State:
+        if name not in self._rule_states:
+            self._rule_states[name] = self._state(self._rules[name])
+        return self._rule_states[name]
+
     # ------------------------------------------------------------------------------------------------ terms
 
     def _state(self, node: Node) -> State:
@@ -154,7 +164,7 @@ class Automaton:
                     state = self._concat(self._set(self._masks[_single(char)]), state)
                 return state
             case Ref(name):
-                return self._term("ref", name, nullable=False)
+                return self._term("ref", name, nullable=name in self._empty_rules)
             case Concat(parts):
                 state = DONE
                 for part in reversed(parts):
@@ -247,6 +257,8 @@ class Automaton:
             case "set":
                 return DONE if isinstance(symbol, int) and rest[0] >> symbol & 1 else DEAD
             case "ref":
+                if isinstance(symbol, int) and rest[0] in self._rules:
+                    return self.step(self._rule(rest[0]), symbol)
                 return DONE if rest[0] == symbol else DEAD
             case ".":
                 options = []
@@ -271,6 +283,29 @@ class Automaton:
                 left = self._repeat(inner, max(least - 1, 0), None if most is None else most - 1)
                 return self._concat(self.step(inner, symbol), left)
         return DEAD
+
+
+def _empty_rules(rules: Mapping[str, Node]) -> set[str]:
+    """Names of the rules that the empty text is in."""
+    empty: set[str] = set()
+
+    def may_be(node: Node) -> bool:
+        match node:
+            case Ref(name):
+                return name in empty
+            case Concat(parts) | Intersection(parts):
+                return all(map(may_be, parts))
+            case Alternation(options):
+                return any(map(may_be, options))
+            case Repeat(inner, least, _):
+                return least == 0 or may_be(inner)
+            case Complement(inner):
+                return not may_be(inner)
+        return False
+
+    while more := {name for name, body in rules.items() if name not in empty and may_be(body)}:
+        empty |= more
+    return empty
 
 
 def _too_complex(what: str) -> ConstraintError:

@@ -22,6 +22,10 @@ class EngineConfig:
         device: "cpu", "cuda" or "cuda:1"; "auto" is the GPU where there is one that can be used.
         dtype: "bfloat16", "float32", "float16"; "int8" quantises weights and activations (CPUs with VNNI: faster for
             many rows, less exact); "auto" is bfloat16 where the device computes in it, else float32.
+        quantization: "fp8": the layers' matrices in 8-bit floating point (e4m3, a scale an output, and one a row of
+            activations), quantised while loading; the head and the embedding stay as they are. GPUs of compute
+            capability 8.9 (Ada, Hopper) or newer.
+        kv_dtype: "fp8": keys and values in 8-bit floating point (e4m3), on such a GPU; "auto" is `dtype`.
         context_length: longest sequence in tokens; None for the model's own limit. A model with "longrope" (Phi)
             has two sets of factors: within its original length the short ones are used, else the long ones.
         max_total_tokens: size of the KV pool in tokens; None for what `mem_fraction` leaves on a GPU, and on a CPU for
@@ -60,6 +64,8 @@ class EngineConfig:
     chat_template: str | None = None
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
+    quantization: Literal["fp8"] | None = None
+    kv_dtype: Literal["auto", "fp8"] = "auto"
     context_length: int | None = None
     max_total_tokens: int | None = None
     mem_fraction: float = 0.88
@@ -106,6 +112,8 @@ class EngineConfig:
             ("load_format", ("auto", "dummy")),
             ("dtype", ("auto", "float32", "bfloat16", "float16", "int8")),
             ("jump_forward", ("safe", "off")),
+            ("quantization", (None, "fp8")),
+            ("kv_dtype", ("auto", "fp8")),
             ("policy", ("lpm", "fcfs", "priority")),
             ("constraint_backend", ("auto", "llguidance", "xgrammar", "outlines")),
             ("eviction", ("lru", "lfu", "fifo", "slru")),

@@ -58,7 +58,13 @@ def load_model(config: EngineConfig, path: Path) -> LoadedModel:
         model = kind(
             spec,
             source,
-            precision(config.dtype, device, one_path=config.deterministic),
+            precision(
+                config.dtype,
+                device,
+                one_path=config.deterministic,
+                fp8=config.quantization == "fp8",
+                kv_fp8=config.kv_dtype == "fp8",
+            ),
             device,
             config.context_length or spec.max_positions,
         )
@@ -142,15 +148,21 @@ def _no_gpu(name: str) -> str | None:
     return None
 
 
-def precision(dtype: str, device: torch.device, *, one_path: bool = False) -> Precision:
+def precision(
+    dtype: str, device: torch.device, *, one_path: bool = False, fp8: bool = False, kv_fp8: bool = False
+) -> Precision:
     """The numeric formats that a `dtype` stands for on a device.
 
     Args:
         one_path: every row is computed the same way whatever the batch.
+        fp8, kv_fp8: matrices, and keys and values, in 8-bit floating point.
 
     Raises:
         ParameterError: the device can't compute in it.
     """
+    for wanted, name in ((fp8, "quantization"), (kv_fp8, "kv_dtype")):
+        if wanted and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9)):
+            raise ParameterError(name, "fp8 needs a GPU of compute capability 8.9 (Ada, Hopper) or newer.")
     if device.type == "cuda":
         if dtype == "int8":
             raise ParameterError("dtype", "int8 is for CPUs.", hint="Use bfloat16.")
@@ -162,4 +174,6 @@ def precision(dtype: str, device: torch.device, *, one_path: bool = False) -> Pr
             raise ParameterError("dtype", "int8 needs a CPU with VNNI instructions.", hint="Use bfloat16 or float32.")
         return Precision(torch.float32, torch.bfloat16, torch.bfloat16, int8=True, one_path=one_path)
     kind = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
-    return Precision(kind, kind, kind, one_path=one_path)
+    if fp8 and kind != torch.bfloat16:
+        raise ParameterError("quantization", f"fp8 goes with dtype bfloat16, not {dtype}.")
+    return Precision(kind, kind, torch.float8_e4m3fn if kv_fp8 else kind, one_path=one_path, fp8=fp8)

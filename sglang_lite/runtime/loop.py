@@ -25,7 +25,7 @@ from sglang_lite.protocol import (
     SglError,
     TokenLogprob,
 )
-from sglang_lite.runtime.execute.sampler import Sampled, SamplingTable, Special
+from sglang_lite.runtime.execute.sampler import Masks, Sampled, SamplingTable, Special
 from sglang_lite.runtime.grammar.base import Matcher, fill_masks
 from sglang_lite.runtime.grammar.timings import Seconds
 from sglang_lite.runtime.request import Finish, Request, State
@@ -57,8 +57,10 @@ class Runs(Protocol):
 
     def forward(self, batch: Batch) -> Any: ...
 
+    def allocate_masks(self, rows: int, words: int) -> NDArray[np.int32]: ...
+
     def sample(
-        self, forward: Any, rows: NDArray[np.int64], special: dict[int, Special], masks: NDArray[np.int32]
+        self, forward: Any, rows: NDArray[np.int64], special: dict[int, Special], masks: Masks | None
     ) -> Drawn: ...
 
 
@@ -109,7 +111,8 @@ class StepLoop:
         self._looks = np.zeros(slots, dtype=bool)  # by slot: the tokens that are wanted have to be looked at
         self._wanted = np.zeros((slots, vocab_size), dtype=bool)
         self._eos = np.array(sorted(eos_ids), dtype=np.int32)
-        self._masks = np.empty((slots, -(-vocab_size // 32)), dtype=np.int32)  # of the step that draws now
+        self._masked = np.zeros(slots, dtype=bool)  # by slot: the grammar alone looks at its tokens
+        self._masks = runner.allocate_masks(slots, -(-vocab_size // 32))  # of the step that draws now
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._closing = False  # told to stop; read and written on the loop's thread
         self._ended = False  # takes no more commands; under the lock
@@ -233,6 +236,7 @@ class StepLoop:
         self.steps += 1
         for request in batch.fresh:
             self._sampling.set(request.slot, request.params, request.seed)
+            self._masked[request.slot] = request.masked_only
             wanted = request.wanted
             self._looks[request.slot] = wanted is not None
             if wanted is not None:
@@ -250,29 +254,37 @@ class StepLoop:
             before, self._in_flight = self._in_flight, None
             self._settle(before)
 
-    def _special(self, batch: Batch, rows: NDArray[np.int64]) -> tuple[dict[int, Special], NDArray[np.int32], float]:
-        """What the draws of some rows need beyond the sampling table, by index into `rows`, the masks among it, and how
-        long those took."""
+    def _special(self, batch: Batch, rows: NDArray[np.int64]) -> tuple[dict[int, Special], Masks | None, float]:
+        """What the draws of some rows need beyond the sampling table, by index into `rows`, their masks, and how long
+        those took."""
         special: dict[int, Special] = {}
         matchers: list[Matcher] = []
+        masked: list[int] = []
         table = self.scheduler.store.table
-        for i in table.watched[batch.slots[rows]].nonzero()[0].tolist():
-            request = batch.requests[rows[i]]
-            if not request.special:
+        slots = batch.slots[rows]
+        watched = table.watched[slots].nonzero()[0]
+        nothing_else = self._masked[slots[watched]].tolist()
+        for i, row, only in zip(watched.tolist(), rows[watched].tolist(), nothing_else):
+            request = batch.requests[row]
+            if request.matcher is not None:
+                masked.append(i)
+                matchers.append(request.matcher)
+            if only or not request.special:
                 continue
             tokens = table.tokens[request.slot, : table.length[request.slot]]
-            mask = None
-            if request.matcher is not None:
-                mask = len(matchers)
-                matchers.append(request.matcher)
             params = request.params
             early = len(tokens) - request.prompt_len < params.min_tokens
             banned = tuple(request.ends) if early else ()
-            special[i] = Special(params, tokens, request.prompt_len, mask, banned, request.processor)
-        masks = self._masks[: len(matchers)]
+            special[i] = Special(params, tokens, request.prompt_len, banned, request.processor)
+        if not matchers:
+            return special, None, 0.0
+        words = self._masks[: len(matchers)]
         began = time.perf_counter()
-        fill_masks(matchers, masks)
-        return special, masks, time.perf_counter() - began if matchers else 0.0
+        fill_masks(matchers, words)
+        filling = time.perf_counter() - began
+        which = np.full(len(rows), -1, dtype=np.int32)
+        which[masked] = np.arange(len(masked))
+        return special, Masks(words, which), filling
 
     def _settle(self, step: _InFlight) -> None:
         """Reads what a step has computed: appends the drawn tokens, and looks at those that may end a request or that
@@ -310,26 +322,35 @@ class StepLoop:
         full = table.known[slots] >= table.limit[slots]
         look = full | table.watched[slots] | np.isin(tokens, self._eos)
         look |= self._looks[slots] & self._wanted[slots, tokens]
-        for i in look.nonzero()[0].tolist():
-            request = batch.requests[step.rows[which[i]]]
+        looked = look.nonzero()[0]
+        for row, i, slot, token, at_end in zip(
+            step.rows[which[looked]].tolist(),
+            which[looked].tolist(),
+            slots[looked].tolist(),
+            tokens[looked].tolist(),
+            full[looked].tolist(),
+        ):
+            request = batch.requests[row]
             try:
-                finish = self._look(request, int(tokens[i]), sampled.logprobs.get(int(which[i])))
-                if finish is None and not full[i]:
-                    finish = self._leap(request)
+                finish = self._look(request, slot, token, sampled.logprobs.get(i))
+                if finish is None and not at_end and self._jump and request.matcher is not None:
+                    finish, at_end = self._leap(request)
             except SglError as error:
                 self._end(request, error, State.FAILED)
                 continue
-            if finish is None and table.known[request.slot] >= table.limit[request.slot]:
+            if finish is None and at_end:
                 finish = Finish("length", None)
             if finish is not None:
                 self._finish(request, finish)
 
-    def _look(self, request: Request, token: int, logprob: TokenLogprob | None) -> Finish | None:
+    def _look(self, request: Request, slot: int, token: int, logprob: TokenLogprob | None) -> Finish | None:
         table = self.scheduler.store.table
-        if table.watched[request.slot]:
+        if self._masked[slot]:
+            return request.take_masked(token)
+        if table.watched[slot]:
             return request.take((token,), logprob)
-        if self._looks[request.slot]:
-            return request.take(request.untaken(table.tokens[request.slot, : table.known[request.slot]]), None)
+        if self._looks[slot]:
+            return request.take(request.untaken(table.tokens[slot, : table.known[slot]]), None)
         return Finish("stop", token) if token in request.ends else None
 
     def _begin(self, request: Request) -> None:
@@ -343,15 +364,14 @@ class StepLoop:
         elif request.limit == len(request.tokens):
             request.ending = Finish("length", None)
 
-    def _leap(self, request: Request) -> Finish | None:
-        """Appends what the request's grammar forces."""
-        if not self._jump or request.matcher is None:
-            return None
-        table = self.scheduler.store.table
-        tokens, finish = request.jump(int(table.limit[request.slot] - table.known[request.slot]))
+    def _leap(self, request: Request) -> tuple[Finish | None, bool]:
+        """Appends what the request's grammar forces. Says whether that ends it, and whether it has its full length."""
+        table, slot = self.scheduler.store.table, request.slot
+        room = int(table.limit[slot] - table.known[slot])
+        tokens, finish = request.jump(room)
         if tokens:
             self.scheduler.append(request, tokens)
-        return finish
+        return finish, len(tokens) >= room
 
     def _finish(self, request: Request, finish: Finish) -> None:
         """Ends a request with its result, or lets the next one of its program go on in its slot."""

@@ -42,6 +42,7 @@ _RENAMED = {
     "enable_deterministic_inference": "deterministic",
     "mem_fraction_static": "mem_fraction",
     "grammar_backend": "constraint_backend",
+    "kv_cache_dtype": "kv_dtype",
 }
 _REVERSED = {
     "disable_radix_cache": "prefix_cache",
@@ -53,11 +54,9 @@ _ALWAYS: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("tp_size", "dp_size", "pp_size", "ep_size", "nnodes"), (1,)),
     **dict.fromkeys(("trust_remote_code", "is_embedding", "enable_lora"), (False,)),
     "skip_tokenizer_init": (False, True),  # token ids are taken and given with it and without
-    "kv_cache_dtype": ("auto",),
 }
 _NO_EQUIVALENT = {
     "tokenizer_path": "The tokenizer is the model's.",
-    "quantization": "dtype='int8' quantises while loading.",
 }
 
 
@@ -78,6 +77,8 @@ def engine_settings(given: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if ours in settings:
             raise ParameterError(name, f"{ours} is given, too.", hint="They are one setting under two names.")
+        if name == "kv_cache_dtype" and value == "fp8_e4m3":
+            value = "fp8"
         settings[ours] = not value if name in _REVERSED else value
     return settings
 

@@ -148,6 +148,13 @@ class Request:
         return not p.plain or p.return_logprob or self.matcher is not None or self.processor is not None
 
     @property
+    def masked_only(self) -> bool:
+        """Its grammar alone has to see its tokens: their text is of no use before the end."""
+        p = self.params
+        others = self.stream or p.stop or p.stop_regex or p.stop_token_ids or p.min_tokens or p.return_logprob
+        return self.matcher is not None and p.plain and not others and self.processor is None
+
+    @property
     def watched(self) -> bool:
         """Each of its tokens must be looked at when it comes; else only the end of the sequence, the limit or a token
         that is `wanted` end it."""
@@ -190,8 +197,8 @@ class Request:
         token = tokens[-1]
         if logprob is not None:
             self.logprobs.append(self._with_text(logprob))
-        if self.matcher is not None and not self.matcher.accept(token):
-            raise ConstraintError(f"the constraint allows no continuation: {self.matcher.error}")
+        if self.matcher is not None:
+            self._accept(self.matcher, token)
         if token in self.ends:
             return Finish("stop", token)
         piece = self._decoder.push(tokens)
@@ -204,6 +211,18 @@ class Request:
         if self.matcher is not None and self.matcher.finished:
             return Finish("stop", None)
         return None
+
+    def take_masked(self, token: int) -> Finish | None:
+        """`take` where the request is `masked_only`."""
+        assert self.matcher is not None
+        self._accept(self.matcher, token)
+        if token in self.ends:
+            return Finish("stop", token)
+        return Finish("stop", None) if self.matcher.finished else None
+
+    def _accept(self, matcher: Matcher, token: int) -> None:
+        if not matcher.accept(token):
+            raise ConstraintError(f"the constraint allows no continuation: {matcher.error}")
 
     def jump(self, most: int) -> tuple[list[int], Finish | None]:
         """Takes the tokens that its grammar forces, at most so many, and may end with the last of them. Fewer than two
@@ -218,8 +237,9 @@ class Request:
         finish: Finish | None = None
         if len(forced) < 2:
             return [], None
+        masked_only = self.masked_only
         for count, token in enumerate(forced, 1):
-            finish = self.take((token,), None)
+            finish = self.take_masked(token) if masked_only else self.take((token,), None)
             if finish is not None:
                 forced = forced[:count]
                 break

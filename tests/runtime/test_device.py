@@ -59,6 +59,7 @@ def device(folder, monkeypatch):
         )
         return opened[-1]
 
+    make.folder = str(folder)
     yield make
     for engine in opened:
         engine.close()
@@ -167,6 +168,27 @@ def test_logits_that_are_no_numbers_fail_their_request_alone(device, monkeypatch
     assert [first.token_ids, second.token_ids] == expected
 
 
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+@pytest.mark.parametrize(
+    "settings", [{"kv_dtype": "fp8"}, {"quantization": "fp8"}, {"quantization": "fp8", "kv_dtype": "fp8"}], ids=str
+)
+def test_eight_bits_stay_near(device, settings):
+    """Log-probabilities of the same tokens, alone, in few rows and in many."""
+    params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, return_logprob=True, logprob_start_len=1)
+    asked = [(p * 20)[:48] for p in prompts(40)]
+    with sgl.Engine(model=device.folder, dtype="bfloat16", max_total_tokens=8000, **DEVICE) as exact:
+        expected = answers(exact, asked, params)
+    engine = device(dtype="bfloat16", max_total_tokens=8000, **settings)
+    for some in (asked[:1], asked[:7], asked):
+        engine.flush_cache()
+        gaps = [
+            abs(a.logprob - b.logprob)
+            for ours, theirs in zip(answers(engine, some, params), expected)
+            for a, b in zip(ours.prompt_logprobs, theirs.prompt_logprobs)
+        ]
+        assert sum(gaps) / len(gaps) < 0.3
+
+
 def test_programs_play(device, on_cpu):
     @sgl.function
     def program(s):
@@ -190,6 +212,9 @@ def test_programs_play(device, on_cpu):
         ({"device": "cuda:99"}, "device"),
         ({"mem_fraction": 1.5}, "mem_fraction"),
         ({"mem_fraction": True}, "mem_fraction"),
+        ({"device": "cpu", "quantization": "fp8"}, "quantization"),
+        ({"device": "cpu", "kv_dtype": "fp8"}, "kv_dtype"),
+        ({"quantization": "fp4"}, "quantization"),
     ],
 )
 def test_a_device_that_is_not_there_is_refused(folder, settings, message):

@@ -119,6 +119,7 @@ def test_input_logprobs_begin_with_a_null():
         ({"model_path": "m", "random_seed": 3, "tp_size": 1}, {"model": "m", "seed": 3}),
         ({"chunked_prefill_size": 64, "max_running_requests": 8}, {"step_tokens": 64, "max_running": 8}),
         ({"mem_fraction_static": 0.8}, {"mem_fraction": 0.8}),
+        ({"kv_cache_dtype": "fp8_e4m3", "quantization": "fp8"}, {"kv_dtype": "fp8", "quantization": "fp8"}),
         ({"disable_radix_cache": True, "disable_cuda_graph": True}, {"prefix_cache": False, "cuda_graphs": False}),
         ({"context_length": 9, "page_size": 4}, {"context_length": 9, "page_size": 4}),
     ],
@@ -132,7 +133,6 @@ def test_server_args_with_a_meaning_here_are_translated(given, settings):
     [
         ({"tp_size": 2}, "tp_size: 2 is not supported, only 1"),
         ({"model_path": "a", "model": "b"}, "model: model is given, too"),
-        ({"quantization": "fp8"}, "quantization"),
         ({"enable_metrics": True}, "enable_metrics: Engine has no such parameter"),
     ],
 )

@@ -73,9 +73,7 @@ def test_frequencies_are_the_probabilities():
         table = SamplingTable(1)
         table.set(0, resolve_params(SamplingParams(**options), 5), seed=1)
         slots = np.zeros(n, dtype=np.int32)
-        drawn = sample(
-            probs.log().repeat(n, 1), table, slots, np.arange(n, dtype=np.int32), {}, np.zeros((0, 0), np.int32)
-        ).tokens
+        drawn = sample(probs.log().repeat(n, 1), table, slots, np.arange(n, dtype=np.int32), {}).tokens
         frequencies = torch.bincount(torch.tensor(drawn), minlength=5) / n
         expected = torch.where(torch.arange(5) < kept, probs, 0)
         assert torch.allclose(frequencies, expected / expected.sum(), atol=0.012), options

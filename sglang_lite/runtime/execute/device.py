@@ -18,7 +18,7 @@ from sglang_lite.protocol import ModelError, SglError, TokenLogprob
 from sglang_lite.runtime.cache.pages import Ints
 from sglang_lite.runtime.cache.table import SlotTable
 from sglang_lite.runtime.execute.device_inputs import BLOCK_SIZES, DeviceInputs, device_inputs
-from sglang_lite.runtime.execute.sampler import Sampled, SamplingTable, Special, adjust, describe
+from sglang_lite.runtime.execute.sampler import Masks, Sampled, SamplingTable, Special, adjust, describe
 from sglang_lite.runtime.execute.scoring import score
 from sglang_lite.runtime.execute.shared import MOST_CHUNKS, SharedWork, shared_work
 from sglang_lite.runtime.kernels import sampling as draws
@@ -68,6 +68,7 @@ class PendingTokens:
     done: torch.cuda.Event | None
     positions: Ints
     special: dict[int, Special]
+    masks: Masks | None
     raw: dict[int, torch.Tensor]
     errors: dict[int, SglError]
     waiting: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
@@ -83,7 +84,7 @@ class PendingTokens:
                 continue
             if token == draws.NOT_FINITE:
                 errors[i] = not_finite(int(self.positions[i]))
-            elif i not in self.special or self.special[i].mask is None:  # a grammar says better why nothing can follow
+            elif self.masks is None or self.masks.rows[i] < 0:  # a grammar says better why nothing can follow
                 errors[i] = ModelError(f"no token can follow at position {self.positions[i]}: all logits are -inf.")
         tokens = [max(token, 0) for token in tokens]
         logprobs = {i: describe(row, tokens[i], self.special[i].params) for i, row in self.raw.items()}
@@ -124,11 +125,12 @@ class DeviceRunner:
         self._drawn = torch.zeros(slots + 1, dtype=torch.int32, device=device)
         self._parameters = torch.zeros(6 * (slots + 1), dtype=torch.int32, device=device)
         self._device_sampling = _views(self._parameters, slots + 1)
-        self._partials = self._allocate_partials(slots)
+        self._most_decoded = 2 * slots
+        self._partials = self._allocate_partials(self._most_decoded)
         self._staging = Staging(device, 3 * step_tokens + 8 * (slots + 1) + 4096)
         self._shared_key: bytes = b""
         self._shared_work: SharedWork | None = None
-        self._graphs: dict[tuple[int, bool], Graph] = {}
+        self._graphs: dict[tuple[int, int, bool], Graph] = {}  # by tokens, rows, and whether they share prefixes
         self._graph_sizes = graphs
         self._pool: Any = None
 
@@ -154,12 +156,12 @@ class DeviceRunner:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> DeviceForward:
         """Launches the computation of the batch's tokens."""
-        inputs = device_inputs(batch, self._table)
+        inputs = device_inputs(batch, self._table, self._most_decoded)
         if len(batch.copies[0]):
             self._copy(*(torch.from_numpy(at.astype(np.int64)).to(self._device) for at in batch.copies))
         self._send_changes(batch)
         shared = self._shared(batch)
-        graph = self._graph(batch, shared is not None)
+        graph = self._graph(batch, inputs, shared is not None)
         if graph is not None:
             return DeviceForward(batch, None, graph.run(inputs, shared), inputs.last, {}, self._mark(batch))
         plan = self._plan(batch, inputs, shared)
@@ -179,13 +181,13 @@ class DeviceRunner:
 
     @torch.inference_mode()
     def sample(
-        self, forward: DeviceForward, rows: NDArray[np.int64], special: dict[int, Special], masks: Ints
+        self, forward: DeviceForward, rows: NDArray[np.int64], special: dict[int, Special], masks: Masks | None = None
     ) -> PendingTokens | Sampled:
         """Launches the draws of the next tokens of some rows. Arguments as Runner.sample."""
         if not len(rows):
             return Sampled((), {})
         batch = forward.batch
-        begins = self._mark(batch) if len(masks) else None
+        begins = None if masks is None else self._mark(batch)
         if forward.logits is not None:
             everything = len(rows) == len(batch.slots)
             logits = (
@@ -198,45 +200,45 @@ class DeviceRunner:
         raw: dict[int, torch.Tensor] = {}
         errors: dict[int, SglError] = {}
         softcap = self._model.spec.logit_softcap
-        changed = {i: row for i, row in special.items() if not row.only_masked}
-        if changed:
+        if special:
             logits = logits.float()
             if softcap is not None:
                 logits, softcap = torch.tanh(logits / softcap) * softcap, None
-            raw = {i: logits[i].log_softmax(-1) for i, row in changed.items() if row.params.return_logprob}
-            for i, row in changed.items():
+            raw = {i: logits[i].log_softmax(-1) for i, row in special.items() if row.params.return_logprob}
+            for i, row in special.items():
                 try:
                     adjust(logits[i], row)
                 except SglError as error:
                     errors[i] = error
         where = self._staging.send_all(slots, positions - 1)
         tokens = torch.empty(len(rows), dtype=torch.int32, device=self._device)
-        device_masks, mask_rows = self._masks(len(rows), special, masks)
+        device_masks, mask_rows = self._send_masks(masks)
         draw(
             logits, where[0], where[1], self._device_sampling, self._drawn, tokens,
             masks=device_masks, mask_rows=mask_rows, softcap=softcap,
         )  # fmt: skip
         host, done = self._staging.fetch(tokens)
         waiting = None if begins is None or forward.done is None else (forward.done, begins)
-        return PendingTokens(host, done, positions, special, raw, errors, waiting)
+        return PendingTokens(host, done, positions, special, masks, raw, errors, waiting)
 
-    def _masks(
-        self, rows: int, special: dict[int, Special], masks: Ints
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """The masks, and which of them each row has."""
-        if not len(masks):
+    def allocate_masks(self, rows: int, words: int) -> Ints:
+        """Where the loop writes the masks of a step: memory that is copied to the device as it is. It is free again
+        when the step's tokens have been read, and the loop writes there no sooner."""
+        self._mask_buffer = torch.empty((rows, words), dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        return self._mask_buffer.numpy()
+
+    def _send_masks(self, masks: Masks | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        if masks is None:
             return None, None
-        which = np.full(rows, -1, dtype=np.int32)
-        for i, row in special.items():
-            which[i] = -1 if row.mask is None else row.mask
-        return self._staging.send(masks), self._staging.send(which)
+        words = self._mask_buffer[: len(masks.words)].to(self._device, non_blocking=True)
+        return words, self._staging.send(masks.rows)
 
     # --------------------------------------------------------------------------------------- preparation
 
     def warm_up(self) -> None:
         """Compiles every kernel and captures the graphs, so that no request waits for that."""
         for size in sorted(self._graph_sizes, reverse=True):
-            self._graphs[size, False] = self._capture(size, shared=False)
+            self._graphs[size, size, False] = self._capture(size, size, shared=False)
         longest = self._table.pages.shape[1] * self._table.page_size
         for block in BLOCK_SIZES:
             count = min(block, longest)
@@ -329,7 +331,6 @@ class DeviceRunner:
 
     def _allocate_partials(self, rows: int) -> Partials:
         spec, device = self._model.spec, self._device
-        rows = max(rows, self._slots)
         heads = self._work_items(rows) * spec.num_heads
         shared = rows * MOST_CHUNKS * spec.num_heads if self._model.shares_prefixes else 0
         return Partials(
@@ -341,7 +342,7 @@ class DeviceRunner:
         )
 
     def _plan(self, batch: Batch, inputs: DeviceInputs, shared: SharedWork | None) -> DevicePlan:
-        count = batch.singles
+        count = inputs.decoding
         ids, slots, positions, blocks = self._staging.send_all(
             inputs.ids, inputs.slots, inputs.positions, inputs.blocks.reshape(-1)
         )
@@ -356,54 +357,57 @@ class DeviceRunner:
             decoding=count,
             work=work,
             row_work=torch.empty((max(count, 1), 2), dtype=torch.int32, device=self._device),
-            shared=None if shared is None else self._send_shared(shared),
+            shared=None if shared is None else self._send_shared(shared, count),
             partials=self._partials,
             blocks=blocks.view(-1, 4),
             block_size=inputs.block_size,
         )
 
-    def _send_shared(self, shared: SharedWork) -> SharedPrefixes:
-        rows = len(shared.lengths)
-        order = np.zeros(rows, dtype=np.int32)
-        order[: len(shared.order)] = shared.order
-        lengths, chunks, order_, items = self._staging.send_all(
-            shared.lengths, shared.chunks, order, shared.items.reshape(-1)
-        )
-        return SharedPrefixes(lengths, chunks, order_, items.view(-1, 6), MOST_CHUNKS)
+    def _send_shared(self, shared: SharedWork, rows: int) -> SharedPrefixes:
+        padded = np.zeros((3, rows), dtype=np.int32)
+        for row, array in zip(padded, (shared.lengths, shared.chunks, shared.order)):
+            row[: len(array)] = array
+        lengths, chunks, order, items = self._staging.send_all(*padded, shared.items.reshape(-1))
+        return SharedPrefixes(lengths, chunks, order, items.view(-1, 6), MOST_CHUNKS)
 
     # --------------------------------------------------------------------------------------------- graphs
 
-    def _graph(self, batch: Batch, shared: bool) -> Graph | None:
+    def _graph(self, batch: Batch, inputs: DeviceInputs, shared: bool) -> Graph | None:
         """A captured graph that can run the batch."""
-        rows = len(batch.slots)
-        if batch.singles < rows or any(r.score_from is not None for r in batch.requests[batch.decoding :]):
+        tokens, rows = len(inputs.ids), len(batch.slots)
+        if inputs.decoding < tokens or any(r.score_from is not None for r in batch.requests[batch.decoding :]):
             return None
         size = self._padded(rows)
         if size not in self._graph_sizes:
             return None
-        if (size, shared) not in self._graphs:
-            self._graphs[size, shared] = self._capture(size, shared=shared)
-        return self._graphs[size, shared]
+        key = size, size, shared
+        if tokens > rows:
+            most = next(most for most in _token_sizes(self._most_decoded) if most >= tokens)
+            key = most, min(most, self._slots), shared
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(*key[:2], shared=shared)
+        return self._graphs[key]
 
-    def _capture(self, rows: int, *, shared: bool) -> Graph:
-        device, items, stride = self._device, self._most_items(rows), _aligned(rows)
-        static = torch.zeros((3, stride), dtype=torch.int32, device=device)
+    def _capture(self, tokens: int, rows: int, *, shared: bool) -> Graph:
+        """A graph that decodes so many tokens, and gives the logits of so many of them."""
+        device, items, stride = self._device, self._most_items(tokens), _aligned(tokens)
+        static = torch.zeros((4, stride), dtype=torch.int32, device=device)
         static[1] = self._slots
         prefixes = shared_static = None
         if shared:
             shared_static = torch.zeros(3 * stride + 6 * items, dtype=torch.int32, device=device)
-            lengths, chunks, order = shared_static[: 3 * stride].view(3, stride)[:, :rows]
+            lengths, chunks, order = shared_static[: 3 * stride].view(3, stride)[:, :tokens]
             prefixes = SharedPrefixes(lengths, chunks, order, shared_static[3 * stride :].view(-1, 6), MOST_CHUNKS)
         plan = DevicePlan(
-            ids=static[0, :rows],
-            slots=static[1, :rows],
-            positions=static[2, :rows],
+            ids=static[0, :tokens],
+            slots=static[1, :tokens],
+            positions=static[2, :tokens],
             drawn=self._drawn,
             page_table=self._page_table,
             page_size=self._table.page_size,
-            decoding=rows,
-            work=torch.zeros((self._work_items(rows), 3), dtype=torch.int32, device=device),
-            row_work=torch.zeros((rows, 2), dtype=torch.int32, device=device),
+            decoding=tokens,
+            work=torch.zeros((self._work_items(tokens), 3), dtype=torch.int32, device=device),
+            row_work=torch.zeros((tokens, 2), dtype=torch.int32, device=device),
             shared=prefixes,
             partials=self._partials,
             blocks=torch.zeros((0, 4), dtype=torch.int32, device=device),
@@ -412,7 +416,8 @@ class DeviceRunner:
 
         def compute() -> torch.Tensor:
             split_work(plan.positions, plan.shared, plan.work, plan.row_work, least=_LEAST)
-            return self._model.raw_logits(self._model.run(plan, self._cache))
+            hidden = self._model.run(plan, self._cache)
+            return self._model.raw_logits(hidden if rows == tokens else hidden[static[3, :rows]])
 
         compute()  # compiles what is not compiled yet, which can't be captured
         torch.cuda.synchronize()
@@ -426,7 +431,7 @@ class DeviceRunner:
 
 @dataclass(slots=True)
 class Graph:
-    """A captured decoding step of some number of rows."""
+    """A captured decoding step of some number of tokens."""
 
     graph: torch.cuda.CUDAGraph
     plan: DevicePlan
@@ -440,9 +445,11 @@ class Graph:
     def run(self, inputs: DeviceInputs, shared: SharedWork | None) -> torch.Tensor:
         """Launches it; returns logits [rows, vocab_size], which the next run of any graph overwrites."""
         real, stride = len(inputs.ids), self.static.shape[1]
-        host = np.zeros((3, stride), dtype=np.int32)
+        rows = len(inputs.last)
+        host = np.zeros((4, stride), dtype=np.int32)
         host[1, real:] = self.dummy
         host[0, :real], host[1, :real], host[2, :real] = inputs.ids, inputs.slots, inputs.positions
+        host[3, :rows] = inputs.last
         self.staging.send(host, self.static)
         if shared is not None and shared is not self._shared:
             assert self.shared_static is not None
@@ -452,7 +459,7 @@ class Graph:
             self.staging.send(filled, self.shared_static)
             self._shared = shared
         self.graph.replay()
-        return self.logits[:real]
+        return self.logits[:rows]
 
 
 class Staging:
@@ -517,6 +524,11 @@ class Staging:
         if count > len(self._buffers[self._now]):
             self._buffers[self._now] = torch.empty(2 * count, dtype=torch.int32, pin_memory=True)
             self._arrays[self._now] = self._buffers[self._now].numpy()
+
+
+def _token_sizes(most: int) -> list[int]:
+    """Numbers of tokens, more than rows, that are worth a graph: padding is cheap where rows have several."""
+    return [size for size in (8, 16, 32, *range(64, most, 64)) if size < most] + [most]
 
 
 def _aligned(count: int) -> int:

@@ -25,7 +25,7 @@ def pool_tokens(model: Decoder, fraction: float, sizes: Sizes, context_length: i
         ModelError: not even one sequence fits; the message has the numbers.
     """
     spec, device = model.spec, model.device
-    item = model.precision.cache.itemsize
+    item = model.precision.compute.itemsize
     torch.cuda.empty_cache()  # what engines that were closed had
     free, total = torch.cuda.mem_get_info(device)
     widest = (
@@ -33,9 +33,9 @@ def pool_tokens(model: Decoder, fraction: float, sizes: Sizes, context_length: i
     )
     step = sizes.step_tokens * widest * item
     logits = sizes.max_running * spec.vocab_size * (item + 3 * 4)  # float32 copies, where a draw needs them
-    partials = sizes.max_running * (MOST_CHUNKS + 3) * spec.num_heads * (spec.head_dim + 2) * 4
+    partials = 2 * sizes.max_running * (MOST_CHUNKS + 3) * spec.num_heads * (spec.head_dim + 2) * 4
     room = fraction * total - (total - free) - step - logits - partials - _SPARE
-    token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * item
+    token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * model.precision.cache.itemsize
     tokens = int(room // token) // sizes.page_size * sizes.page_size
     if tokens < sizes.page_size + min(context_length, 1024):
         raise ModelError(

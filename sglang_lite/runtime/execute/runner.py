@@ -12,7 +12,7 @@ from sglang_lite.protocol import TokenLogprob
 from sglang_lite.runtime.cache.pages import Ints
 from sglang_lite.runtime.cache.table import SlotTable
 from sglang_lite.runtime.execute.inputs import build_inputs
-from sglang_lite.runtime.execute.sampler import Sampled, SamplingTable, Special, sample
+from sglang_lite.runtime.execute.sampler import Masks, Sampled, SamplingTable, Special, sample
 from sglang_lite.runtime.execute.scoring import score
 from sglang_lite.runtime.models.model import Model
 from sglang_lite.runtime.schedule.batch import Batch
@@ -80,16 +80,20 @@ class Runner:
         hidden = self._model.forward(inputs.ids, inputs.positions, inputs.plan, self._cache)
         return Forward(batch, hidden, inputs.last, score(self._model, self._table, batch, inputs.last, hidden))
 
+    def allocate_masks(self, rows: int, words: int) -> NDArray[np.int32]:
+        """Where the loop writes the masks of a step."""
+        return np.empty((rows, words), dtype=np.int32)
+
     @torch.inference_mode()
     def sample(
-        self, forward: Forward, rows: NDArray[np.int64], special: dict[int, Special], masks: NDArray[np.int32]
+        self, forward: Forward, rows: NDArray[np.int64], special: dict[int, Special], masks: Masks | None = None
     ) -> Sampled:
         """Draws the next tokens of some rows.
 
         Args:
             rows: of the batch.
             special: by index into `rows`, what its draw needs beyond the sampling table.
-            masks: that `special` refers to; the caller's to change when this returns.
+            masks: of those that have one.
         """
         if not len(rows):
             return Sampled((), {})

@@ -50,7 +50,6 @@ class Special:
         params: penalties, biases and what to report.
         tokens: ids so far, prompt and output.
         prompt_len: how many of them are the prompt.
-        mask: which of the step's masks it has, None where all tokens are allowed.
         banned: ids that may not be drawn now.
         processor: the caller's own.
     """
@@ -58,14 +57,20 @@ class Special:
     params: ResolvedParams
     tokens: Ints
     prompt_len: int
-    mask: int | None = None
     banned: tuple[int, ...] = ()
     processor: LogitProcessor | None = None
 
-    @property
-    def only_masked(self) -> bool:
-        """Nothing but its mask matters."""
-        return self.params.plain and not self.params.return_logprob and not self.banned and self.processor is None
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """
+    Attributes:
+        words: allowed tokens as the bits of int32 words [M, ceil(V / 32)]; the loop's to change in the next step.
+        rows: int32 [R]: which of them each row has, -1 for none.
+    """
+
+    words: NDArray[np.int32]
+    rows: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,7 @@ def sample(
     slots: Ints,
     positions: Ints,
     special: Mapping[int, Special],
-    masks: NDArray[np.int32],
+    masks: Masks | None = None,
 ) -> Sampled:
     """Draws one token a row.
 
@@ -99,7 +104,7 @@ def sample(
         logits: float32 [R, V]; changed in place.
         slots, positions: of the rows [R].
         special: by row.
-        masks: allowed tokens as int32 words [M, ceil(V / 32)].
+        masks: where some rows have one.
 
     Log-probabilities are the model's own: before penalties, biases, masks and temperature.
     """
@@ -111,15 +116,17 @@ def sample(
             adjust(logits[i], row)
         except SglError as error:
             errors[i] = error
-        if row.mask is not None:
-            allowed = np.unpackbits(masks[row.mask].view(np.uint8), bitorder="little")[: logits.shape[1]]
+    masked = () if masks is None else (masks.rows >= 0).nonzero()[0].tolist()
+    if masks is not None:
+        for i in masked:
+            allowed = np.unpackbits(masks.words[masks.rows[i]].view(np.uint8), bitorder="little")[: logits.shape[1]]
             logits[i].masked_fill_(torch.from_numpy(allowed) == 0, float("-inf"))
     picked = logits.argmax(-1)
     highest = logits.gather(1, picked.unsqueeze(1)).squeeze(1)  # NaN, where a row has one
     for i in (~highest.isfinite()).nonzero()[:, 0].tolist():
         if float(highest[i]) != float("-inf"):
             errors.setdefault(i, not_finite(int(positions[i])))
-        elif i not in special or special[i].mask is None:  # a grammar says better why nothing can follow
+        elif i not in masked:  # a grammar says better why nothing can follow
             errors.setdefault(i, ModelError(f"no token can follow at position {positions[i]}: all logits are -inf."))
     drawn = ~table.greedy[slots]
     if drawn.any():

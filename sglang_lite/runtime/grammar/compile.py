@@ -7,6 +7,7 @@ be killed; here it is only loaded. Neither waits for the other.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
 from collections import OrderedDict
@@ -35,6 +36,7 @@ logger = logging.getLogger("sglang_lite")
 CACHED = 1024  # grammars
 CACHED_BYTES = 512 << 20
 WORKERS = 2
+MASK_THREADS = 12  # more are no faster
 _BLANKS = re.compile(r'("(?:[^"\\]|\\.)*")|[ \t\r\n]*([{}\[\],:])[ \t\r\n]*')
 
 
@@ -52,6 +54,7 @@ class Compiler:
         self._tokenizer, self._backend = tokenizer, config.constraint_backend
         self._vocab_size, self._eos_ids = vocab_size, sorted(eos_ids)
         self._timeout, self._memory = config.compile_timeout_s, config.compile_memory_mb
+        self._threads = min(config.threads or os.cpu_count() or 1, MASK_THREADS)
         self._end = mask_of(self._eos_ids, vocab_size)
         self._engines: dict[str, GrammarEngine] = {}
         self._making = threading.Lock()  # of engines and workers
@@ -227,14 +230,16 @@ class Compiler:
         if name == "xgrammar":
             from sglang_lite.runtime.grammar.xgrammar import XgrammarEngine
 
-            return XgrammarEngine(self._vocabulary(), spell=partial(self._tokenizer.encode, first=False))
+            return XgrammarEngine(
+                self._vocabulary(), min(self._threads, 4), spell=partial(self._tokenizer.encode, first=False)
+            )
         if name == "outlines":
             from sglang_lite.runtime.grammar.outlines import OutlinesEngine
 
             return OutlinesEngine(self._vocabulary())
         from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine
 
-        return LlguidanceEngine(self._tokenizer, self._vocab_size, self._eos_ids)
+        return LlguidanceEngine(self._tokenizer, self._vocab_size, self._eos_ids, self._threads)
 
     def _vocabulary(self) -> Vocabulary:
         return Vocabulary.of(self._tokenizer, self._vocab_size, self._eos_ids)

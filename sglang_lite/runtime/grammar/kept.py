@@ -1,31 +1,37 @@
 """What took long to compile, kept on disk for the next process: what a worker has prepared, under a name that is made
 of everything it depends on.
 
-A file is one line of JSON with a checksum, then what was prepared, compressed. It is no pickle, so what somebody else
-has put there is at worst a wrong grammar; one that is damaged is not used.
+A file is a checksum, then what was prepared, pickled and compressed. Unpickling makes nothing but text and the parts of
+a language: what somebody else has put there is at worst a wrong grammar. One that is damaged is not used.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
+import io
 import logging
 import os
+import pickle
 import tempfile
 import zlib
+from dataclasses import is_dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import sglang_lite
+from sglang_lite.constraints import nodes
 from sglang_lite.protocol import Constraint
+from sglang_lite.runtime.grammar.llguidance import Prepared
 from sglang_lite.runtime.grammar.vocabulary import Vocabulary
 
 logger = logging.getLogger("sglang_lite")
 
 SLOW_S = 1.0  # to compile: anything faster is compiled again
 MAX_BYTES = 256 << 20  # of all files together; the ones used longest ago go first
+_DIGEST = 32  # bytes of a SHA-256
 _LIBRARIES = ("llguidance", "xgrammar", "outlines-core")
 
 
@@ -43,34 +49,33 @@ class KeptGrammars:
         digest.update(repr((vocabulary.tokens, vocabulary.eos_ids)).encode())
         self._fingerprint = digest.hexdigest()
 
-    def get(self, constraint: Constraint) -> tuple[str, str | bytes] | None:
+    def get(self, constraint: Constraint) -> tuple[str, Any] | None:
         """The name of an engine and what it had prepared; None where nothing good is kept."""
         path = self._path(constraint)
         try:
-            line, _, packed = path.read_bytes().partition(b"\n")
-            head = json.loads(line)
-            data = zlib.decompress(packed)
-            if head["sha256"] != hashlib.sha256(data).hexdigest():
+            content = path.read_bytes()
+            packed = content[_DIGEST:]
+            if content[:_DIGEST] != hashlib.sha256(packed).digest():
                 raise ValueError("the checksum is wrong")
+            engine, prepared = _Unpickler(io.BytesIO(zlib.decompress(packed))).load()
             os.utime(path)
-            return head["engine"], data.decode() if head["text"] else data
+            return engine, prepared
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError, zlib.error) as error:
+        except Exception as error:  # what was unpickled need not be what it should be
             logger.warning("%s is not used: %s", path, error)
             return None
 
-    def put(self, constraint: Constraint, engine: str, prepared: str | bytes) -> None:
+    def put(self, constraint: Constraint, engine: str, prepared: Any) -> None:
         """Keeps what was prepared, if the disk lets it."""
-        data = prepared.encode() if isinstance(prepared, str) else prepared
-        head = {"engine": engine, "text": isinstance(prepared, str), "sha256": hashlib.sha256(data).hexdigest()}
         try:
+            packed = zlib.compress(pickle.dumps((engine, prepared), protocol=5), 1)
             self._folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
-                file.write(json.dumps(head).encode() + b"\n" + zlib.compress(data, 1))
+                file.write(hashlib.sha256(packed).digest() + packed)
             os.replace(file.name, self._path(constraint))
             self._drop_oldest()
-        except OSError as error:
+        except (OSError, RecursionError) as error:
             logger.warning("a compiled grammar could not be kept in %s: %s", self._folder, error)
 
     def _path(self, constraint: Constraint) -> Path:
@@ -88,6 +93,16 @@ class KeptGrammars:
                 return
             path.unlink(missing_ok=True)
             total -= size
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        found = getattr(nodes, name, None) if module == nodes.__name__ else None
+        if (module, name) == (Prepared.__module__, Prepared.__name__):
+            return Prepared
+        if not (isinstance(found, type) and is_dataclass(found)):
+            raise pickle.UnpicklingError(f"{module}.{name} is no part of a grammar")
+        return found
 
 
 @lru_cache(maxsize=1)

@@ -6,11 +6,15 @@ import torch
 import triton
 import triton.language as tl
 
+from sglang_lite.runtime.kernels.fp8 import Scales
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 
 
 @triton.jit
-def _gated(gate_up, out, size, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _gated(
+    gate_up, row_scales, scales, out, size,
+    SCALED: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     start_next(PDL)
     wait(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -18,6 +22,10 @@ def _gated(gate_up, out, size, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.
     inside = at < size
     gate = tl.load(gate_up + row * 2 * size + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * size + size + at, mask=inside, other=0.0).to(tl.float32)
+    if SCALED:
+        own = tl.load(row_scales + row)
+        gate *= own * tl.load(scales + at, mask=inside, other=0.0)
+        up *= own * tl.load(scales + size + at, mask=inside, other=0.0)
     if KIND == "silu":
         gate = gate * tl.sigmoid(gate)
     elif KIND == "gelu_tanh":
@@ -30,16 +38,18 @@ def _gated(gate_up, out, size, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.
     tl.store(out + row * size + at, (gate * up).to(out.dtype.element_ty), mask=inside)
 
 
-def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+def gated(gate_up: torch.Tensor, activation: str, scales: Scales | None = None) -> torch.Tensor:
     """act(gate) * up of gate_up [T, 2 I], gates first; moves 3 T I elements.
 
     Args:
         activation: "silu", "gelu" or "gelu_tanh".
+        scales: of gate_up.
     """
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
     block = min(1024, triton.next_power_of_2(size))
     _gated[(rows, triton.cdiv(size, block))](
-        gate_up, out, size, KIND=activation, BLOCK=block, num_warps=4, **overlapped(out.device)
-    )
+        gate_up, scales and scales.rows, scales and scales.columns, out, size,
+        SCALED=scales is not None, KIND=activation, BLOCK=block, num_warps=4, **overlapped(out.device),
+    )  # fmt: skip
     return out

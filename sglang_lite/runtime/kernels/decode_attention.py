@@ -17,6 +17,8 @@ from sglang_lite.runtime.kernels.reference import KVCache
 
 _ITEMS = 16  # that one program of _split makes
 _LAUNCH = {"BLOCK_N": 128, "num_warps": 4, "num_stages": 3}
+_LAUNCH_FP8 = {"BLOCK_N": 64, "num_warps": 2, "num_stages": 2}  # for many rows, of which a few may be long
+_MANY = 32
 
 
 @triton.jit(do_not_specialize=["rows", "items"])
@@ -99,6 +101,8 @@ def _decode(
     queries = tl.load(
         q + row.to(tl.int64) * q_stride + (kv_head * G + g)[:, None] * DIM + d[None, :], mask=is_head, other=0.0
     )
+    if k.dtype.element_ty == tl.float8e4nv:
+        queries = queries.to(tl.float16)  # e4m3 becomes float16 in half an instruction, bfloat16 in three
     m = tl.full((BLOCK_G,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_G,), tl.float32)
     acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
@@ -202,5 +206,5 @@ def decode_attention(
         G=group, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads,
         SOFTCAP=softcap is not None, WINDOW=window is not None, PREFIX=shared is not None,
         BLOCK_G=max(16, triton.next_power_of_2(group)), BLOCK_D=max(16, triton.next_power_of_2(dim)),
-        **_LAUNCH, **overlapped(q.device),
+        **(_LAUNCH_FP8 if keys.dtype == torch.float8_e4m3fn and rows >= _MANY else _LAUNCH), **overlapped(q.device),
     )  # fmt: skip

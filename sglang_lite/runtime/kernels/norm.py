@@ -8,11 +8,15 @@ import torch
 import triton
 import triton.language as tl
 
+from sglang_lite.runtime.kernels.fp8 import Scales
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 
 
 @triton.jit
-def _add_rms_norm(x, residual, weight, out, size, eps, ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _add_rms_norm(
+    x, row_scales, scales, residual, weight, out, size, eps,
+    SCALED: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     start_next(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
@@ -20,6 +24,8 @@ def _add_rms_norm(x, residual, weight, out, size, eps, ADD: tl.constexpr, BLOCK:
     w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     wait(PDL)
     value = tl.load(x + row * size + at, mask=inside, other=0.0).to(tl.float32)
+    if SCALED:
+        value *= tl.load(row_scales + row) * tl.load(scales + at, mask=inside, other=0.0)
     if ADD:
         # Rounded to the stream's own format first: what is normalised is what later layers see.
         value += tl.load(residual + row * size + at, mask=inside, other=0.0).to(tl.float32)
@@ -30,17 +36,26 @@ def _add_rms_norm(x, residual, weight, out, size, eps, ADD: tl.constexpr, BLOCK:
     tl.store(out + row * size + at, (value * scale * w).to(out.dtype.element_ty), mask=inside)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x [T, H] over its root mean square, times weight [H]; in float32 inside. Moves 2 T H elements."""
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None) -> torch.Tensor:
+    """x [T, H], times its scales, over its root mean square, times weight [H]; in float32 inside. Moves 2 T H
+    elements."""
     out = torch.empty_like(x)
-    _add_rms_norm[(len(x),)](x, x, weight, out, x.shape[1], eps, ADD=False, **_launch(x))
+    _add_rms_norm[(len(x),)](
+        x, scales and scales.rows, scales and scales.columns, x, weight, out, x.shape[1], eps,
+        SCALED=scales is not None, ADD=False, **_launch(x),
+    )  # fmt: skip
     return out
 
 
-def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`rms_norm` of x + residual [T, H], which is left in `residual`. Moves 4 T H elements."""
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None
+) -> torch.Tensor:
+    """`rms_norm` of x, times its scales, + residual [T, H], which is left in `residual`. Moves 4 T H elements."""
     out = torch.empty_like(x)
-    _add_rms_norm[(len(x),)](x, residual, weight, out, x.shape[1], eps, ADD=True, **_launch(x))
+    _add_rms_norm[(len(x),)](
+        x, scales and scales.rows, scales and scales.columns, residual, weight, out, x.shape[1], eps,
+        SCALED=scales is not None, ADD=True, **_launch(x),
+    )  # fmt: skip
     return out
 
 

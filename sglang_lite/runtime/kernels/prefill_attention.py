@@ -38,6 +38,8 @@ def _prefill(
     n = tl.arange(0, BLOCK_N)
     inside = (i < count)[:, None] & (d < DIM)[None, :]
     queries = tl.load(q + (first + i)[:, None] * q_stride + head * DIM + d[None, :], mask=inside, other=0.0)
+    if k.dtype.element_ty == tl.float8e4nv:
+        queries = queries.to(tl.float16)  # as in decode_attention
     at_position = position + i
     m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)

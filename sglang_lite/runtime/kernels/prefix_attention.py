@@ -46,6 +46,8 @@ def _prefix(
     head = kv_head * G + query % G
     inside = real[:, None] & (d < DIM)[None, :]
     queries = tl.load(q + (row * q_stride + head * DIM)[:, None] + d[None, :], mask=inside, other=0.0)
+    if k.dtype.element_ty == tl.float8e4nv:
+        queries = queries.to(tl.float16)  # as in decode_attention
     m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)

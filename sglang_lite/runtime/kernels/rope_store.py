@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sglang_lite.runtime.kernels.fp8 import Scales
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.plan import DevicePlan
 from sglang_lite.runtime.kernels.reference import KVCache
@@ -15,9 +16,10 @@ _LAUNCH = {"BLOCK_H": 8, "num_warps": 2}
 
 @triton.jit
 def _rope_store(
-    qkv, q_norm, k_norm, cos, sin, slots, positions, page_table, pages_per_slot, k_cache, v_cache, head_stride, eps,
+    qkv, row_scales, scales, q_norm, k_norm, cos, sin, slots, positions, page_table, pages_per_slot,
+    k_cache, v_cache, head_stride, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, TURNED: tl.constexpr, PAGE: tl.constexpr,
-    NORM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
+    SCALED: tl.constexpr, NORM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
     wait(PDL)
@@ -33,6 +35,10 @@ def _rope_store(
     pair = tl.where(d < half, d + half, tl.where(d < TURNED, d - half, d))
     x = tl.load(row + head[:, None] * DIM + d[None, :], mask=exists, other=0.0)
     y = tl.load(row + head[:, None] * DIM + pair[None, :], mask=exists & turned, other=0.0)
+    if SCALED:
+        own = tl.load(row_scales + token)
+        x = (x * own * tl.load(scales + head[:, None] * DIM + d[None, :], mask=exists, other=0.0)).to(x.dtype)
+        y = (y * own * tl.load(scales + head[:, None] * DIM + pair[None, :], mask=exists, other=0.0)).to(y.dtype)
     if NORM:
         wide = x.to(tl.float32)
         scale = tl.rsqrt(tl.sum(wide * wide, 1) / DIM + eps)[:, None]
@@ -68,6 +74,7 @@ def rope_store(
     plan: DevicePlan,
     cache: KVCache,
     layer: int,
+    scales: Scales | None = None,
 ) -> torch.Tensor:
     """Normalises queries and keys (where the model does), turns them by their positions, stores keys and values.
 
@@ -75,6 +82,7 @@ def rope_store(
         qkv: [T, (heads + 2 kv_heads) head_dim]; its queries are changed in place.
         q_norm, k_norm: [head_dim], or None.
         rope: cos and sin of every position [positions, turned], as RotaryTable has them.
+        scales: of qkv.
 
     Returns:
         The queries, a view [T, heads, head_dim]. Moves 2 T (heads + 2 kv_heads) head_dim elements.
@@ -85,10 +93,11 @@ def rope_store(
     heads = total - 2 * kv_heads
     block = min(_LAUNCH["BLOCK_H"], triton.next_power_of_2(total))
     _rope_store[(len(qkv), triton.cdiv(total, block))](
-        qkv, q_norm, k_norm, cos, sin, plan.slots, plan.positions, plan.page_table, plan.page_table.shape[1],
+        qkv, scales and scales.rows, scales and scales.columns, q_norm, k_norm, cos, sin,
+        plan.slots, plan.positions, plan.page_table, plan.page_table.shape[1],
         cache.k[layer], cache.v[layer], cache_slots * dim, eps,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, TURNED=cos.shape[1], PAGE=plan.page_size,
-        NORM=q_norm is not None, BLOCK_H=block, BLOCK_D=triton.next_power_of_2(dim), num_warps=_LAUNCH["num_warps"],
-        **overlapped(qkv.device),
+        SCALED=scales is not None, NORM=q_norm is not None,
+        BLOCK_H=block, BLOCK_D=triton.next_power_of_2(dim), num_warps=_LAUNCH["num_warps"], **overlapped(qkv.device),
     )  # fmt: skip
     return qkv.view(len(qkv), total, dim)[:, :heads]

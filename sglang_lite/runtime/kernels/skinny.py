@@ -18,8 +18,8 @@ _SMALL = 1 << 23  # elements of a matrix whose first weights are worth fetching 
 
 @triton.jit
 def _gemv(
-    x, residual, norm, w, bias, y, residual_out, N, K, eps,
-    ADD: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr,
+    x, residual, norm, w, scales, bias, y, residual_out, N, K, eps,
+    SCALED: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr,
     PREFETCH: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
@@ -69,10 +69,14 @@ def _gemv(
     if NORM:
         scale = tl.rsqrt(tl.sum(squares) / K + eps)
     total = tl.sum(acc, 1) * scale
+    if SCALED:
+        total *= tl.load(scales + n, mask=n < N, other=0.0)
     if BIAS:
         total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
     if GATE != "":
         other = tl.sum(up, 1) * scale
+        if SCALED:
+            other *= tl.load(scales + N + n, mask=n < N, other=0.0)
         if BIAS:
             other += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)
         if GATE == "silu":
@@ -88,8 +92,8 @@ def _gemv(
 @triton.jit(do_not_specialize=["M"])
 def _few(
     x, w, bias, y, partials, counters, M, N, K,
-    BIAS: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    PDL: tl.constexpr,
+    BIAS: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
     wait(PDL)
@@ -128,6 +132,7 @@ def linear_one(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     *,
+    scales: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     norm: torch.Tensor | None = None,
     eps: float = 0.0,
@@ -138,6 +143,7 @@ def linear_one(
     Args:
         weight: [N, K]; with `gate` [2 N, K], gates first.
         bias: as weight has rows, or None.
+        scales: float32, as weight has rows: what an 8-bit weight is multiplied with.
         residual: [1, K], added to x first.
         norm: [K], weight of the RMS normalisation of that sum.
         eps: of the normalisation.
@@ -155,8 +161,9 @@ def linear_one(
     if gate and small:  # two matrices' worth of registers
         block_n //= 2
     _gemv[(triton.cdiv(outputs, block_n),)](
-        x, residual, norm, weight, bias, y, total, outputs, inputs, eps,
-        ADD=residual is not None, NORM=norm is not None, BIAS=bias is not None, GATE=gate, PREFETCH=small,
+        x, residual, norm, weight, scales, bias, y, total, outputs, inputs, eps,
+        SCALED=scales is not None, ADD=residual is not None, NORM=norm is not None, BIAS=bias is not None, GATE=gate,
+        PREFETCH=small,
         BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps,
         # The programs of a large product would only take room from the kernel before.
         **(overlapped(x.device) if small else {"PDL": False}),
@@ -201,8 +208,8 @@ class FewRows:
         y = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
         _few[(tiles, splits)](
             x, weight, bias, y, self._partials, self._counters, rows, outputs, inputs,
-            BIAS=bias is not None, SPLITS=splits, BLOCK_M=16 if rows <= 16 else MOST_ROWS, BLOCK_N=self.BLOCK_N,
-            BLOCK_K=128,
+            BIAS=bias is not None, SPLITS=splits, BLOCK_M=16 if rows <= 16 else MOST_ROWS,
+            BLOCK_N=self.BLOCK_N, BLOCK_K=128,
             num_warps=4, num_stages=4, **overlapped(x.device),
         )  # fmt: skip
         return y

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.reference import AttentionPlan, KVCache, attention, copy_kv, store_kv
-from sglang_lite.runtime.models.layers.linear import Linear, RowByRow, has_one_path, make_linear, stacked
+from sglang_lite.runtime.models.layers.linear import Linear, RowByRow, has_one_path, make_linear, stacked, stacked_shape
 from sglang_lite.runtime.models.layers.rope import RotaryTable, rotate
 from sglang_lite.runtime.models.spec import ModelSpec, RopeSpec
 from sglang_lite.runtime.models.weights.source import Weight, WeightSource
@@ -31,7 +31,8 @@ class Precision:
         compute: activations between layers.
         weights: of matrices that are not quantised.
         cache: keys and values.
-        int8: matrices in 8 bits.
+        int8: matrices in 8 bits (CPU).
+        fp8: the layers' matrices in 8-bit floating point (GPU).
         one_path: every row is computed the same way whatever the batch.
     """
 
@@ -39,6 +40,7 @@ class Precision:
     weights: torch.dtype
     cache: torch.dtype
     int8: bool = False
+    fp8: bool = False
     one_path: bool = False
 
 
@@ -209,12 +211,13 @@ class _Reader:
         """The table of token embeddings and the product that gives logits; one tensor where both need it as it is."""
         embedding = self._table("model.embed_tokens.weight")
         if not self.spec.tied_embeddings:
-            return embedding, self.linear(["lm_head"], [self.spec.vocab_size], self.spec.hidden_size, bias=False)
+            head = self.source.take("lm_head.weight", (self.spec.vocab_size, self.spec.hidden_size))
+            return embedding, self.make([head], None, quantise=False)
         if self.source.has("lm_head.weight"):
             # `.bin` files repeat the table. A head that differs is meant, whatever the config says: so transformers.
-            head = self._table("lm_head.weight")
-            return embedding, self.make([embedding if torch.equal(head, embedding) else head], None)
-        return embedding, self.make([embedding], None)
+            table = self._table("lm_head.weight")
+            return embedding, self.make([embedding if torch.equal(table, embedding) else table], None, quantise=False)
+        return embedding, self.make([embedding], None, quantise=False)
 
     def layer(self, i: int) -> _Layer:
         s = self.spec
@@ -263,14 +266,17 @@ class _Reader:
         biases = [self._vector(f"{n}.bias", size) for n, size in zip(names, sizes)] if bias else None
         return self.make(parts, torch.cat(biases) if biases else None)
 
-    def make(self, parts: list[Weight], bias: torch.Tensor | None) -> Linear:
+    def make(self, parts: list[Weight], bias: torch.Tensor | None, *, quantise: bool = True) -> Linear:
         p = self.precision
         if self.fused:
             from sglang_lite.runtime.kernels.skinny import FewRows  # needs Triton
-            from sglang_lite.runtime.models.layers.device_linear import DeviceLinear
+            from sglang_lite.runtime.models.layers.device_linear import DeviceLinear, Fp8Linear
 
             self._few = self._few or FewRows(self.device)
             bias = None if bias is None else bias.to(self.device, p.weights)
+            outputs, inputs = stacked_shape(parts)
+            if p.fp8 and quantise and not (outputs % 16 or inputs % 16):
+                return Fp8Linear(parts, bias, self._few, self.device)
             return DeviceLinear(stacked(parts, p.weights, self.device), bias, self._few)
         linear = make_linear(
             parts,

@@ -9,6 +9,7 @@ import torch
 from sglang_lite.runtime.kernels.activation import gated
 from sglang_lite.runtime.kernels.decode_attention import decode_attention
 from sglang_lite.runtime.kernels.embed import embed
+from sglang_lite.runtime.kernels.fp8 import Scales
 from sglang_lite.runtime.kernels.norm import add_rms_norm, rms_norm
 from sglang_lite.runtime.kernels.plan import DevicePlan
 from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
@@ -40,17 +41,20 @@ class DeviceDecoder(Decoder):
         if len(residual) == 1 and not self.spec.post_norms:
             return self._run_one(residual, plan, cache)
         x = rms_norm(residual, self.layers[0].input_norm, eps)
+        scales: Scales | None = None
         for i, layer in enumerate(self.layers):
             if i:
-                x = add_rms_norm(x, residual, layer.input_norm, eps)
-            x = self._attend(i, layer, layer.qkv(x), plan, cache)
+                x = add_rms_norm(x, residual, layer.input_norm, eps, scales)
+            x = self._attend(i, layer, *matrix(layer.qkv).unscaled(x), plan, cache)
+            x, scales = matrix(layer.output).unscaled(x)
             if layer.post_attention_norm is not None:
-                x = rms_norm(x, layer.post_attention_norm, eps)
-            x = add_rms_norm(x, residual, layer.mlp_norm, eps)
-            x = layer.down(gated(layer.gate_up(x), self.spec.activation))
+                x, scales = rms_norm(x, layer.post_attention_norm, eps, scales), None
+            x = add_rms_norm(x, residual, layer.mlp_norm, eps, scales)
+            gate_up, scales = matrix(layer.gate_up).unscaled(x)
+            x, scales = matrix(layer.down).unscaled(gated(gate_up, self.spec.activation, scales))
             if layer.post_mlp_norm is not None:
-                x = rms_norm(x, layer.post_mlp_norm, eps)
-        return add_rms_norm(x, residual, self.norm, eps)
+                x, scales = rms_norm(x, layer.post_mlp_norm, eps, scales), None
+        return add_rms_norm(x, residual, self.norm, eps, scales)
 
     def _run_one(self, x: torch.Tensor, plan: DevicePlan, cache: KVCache) -> torch.Tensor:
         """A single token [1, hidden_size]: norms and activations are part of the products beside them."""
@@ -58,7 +62,7 @@ class DeviceDecoder(Decoder):
         residual: torch.Tensor | None = None
         for i, layer in enumerate(self.layers):
             qkv, total = matrix(layer.qkv).one(x, residual=residual, norm=layer.input_norm, eps=eps)
-            x = self._attend(i, layer, qkv, plan, cache)
+            x = layer.output(self._attend(i, layer, qkv, None, plan, cache))
             gated_up, residual = matrix(layer.gate_up).one(
                 x, residual=total, norm=layer.mlp_norm, eps=eps, gate=self.spec.activation
             )
@@ -70,11 +74,13 @@ class DeviceDecoder(Decoder):
         """Logits [R, vocab_size] of hidden states, in the model's format and before soft-capping."""
         return self.head(hidden)
 
-    def _attend(self, index: int, layer: Any, qkv: torch.Tensor, plan: DevicePlan, cache: KVCache) -> torch.Tensor:
-        """From a layer's QKV product to its attention's output."""
+    def _attend(
+        self, index: int, layer: Any, qkv: torch.Tensor, scales: Scales | None, plan: DevicePlan, cache: KVCache
+    ) -> torch.Tensor:
+        """From a layer's QKV product to the heads' outputs [T, heads * head_dim]."""
         spec = self.spec
         rope = self.local_rope if layer.window is not None and self.local_rope else self.rope
-        q = rope_store(qkv, layer.q_norm, layer.k_norm, spec.rms_eps, rope.tables, plan, cache, index)
+        q = rope_store(qkv, layer.q_norm, layer.k_norm, spec.rms_eps, rope.tables, plan, cache, index, scales)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         scale, window, softcap = spec.scale, layer.window, spec.attention_softcap
         if plan.decoding:
@@ -83,5 +89,4 @@ class DeviceDecoder(Decoder):
             decode_attention(q, cache, index, plan, out, scale=scale, window=window, softcap=softcap)
         if len(plan.blocks):
             prefill_attention(q, cache, index, plan, out, scale=scale, window=window, softcap=softcap)
-        output: torch.Tensor = layer.output(out.view(len(qkv), -1))
-        return output
+        return out.view(len(qkv), -1)

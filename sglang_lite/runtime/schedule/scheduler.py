@@ -94,7 +94,8 @@ class Scheduler:
         for row in range(batch.decoding, len(batch.requests)):
             request = batch.requests[row]
             assert request.holding is not None
-            self.store.publish(request.holding)
+            if batch.starts[row] < request.prompt_len:  # what it generates is published at its end
+                self.store.publish(request.holding)
             if batch.ends[row] == table.length[request.slot]:
                 request.move(State.DECODING)
                 self.prefilling.remove(request)
@@ -291,6 +292,7 @@ class Scheduler:
             and len(reusable) > end
             and any(
                 len(other.tokens) >= end
+                and other.tokens[end - 1] == reusable[end - 1]  # most differ there, and that is seen at once
                 and other.namespace == request.namespace
                 and np.array_equal(other.tokens[matched:end], reusable[matched:end])
                 and np.array_equal(other.tokens[:matched], reusable[:matched])

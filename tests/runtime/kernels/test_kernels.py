@@ -10,6 +10,7 @@ from sglang_lite.runtime.kernels import reference
 from sglang_lite.runtime.kernels.activation import gated
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
 from sglang_lite.runtime.kernels.embed import embed
+from sglang_lite.runtime.kernels.fp8 import Scales, quantise_rows
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
 from sglang_lite.runtime.kernels.norm import add_rms_norm, rms_norm
 from sglang_lite.runtime.kernels.page_table import update_pages
@@ -254,6 +255,65 @@ def test_a_single_row_with_its_norm_and_gate(gate, biased):
     assert torch.equal(total, x + residual)
     expected = torch.nn.functional.linear(torch.nn.functional.rms_norm(total, (600,), norm, 1e-5), weight, bias)
     close(y, activated(expected, gate) if gate else expected)
+
+
+def test_products_with_weights_in_eight_bits():
+    x, full = normal(1, 256), normal(96, 256)
+    weight, scales = quantise_rows(full)
+    assert ((weight.float() * scales.unsqueeze(1) - full).abs() <= full.abs().amax(1, keepdim=True) / 7).all()
+    expected = torch.nn.functional.linear(x.double(), weight.double() * scales.double().unsqueeze(1))
+    close(linear_one(x, weight, None, scales=scales)[0], expected)
+    close(linear_one(x, weight, None, scales=scales, gate="silu")[0], activated(expected, "silu"))
+
+
+def test_scales_of_a_product_are_applied_by_its_reader():
+    def scaled(columns):
+        y, scales = normal(3, columns), Scales(torch.rand(3, device=DEVICE), torch.rand(columns, device=DEVICE))
+        return y, scales, y * scales.rows.unsqueeze(1) * scales.columns
+
+    weight, residual = normal(64), normal(3, 64)
+    y, scales, product = scaled(64)
+    close(rms_norm(y, weight, 1e-5, scales), rms_norm(product, weight, 1e-5))
+    total = residual.clone()
+    close(add_rms_norm(y, residual, weight, 1e-5, scales), add_rms_norm(product, total, weight, 1e-5))
+    close(residual, total)
+    y, scales, product = scaled(2 * 40)
+    close(gated(y, "silu", scales), gated(product, "silu"))
+    ours, twins = Rows([9, 30]), Rows([9, 30])
+    twins.table = ours.table
+    angles = torch.rand(64, 16, device=DEVICE)
+    y, scales, product = scaled(8 * 16)
+    for norms in ((None, None), (normal(16), normal(16))):
+        queries = [
+            rope_store(
+                x.clone(), *norms, 1e-5, (angles, angles), rows.plan(0, [0, 1, 1], [8, 27, 28]), rows.cache, 0, s
+            )
+            for x, rows, s in ((y, ours, scales), (product, twins, None))
+        ]
+        close(*queries)
+        stored = torch.cat((ours.read_at(0, 9)[-1:], ours.read_at(1, 29)[-2:]))
+        for a, b in zip((ours.cache.k, ours.cache.v), (twins.cache.k, twins.cache.v)):
+            close(a[0][:, stored], b[0][:, stored])
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_attention_over_keys_and_values_in_eight_bits(count):
+    lengths = [90, 1, 64, *range(65, 65 + count - 3)]
+    rows = Rows(lengths)
+    eight = reference.KVCache(
+        *(tuple(x.to(torch.float8_e4m3fn) for x in side) for side in (rows.cache.k, rows.cache.v))
+    )
+    rows.cache = reference.KVCache(*(tuple(x.float() for x in side) for side in (eight.k, eight.v)))
+    q, out = normal(count, 4, 16), torch.empty((count, 4, 16), device=DEVICE)
+    plan = rows.plan(count, list(range(count)), [n - 1 for n in lengths])
+    split_work(plan.positions, None, plan.work, plan.row_work, least=16)
+    decode_attention(q, eight, 0, plan, out, scale=0.3)
+    expected = rows.twin(q, [(i, 1, i, n) for i, n in enumerate(lengths)], scale=0.3)
+    assert (out - expected).norm() < 2e-3 * expected.norm()  # queries and weights in float16
+    blocks = [(0, 3, 0, 87)]
+    prefill_attention(q[:3], eight, 0, rows.plan(0, [0] * 3, [87, 88, 89], blocks, 16), out, scale=0.3)
+    expected = rows.twin(q[:3], [(0, 3, 0, 90)], scale=0.3)
+    assert (out[:3] - expected).norm() < 2e-3 * expected.norm()
 
 
 def activated(x, kind):

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
+from sglang_lite.runtime.kernels.fp8 import Scales, quantise_rows
 from sglang_lite.runtime.kernels.skinny import MOST_ROWS, FewRows, linear_one
-from sglang_lite.runtime.models.layers.linear import Linear
+from sglang_lite.runtime.models.layers.linear import Linear, stacked_rows, stacked_shape
+from sglang_lite.runtime.models.weights.source import Weight
+
+_LEAST_ROWS = 16  # of a product in 8 bits
 
 
 class DeviceLinear:
@@ -28,11 +34,63 @@ class DeviceLinear:
             return self._few(x, self.weight, self.bias)
         return linear_one(x, self.weight, self.bias)[0]
 
+    def unscaled(self, x: torch.Tensor) -> tuple[torch.Tensor, Scales | None]:
+        """The product, and what it has yet to be multiplied with."""
+        return self(x), None
+
     def one(
         self, x: torch.Tensor, *, residual: torch.Tensor | None, norm: torch.Tensor, eps: float, gate: str = ""
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The product of a single row with what comes before and after; see `kernels.skinny.linear_one`."""
         return linear_one(x, self.weight, self.bias, residual=residual, norm=norm, eps=eps, gate=gate)
+
+
+class Fp8Linear(DeviceLinear):
+    """Weights in 8-bit floating point with a scale an output. Rows are multiplied in 8 bits, each with a scale found at
+    run time; a single one as it is, as only reading the weights takes time.
+
+    The scales are left to whoever reads the product: cuBLAS takes up to twice as long to apply them to less than a few
+    hundred rows as it takes for the product.
+
+    Args:
+        parts: matrices [N_i, K] that are stacked along N; N and K are multiples of 16.
+        bias: [N] or None.
+        few: for products of a few rows.
+        device: of the weights.
+    """
+
+    def __init__(self, parts: Sequence[Weight], bias: torch.Tensor | None, few: FewRows, device: torch.device) -> None:
+        weight = torch.empty(stacked_shape(parts), dtype=torch.float8_e4m3fn, device=device)
+        super().__init__(weight, bias, few)
+        self._one = torch.ones((), device=device)
+        self.scales = torch.empty(len(weight), dtype=torch.float32, device=device)
+        for start, rows in stacked_rows(parts):
+            end = start + len(rows)
+            weight[start:end], self.scales[start:end] = quantise_rows(rows.to(device))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) == 1:
+            return linear_one(x, self.weight, self.bias, scales=self.scales)[0]
+        y, scales = self._product(x)
+        y = (y * scales.rows.unsqueeze(1) * scales.columns).to(x.dtype)
+        return y if self.bias is None else y.add_(self.bias)
+
+    def unscaled(self, x: torch.Tensor) -> tuple[torch.Tensor, Scales | None]:
+        return (self(x), None) if len(x) == 1 or self.bias is not None else self._product(x)
+
+    def _product(self, x: torch.Tensor) -> tuple[torch.Tensor, Scales]:
+        rows, scales = quantise_rows(x, least=_LEAST_ROWS)
+        y = torch._scaled_mm(
+            rows, self.weight.t(), scale_a=self._one, scale_b=self._one, out_dtype=x.dtype, use_fast_accum=True
+        )
+        return y[: len(x)], Scales(scales, self.scales)
+
+    def one(
+        self, x: torch.Tensor, *, residual: torch.Tensor | None, norm: torch.Tensor, eps: float, gate: str = ""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return linear_one(
+            x, self.weight, self.bias, scales=self.scales, residual=residual, norm=norm, eps=eps, gate=gate
+        )
 
 
 def matrix(linear: Linear) -> DeviceLinear:

@@ -89,9 +89,9 @@ class Int8Linear:
     """
 
     def __init__(self, parts: Sequence[Weight], bias: torch.Tensor | None) -> None:
-        quantised = torch.empty(_shape(parts), dtype=torch.int8)
+        quantised = torch.empty(stacked_shape(parts), dtype=torch.int8)
         self.scale = torch.empty(len(quantised))
-        for start, rows in _rows(parts):
+        for start, rows in stacked_rows(parts):
             scale = torch.linalg.vector_norm(rows, float("inf"), 1).div_(127).clamp_min_(1e-12)
             quantised[start : start + len(rows)] = (rows / scale.unsqueeze(1)).round_()
             self.scale[start : start + len(rows)] = scale
@@ -129,17 +129,17 @@ def stacked(parts: Sequence[Weight], dtype: torch.dtype, device: torch.device | 
     """Matrices [N_i, K] as one [N, K]. A single one that is like that already is not copied."""
     if len(parts) == 1 and isinstance(parts[0], torch.Tensor) and parts[0].dtype == dtype:
         return parts[0].to(device)
-    whole = torch.empty(_shape(parts), dtype=dtype, device=device)
-    for start, rows in _rows(parts):
+    whole = torch.empty(stacked_shape(parts), dtype=dtype, device=device)
+    for start, rows in stacked_rows(parts):
         whole[start : start + len(rows)] = rows
     return whole
 
 
-def _shape(parts: Sequence[Weight]) -> tuple[int, int]:
+def stacked_shape(parts: Sequence[Weight]) -> tuple[int, int]:
     return sum(part.shape[0] for part in parts), parts[0].shape[1]
 
 
-def _rows(parts: Sequence[Weight]) -> Iterator[tuple[int, torch.Tensor]]:
+def stacked_rows(parts: Sequence[Weight]) -> Iterator[tuple[int, torch.Tensor]]:
     """All rows as float32, some at a time so that converting takes little memory, with the number of the first."""
     at, step = 0, max(1, _CONVERTED_AT_ONCE // parts[0].shape[1])
     for part in parts:

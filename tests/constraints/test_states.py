@@ -1,0 +1,89 @@
+"""Matchers that share what is known of their states allow what a matcher alone allows."""
+
+import random
+
+import numpy as np
+import pytest
+
+from sglang_lite.constraints.nodes import ANY_TEXT, Language
+from sglang_lite.protocol import Ebnf, JsonSchema, Regex
+from sglang_lite.runtime.grammar.base import fill_masks
+from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine
+from sglang_lite.runtime.grammar.states import KeptMasks, States
+
+PERSON = (
+    '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"type": "integer"}, '
+    '"tags": {"type": "array", "items": {"enum": ["a", "é", "€"]}}}, "required": ["name", "age"]}'
+)
+ANYTHING = Language("text", {"text": ANY_TEXT})
+CONSTRAINTS = [
+    JsonSchema(PERSON),
+    Regex("(?s).*"),
+    Regex("[é-ü€😀-😂]{1,6}x?"),
+    Regex(r"a|ab|abc*"),
+    Regex(r"(yes|no)[.!]"),
+    Ebnf('root ::= "(" root ")" | [0-9]+'),
+    Ebnf('root ::= root "+" [0-9]+ | [0-9]+'),  # begins with itself: nothing is shared
+]
+
+
+@pytest.fixture(scope="module", params=[1, 3], ids=["one thread", "threads"])
+def llguidance(engine, request):
+    tokenizer = engine.tokenizer
+    return LlguidanceEngine(tokenizer, engine.vocab_size, sorted(tokenizer.eos_ids), request.param)
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=str)
+def test_shared_masks_are_those_of_a_matcher_alone(llguidance, constraint):
+    dice = random.Random(3)
+    shared = [grammar.matcher() for grammar in [llguidance.compile(constraint)] for _ in range(24)]
+    alone = [llguidance.compile(constraint).matcher() for _ in shared]
+    assert any(m.states is not None for m in shared)
+    words = (llguidance.vocab_size + 31) // 32
+    masks, mask = np.zeros((len(shared), words), np.int32), np.zeros(words, np.int32)
+    for step in range(25):
+        fill_masks(shared, masks[: len(shared)])
+        left = []
+        for i, (ours, theirs) in enumerate(zip(shared, alone)):
+            theirs.fill_mask(mask)
+            assert np.array_equal(masks[i], mask), step
+            if step % 4 == i % 4:
+                assert ours.forced() == theirs.forced()
+                assert ours.complete == theirs.complete
+            tokens = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+            token = int(dice.choice(tokens[: dice.choice((4, len(tokens)))]))
+            assert ours.accept(token)
+            assert theirs.accept(token)
+            assert ours.finished == theirs.finished
+            if not ours.finished:
+                left.append((ours, theirs))
+        shared, alone = [a for a, _ in left], [b for _, b in left]
+
+
+def test_a_token_that_is_not_allowed_is_refused(llguidance):
+    grammar = llguidance.compile(Regex("[a-c]+"))
+    matchers = [grammar.matcher() for _ in range(20)]
+    masks = np.zeros((20, (llguidance.vocab_size + 31) // 32), np.int32)
+    good, bad = llguidance.encode("a")[0], llguidance.encode("z")[0]
+    for _ in range(3):
+        fill_masks(matchers, masks)
+        assert all(matcher.accept(good) for matcher in matchers)
+    assert not any(matcher.accept(bad) for matcher in matchers)
+    assert all(matcher.error for matcher in matchers)
+
+
+def test_masks_are_kept_within_bounds():
+    states = States(ANYTHING, [b"a"], ())
+    kept = KeptMasks(100)
+    for i in range(50):
+        kept.keep(states, (i, b""), np.zeros(5, np.int32))
+    assert sorted(states.masks) == [(i, b"") for i in range(45, 50)]
+
+
+def test_bytes_of_a_character_are_a_place_of_their_own():
+    euro = "€".encode()
+    states = States(ANYTHING, [euro[:1], euro[1:], b"\xff", b"a", b"<end>"], {4})
+    begun = states.after(states.start, 0)
+    assert begun not in (states.start, None)
+    assert states.after(begun, 1) == states.start == states.after(states.start, 3)
+    assert states.after(begun, 3) is states.after(states.start, 2) is states.after(states.start, 4) is None
