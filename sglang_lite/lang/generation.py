@@ -24,17 +24,17 @@ from sglang_lite.protocol import (
     CapabilityError,
     Constraint,
     ConstraintError,
+    Continuation,
     Delta,
     EngineClosedError,
     Generation,
     GenSegment,
+    GrammarSegment,
     Image,
-    InOrder,
     JsonSchema,
     ParameterError,
     Program,
     ProgramError,
-    Regex,
     RequestTimeoutError,
     Segment,
     Selection,
@@ -47,7 +47,7 @@ from sglang_lite.protocol import (
     Usage,
     ValueValidationError,
 )
-from sglang_lite.text.reasoning import ReasoningParser, before_answer
+from sglang_lite.text.reasoning import ReasoningParser
 
 if TYPE_CHECKING:
     from sglang_lite.lang.interpreter import GenOp, SelectOp, StreamExecutor
@@ -78,7 +78,7 @@ def at_once(branch: StreamExecutor, op: GenOp) -> bool:
     backend = branch.backend
     if not backend.answers_now or op.node.options is not None or branch.log is not None or not branch.run.plain:
         return False
-    generations = backend.answer_now(branch.prompt(), op.params, op.node.constraint)
+    generations = backend.answer_now(branch.prompt(), op.params, _constraint(branch, op))
     if generations is None:
         return False
     _accept(branch, op, generations, _values(op, generations))
@@ -183,7 +183,7 @@ async def _ask(branch: StreamExecutor, op: GenOp, options: GenOptions, attempt: 
         events: AsyncGenerator[Delta | Generation, None] = _from_hooks(backend, branch, op, show)
     else:
         prompt = branch.prompt(same_model=options.backend is None)
-        events = backend.agenerate(prompt, params, _constraint(backend, op.node, options), stream=stream)
+        events = backend.agenerate(prompt, params, _constraint(branch, op), stream=stream)
     async for event in events:  # to its end: only the generator itself, or cancelling it, ends it sooner
         if isinstance(event, Generation):
             done.append(event)
@@ -198,11 +198,10 @@ async def _ask(branch: StreamExecutor, op: GenOp, options: GenOptions, attempt: 
     return done
 
 
-def _constraint(backend: BaseBackend, node: SglGen, options: GenOptions) -> Constraint | None:
-    """The node's constraint is the answer's: before it there may be reasoning, where the backend can be told so."""
-    if node.constraint is None or options.reasoning is None or InOrder not in backend.capabilities.constraints:
-        return node.constraint
-    return InOrder((Regex(before_answer(options.reasoning)), node.constraint))
+def _constraint(branch: StreamExecutor, op: GenOp) -> Constraint | None:
+    """What a generation must be where the branch is now."""
+    walk = branch.walk
+    return op.constraint if walk is None else Continuation(walk.constraint, walk.text, op.constraint)
 
 
 class _Show:
@@ -212,7 +211,7 @@ class _Show:
 
     def __init__(self, branch: StreamExecutor, op: GenOp, reasoning: str | None) -> None:
         self._log, self._op = branch.log, op
-        self._parser = ReasoningParser(reasoning) if reasoning is not None else None
+        self._parser = None if reasoning is None else ReasoningParser(reasoning, once=op.constraint is not None)
         self._chars = self._ids = self._logprobs = 0  # shown so far
         self._early: dict[str, Any] = {}  # metadata whose text is yet to come
 
@@ -272,7 +271,7 @@ def _values(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
     node = op.node
     texts = [g.text for g in generations]
     if node.options is not None and node.options.reasoning is not None:
-        texts = [ReasoningParser.split(node.options.reasoning, text)[1] for text in texts]
+        texts = [_split(op, text)[1] for text in texts]
     if node.value_type is not None:
         return [node.value_type.parse(text) for text in texts]
     if isinstance(node.constraint, JsonSchema):
@@ -282,6 +281,13 @@ def _values(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
             if generation.finish_reason == "stop":  # text that max_tokens cut short says so in its metadata
                 parse_json(node.constraint, text)
     return texts
+
+
+def _split(op: GenOp, text: str) -> tuple[str, str]:
+    """Reasoning and answer. In one that is constrained marks of reasoning may be part of a value."""
+    assert op.node.options is not None
+    assert op.node.options.reasoning is not None
+    return ReasoningParser.split(op.node.options.reasoning, text, once=op.constraint is not None)
 
 
 def reseeded(seed: int | Unset, attempt: int) -> int | Unset:
@@ -312,7 +318,7 @@ def _accept(branch: StreamExecutor, op: GenOp, generations: Sequence[Generation]
     own = options.backend is None
     spans = first.spans if first.spans and own else (Span(first.text),)
     if options.reasoning is not None:
-        thoughts, answers = zip(*(ReasoningParser.split(options.reasoning, g.text) for g in generations))
+        thoughts, answers = zip(*(_split(op, g.text) for g in generations))
         branch.append([Reasoned(spans, answers[0])])
         if op.thoughts is not None:
             op.thoughts.set(list(thoughts) if several else thoughts[0])
@@ -338,18 +344,24 @@ async def play_run(branch: StreamExecutor, run: Sequence[Any]) -> AsyncGenerator
     Args:
         run: the operations; the first and the last one are generations or selections.
     """
+    from sglang_lite.lang.interpreter import GrammarOp, TextOp
+
     op, segments, decisions = run[0], list[Segment](), dict[int, ChoicesDecision]()
-    for i, each in enumerate(run):
+    if branch.walk is not None:
+        segments.append(GrammarSegment(branch.walk.constraint, branch.walk.text))
+    for each in run:
         if isinstance(each, str):
             segments.append(TextSegment(each))
+        elif isinstance(each, TextOp):
+            segments.append(TextSegment(each.text))
+        elif isinstance(each, GrammarOp):
+            segments.append(GrammarSegment(None if each.walk is None else each.walk.constraint))
         elif isinstance(getattr(each, "node", None), SglGen):
-            segments.append(GenSegment(each.node.name, each.params, each.node.constraint))
+            segments.append(GenSegment(each.node.name, each.params, each.constraint))
         elif isinstance(getattr(each, "node", None), SglSelect):
             unconditional = each.node.choices_method.requires_unconditional_logprobs
-            pick = partial(_decide, each, decisions, i)
+            pick = partial(_decide, each, decisions)
             segments.append(SelectSegment(each.node.name, each.node.choices, pick, unconditional))
-        else:
-            segments.append(TextSegment(""))  # turns and the like: so that a segment's index is the operation's
     stream = branch.log is not None
     show = _Show(branch, op, None) if stream else None
     begun = False
@@ -362,7 +374,7 @@ async def play_run(branch: StreamExecutor, run: Sequence[Any]) -> AsyncGenerator
                     show.delta(event)
                 continue
             if isinstance(event, Selection):
-                _picked(branch, op, event, decisions[played.path[0]])
+                _picked(branch, op, event, decisions[id(op)])
             else:
                 if show is not None:
                     show.end(event)
@@ -383,9 +395,9 @@ async def play_run(branch: StreamExecutor, run: Sequence[Any]) -> AsyncGenerator
         await (agenerate if isinstance(op.node, SglGen) else aselect)(branch, op)
 
 
-def _decide(op: SelectOp, decisions: dict[int, ChoicesDecision], index: int, selection: Selection) -> str:
-    decisions[index] = decide(op.node, selection, op.seed)
-    return decisions[index].decision
+def _decide(op: SelectOp, decisions: dict[int, ChoicesDecision], selection: Selection) -> str:
+    decision = decisions[id(op)] = decide(op.node, selection, op.seed)
+    return decision.decision
 
 
 # ------------------------------------------------------------------------------------- SGLang's blocking hooks
@@ -393,7 +405,7 @@ def _decide(op: SelectOp, decisions: dict[int, ChoicesDecision], index: int, sel
 
 def _call_hooks(backend: BaseBackend, branch: StreamExecutor, op: GenOp, show: _Show | None) -> list[Generation]:
     """Calls `generate` or, in a stream of one sample, `generate_stream`."""
-    given = SglSamplingParams.of(op.params, op.node.constraint)
+    given = SglSamplingParams.of(op.params, op.constraint)
     if branch.log is None or given.n > 1:
         text, meta = backend.generate(branch, given)
         texts = text if isinstance(text, list) else [text]
@@ -465,7 +477,7 @@ def select_at_once(branch: StreamExecutor, op: SelectOp) -> bool:
         return False
     node = op.node
     selection = branch.backend.select_now(
-        branch.prompt(), node.choices, unconditional=node.choices_method.requires_unconditional_logprobs
+        branch.prompt(), _choices(branch, node), unconditional=node.choices_method.requires_unconditional_logprobs
     )
     if selection is None:
         return False
@@ -480,10 +492,15 @@ async def aselect(branch: StreamExecutor, op: SelectOp) -> None:
         decision = await _retried(branch, partial(in_pool, backend, partial(_select_hook, branch, op)))
         _picked(branch, op, None, decision)
     elif node.multi is None:
-        selection = await _score(branch, node, node.choices)
+        selection = await _score(branch, node, _choices(branch, node))
         _picked(branch, op, selection, decide(node, selection, op.seed))
     else:
         await _select_several(branch, op)
+
+
+def _choices(branch: StreamExecutor, node: SglSelect) -> Sequence[str]:
+    """Those that may come where the branch is now."""
+    return node.choices if branch.walk is None else branch.walk.possible(node.choices)
 
 
 async def _retried(branch: StreamExecutor, ask: Callable[[], Awaitable[_T]]) -> _T:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sglang_lite.lang import generation
 from sglang_lite.lang.backend.base_backend import EVERYTHING, BaseBackend
@@ -39,6 +39,8 @@ from sglang_lite.lang.ir import (
     SglExpr,
     SglExprList,
     SglGen,
+    SglGrammarBegin,
+    SglGrammarEnd,
     SglImage,
     SglRoleBegin,
     SglRoleEnd,
@@ -51,7 +53,10 @@ from sglang_lite.lang.loop import executor
 from sglang_lite.lang.results import total_usage, usages_of
 from sglang_lite.protocol import (
     UNSET,
+    Constraint,
+    Continuation,
     Image,
+    InOrder,
     Location,
     Message,
     ParameterError,
@@ -67,6 +72,10 @@ from sglang_lite.protocol import (
     Usage,
 )
 from sglang_lite.text.chat_template import ChatTemplate
+from sglang_lite.text.reasoning import reasoned
+
+if TYPE_CHECKING:
+    from sglang_lite.constraints.walk import Walk
 
 logger = logging.getLogger("sglang_lite")
 
@@ -174,6 +183,7 @@ current_run: ContextVar[Run | None] = ContextVar("sglang_lite_run", default=None
 class GenOp:
     node: SglGen
     params: SamplingParams
+    constraint: Constraint | None  # of its whole text, reasoning included
     cell: Cell
     log: TextLog | None
     thoughts: Cell | None = None  # gets the reasoning, where it is split off
@@ -207,6 +217,22 @@ class ScopeOp:
 
     cell: Cell
     begins: bool
+
+
+@dataclass(slots=True)
+class GrammarOp:
+    """All text is a walk through a grammar from here on, or (None) was one up to here."""
+
+    walk: Walk | None
+    where: Location | None
+
+
+@dataclass(slots=True)
+class TextOp:
+    """Text inside a grammar, which has to allow it."""
+
+    text: str
+    where: Location | None
 
 
 @dataclass(slots=True)
@@ -246,8 +272,21 @@ class HookOp:
     args: tuple[Any, ...]
 
 
-Op: TypeAlias = "str | GenOp | SelectOp | ImageOp | TurnOp | ScopeOp | ForkOp | JoinOp | ReadOp | MarkOp | HookOp"
-
+Op: TypeAlias = (
+    str
+    | GenOp
+    | SelectOp
+    | ImageOp
+    | TurnOp
+    | ScopeOp
+    | GrammarOp
+    | TextOp
+    | ForkOp
+    | JoinOp
+    | ReadOp
+    | MarkOp
+    | HookOp
+)
 
 Piece: TypeAlias = str | Span | Image | Reasoned
 
@@ -255,12 +294,14 @@ Piece: TypeAlias = str | Span | Image | Reasoned
 class Mark:
     """What a checkpoint remembers: of the submitting side, and once played of the text."""
 
-    __slots__ = ("cells", "lengths", "role", "scopes", "turns")
+    __slots__ = ("ahead", "cells", "grammar", "lengths", "role", "scopes", "turns", "walk")
 
     def __init__(self, branch: StreamExecutor) -> None:
         self.cells = dict(branch._cells)
+        self.grammar, self.ahead = branch._grammar, branch._ahead and branch._ahead.copy()
         self.turns, self.role, self.scopes = list(branch._turns), branch._role, dict(branch._scopes)
         self.lengths: tuple[int, int, tuple[str, int] | None] | None = None
+        self.walk: Walk | None = None
 
 
 class StreamExecutor:
@@ -272,9 +313,9 @@ class StreamExecutor:
     """
 
     __slots__ = (
-        "__weakref__", "_at", "_cells", "_children", "_failure", "_failure_seen", "_lock", "_logs", "_messages",
-        "_nodes", "_pieces", "_promises", "_queue", "_role", "_scope_starts", "_scopes", "_sid", "_stopped", "_task",
-        "_turn", "_turns", "backend", "fork_start", "log", "path", "run",
+        "__weakref__", "_ahead", "_at", "_cells", "_children", "_failure", "_failure_seen", "_grammar", "_lock",
+        "_logs", "_messages", "_nodes", "_pieces", "_promises", "_queue", "_role", "_scope_starts", "_scopes", "_sid",
+        "_stopped", "_task", "_turn", "_turns", "backend", "fork_start", "log", "path", "run", "walk",
     )  # fmt: skip
 
     def __init__(self, run: Run, path: str = "") -> None:
@@ -295,12 +336,15 @@ class StreamExecutor:
         self._turns: list[str] = []
         self._role: tuple[str, str] | None = None  # the open turn's role and suffix
         self._scopes: dict[str, tuple[Cell, ...]] = {}  # those that are open; one may be inside another of its name
+        self._grammar: Constraint | None = None  # that is open
+        self._ahead: Walk | None = None  # through it, as long as all text in it is known
         self._nodes = 0
         # the playing side's
         self._pieces: list[Piece] = []
         self._messages: list[Message] = []
         self._turn: tuple[str, int] | None = None  # the open turn's role and where its text starts
         self._scope_starts: dict[int, int] = {}
+        self.walk: Walk | None = None  # through the open grammar
         self.fork_start = 0
         self.log: TextLog | None = TextLog() if run.settings.stream else None
 
@@ -309,7 +353,7 @@ class StreamExecutor:
     def submit(self, expr: SglExpr | str, where: Location | None = None) -> None:
         """Queues what `expr` says. Misuse that can be seen now is raised now."""
         if isinstance(expr, str):
-            self._put(expr)
+            self._put(expr) if self._grammar is None else self._put_in_grammar(expr, where)
         elif isinstance(expr, SglExprList):
             for node in expr.walk():
                 self._submit_node(node, where)
@@ -323,11 +367,12 @@ class StreamExecutor:
     def _submit_node(self, node: SglExpr, where: Location | None) -> None:
         match node:
             case SglConstantText():
-                self._put(node.value)
+                self._put(node.value) if self._grammar is None else self._put_in_grammar(node.value, where)
             case SglGen():
                 self._put(self._gen(node, where))
             case SglSelect():
                 self._check_select(node, where)
+                self._ahead = None
                 cell, log = self._declare(node.name, where)
                 self._put(SelectOp(node, cell, log, self._node_seed()))
             case SglRoleBegin():
@@ -346,6 +391,10 @@ class StreamExecutor:
                     self._scopes[node.name] = tuple(outer)
                 self._name(node.name, cell)
                 self._put(ScopeOp(cell, begins=False))
+            case SglGrammarBegin():
+                self._begin_grammar(node, where)
+            case SglGrammarEnd():
+                self._end_grammar(where)
             case SglImage():
                 self._put_images(node.load(where), where)
             case SglSeparateReasoning():
@@ -356,8 +405,36 @@ class StreamExecutor:
             case _:
                 raise ParameterError("+=", f"{node!r} can't be executed.", where=where)
 
+    def _put_in_grammar(self, text: str, where: Location | None) -> None:
+        if self._ahead is not None:  # it is refused where it stands
+            self._ahead.push(text)
+        self._put(TextOp(text, where))
+
+    def _begin_grammar(self, node: SglGrammarBegin, where: Location | None) -> None:
+        from sglang_lite.constraints.walk import Walk
+
+        if self._grammar is not None:
+            raise ProgramError("a grammar is open already.", hint="Make one grammar of the two.", where=where)
+        if Continuation not in self.backend.capabilities.constraints:
+            raise self.backend.refusal(
+                node, "a grammar over several nodes", "Write all of it with one gen(constraint=…).", where
+            )
+        walk = Walk(node.constraint)
+        self._grammar, self._ahead = node.constraint, walk.copy()
+        self._put(GrammarOp(walk, where))
+
+    def _end_grammar(self, where: Location | None) -> None:
+        if self._grammar is None:  # a checkpoint has taken its beginning back
+            return
+        ahead, self._grammar, self._ahead = self._ahead, None, None
+        self._put(GrammarOp(None, where))
+        if ahead is not None:
+            ahead.end()
+
     def _check_select(self, node: SglSelect, where: Location | None) -> None:
         can = self.backend.capabilities
+        if self._grammar is not None and node.multi is not None:
+            raise ProgramError("select(multi=…) can't be part of a grammar.", hint="Select one by one.", where=where)
         if not can.select:
             raise self.backend.refusal(node, "select", "Generate text and compare, or use another backend.", where)
         plain = node.temperature == 0 and node.multi is None and node.choices_method is token_length_normalized
@@ -367,18 +444,29 @@ class StreamExecutor:
             )
 
     def _gen(self, node: SglGen, where: Location | None) -> GenOp:
+        options = node.options
+        backend = self.backend if options is None or options.backend is None else options.backend
+        if node.tools is not None and (family := backend.tool_family()) is not None:
+            spelled = node.tools.value_type(family)
+            node = replace(node, constraint=spelled.constraint, value_type=spelled)
+        constraint = node.constraint
+        reasoning = None if options is None else options.reasoning
+        if reasoning is not None and constraint is not None and InOrder in backend.capabilities.constraints:
+            constraint = reasoned(reasoning, constraint)
+            node = replace(node, stop=())  # which are of the answer, whose end the constraint knows
         params = self._params(node)
-        backend = self.backend if node.options is None or node.options.backend is None else node.options.backend
-        if node.constraint is not None or backend.capabilities is not EVERYTHING:
-            backend.check(node, params, node.constraint, where)
+        held = constraint if self._grammar is None else Continuation(self._grammar, part=constraint)
+        if held is not None or backend.capabilities is not EVERYTHING:
+            backend.check(node, params, held, where)
         if backend.blocking and params is not NO_PARAMS:
             for field in _UNKNOWN_TO_HOOKS:
                 if not isinstance(getattr(params, field), Unset):
                     raise backend.refusal(node, field, "SGLang's blocking hooks have no such parameter.", where)
         kind = None if node.value_type is None else node.value_type.annotation
         cell, log = self._declare(node.name, where, kind)
-        op = GenOp(node, params, cell, log)
-        if node.options is not None and node.options.reasoning is not None:
+        op = GenOp(node, params, constraint, cell, log)
+        self._ahead = None
+        if reasoning is not None:
             name = f"{node.name}_reasoning_content" if node.name is not None else None
             op.thoughts, op.thoughts_log = self._declare(name, where)
         return op
@@ -412,6 +500,8 @@ class StreamExecutor:
             _fail_op(op, failure)
 
     def _put_images(self, images: Sequence[Image], where: Location | None) -> None:
+        if self._grammar is not None:
+            raise ProgramError("an image can't be part of a grammar.", hint="Add it before.", where=where)
         if not self.backend.capabilities.images:
             raise self.backend.refusal("image", "images", "Describe what it shows, or use another backend.", where)
         token = getattr(self.run.template, "image_token", "")
@@ -444,6 +534,8 @@ class StreamExecutor:
         return UNSET if seed is None else derived_seed(seed, f"{self.path}/{self._nodes}")
 
     def _begin_turn(self, role: str, where: Location | None) -> None:
+        if self._grammar is not None:
+            raise ProgramError(f"a {role!r} turn begins inside a grammar.", hint="End that one first.", where=where)
         if self._role is not None:
             raise ProgramError(
                 f"a {role!r} turn begins inside a {self._role[0]!r} turn.", hint="End that one first.", where=where
@@ -463,6 +555,8 @@ class StreamExecutor:
         self._put(TurnOp(role))
 
     def _end_turn(self, role: str, where: Location | None) -> None:
+        if self._grammar is not None:
+            raise ProgramError(f"a {role!r} turn ends inside a grammar.", hint="End that one first.", where=where)
         if self._role is None or self._role[0] != role:
             found = "no turn is open" if self._role is None else f"the open turn is {self._role[0]!r}"
             raise ProgramError(f"a {role!r} turn ends, but {found}.", where=where)
@@ -479,6 +573,7 @@ class StreamExecutor:
         for child in children:
             child._cells = dict(self._cells)
             child._turns, child._role = list(self._turns), self._role
+            child._grammar, child._ahead = self._grammar, self._ahead and self._ahead.copy()
             child._at = ""  # nothing, until the parent gets there
         self._children += children
         if size > 1:
@@ -494,6 +589,7 @@ class StreamExecutor:
 
     def join_text(self, children: list[StreamExecutor], where: Location | None) -> None:
         """Appends what the children have added to the parent's text."""
+        self._ahead = None
         self._put(JoinOp(children, where))
 
     def mark(self) -> Mark:
@@ -517,6 +613,7 @@ class StreamExecutor:
                 self._queue.clear()
         self._cells = dict(mark.cells)
         self._turns, self._role, self._scopes = list(mark.turns), mark.role, dict(mark.scopes)
+        self._grammar, self._ahead = mark.grammar, mark.ahead and mark.ahead.copy()
         self._put(MarkOp(mark, back=True))
 
     def facade(self) -> Any:
@@ -772,10 +869,14 @@ class StreamExecutor:
         """After `op`: plays the next operation, if it needs no waiting. Returns it; None as in _advance."""
         following = self._next(op)
         if following is not None and not isinstance(following, GenOp | SelectOp):
-            if isinstance(following, str):
-                self.write(following)
-            else:
-                _AT_ONCE[type(following)](self, following)
+            try:
+                if isinstance(following, str):
+                    self.write(following)
+                else:
+                    _AT_ONCE[type(following)](self, following)
+            except SglError as error:
+                self._fail(error, following)
+                return None
         return following
 
     def _play_blocking(self, waits: Op) -> None:
@@ -836,13 +937,18 @@ class StreamExecutor:
     def write(self, text: str) -> None:
         """Appends text."""
         if text:
+            if self.walk is not None:
+                self.walk.push(text)
             self._pieces.append(text)
             if self.log is not None:
                 self.log.append(text)
 
     def append(self, pieces: Sequence[Piece]) -> None:
-        """Appends what a backend has generated (its text was logged while it came)."""
+        """Appends what a backend has generated: its text was logged while it came."""
+        start = len(self._pieces)
         self._pieces += pieces
+        if self.walk is not None:
+            self.walk.push(self._text_from(start))
 
     def _text_from(self, start: int) -> str:
         return "".join([p if isinstance(p, str) else p.text for p in self._pieces[start:] if not isinstance(p, Image)])
@@ -897,6 +1003,16 @@ class StreamExecutor:
             op.cell.set(self._text_from(self._scope_starts.pop(id(op.cell))))
         return True
 
+    def _grammar_at_once(self, op: GrammarOp) -> bool:
+        before, self.walk = self.walk, op.walk
+        if before is not None:
+            before.end()
+        return True
+
+    def _text_at_once(self, op: TextOp) -> bool:
+        self.write(op.text)
+        return True
+
     def _image_at_once(self, op: ImageOp) -> bool:
         self._pieces.append(op.image)
         return True
@@ -904,7 +1020,7 @@ class StreamExecutor:
     def _fork_at_once(self, op: ForkOp) -> bool:
         for child in op.children:
             child._pieces, child._messages = list(self._pieces), list(self._messages)
-            child._turn = self._turn
+            child._turn, child.walk = self._turn, self.walk and self.walk.copy()
             child.fork_start = len(self._pieces)
             if self.log is not None and child.log is not None:
                 child.log.append(self._text_from(0))
@@ -915,13 +1031,14 @@ class StreamExecutor:
         reads = [child.read(_added, op.where) for child in op.children]
         if not all(cell.done for cell in reads):
             return False
-        self._take([piece for cell in reads for piece in cell.result()])
+        for cell in reads:
+            self._take(cell.result())
         return True
 
     def _take(self, pieces: Sequence[Piece]) -> None:
         """Appends what other branches have added."""
         start = len(self._pieces)
-        self._pieces += pieces
+        self.append(pieces)
         if self.log is not None:
             self.log.append(self._text_from(start))
 
@@ -932,8 +1049,10 @@ class StreamExecutor:
     def _mark_at_once(self, op: MarkOp) -> bool:
         if not op.back:
             op.mark.lengths = len(self._pieces), len(self._messages), self._turn
+            op.mark.walk = self.walk and self.walk.copy()
         elif op.mark.lengths is not None:
             pieces, messages, self._turn = op.mark.lengths
+            self.walk = op.mark.walk and op.mark.walk.copy()
             del self._pieces[pieces:], self._messages[messages:]
         return True
 
@@ -1027,6 +1146,8 @@ _AT_ONCE: dict[type, Callable[[StreamExecutor, Any], bool]] = {
     ImageOp: StreamExecutor._image_at_once,
     TurnOp: StreamExecutor._turn_at_once,
     ScopeOp: StreamExecutor._scope_at_once,
+    GrammarOp: StreamExecutor._grammar_at_once,
+    TextOp: StreamExecutor._text_at_once,
     ForkOp: StreamExecutor._fork_at_once,
     JoinOp: StreamExecutor._join_at_once,
     ReadOp: StreamExecutor._read_at_once,
@@ -1041,6 +1162,8 @@ def _in_program(op: Op) -> bool:
         case GenOp(node=SglGen(options=None), params=SamplingParams(n=Unset.UNSET | 1)):
             return True
         case SelectOp(node=SglSelect(multi=None)) | MarkOp(back=False) | str() | TurnOp() | ScopeOp() | ReadOp():
+            return True
+        case GrammarOp() | TextOp():
             return True
     return False
 

@@ -94,7 +94,7 @@ def decide(node: SglSelect, selection: Selection, seed: int | Unset) -> ChoicesD
         top = max(values)
         weights = [math.exp((v - top) / node.temperature) for v in values]
         draw = random.Random(None if isinstance(seed, Unset) else seed)
-        return ChoicesDecision(draw.choices(node.choices, weights)[0], decision.meta_info)
+        return ChoicesDecision(draw.choices(keywords["choices"], weights)[0], decision.meta_info)
     return decision
 
 

@@ -10,11 +10,14 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
+from sglang_lite.constraints.given import Source, as_constraint, check_written
 from sglang_lite.lang.futures import Cell, TextLog
 from sglang_lite.lang.interpreter import Mark, StreamExecutor, all_messages, current_run, nothing, whole_text
 from sglang_lite.lang.ir import (
     SglExpr,
     SglExprList,
+    SglGrammarBegin,
+    SglGrammarEnd,
     SglRoleBegin,
     SglRoleEnd,
     SglVarScopeBegin,
@@ -152,6 +155,22 @@ class ProgramState:
     def var_scope(self, name: str) -> _Scope:
         """`with s.var_scope("x"):` collects the text added inside into a variable."""
         return _Scope(self, SglVarScopeBegin(name), SglVarScopeEnd(name))
+
+    def grammar(self, constraint: Source) -> _Scope:
+        """`with s.grammar(G):` all text added inside, generated or not, is together in the language of G.
+
+        A generation goes on in G, and completes it unless it ends sooner: by its `stop`, `max_tokens`, or a constraint
+        of its own, which holds beside G. A selection takes no choice that G does not allow. Turns, images and further
+        grammars can't be inside; branches forked inside go on in G, and only this one has to complete it.
+
+        Args:
+            constraint: what `gen(constraint=…)` takes.
+
+        Raises:
+            ConstraintError: an invalid constraint; inside, text that G does not allow; at its end, what is missing.
+            CapabilityError: the backend only takes constraints on single generations.
+        """
+        return _Scope(self, SglGrammarBegin(check_written(as_constraint(constraint))), SglGrammarEnd())
 
     def checkpoint(self) -> Checkpoint:
         """`with s.checkpoint() as c:` remembers this place; `c.rollback()` comes back to it."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-from sglang_lite.protocol import ParameterError
+from sglang_lite.protocol import Choices, Constraint, InOrder, ParameterError, Regex, Repeated, StructuralTag, Tag
+from sglang_lite.text.stop import overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +61,42 @@ FORMATS = {
 }  # fmt: skip
 
 
+def format_of(model_type: str) -> Format:
+    """Raises ParameterError: an unknown model type."""
+    known = FORMATS.get(model_type.lower())
+    if known is None:
+        raise ParameterError("model_type", f"{model_type!r} is unknown.", hint=f"Known: {', '.join(FORMATS)}.")
+    return known
+
+
+def reasoned(model_type: str, answer: Constraint) -> Constraint:
+    """Reasoning as a model marks it, then an answer that is constrained.
+
+    Raises:
+        ParameterError: an unknown model type.
+    """
+    known = format_of(model_type)
+    until = StructuralTag((Tag(known.end, Choices(("",)), ""),), (known.end,), at_least_one=True, stop_after_first=True)
+    rest = InOrder((until, Regex(r"\n{0,2}"), Choices(known.dropped or ("",))))
+    if known.open:
+        return InOrder((rest, answer))
+    return InOrder((Repeated(InOrder((Choices((known.start,)), rest)), 0, 1), answer))
+
+
 class ReasoningParser:
     """
     Args:
         model_type: a key of FORMATS.
+        once: reasoning comes before the answer, in which the marks then are text like any other. Else there may be
+            more of it later.
 
     Raises:
         ParameterError: an unknown model type.
     """
 
-    def __init__(self, model_type: str) -> None:
-        known = FORMATS.get(model_type.lower())
-        if known is None:
-            raise ParameterError("model_type", f"{model_type!r} is unknown.", hint=f"Known: {', '.join(FORMATS)}.")
-        self._format = known
+    def __init__(self, model_type: str, *, once: bool = False) -> None:
+        known = self._format = format_of(model_type)
+        self._once, self._answered = once, False
         self._inside = known.open
         self._opening = known.open  # the text may repeat the start mark that the template has written
         self._begun = {True: False, False: False}  # whether reasoning and answer have begun: blanks before are dropped
@@ -93,16 +115,29 @@ class ReasoningParser:
             text = stripped.removeprefix(start)
         found = {True: "", False: ""}
         while text:
-            marks = (self._format.end if self._inside else self._format.start, *self._format.dropped)
+            if self._once and not self._inside and not self._answered:
+                start, stripped = self._format.start.lstrip(), text.lstrip()
+                if start.startswith(stripped) and start != stripped:
+                    self._held = text
+                    break
+                self._answered = not stripped.startswith(start)
+            if self._inside:
+                marks: tuple[str, ...] = (self._format.end, *self._format.dropped)
+            else:
+                marks = (*(() if self._answered else (self._format.start,)), *self._format.dropped)
             hits = [(text.index(mark), mark) for mark in marks if mark in text]
             if not hits:
-                self._held = max((_overlap(text, mark) for mark in marks), key=len)
-                found[self._inside] += self._trimmed(text[: len(text) - len(self._held)])
+                at = min((overlap(text, 0, mark) for mark in marks), default=len(text))
+                self._held = text[at:]
+                found[self._inside] += self._trimmed(text[:at])
                 break
             at, mark = min(hits)
             found[self._inside] += self._trimmed(text[:at])
             text = text[at + len(mark) :]
+            ended = self._inside
             self._inside = mark == self._format.start
+            if ended and not self._inside:
+                self._answered = self._once
         return found[True], found[False]
 
     def flush(self) -> tuple[str, str]:
@@ -117,40 +152,8 @@ class ReasoningParser:
         return text
 
     @staticmethod
-    def split(model_type: str, text: str) -> tuple[str, str]:
+    def split(model_type: str, text: str, *, once: bool = False) -> tuple[str, str]:
         """Reasoning and answer of a whole text."""
-        parser = ReasoningParser(model_type)
+        parser = ReasoningParser(model_type, once=once)
         (thought, answer), (more_thought, more_answer) = parser.push(text), parser.flush()
         return thought + more_thought, answer + more_answer
-
-
-def before_answer(model_type: str) -> str:
-    """A regex of what stands before the answer: the reasoning with its marks (where the model may leave it out, that
-    or nothing), and blanks."""
-    known = FORMATS[model_type.lower()]
-    before = _up_to(known.end)
-    if not known.open:
-        before = f"{_BLANKS}(?:{re.escape(known.start)}{before})?"
-    if known.dropped:
-        before += f"(?:{'|'.join(map(re.escape, known.dropped))})?"
-    return before + _BLANKS
-
-
-_BLANKS = r"[ \t\n]{0,8}"
-
-
-def _up_to(mark: str) -> str:
-    """A regex of any text that ends with the first `mark` in it. (Of a mark whose first character stands in it twice,
-    the part before the second one may not stand in the text at all.)"""
-    first, again = mark[0], mark.find(mark[0], 1)
-    head = mark[:again] if again > 0 else mark
-    begun = [head[1:i] for i in range(1, len(head))]  # what may follow the first character without being the mark
-    stays = "|".join(re.escape(part + first) for part in begun)
-    leaves = "|".join(f"{re.escape(part)}[^{re.escape(first + head[len(part) + 1])}]" for part in begun)
-    start = f"{re.escape(first)}(?:{stays})*"
-    return f"(?:[^{re.escape(first)}]|{start}(?:{leaves}))*{start}{re.escape(head[1:] + mark[len(head) :])}"
-
-
-def _overlap(text: str, mark: str) -> str:
-    """The longest end of `text` that is a beginning of `mark`."""
-    return next((text[-k:] for k in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-k:])), "")
