@@ -21,6 +21,7 @@ from sglang_lite.version import __version__
 
 if TYPE_CHECKING:
     from sglang_lite import grammar
+    from sglang_lite.constraints.given import Grammar
     from sglang_lite.lang.api import (
         assistant,
         assistant_begin,
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
         BackendError,
         BatchError,
         CapabilityError,
+        Choices,
         ConstraintError,
         DownloadError,
         EngineClosedError,
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
         ParameterError,
         ProgramError,
         RefusalError,
+        Regex,
         RequestAbortedError,
         RequestTimeoutError,
         SglError,
@@ -79,6 +82,7 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.engine import Engine
 
 _HOMES = {
+    "constraints.given": ("Grammar",),
     "lang.api": (
         "assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int", "gen_string",
         "get_server_info", "image", "select", "separate_reasoning", "set_default_backend", "system", "system_begin",
@@ -97,9 +101,10 @@ _HOMES = {
     "lang.tools": ("ToolCall", "ToolError", "use_tools"),
     "lang.tracer": ("TraceError",),
     "protocol": (
-        "BackendError", "BatchError", "CapabilityError", "ConstraintError", "DownloadError", "EngineClosedError",
-        "ModelError", "OverloadedError", "ParameterError", "ProgramError", "RefusalError", "RequestAbortedError",
-        "RequestTimeoutError", "SglError", "TemplateError", "UnknownVariableError", "ValueValidationError",
+        "BackendError", "BatchError", "CapabilityError", "Choices", "ConstraintError", "DownloadError",
+        "EngineClosedError", "ModelError", "OverloadedError", "ParameterError", "ProgramError", "RefusalError", "Regex",
+        "RequestAbortedError", "RequestTimeoutError", "SglError", "TemplateError", "UnknownVariableError",
+        "ValueValidationError",
     ),
     "runtime.engine": ("Engine",),
 }  # fmt: skip

@@ -3,27 +3,27 @@
 import sglang_lite as sgl
 
 sgl.grammar.check({"type": "array", "uniqueItems": True}).refused
-sgl.grammar.matches(sgl.grammar.Ebnf('root ::= "a" | "(" root ")"'), "((a))")
+sgl.grammar.matches(sgl.Grammar('root ::= "a" | "(" root ")"'), "((a))")
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any
 
 from sglang_lite.constraints import matching
 from sglang_lite.constraints.compose import language_of
+from sglang_lite.constraints.given import Grammar as Grammar
+from sglang_lite.constraints.given import Source, as_constraint
 from sglang_lite.constraints.normal import document_of, normalise
 from sglang_lite.constraints.normal.pointers import said_by
 from sglang_lite.constraints.normal.style import in_style
 from sglang_lite.constraints.sampling import sample
 from sglang_lite.constraints.schema import json_schema as json_schema
-from sglang_lite.constraints.types import value_type
 from sglang_lite.protocol import (
     Choices,
     Constraint,
@@ -48,11 +48,9 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 __all__ = [
-    "Choices", "Ebnf", "InOrder", "JsonSchema", "Lark", "OneOf", "Regex", "Repeated", "Report", "StructuralTag", "Tag",
-    "check", "json_schema", "matches", "validate",
+    "Choices", "Ebnf", "Grammar", "InOrder", "JsonSchema", "Lark", "OneOf", "Regex", "Repeated", "Report",
+    "StructuralTag", "Tag", "check", "json_schema", "matches", "validate",
 ]  # fmt: skip
-
-Source: TypeAlias = Constraint | Mapping[str, Any] | Any  # a constraint, a schema, or a Python type
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,20 +155,6 @@ def validate(constraint: Source, text: str) -> Any:
         ConstraintError: a constraint that is not valid.
     """
     return matching.validate(as_constraint(constraint), text)
-
-
-def as_constraint(source: Source) -> Constraint:
-    """A constraint from what stands for one.
-
-    Raises:
-        ConstraintError: nothing that does.
-    """
-    if isinstance(source, get_args(Constraint)):
-        return cast(Constraint, source)
-    if isinstance(source, Mapping | bool):
-        return json_schema(source)
-    found = value_type(source).constraint
-    return Regex("(?s).*") if found is None else found
 
 
 # ---------------------------------------------------------------------------------------------------------- masks

@@ -221,9 +221,15 @@ class JsonSchema:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Exactly one of `options`."""
+    """Exactly one of `options`, which may be given as any sequence."""
 
     options: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        given: Any = self.options  # a list is no key of a cache
+        if isinstance(given, str) or not all(isinstance(option, str) for option in given):
+            raise ConstraintError(f"choices: {given!r} is not a list of texts.")
+        object.__setattr__(self, "options", tuple(given))
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,10 +257,19 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class StructuralTag:
-    """Free text in which a trigger begins one of the tags, every one of which begins with a trigger."""
+    """Free text in which a trigger begins one of the tags, every one of which begins with a trigger.
+
+    Attributes:
+        at_least_one: there is a tag.
+        stop_after_first: the first one ends the text.
+        excludes: what free text does not have in it.
+    """
 
     tags: tuple[Tag, ...]
     triggers: tuple[str, ...]
+    at_least_one: bool = False
+    stop_after_first: bool = False
+    excludes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +295,24 @@ class Repeated:
     most: int | None = None
 
 
-Constraint: TypeAlias = Regex | JsonSchema | Choices | Ebnf | Lark | StructuralTag | InOrder | OneOf | Repeated
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """Text that goes on from `text` in a grammar that spans several nodes. It is no part of another constraint.
+
+    Attributes:
+        whole: what `text`, this generation and what follows it are together.
+        text: what is there of it.
+        part: what this generation is by itself; then `whole` may be complete later. None: it completes `whole`.
+    """
+
+    whole: Constraint
+    text: str = ""
+    part: Constraint | None = None
+
+
+Constraint: TypeAlias = (
+    Regex | JsonSchema | Choices | Ebnf | Lark | StructuralTag | InOrder | OneOf | Repeated | Continuation
+)
 
 
 # ------------------------------------------------------------------------------------------------- sampling
@@ -424,6 +456,15 @@ class SelectSegment:
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarSegment:
+    """From here on all text, `text` before it, is in the language of `whole`; None: up to here it is. Choices that
+    can't go on there are left out of a selection; a fork's branches need not complete it."""
+
+    whole: Constraint | None
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ForkSegment:
     """Branches that go on from here, each with segments of its own, beside what follows."""
 
@@ -435,7 +476,7 @@ class JoinSegment:
     """Waits for the branches of every fork before it since the last join, and appends the texts they added."""
 
 
-Segment: TypeAlias = "TextSegment | GenSegment | SelectSegment | ForkSegment | JoinSegment"
+Segment: TypeAlias = "TextSegment | GenSegment | SelectSegment | GrammarSegment | ForkSegment | JoinSegment"
 
 
 @dataclass(frozen=True, slots=True)

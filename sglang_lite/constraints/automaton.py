@@ -27,8 +27,6 @@ from sglang_lite.constraints.nodes import (
     Repeat,
     Text,
     children,
-    complement,
-    intersection,
     texts_of,
 )
 from sglang_lite.protocol import ConstraintError
@@ -278,7 +276,7 @@ class Automaton:
                 return self._union([self.step(each, symbol) for each in rest])
             case "&":
                 return self._intersect([self.step(each, symbol) for each in rest])
-            case "~":
+            case "~" if isinstance(symbol, int):  # its texts are of characters: no rule can follow
                 return self._complement(self.step(rest[0], symbol))
             case "{":
                 inner, least, most = rest
@@ -374,8 +372,3 @@ def is_empty(node: Node) -> bool:
     """No text is in the language."""
     found = Automaton(node)
     return not found.nonempty(found.start)
-
-
-def is_subset(a: Node, b: Node) -> bool:
-    """Every text of the first is in the second."""
-    return is_empty(intersection(a, complement(b)))

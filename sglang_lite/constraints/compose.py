@@ -29,6 +29,7 @@ from sglang_lite.protocol import (
     Choices,
     Constraint,
     ConstraintError,
+    Continuation,
     Ebnf,
     InOrder,
     JsonSchema,
@@ -68,6 +69,8 @@ def _language_of(constraint: Constraint) -> Language:
             return pruned(Language(_START, {_START: parse(pattern)}))
         case Choices(options):
             return pruned(Language(_START, {_START: alternation(map(literal, options))}))
+        case Continuation():
+            raise ConstraintError("what goes on in a grammar over several nodes is no grammar by itself.")
     parts = _parts(constraint)
     names = {f"{i}": _inner(part) for i, part in enumerate(parts)}
     outer = Language(_START, _body(constraint, [Ref(name) for name in names]))
@@ -109,19 +112,24 @@ def _structural(constraint: StructuralTag, contents: list[Ref]) -> dict[str, Nod
         if not tag.begin.startswith(tuple(triggers)):
             raise ConstraintError(f"structural_tag: no trigger begins {tag.begin!r}.")
     found = concat(ANY_TEXT, alternation(map(literal, triggers)))
+    excluded = concat(ANY_TEXT, alternation(map(literal, constraint.excludes)), ANY_TEXT)
     options = []
     for trigger in triggers:
         until = intersection(concat(ANY_TEXT, literal(trigger)), complement(concat(found, ANY_CHAR, ANY_TEXT)))
+        until = intersection(until, complement(excluded))
         tags = [
             concat(literal(tag.begin.removeprefix(trigger)), content, literal(tag.end))
             for tag, content in zip(constraint.tags, contents)
             if tag.begin.startswith(trigger)
         ]
         options.append(concat(NOTHING if is_empty(until) else until, alternation(tags)))
-    return {
-        _START: concat(Repeat(Ref("tag"), 0, None), complement(concat(found, ANY_TEXT))),
-        "tag": alternation(options),
-    }
+    text = intersection(complement(concat(found, ANY_TEXT)), complement(excluded))
+    one, least = Ref("tag"), int(constraint.at_least_one)
+    if constraint.stop_after_first:
+        whole = alternation([one, *([] if least else [text])])
+    else:
+        whole = concat(Repeat(one, least, None), text)
+    return {_START: whole, "tag": alternation(options)}
 
 
 def _inner(constraint: Constraint) -> Language:

@@ -60,8 +60,8 @@ class _Fields:
     def __init__(self, found: Any, pointer: str, *names: str) -> None:
         if not isinstance(found, dict):
             raise _refused(f"an object is expected, not {type(found).__name__}", pointer)
-        for name in found:
-            if name not in names:
+        for name, value in found.items():
+            if name not in names and value not in (None, False, []):  # which ask for nothing
                 raise _refused(f"{name!r} is not supported", f"{pointer}/{name}")
         self._found, self.pointer = found, pointer
 
@@ -83,11 +83,9 @@ class _Fields:
             raise _refused("a list of strings is expected", f"{self.pointer}/{name}")
         return texts
 
-    def off(self, *names: str) -> None:
-        """None of these is asked for."""
-        for name in names:
-            if self.get(name):
-                raise _refused(f"{name!r} is not supported", f"{self.pointer}/{name}")
+    def flag(self, name: str) -> bool:
+        value: bool = self._checked(name, bool) if self.get(name) is not None else False
+        return value
 
     def _checked(self, name: str, kind: type) -> Any:
         value = self._found.get(name)
@@ -145,12 +143,26 @@ def _tag_alone(given: _Fields, depth: int) -> Constraint:
     return InOrder((Choices((tag.begin,)), tag.content, Choices((tag.end,))))
 
 
+def _tags(given: _Fields) -> list[_Fields]:
+    found = given.list("tags")
+    return [_Fields(each, f"{given.pointer}/tags/{i}", "type", "begin", "content", "end") for i, each in found]
+
+
 def _triggered_tags(given: _Fields, depth: int) -> Constraint:
-    given.off("at_least_one", "stop_after_first", "excludes")
-    fields = [
-        _Fields(each, f"{given.pointer}/tags/{i}", "type", "begin", "content", "end") for i, each in given.list("tags")
-    ]
-    return StructuralTag(tuple(_tag(each, depth) for each in fields), given.texts("triggers"))
+    return StructuralTag(
+        tuple(_tag(each, depth) for each in _tags(given)),
+        given.texts("triggers"),
+        given.flag("at_least_one"),
+        given.flag("stop_after_first"),
+        given.texts("excludes", ()),
+    )
+
+
+def _tags_with_separator(given: _Fields, depth: int) -> Constraint:
+    tags = OneOf(tuple(_tag_alone(each, depth) for each in _tags(given)))
+    more = Repeated(InOrder((Choices((given.text("separator"),)), tags)))
+    several = tags if given.flag("stop_after_first") else InOrder((tags, more))
+    return several if given.flag("at_least_one") else Repeated(several, 0, 1)
 
 
 _FORMATS: dict[str, tuple[tuple[str, ...], Callable[[_Fields, int], Constraint]]] = {
@@ -165,5 +177,6 @@ _FORMATS: dict[str, tuple[tuple[str, ...], Callable[[_Fields, int], Constraint]]
     "star": (("content",), lambda given, depth: Repeated(_inner(given, depth))),
     "plus": (("content",), lambda given, depth: Repeated(_inner(given, depth), 1)),
     "tag": (("begin", "content", "end"), _tag_alone),
+    "tags_with_separator": (("tags", "separator", "at_least_one", "stop_after_first"), _tags_with_separator),
     "triggered_tags": (("triggers", "tags", "at_least_one", "stop_after_first", "excludes"), _triggered_tags),
 }

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast, get_args, overload
+from typing import Any, overload
 
-from sglang_lite.constraints.ebnf import parse as parse_ebnf
-from sglang_lite.constraints.lark import parse as parse_lark
-from sglang_lite.constraints.regex import parse as parse_regex
+from sglang_lite.constraints.given import Source, as_constraint, check_written
 from sglang_lite.constraints.schema import json_schema as checked_schema
 from sglang_lite.constraints.types import value_type
 from sglang_lite.lang.backend.default import as_backend
@@ -31,7 +29,7 @@ from sglang_lite.lang.ir import (
     as_expr,
 )
 from sglang_lite.lang.params import gen_params as sampling_params
-from sglang_lite.lang.tools import tools_type
+from sglang_lite.lang.tools import Toolbox
 from sglang_lite.protocol import Constraint, Ebnf, JsonSchema, Lark, ParameterError, Regex
 from sglang_lite.text.reasoning import ReasoningParser
 
@@ -98,9 +96,10 @@ def gen(
     *,
     type: Any = None,
     tools: Sequence[Callable[..., Any]] | None = None,
+    tool_choice: str | Callable[..., Any] | None = None,
     ebnf: str | None = None,
     lark: str | None = None,
-    constraint: Constraint | None = None,
+    constraint: Source | None = None,
     seed: int | None = None,
     include_stop: bool | None = None,
     repetition_penalty: float | None = None,
@@ -116,7 +115,7 @@ def gen(
     Args:
         name: of the variable that gets the result.
         max_tokens … return_text_in_logprobs, seed … logit_bias: see SamplingParams. With `n` > 1 the variable is a
-            list; the first sample continues the text.
+            list; the first sample continues the text and is what streams show.
         dtype: int, float, bool or str: text that spells such a value; the result stays text.
         choices, choices_method: as `select`, which generates nothing: what says how to generate is of no use beside it.
         regex: text that matches from beginning to end; docs/constraints.md has the dialect.
@@ -124,14 +123,16 @@ def gen(
             sgl.grammar.json_schema makes of one with its options.
         type: a Python type: the variable's value is of it, and the text is whatever spells it.
         tools: functions the model may call: the variable is a ToolCall or the answer's text; see tools.py.
+        tool_choice: "auto"; "required": one of the tools is called; or one of them, or its name: that one is.
         ebnf, lark: text of a grammar, in GBNF or in Lark's syntax.
-        constraint: any constraint of sgl.grammar, such as a StructuralTag or several InOrder.
+        constraint: what sgl.grammar.check takes: an sgl.Regex, sgl.Grammar or sgl.Choices, a schema, a type …
         timeout: seconds after which the generation fails with RequestTimeoutError.
         retries: how often it is tried again when the backend fails, the value is invalid or `check` refuses it; each
             time from the text before it, with another seed.
-        check: a function of the value that says whether it will do.
+        check: a function of the value that says whether it will do; of several samples each must.
         backend: what to run this node on, instead of the run's backend.
-        reasoning: the model type whose reasoning goes into `<name>_reasoning_content`, not into the variable.
+        reasoning: the model type whose reasoning goes into `<name>_reasoning_content`, not into the variable. A
+            constraint is the answer's alone, on backends that enforce constraints in order; elsewhere all the text's.
 
     Raises:
         ParameterError: a parameter that can't be honoured, or two that exclude each other.
@@ -143,6 +144,8 @@ def gen(
     kinds = [kind for kind, value in zip(_KINDS, given) if value is not None]
     if len(kinds) > 1:
         raise ParameterError(kinds[1], f"can't be combined with {kinds[0]}.", hint="A generation has one constraint.")
+    if tool_choice is not None and tools is None:
+        raise ParameterError("tool_choice", "needs tools.")
     if choices is not None:
         own = {"seed": seed, "timeout": timeout, "retries": retries, "check": check, "backend": backend,
                "reasoning": reasoning, "include_stop": include_stop, "repetition_penalty": repetition_penalty,
@@ -163,8 +166,12 @@ def gen(
         options = _options(timeout, retries, check, backend, reasoning)
     if not kinds:
         return SglGen(name, params, None, None, (), options)
-    if type is not None or tools is not None:
-        wanted = tools_type(tools) if tools is not None else value_type(type)
+    if tools is not None:
+        toolbox = Toolbox.of(tools, "auto" if tool_choice is None else tool_choice)
+        spelled = toolbox.value_type(None)
+        return SglGen(name, params, spelled.constraint, spelled, (), options, toolbox)
+    if type is not None:
+        wanted = value_type(type)
         return SglGen(name, params, wanted.constraint, wanted, wanted.stop, options)
     if dtype is not None:
         if not isinstance(dtype, str | builtins.type) or dtype not in DTYPES:
@@ -189,25 +196,17 @@ def _options(timeout: Any, retries: Any, check: Any, backend: Any, reasoning: An
 
 def _constraint(kind: str, given: Any) -> Constraint:
     if kind == "constraint":
-        if not isinstance(given, get_args(Constraint)):
-            raise ParameterError(kind, f"{given!r} is no constraint of sgl.grammar.")
-        return cast(Constraint, given)
+        return check_written(as_constraint(given))
     if kind == "json_schema":
         if isinstance(given, JsonSchema):
             return given
         return checked_schema(given.model_json_schema() if hasattr(given, "model_json_schema") else given)
     if not isinstance(given, str):
         raise ParameterError(kind, f"{given!r} is not a string.")
-    parse, record = _WRITTEN[kind]
-    parse(given)  # refuses a broken one where it is written
-    return record(given)
+    return check_written(_WRITTEN[kind](given))
 
 
-_WRITTEN: dict[str, tuple[Callable[[str], object], Callable[[str], Constraint]]] = {
-    "regex": (parse_regex, Regex),
-    "ebnf": (parse_ebnf, Ebnf),
-    "lark": (parse_lark, Lark),
-}
+_WRITTEN: dict[str, Callable[[str], Constraint]] = {"regex": Regex, "ebnf": Ebnf, "lark": Lark}
 
 
 def gen_int(

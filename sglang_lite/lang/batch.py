@@ -7,18 +7,28 @@ import contextlib
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
-from typing import Any, Literal, TypeAlias
+from contextvars import copy_context
+from typing import Any, Literal, Protocol, TypeAlias
 
 from sglang_lite.lang.futures import located, watched
 from sglang_lite.lang.loop import executor
 from sglang_lite.lang.state import ProgramState, user_location
-from sglang_lite.protocol import BatchError, ParameterError
+from sglang_lite.protocol import BatchError, ParameterError, RequestAbortedError
 
 # What became of an item: its state, executed to the end, or the exception that ended it.
 Outcome: TypeAlias = "ProgramState | Exception"
 Job: TypeAlias = "tuple[int, Any]"
 Report: TypeAlias = Callable[[int, "ProgramState | Exception"], None]
 OnError: TypeAlias = Literal["raise", "return", "skip"]
+
+
+class Call(Protocol):
+    """A run that is prepared: its state is there before its body has begun."""
+
+    state: ProgramState
+
+    def run(self) -> ProgramState: ...
+
 
 _STALL = 0.002  # seconds without an item taken, after which a crew grows
 
@@ -30,7 +40,7 @@ class Crew:
     do something slow of their own), it grows, up to one thread for each run that may be under way.
 
     Args:
-        body: runs the program's body for an item and returns its state.
+        call: prepares the run of an item.
         jobs: the items with their index.
         window: how many runs may be under way.
         report: called with each item's index and outcome, on any thread.
@@ -38,9 +48,12 @@ class Crew:
     """
 
     def __init__(
-        self, body: Callable[[Any], ProgramState], jobs: Iterable[Job], window: int, report: Report, *, held: bool
+        self, call: Callable[[Any], Call], jobs: Iterable[Job], window: int, report: Report, *, held: bool
     ) -> None:
-        self._body, self._jobs, self._window, self._report, self._held = body, iter(jobs), window, report, held
+        self._call, self._jobs, self._window, self._report, self._held = call, iter(jobs), window, report, held
+        self._states: dict[int, ProgramState] = {}  # of the runs under way
+        self._stopped = False
+        self._context = copy_context()  # bodies see the caller's variables, each in a copy
         self._bell = threading.Condition()
         self._room = window  # runs that may still be started
         self._threads = self._waiting = self._idle = 0  # of them: waiting for values, waiting for room
@@ -53,10 +66,13 @@ class Crew:
         self._watch(0)
 
     def stop(self) -> None:
-        """Takes no further item."""
+        """Takes no further item, and stops those under way."""
         with self._bell:
-            self._over = True
+            self._over = self._stopped = True
             self._bell.notify_all()
+            states = list(self._states.values())
+        for state in states:
+            state.stream_executor.stop(_stopped())
 
     def blocks(self) -> None:
         with self._bell:
@@ -116,13 +132,23 @@ class Crew:
 
     def _run(self, index: int, item: Any) -> None:
         try:
-            state = self._body(item)
+            state = self._context.copy().run(self._run_body, index, item)
         except BaseException as error:  # a body may raise anything, SystemExit too; it is that item's outcome
             self._finished(index, _as_outcome(error))
             return
         state.stream_executor.when_finished(lambda: self._finished(index, outcome_of(state)))
 
+    def _run_body(self, index: int, item: Any) -> ProgramState:
+        call = self._call(item)
+        with self._bell:
+            self._states[index] = call.state
+            if self._stopped:
+                raise _stopped()
+        return call.run()
+
     def _finished(self, index: int, outcome: Outcome) -> None:
+        with self._bell:
+            self._states.pop(index, None)
         self._report(index, outcome)
         if not self._held:
             self.release()
@@ -149,15 +175,23 @@ class AsyncCrew:
         self._body, self._jobs, self._window, self._report, self._held = body, iter(jobs), window, report, held
         self._loop: asyncio.AbstractEventLoop | None = None
         self._room: asyncio.Semaphore | None = None
+        self._running: asyncio.Task[Any] | None = None
         self._over = False
 
     def start(self) -> None:
         """Runs everything on an event loop of its own, in one thread."""
-        threading.Thread(target=lambda: asyncio.run(self.run()), name="sglang_lite-body", daemon=True).start()
+
+        def everything() -> None:
+            with contextlib.suppress(asyncio.CancelledError):  # it was stopped
+                asyncio.run(self.run())
+
+        threading.Thread(target=copy_context().run, args=(everything,), name="sglang_lite-body", daemon=True).start()
 
     def stop(self) -> None:
         self._over = True
-        self.release()
+        if self._loop is not None and self._running is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._running.cancel)
 
     def release(self) -> None:
         if self._loop is not None and self._room is not None:
@@ -167,6 +201,7 @@ class AsyncCrew:
     async def run(self) -> None:
         """Runs everything on the event loop that awaits it."""
         self._loop, self._room = asyncio.get_running_loop(), asyncio.Semaphore(self._window)
+        self._running = asyncio.current_task()
         tasks: set[asyncio.Task[None]] = set()
         try:
             while not self._over:
@@ -193,6 +228,10 @@ class AsyncCrew:
         self._report(index, outcome)
         if not self._held and self._room is not None:
             self._room.release()
+
+
+def _stopped() -> RequestAbortedError:
+    return RequestAbortedError("the batch was stopped.")
 
 
 def _as_outcome(error: BaseException) -> Exception:

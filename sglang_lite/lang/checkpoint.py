@@ -116,6 +116,9 @@ def _digest(item: Any) -> str:
 
 
 def _variable(state: ProgramState, name: str, cell: Cell) -> dict[str, Any]:
+    failure = cell.error()
+    if failure is not None:  # of a branch, say, that the program could do without
+        return {"error": str(failure)}
     kept = {"value": _packed(cell.result(), name)}
     if cell.record is not None:
         kept["raw"] = _packed(state.raw(name), name)
@@ -134,11 +137,14 @@ def _restored(entry: dict[str, Any]) -> ProgramState:
     executor._messages = [Message(m["role"], _content(m["content"])) for m in entry["messages"]]
     executor._turns = [m["role"] for m in entry["messages"]]
     for name, variable in entry["variables"].items():
-        cell = Cell.of(_unpacked(variable["value"]))
+        cell = executor._cells[name] = Cell()
+        if "error" in variable:
+            cell.fail(ProgramError(variable["error"]))
+            continue
+        cell.set(_unpacked(variable["value"]))
         if "usage" in variable:
             of_all = [Usage(**variable["usage"])]
             cell.record = _record(_unpacked(variable["raw"]), of_all, variable["finish_reason"])
-        executor._cells[name] = cell
     usage = Usage(**entry["usage"])
     run.played(Generation("", usage=usage))
     run._started = run._last_end - usage.total_s

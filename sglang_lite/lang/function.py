@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import logging
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from contextvars import copy_context
@@ -25,6 +26,8 @@ from sglang_lite.lang.ir import SglCall
 from sglang_lite.lang.params import sampling_params
 from sglang_lite.lang.state import ProgramState, in_event_loop, user_location
 from sglang_lite.protocol import ParameterError, ProgramError, RequestAbortedError, SamplingParams
+
+logger = logging.getLogger("sglang_lite")
 
 Item: TypeAlias = "tuple[Sequence[Any], dict[str, Any]]"  # positional and keyword arguments of a run
 
@@ -146,17 +149,20 @@ class SglFunction:
         Args:
             *args, **kwargs: the program's own arguments. They win over settings of the same name.
             max_new_tokens … return_text_in_logprobs: defaults for its generations; see SamplingParams.
-            stream: return at once and let `text_iter` follow the text.
+            stream: return at once and let `text_iter` follow the text to the end of the program. (`text`, `messages`
+                and `sync` go as far as the body has come.)
             backend: what to run on; else that of the enclosing program, else the default.
             use_thread: False waits until everything has been executed.
-            seed: from which every generation gets its own, by its place in the program.
-            timeout: seconds for the whole run; what is not finished then fails with RequestTimeoutError.
+            seed: from which every generation gets its own, by its place in the program, and so does every program that
+                the body runs by itself.
+            timeout: seconds for the whole run, programs inside it included; what is not finished then fails with
+                RequestTimeoutError.
             retries: how often a generation or selection whose backend failed is tried again.
 
         Returns:
             The state, when the body has returned. Reading from it waits for what is still being generated.
         """
-        own, options = self._sorted(kwargs, locals(), _RUN_DEFAULTS)
+        own, options = self._sorted(args, kwargs, locals())
         call = _Call(self, args, own, options)
         if options["stream"]:
             _thread(call.run_streaming)
@@ -200,7 +206,7 @@ class SglFunction:
     ) -> ProgramState:
         """`run` for coroutines. It returns when everything has been executed; with stream=True at once, while the
         body goes on as a task of this event loop. The body of a plain function runs in a thread."""
-        own, options = self._sorted(kwargs, locals(), _RUN_DEFAULTS)
+        own, options = self._sorted(args, kwargs, locals())
         call = _Call(self, args, own, options)
         if not options["stream"]:
             await call.arun()
@@ -250,7 +256,7 @@ class SglFunction:
             num_threads: how many programs are under way at a time; "auto": 96, or 16 a CPU if that is more.
             progress_bar: show one, with tokens per second and the share of prompt tokens that were cached.
             generator_style: return an iterator of states. It starts what fits into the window, and more as the
-                consumer asks.
+                consumer asks. Left before its end it stops what is under way, as an interrupt (Ctrl-C) does.
             on_error: what a failed program does: "raise" BatchError after all have finished (from an iterator: the
                 error itself, when its turn comes), "return" the exception in its place, "skip" leave it out.
             ordered: whether an iterator yields in the order of the items; False yields (index, state) as they finish.
@@ -262,7 +268,7 @@ class SglFunction:
         Raises:
             BatchError: some program failed (on_error="raise"); it carries all results.
         """
-        _, options = self._sorted({}, locals(), _BATCH_DEFAULTS)
+        options = _with_seed({name: value for name, value in locals().items() if name in _BATCH_DEFAULTS})
         plan = self._plan(batch_kwargs, options, num_threads, on_error, checkpoint)
         crew = self._crew({**_RUN_DEFAULTS, **options}, plan)
         progress = batch.Progress(len(plan.items), len(plan.known)) if progress_bar else None
@@ -306,7 +312,7 @@ class SglFunction:
         checkpoint: str | Path | None = None,
     ) -> Any:
         """`run_batch` for coroutines; with generator_style=True (or ordered=False) it returns an async iterator."""
-        _, options = self._sorted({}, locals(), _BATCH_DEFAULTS)
+        options = _with_seed({name: value for name, value in locals().items() if name in _BATCH_DEFAULTS})
         plan = self._plan(batch_kwargs, options, num_threads, on_error, checkpoint)
         crew = functools.partial(self._async_crew({**_RUN_DEFAULTS, **options}, plan), True)
         progress = batch.Progress(len(plan.items), len(plan.known)) if progress_bar else None
@@ -357,10 +363,10 @@ class SglFunction:
         if self.is_async:
             return self._async_crew(options, plan)
 
-        def body(item: Item) -> ProgramState:
-            return _Call(self, item[0], item[1], options).run()
+        def call(item: Item) -> _Call:
+            return _Call(self, item[0], item[1], options)
 
-        return lambda held, report: Crew(body, plan.left, plan.window, _saving(report, plan.file), held=held)
+        return lambda held, report: Crew(call, plan.left, plan.window, _saving(report, plan.file), held=held)
 
     def _async_crew(self, options: dict[str, Any], plan: _Plan) -> Callable[[bool, Report], AsyncCrew]:
         async def body(item: Item) -> ProgramState:
@@ -399,23 +405,23 @@ class SglFunction:
         return kwargs
 
     def _sorted(
-        self, kwargs: dict[str, Any], given: dict[str, Any], defaults: dict[str, Any]
+        self, args: Sequence[Any], kwargs: dict[str, Any], given: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The program's own keyword arguments, and the options of the call. A name that both have is the program's."""
-        options = {name: given[name] for name in defaults}
-        if not self._shadowed:
-            return kwargs, options
-        own = dict(kwargs)
-        given_otherwise = {*self.arg_names[: len(given.get("args", ()))], *self.bind_arguments}
-        for name in self._shadowed & defaults.keys():
-            value, default = options[name], defaults[name]
-            required = self._signature.parameters[name].default is inspect.Parameter.empty
-            if _said(value, default):
-                own[name] = value
-            elif required and name not in given_otherwise and type(default) not in (_Int, _Float):
-                own[name] = value  # None or False, which may have been said
-            options[name] = default
-        return own, options
+        """The program's own keyword arguments, and the options of the run. A name that both have is the program's."""
+        options = {name: given[name] for name in _RUN_DEFAULTS}
+        own = kwargs
+        if self._shadowed:
+            own = dict(kwargs)
+            given_otherwise = {*self.arg_names[: len(args)], *self.bind_arguments}
+            for name in self._shadowed:
+                value, default = options[name], _RUN_DEFAULTS[name]
+                required = self._signature.parameters[name].default is inspect.Parameter.empty
+                if _said(value, default):
+                    own[name] = value
+                elif required and name not in given_otherwise and type(default) not in (_Int, _Float):
+                    own[name] = value  # None or False, which may have been said
+                options[name] = default
+        return own, _with_seed(options)
 
 
 class _Call:
@@ -428,15 +434,17 @@ class _Call:
     ) -> None:
         self._program, self._args = program, args
         self._kwargs = program._bound(args, kwargs, "run")
-        backend = options["backend"]
-        if backend is None and (outer := current_run.get()) is not None:
+        backend, outer = options["backend"], current_run.get()
+        if backend is None and outer is not None:
             backend = outer.backend
         try:
-            run = Run(backend_for(backend), _settings(options), is_async=program.is_async)
+            run = Run(backend_for(backend), _settings(options), is_async=program.is_async, outer=outer)
         except ParameterError as error:
             error.where = error.where or user_location()
             raise
         self.state = ProgramState(StreamExecutor(run))
+        if outer is not None:
+            outer.contain(self.state.stream_executor)
         self.state.stream_executor.tell("begin_program", self.state.stream_executor)
 
     def run(self) -> ProgramState:
@@ -458,10 +466,8 @@ class _Call:
 
     def run_streaming(self) -> None:
         """Runs the body in a thread of its own: what it raises is raised where the state is read."""
-        try:
+        with contextlib.suppress(Exception):  # the state has it
             self.run()
-        except Exception:  # the state has it
-            self.state.stream_executor._failure_seen = False
 
     def run_in_thread(self) -> None:
         """Runs a coroutine body although this thread's event loop is running."""
@@ -523,25 +529,24 @@ class _Call:
             raise
 
     async def arun_streaming(self) -> None:
-        try:
+        with contextlib.suppress(Exception):  # the state has it
             await self.arun_body()
-        except Exception:  # the state has it
-            self.state.stream_executor._failure_seen = False
 
 
 class NestedCall(SglCall):
     """A program called inside another's body. Added to a state, its body goes on with that state's text and names;
     read from, it is run by itself, unless it has been added before: then that is read from."""
 
-    __slots__ = ("_added", "_args", "_kwargs", "_program", "_state")
+    __slots__ = ("_added", "_args", "_kwargs", "_program", "_state", "_used", "_where")
 
     def __init__(self, program: SglFunction, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self._program, self._args, self._kwargs = program, args, kwargs
         self._state: ProgramState | None = None
-        self._added = False
+        self._added = self._used = False
+        self._where = user_location()
 
     def play_on(self, branch: Any) -> None:
-        program = self._program
+        program, self._used = self._program, True
         if self._state is not None and not self._added:
             raise ProgramError(
                 f"{program.name}(…) was read from, so it has run by itself already.", where=user_location()
@@ -565,6 +570,7 @@ class NestedCall(SglCall):
         """The state of the program run by itself; started when it is first asked for."""
         from sglang_lite.lang.tracer import TracingScope, trace_program
 
+        self._used = True
         if self._state is None:
             if TracingScope.get_current_scope() is not None:
                 arguments = self._program._signature.bind(*self._args, **self._kwargs).arguments
@@ -576,11 +582,30 @@ class NestedCall(SglCall):
     def __getitem__(self, name: str) -> Any:
         return self.state[name]
 
+    def __contains__(self, name: str) -> bool:
+        return name in self.state
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.state, name)
 
+    def __del__(self) -> None:
+        if not self._used:
+            logger.warning(
+                "%s(…) was neither added (s += …) nor read from, so it has not run. [%s]",
+                self._program.name,
+                self._where,
+            )
+
     def __repr__(self) -> str:
         return f"Call({self._program.name})"
+
+
+def _with_seed(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of a run; one inside another that has a seed gets one too."""
+    outer = current_run.get()
+    if outer is not None and options["seed"] is None:
+        options["seed"] = outer.inner_seed()
+    return options
 
 
 def _said(value: Any, default: Any) -> bool:

@@ -19,14 +19,17 @@ from sglang_lite.lang.choices import ChoicesDecision
 from sglang_lite.lang.futures import located
 from sglang_lite.lang.ir import GenOptions, SglGen, SglSamplingParams, SglSelect
 from sglang_lite.lang.loop import Mailbox
-from sglang_lite.lang.results import decide, delta_meta, joined_meta
+from sglang_lite.lang.results import checked_decision, decide, delta_meta, joined_meta
 from sglang_lite.protocol import (
     CapabilityError,
+    Constraint,
     ConstraintError,
+    Continuation,
     Delta,
     EngineClosedError,
     Generation,
     GenSegment,
+    GrammarSegment,
     Image,
     JsonSchema,
     ParameterError,
@@ -40,7 +43,6 @@ from sglang_lite.protocol import (
     Span,
     TemplateError,
     TextSegment,
-    TokenLogprob,
     Unset,
     Usage,
     ValueValidationError,
@@ -76,7 +78,7 @@ def at_once(branch: StreamExecutor, op: GenOp) -> bool:
     backend = branch.backend
     if not backend.answers_now or op.node.options is not None or branch.log is not None or not branch.run.plain:
         return False
-    generations = backend.answer_now(branch.prompt(), op.params, op.node.constraint)
+    generations = backend.answer_now(branch.prompt(), op.params, _constraint(branch, op))
     if generations is None:
         return False
     _accept(branch, op, generations, _values(op, generations))
@@ -99,7 +101,8 @@ async def agenerate(branch: StreamExecutor, op: GenOp) -> None:
             generations = await _ask(branch, op, options, attempt, live=live)
         values = _values(op, generations)
         if options.check is not None:
-            await _check(options.check, values[0], generations[0].text)
+            for value, generation in zip(values, generations):
+                await _check(options.check, value, generation.text)
         return generations, values
 
     generations, values = await _attempts(branch, retries, ask)
@@ -110,10 +113,10 @@ async def agenerate(branch: StreamExecutor, op: GenOp) -> None:
 
 async def _attempts(branch: StreamExecutor, retries: int, ask: Callable[[int], Awaitable[_T]]) -> _T:
     """Asks until there is an answer, the run's time is over, or `retries` more attempts have failed."""
-    settings, deadline = branch.run.settings, branch.run.deadline
+    deadline = branch.run.deadline
     left = None if deadline is None else deadline - time.monotonic()
     attempt = 0
-    async with _limit(left, "the run took longer than its timeout of", settings.timeout):
+    async with _limit(left, "the run took longer than its timeout of", branch.run.timeout):
         while True:
             try:
                 return await ask(attempt)
@@ -180,12 +183,12 @@ async def _ask(branch: StreamExecutor, op: GenOp, options: GenOptions, attempt: 
         events: AsyncGenerator[Delta | Generation, None] = _from_hooks(backend, branch, op, show)
     else:
         prompt = branch.prompt(same_model=options.backend is None)
-        events = backend.agenerate(prompt, params, op.node.constraint, stream=stream)
+        events = backend.agenerate(prompt, params, _constraint(branch, op), stream=stream)
     async for event in events:  # to its end: only the generator itself, or cancelling it, ends it sooner
         if isinstance(event, Generation):
             done.append(event)
         elif show is not None and not event.index:
-            show.piece(event.text, event.logprobs, delta_meta(event))
+            show.delta(event)
     if len(done) > 1:
         done.sort(key=lambda g: g.index)
     if not done:
@@ -195,22 +198,39 @@ async def _ask(branch: StreamExecutor, op: GenOp, options: GenOptions, attempt: 
     return done
 
 
+def _constraint(branch: StreamExecutor, op: GenOp) -> Constraint | None:
+    """What a generation must be where the branch is now."""
+    walk = branch.walk
+    return op.constraint if walk is None else Continuation(walk.constraint, walk.text, op.constraint)
+
+
 class _Show:
     """Puts an answer into the streams that are read, piece by piece: all of its text and metadata, none twice."""
 
-    __slots__ = ("_chars", "_early", "_log", "_op", "_parser", "_tokens")
+    __slots__ = ("_chars", "_early", "_ids", "_log", "_logprobs", "_op", "_parser")
 
     def __init__(self, branch: StreamExecutor, op: GenOp, reasoning: str | None) -> None:
         self._log, self._op = branch.log, op
-        self._parser = ReasoningParser(reasoning) if reasoning is not None else None
-        self._chars = self._tokens = 0  # shown so far
+        self._parser = None if reasoning is None else ReasoningParser(reasoning, once=op.constraint is not None)
+        self._chars = self._ids = self._logprobs = 0  # shown so far
         self._early: dict[str, Any] = {}  # metadata whose text is yet to come
 
-    def piece(self, text: str, logprobs: Sequence[TokenLogprob], meta: dict[str, Any]) -> None:
+    def delta(self, delta: Delta) -> None:
+        """Shows a piece, with the counts of all so far that SGLang's streams have."""
+        self._ids += len(delta.token_ids)
+        self._logprobs += len(delta.logprobs)
+        meta = delta_meta(delta)
+        if delta.logprobs:
+            meta["output_token_logprobs_length"] = self._logprobs
+        tokens = max(self._ids, self._logprobs)  # not every backend tells them
+        if tokens and (delta.text or delta.logprobs):
+            meta["completion_tokens"] = tokens
+        self.piece(delta.text, meta)
+
+    def piece(self, text: str, meta: dict[str, Any]) -> None:
         if self._log is None:
             return
         self._chars += len(text)
-        self._tokens += len(logprobs)
         if text:
             self._log.append(text)
         self._give(*(("", text) if self._parser is None else self._parser.push(text)), meta)
@@ -219,8 +239,13 @@ class _Show:
         """Shows what has not been shown of a finished answer."""
         if self._log is None:
             return
-        rest = Delta(generation.text[self._chars :], logprobs=generation.output_logprobs[self._tokens :])
-        self.piece(rest.text, rest.logprobs, delta_meta(rest))
+        self.delta(
+            Delta(
+                generation.text[self._chars :],
+                generation.token_ids[self._ids :],
+                generation.output_logprobs[self._logprobs :],
+            )
+        )
         if self._parser is not None:
             self._give(*self._parser.flush(), {})
         if self._early and self._op.log is not None:
@@ -246,7 +271,7 @@ def _values(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
     node = op.node
     texts = [g.text for g in generations]
     if node.options is not None and node.options.reasoning is not None:
-        texts = [ReasoningParser.split(node.options.reasoning, text)[1] for text in texts]
+        texts = [_split(op, text)[1] for text in texts]
     if node.value_type is not None:
         return [node.value_type.parse(text) for text in texts]
     if isinstance(node.constraint, JsonSchema):
@@ -256,6 +281,13 @@ def _values(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
             if generation.finish_reason == "stop":  # text that max_tokens cut short says so in its metadata
                 parse_json(node.constraint, text)
     return texts
+
+
+def _split(op: GenOp, text: str) -> tuple[str, str]:
+    """Reasoning and answer. In one that is constrained marks of reasoning may be part of a value."""
+    assert op.node.options is not None
+    assert op.node.options.reasoning is not None
+    return ReasoningParser.split(op.node.options.reasoning, text, once=op.constraint is not None)
 
 
 def reseeded(seed: int | Unset, attempt: int) -> int | Unset:
@@ -286,10 +318,10 @@ def _accept(branch: StreamExecutor, op: GenOp, generations: Sequence[Generation]
     own = options.backend is None
     spans = first.spans if first.spans and own else (Span(first.text),)
     if options.reasoning is not None:
-        thought, answer = ReasoningParser.split(options.reasoning, first.text)
-        branch.append([Reasoned(spans, answer)])
+        thoughts, answers = zip(*(_split(op, g.text) for g in generations))
+        branch.append([Reasoned(spans, answers[0])])
         if op.thoughts is not None:
-            op.thoughts.set(thought)
+            op.thoughts.set(list(thoughts) if several else thoughts[0])
         if op.thoughts_log is not None:
             op.thoughts_log.close()
     elif spans[0].ids is None and len(spans) == 1:
@@ -312,18 +344,24 @@ async def play_run(branch: StreamExecutor, run: Sequence[Any]) -> AsyncGenerator
     Args:
         run: the operations; the first and the last one are generations or selections.
     """
+    from sglang_lite.lang.interpreter import GrammarOp, TextOp
+
     op, segments, decisions = run[0], list[Segment](), dict[int, ChoicesDecision]()
-    for i, each in enumerate(run):
+    if branch.walk is not None:
+        segments.append(GrammarSegment(branch.walk.constraint, branch.walk.text))
+    for each in run:
         if isinstance(each, str):
             segments.append(TextSegment(each))
+        elif isinstance(each, TextOp):
+            segments.append(TextSegment(each.text))
+        elif isinstance(each, GrammarOp):
+            segments.append(GrammarSegment(None if each.walk is None else each.walk.constraint))
         elif isinstance(getattr(each, "node", None), SglGen):
-            segments.append(GenSegment(each.node.name, each.params, each.node.constraint))
+            segments.append(GenSegment(each.node.name, each.params, each.constraint))
         elif isinstance(getattr(each, "node", None), SglSelect):
             unconditional = each.node.choices_method.requires_unconditional_logprobs
-            pick = partial(_decide, each, decisions, i)
+            pick = partial(_decide, each, decisions)
             segments.append(SelectSegment(each.node.name, each.node.choices, pick, unconditional))
-        else:
-            segments.append(TextSegment(""))  # turns and the like: so that a segment's index is the operation's
     stream = branch.log is not None
     show = _Show(branch, op, None) if stream else None
     begun = False
@@ -333,10 +371,10 @@ async def play_run(branch: StreamExecutor, run: Sequence[Any]) -> AsyncGenerator
             event = played.event
             if isinstance(event, Delta):
                 if show is not None:
-                    show.piece(event.text, event.logprobs, delta_meta(event))
+                    show.delta(event)
                 continue
             if isinstance(event, Selection):
-                _picked(branch, op, event, decisions[played.path[0]])
+                _picked(branch, op, event, decisions[id(op)])
             else:
                 if show is not None:
                     show.end(event)
@@ -357,9 +395,9 @@ async def play_run(branch: StreamExecutor, run: Sequence[Any]) -> AsyncGenerator
         await (agenerate if isinstance(op.node, SglGen) else aselect)(branch, op)
 
 
-def _decide(op: SelectOp, decisions: dict[int, ChoicesDecision], index: int, selection: Selection) -> str:
-    decisions[index] = decide(op.node, selection, op.seed)
-    return decisions[index].decision
+def _decide(op: SelectOp, decisions: dict[int, ChoicesDecision], selection: Selection) -> str:
+    decision = decisions[id(op)] = decide(op.node, selection, op.seed)
+    return decision.decision
 
 
 # ------------------------------------------------------------------------------------- SGLang's blocking hooks
@@ -367,7 +405,7 @@ def _decide(op: SelectOp, decisions: dict[int, ChoicesDecision], index: int, sel
 
 def _call_hooks(backend: BaseBackend, branch: StreamExecutor, op: GenOp, show: _Show | None) -> list[Generation]:
     """Calls `generate` or, in a stream of one sample, `generate_stream`."""
-    given = SglSamplingParams.of(op.params, op.node.constraint)
+    given = SglSamplingParams.of(op.params, op.constraint)
     if branch.log is None or given.n > 1:
         text, meta = backend.generate(branch, given)
         texts = text if isinstance(text, list) else [text]
@@ -378,11 +416,13 @@ def _call_hooks(backend: BaseBackend, branch: StreamExecutor, op: GenOp, show: _
     for piece, meta in backend.generate_stream(branch, given):  # the last one is the node's
         pieces.append(piece)
         if show is not None:
-            show.piece(piece, (), meta or {})
+            show.piece(piece, meta or {})
     return [_generation("".join(pieces), meta, 0)]
 
 
-def _generation(text: str, meta: dict[str, Any] | None, index: int) -> Generation:
+def _generation(text: Any, meta: dict[str, Any] | None, index: int) -> Generation:
+    if not isinstance(text, str):
+        raise ProgramError(f"the backend gave {text!r:.60}, which is no text.")
     meta = dict(meta or {})
     reason = meta.get("finish_reason")
     kind = reason.get("type") if isinstance(reason, dict) else reason
@@ -437,7 +477,7 @@ def select_at_once(branch: StreamExecutor, op: SelectOp) -> bool:
         return False
     node = op.node
     selection = branch.backend.select_now(
-        branch.prompt(), node.choices, unconditional=node.choices_method.requires_unconditional_logprobs
+        branch.prompt(), _choices(branch, node), unconditional=node.choices_method.requires_unconditional_logprobs
     )
     if selection is None:
         return False
@@ -452,10 +492,15 @@ async def aselect(branch: StreamExecutor, op: SelectOp) -> None:
         decision = await _retried(branch, partial(in_pool, backend, partial(_select_hook, branch, op)))
         _picked(branch, op, None, decision)
     elif node.multi is None:
-        selection = await _score(branch, node, node.choices)
+        selection = await _score(branch, node, _choices(branch, node))
         _picked(branch, op, selection, decide(node, selection, op.seed))
     else:
         await _select_several(branch, op)
+
+
+def _choices(branch: StreamExecutor, node: SglSelect) -> Sequence[str]:
+    """Those that may come where the branch is now."""
+    return node.choices if branch.walk is None else branch.walk.possible(node.choices)
 
 
 async def _retried(branch: StreamExecutor, ask: Callable[[], Awaitable[_T]]) -> _T:
@@ -504,7 +549,8 @@ def _select_hook(branch: StreamExecutor, op: SelectOp) -> ChoicesDecision:
         raise CapabilityError(
             f"select(multi=…) is not possible on {type(branch.backend).__name__}: it picks without scores."
         )
-    return branch.backend.select(branch, list(node.choices), node.temperature, node.choices_method)
+    decision = branch.backend.select(branch, list(node.choices), node.temperature, node.choices_method)
+    return checked_decision(node, decision)
 
 
 def _picked(branch: StreamExecutor, op: SelectOp, selection: Selection | None, decision: ChoicesDecision) -> None:

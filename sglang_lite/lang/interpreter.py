@@ -15,15 +15,18 @@ import contextlib
 import hashlib
 import itertools
 import logging
+import math
+import sysconfig
 import threading
 import time
 import uuid
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sglang_lite.lang import generation
 from sglang_lite.lang.backend.base_backend import EVERYTHING, BaseBackend
@@ -36,6 +39,8 @@ from sglang_lite.lang.ir import (
     SglExpr,
     SglExprList,
     SglGen,
+    SglGrammarBegin,
+    SglGrammarEnd,
     SglImage,
     SglRoleBegin,
     SglRoleEnd,
@@ -48,7 +53,10 @@ from sglang_lite.lang.loop import executor
 from sglang_lite.lang.results import total_usage, usages_of
 from sglang_lite.protocol import (
     UNSET,
+    Constraint,
+    Continuation,
     Image,
+    InOrder,
     Location,
     Message,
     ParameterError,
@@ -64,6 +72,10 @@ from sglang_lite.protocol import (
     Usage,
 )
 from sglang_lite.text.chat_template import ChatTemplate
+from sglang_lite.text.reasoning import reasoned
+
+if TYPE_CHECKING:
+    from sglang_lite.constraints.walk import Walk
 
 logger = logging.getLogger("sglang_lite")
 
@@ -96,7 +108,8 @@ class Run:
 
     Attributes:
         backend, settings: as given.
-        deadline: `time.monotonic()` at which the run has taken too long, None for never.
+        deadline: `time.monotonic()` at which the run, or one that it is inside, has taken too long; None for never.
+        timeout: the seconds that the deadline stands for.
         body_open: the body is still running, so that names may yet be declared.
         is_async: the body is a coroutine, whose event loop no read may block.
         body: the task of a streaming coroutine body, which nobody else may hold.
@@ -106,13 +119,18 @@ class Run:
     """
 
     __slots__ = (
-        "_last_end", "_records", "_started", "_template", "backend", "body", "body_open", "context", "deadline",
-        "is_async", "loop", "plain", "settings",
+        "_inside", "_last_end", "_records", "_seeds", "_started", "_template", "backend", "body", "body_open",
+        "context", "deadline", "is_async", "loop", "plain", "settings", "timeout",
     )  # fmt: skip
 
-    def __init__(self, backend: BaseBackend, settings: RunSettings, *, is_async: bool = False) -> None:
+    def __init__(
+        self, backend: BaseBackend, settings: RunSettings, *, is_async: bool = False, outer: Run | None = None
+    ) -> None:
         self.backend, self.settings, self.is_async = backend, settings, is_async
-        self.deadline = None if settings.timeout is None else time.monotonic() + settings.timeout
+        self.timeout = settings.timeout
+        self.deadline = None if self.timeout is None else time.monotonic() + self.timeout
+        if outer is not None and outer.deadline is not None and outer.deadline < (self.deadline or math.inf):
+            self.deadline, self.timeout = outer.deadline, outer.timeout
         self.plain = self.deadline is None and not settings.retries
         self.body_open = True
         self.body: Any = None
@@ -120,6 +138,8 @@ class Run:
         self.context = _NO_CONTEXT
         self._template: ChatTemplate | None = None
         self._records: list[Any] = []
+        self._seeds = itertools.count(1)
+        self._inside: set[weakref.ref[StreamExecutor]] = set()
         self._started = self._last_end = time.perf_counter()
 
     @property
@@ -140,6 +160,18 @@ class Run:
         self._records.append(record)
         self._last_end = time.perf_counter()
 
+    def inner_seed(self) -> int | None:
+        """A seed for the next program that the body runs by itself."""
+        seed = self.settings.seed
+        return None if seed is None else derived_seed(seed, f"inside/{next(self._seeds)}")
+
+    def contain(self, branch: StreamExecutor) -> None:
+        """A program that the body runs by itself is stopped with this run."""
+        self._inside.add(weakref.ref(branch, self._inside.discard))
+
+    def inside(self) -> list[StreamExecutor]:
+        return [branch for ref in list(self._inside) if (branch := ref()) is not None]
+
     def usage(self) -> Usage:
         return replace(total_usage(usages_of(self._records[:])), total_s=self._last_end - self._started)
 
@@ -151,6 +183,7 @@ current_run: ContextVar[Run | None] = ContextVar("sglang_lite_run", default=None
 class GenOp:
     node: SglGen
     params: SamplingParams
+    constraint: Constraint | None  # of its whole text, reasoning included
     cell: Cell
     log: TextLog | None
     thoughts: Cell | None = None  # gets the reasoning, where it is split off
@@ -184,6 +217,22 @@ class ScopeOp:
 
     cell: Cell
     begins: bool
+
+
+@dataclass(slots=True)
+class GrammarOp:
+    """All text is a walk through a grammar from here on, or (None) was one up to here."""
+
+    walk: Walk | None
+    where: Location | None
+
+
+@dataclass(slots=True)
+class TextOp:
+    """Text inside a grammar, which has to allow it."""
+
+    text: str
+    where: Location | None
 
 
 @dataclass(slots=True)
@@ -223,8 +272,21 @@ class HookOp:
     args: tuple[Any, ...]
 
 
-Op: TypeAlias = "str | GenOp | SelectOp | ImageOp | TurnOp | ScopeOp | ForkOp | JoinOp | ReadOp | MarkOp | HookOp"
-
+Op: TypeAlias = (
+    str
+    | GenOp
+    | SelectOp
+    | ImageOp
+    | TurnOp
+    | ScopeOp
+    | GrammarOp
+    | TextOp
+    | ForkOp
+    | JoinOp
+    | ReadOp
+    | MarkOp
+    | HookOp
+)
 
 Piece: TypeAlias = str | Span | Image | Reasoned
 
@@ -232,12 +294,14 @@ Piece: TypeAlias = str | Span | Image | Reasoned
 class Mark:
     """What a checkpoint remembers: of the submitting side, and once played of the text."""
 
-    __slots__ = ("cells", "lengths", "role", "scopes", "turns")
+    __slots__ = ("ahead", "cells", "grammar", "lengths", "role", "scopes", "turns", "walk")
 
     def __init__(self, branch: StreamExecutor) -> None:
         self.cells = dict(branch._cells)
+        self.grammar, self.ahead = branch._grammar, branch._ahead and branch._ahead.copy()
         self.turns, self.role, self.scopes = list(branch._turns), branch._role, dict(branch._scopes)
         self.lengths: tuple[int, int, tuple[str, int] | None] | None = None
+        self.walk: Walk | None = None
 
 
 class StreamExecutor:
@@ -249,9 +313,9 @@ class StreamExecutor:
     """
 
     __slots__ = (
-        "__weakref__", "_at", "_cells", "_children", "_failure", "_failure_seen", "_lock", "_logs", "_messages",
-        "_nodes", "_pieces", "_promises", "_queue", "_role", "_scope_starts", "_scopes", "_sid", "_task", "_turn",
-        "_turns", "backend", "fork_start", "log", "path", "run",
+        "__weakref__", "_ahead", "_at", "_cells", "_children", "_failure", "_failure_seen", "_grammar", "_lock",
+        "_logs", "_messages", "_nodes", "_pieces", "_promises", "_queue", "_role", "_scope_starts", "_scopes", "_sid",
+        "_stopped", "_task", "_turn", "_turns", "backend", "fork_start", "log", "path", "run", "walk",
     )  # fmt: skip
 
     def __init__(self, run: Run, path: str = "") -> None:
@@ -262,6 +326,7 @@ class StreamExecutor:
         self._at: Op | None = None  # what is being played: who plays it owns the branch, as long as it stays here
         self._failure: SglError | None = None
         self._failure_seen = False
+        self._stopped = False  # from outside of the body: for good
         self._task: asyncio.Task[None] | None = None
         self._children: list[StreamExecutor] = []
         # the submitting side's
@@ -270,13 +335,16 @@ class StreamExecutor:
         self._promises: dict[str, Cell] = {}
         self._turns: list[str] = []
         self._role: tuple[str, str] | None = None  # the open turn's role and suffix
-        self._scopes: dict[str, Cell] = {}
+        self._scopes: dict[str, tuple[Cell, ...]] = {}  # those that are open; one may be inside another of its name
+        self._grammar: Constraint | None = None  # that is open
+        self._ahead: Walk | None = None  # through it, as long as all text in it is known
         self._nodes = 0
         # the playing side's
         self._pieces: list[Piece] = []
         self._messages: list[Message] = []
         self._turn: tuple[str, int] | None = None  # the open turn's role and where its text starts
         self._scope_starts: dict[int, int] = {}
+        self.walk: Walk | None = None  # through the open grammar
         self.fork_start = 0
         self.log: TextLog | None = TextLog() if run.settings.stream else None
 
@@ -285,7 +353,7 @@ class StreamExecutor:
     def submit(self, expr: SglExpr | str, where: Location | None = None) -> None:
         """Queues what `expr` says. Misuse that can be seen now is raised now."""
         if isinstance(expr, str):
-            self._put(expr)
+            self._put(expr) if self._grammar is None else self._put_in_grammar(expr, where)
         elif isinstance(expr, SglExprList):
             for node in expr.walk():
                 self._submit_node(node, where)
@@ -299,11 +367,12 @@ class StreamExecutor:
     def _submit_node(self, node: SglExpr, where: Location | None) -> None:
         match node:
             case SglConstantText():
-                self._put(node.value)
+                self._put(node.value) if self._grammar is None else self._put_in_grammar(node.value, where)
             case SglGen():
                 self._put(self._gen(node, where))
             case SglSelect():
                 self._check_select(node, where)
+                self._ahead = None
                 cell, log = self._declare(node.name, where)
                 self._put(SelectOp(node, cell, log, self._node_seed()))
             case SglRoleBegin():
@@ -311,14 +380,21 @@ class StreamExecutor:
             case SglRoleEnd():
                 self._end_turn(node.role, where)
             case SglVarScopeBegin():
-                cell = self._scopes[node.name] = Cell(where)
+                cell = Cell(where)
+                self._scopes[node.name] = (*self._scopes.get(node.name, ()), cell)
                 self._put(ScopeOp(cell, begins=True))
             case SglVarScopeEnd():
                 if node.name not in self._scopes:
                     raise ProgramError(f"the variable scope {node.name!r} is not open.", where=where)
-                cell = self._scopes.pop(node.name)
+                *outer, cell = self._scopes.pop(node.name)
+                if outer:
+                    self._scopes[node.name] = tuple(outer)
                 self._name(node.name, cell)
                 self._put(ScopeOp(cell, begins=False))
+            case SglGrammarBegin():
+                self._begin_grammar(node, where)
+            case SglGrammarEnd():
+                self._end_grammar(where)
             case SglImage():
                 self._put_images(node.load(where), where)
             case SglSeparateReasoning():
@@ -329,8 +405,36 @@ class StreamExecutor:
             case _:
                 raise ParameterError("+=", f"{node!r} can't be executed.", where=where)
 
+    def _put_in_grammar(self, text: str, where: Location | None) -> None:
+        if self._ahead is not None:  # it is refused where it stands
+            self._ahead.push(text)
+        self._put(TextOp(text, where))
+
+    def _begin_grammar(self, node: SglGrammarBegin, where: Location | None) -> None:
+        from sglang_lite.constraints.walk import Walk
+
+        if self._grammar is not None:
+            raise ProgramError("a grammar is open already.", hint="Make one grammar of the two.", where=where)
+        if Continuation not in self.backend.capabilities.constraints:
+            raise self.backend.refusal(
+                node, "a grammar over several nodes", "Write all of it with one gen(constraint=…).", where
+            )
+        walk = Walk(node.constraint)
+        self._grammar, self._ahead = node.constraint, walk.copy()
+        self._put(GrammarOp(walk, where))
+
+    def _end_grammar(self, where: Location | None) -> None:
+        if self._grammar is None:  # a checkpoint has taken its beginning back
+            return
+        ahead, self._grammar, self._ahead = self._ahead, None, None
+        self._put(GrammarOp(None, where))
+        if ahead is not None:
+            ahead.end()
+
     def _check_select(self, node: SglSelect, where: Location | None) -> None:
         can = self.backend.capabilities
+        if self._grammar is not None and node.multi is not None:
+            raise ProgramError("select(multi=…) can't be part of a grammar.", hint="Select one by one.", where=where)
         if not can.select:
             raise self.backend.refusal(node, "select", "Generate text and compare, or use another backend.", where)
         plain = node.temperature == 0 and node.multi is None and node.choices_method is token_length_normalized
@@ -340,18 +444,29 @@ class StreamExecutor:
             )
 
     def _gen(self, node: SglGen, where: Location | None) -> GenOp:
+        options = node.options
+        backend = self.backend if options is None or options.backend is None else options.backend
+        if node.tools is not None and (family := backend.tool_family()) is not None:
+            spelled = node.tools.value_type(family)
+            node = replace(node, constraint=spelled.constraint, value_type=spelled)
+        constraint = node.constraint
+        reasoning = None if options is None else options.reasoning
+        if reasoning is not None and constraint is not None and InOrder in backend.capabilities.constraints:
+            constraint = reasoned(reasoning, constraint)
+            node = replace(node, stop=())  # which are of the answer, whose end the constraint knows
         params = self._params(node)
-        backend = self.backend if node.options is None or node.options.backend is None else node.options.backend
-        if node.constraint is not None or backend.capabilities is not EVERYTHING:
-            backend.check(node, params, node.constraint, where)
+        held = constraint if self._grammar is None else Continuation(self._grammar, part=constraint)
+        if held is not None or backend.capabilities is not EVERYTHING:
+            backend.check(node, params, held, where)
         if backend.blocking and params is not NO_PARAMS:
             for field in _UNKNOWN_TO_HOOKS:
                 if not isinstance(getattr(params, field), Unset):
                     raise backend.refusal(node, field, "SGLang's blocking hooks have no such parameter.", where)
         kind = None if node.value_type is None else node.value_type.annotation
         cell, log = self._declare(node.name, where, kind)
-        op = GenOp(node, params, cell, log)
-        if node.options is not None and node.options.reasoning is not None:
+        op = GenOp(node, params, constraint, cell, log)
+        self._ahead = None
+        if reasoning is not None:
             name = f"{node.name}_reasoning_content" if node.name is not None else None
             op.thoughts, op.thoughts_log = self._declare(name, where)
         return op
@@ -360,7 +475,8 @@ class StreamExecutor:
         """What the node said, over what the run said; and the stops of the chat template."""
         params = merge(self.run.settings.params, node.params)
         seed = self._node_seed()
-        more = node.stop
+        thinks = node.options is not None and node.options.reasoning is not None
+        more = () if thinks else node.stop  # a blank would end the reasoning
         if self._role is not None:
             more += tuple(self.run.template.stop_str)
         return _completed(params, more, seed) if more or seed is not UNSET else params
@@ -384,6 +500,8 @@ class StreamExecutor:
             _fail_op(op, failure)
 
     def _put_images(self, images: Sequence[Image], where: Location | None) -> None:
+        if self._grammar is not None:
+            raise ProgramError("an image can't be part of a grammar.", hint="Add it before.", where=where)
         if not self.backend.capabilities.images:
             raise self.backend.refusal("image", "images", "Describe what it shows, or use another backend.", where)
         token = getattr(self.run.template, "image_token", "")
@@ -416,6 +534,8 @@ class StreamExecutor:
         return UNSET if seed is None else derived_seed(seed, f"{self.path}/{self._nodes}")
 
     def _begin_turn(self, role: str, where: Location | None) -> None:
+        if self._grammar is not None:
+            raise ProgramError(f"a {role!r} turn begins inside a grammar.", hint="End that one first.", where=where)
         if self._role is not None:
             raise ProgramError(
                 f"a {role!r} turn begins inside a {self._role[0]!r} turn.", hint="End that one first.", where=where
@@ -435,6 +555,8 @@ class StreamExecutor:
         self._put(TurnOp(role))
 
     def _end_turn(self, role: str, where: Location | None) -> None:
+        if self._grammar is not None:
+            raise ProgramError(f"a {role!r} turn ends inside a grammar.", hint="End that one first.", where=where)
         if self._role is None or self._role[0] != role:
             found = "no turn is open" if self._role is None else f"the open turn is {self._role[0]!r}"
             raise ProgramError(f"a {role!r} turn ends, but {found}.", where=where)
@@ -451,6 +573,7 @@ class StreamExecutor:
         for child in children:
             child._cells = dict(self._cells)
             child._turns, child._role = list(self._turns), self._role
+            child._grammar, child._ahead = self._grammar, self._ahead and self._ahead.copy()
             child._at = ""  # nothing, until the parent gets there
         self._children += children
         if size > 1:
@@ -466,6 +589,7 @@ class StreamExecutor:
 
     def join_text(self, children: list[StreamExecutor], where: Location | None) -> None:
         """Appends what the children have added to the parent's text."""
+        self._ahead = None
         self._put(JoinOp(children, where))
 
     def mark(self) -> Mark:
@@ -476,15 +600,20 @@ class StreamExecutor:
 
     def roll_back(self, mark: Mark, where: Location | None) -> None:
         """Goes back to a mark: text, turns and variables are what they were there. A branch that has failed since
-        works again."""
+        works again, unless it was stopped from outside or its time is over."""
         if self.log is not None:
             raise ProgramError("text that was streamed can't be taken back.", hint="Run without stream.", where=where)
+        deadline = self.run.deadline
+        over = self._stopped or (deadline is not None and time.monotonic() >= deadline)
+        if over and self._failure is not None:  # else a body that tries until it succeeds would never end
+            raise located(self._failure, where)
         with self._lock:
             if self._failure is not None and mark.lengths is not None:
                 self._failure = None
                 self._queue.clear()
         self._cells = dict(mark.cells)
         self._turns, self._role, self._scopes = list(mark.turns), mark.role, dict(mark.scopes)
+        self._grammar, self._ahead = mark.grammar, mark.ahead and mark.ahead.copy()
         self._put(MarkOp(mark, back=True))
 
     def facade(self) -> Any:
@@ -511,25 +640,33 @@ class StreamExecutor:
             self._put(ReadOp(Cell(), lambda branch: branch.log.close() if branch.log else None))
 
     def abandon(self, error: BaseException) -> None:
-        """The body has raised, and its caller is told: what is still under way is stopped, in every branch."""
-        self._failure_seen = True
+        """The body has raised: what is still under way is stopped, in every branch. Its caller is told; in a stream
+        only who reads."""
         if isinstance(error, SglError) and error.where is None:
             error.where = _raised_at(error)
         if not isinstance(error, Exception):
             error = RequestAbortedError(f"the program was interrupted by {type(error).__name__}.")
-        self.stop(located(error, _raised_at(error)))
+        self.stop(located(error, _raised_at(error)), told=not self.run.settings.stream)
 
-    def stop(self, error: SglError) -> None:
-        """Fails the branch and those forked from it, and cancels what their backends are doing. Who stops it knows."""
-        self._failure_seen = True
+    def stop(self, error: SglError, *, told: bool = True) -> None:
+        """Fails the branch and those forked from it, and cancels what their backends are doing. A body that is stopped
+        from outside can add nothing more.
+
+        Args:
+            told: who has the branch knows of it.
+        """
+        self._failure_seen = self._failure_seen or told
+        self._stopped = self._stopped or (self.run.body_open and current_run.get() is not self.run)
         with self._lock:
             ending = isinstance(self._at, HookOp) and self._at.hook == "end_program"  # nothing is left but to tell so
             busy = (self._at is not None and not ending) or (self.log is not None and not self.log.closed)
-        task = self._fail(error) if busy else None
+        task = self._fail(error) if busy or self._stopped else None
         if task is not None:
             executor().post(task.cancel)
         for child in self._children:
             child.stop(error)
+        for inner in self.run.inside() if not self.path else ():
+            inner.stop(error)
 
     # ----------------------------------------------------------------------------------------- readers
 
@@ -693,7 +830,7 @@ class StreamExecutor:
                 if isinstance(op, JoinOp):
                     added = [piece for child in op.children for piece in await child.read(_added, op.where).get()]
                     if self._at is op:
-                        self._pieces += added
+                        self._take(added)
                 elif isinstance(op, HookOp):
                     await generation.in_pool(self.backend, partial(_call_hook, self.backend, op))
                 elif run := self._run_from(op):
@@ -732,10 +869,14 @@ class StreamExecutor:
         """After `op`: plays the next operation, if it needs no waiting. Returns it; None as in _advance."""
         following = self._next(op)
         if following is not None and not isinstance(following, GenOp | SelectOp):
-            if isinstance(following, str):
-                self.write(following)
-            else:
-                _AT_ONCE[type(following)](self, following)
+            try:
+                if isinstance(following, str):
+                    self.write(following)
+                else:
+                    _AT_ONCE[type(following)](self, following)
+            except SglError as error:
+                self._fail(error, following)
+                return None
         return following
 
     def _play_blocking(self, waits: Op) -> None:
@@ -771,9 +912,17 @@ class StreamExecutor:
             if op is not None and at is not op:
                 self._at = at
                 return None
-            failure = self._failure = self._failure or located(error, getattr(getattr(op, "cell", op), "where", None))
-            left, logs = list(self._queue), list(self._logs.values())
-            self._queue.clear()
+            failure = self._failure or located(error, getattr(getattr(op, "cell", op), "where", None))
+            back = next(filter(_goes_back, self._queue), None) if op is not None else None
+            left, logs = list[Op](), list[TextLog]()
+            while self._queue and self._queue[0] is not back:
+                left.append(self._queue.popleft())
+            if back is not None:  # what has failed is taken back already, by a rollback that waits for it
+                self._at = self._queue.popleft()
+            else:
+                self._failure, logs = failure, list(self._logs.values())
+                if self.log is not None:
+                    logs.append(self.log)
             task, self._task = self._task, None
         if at is not None and not isinstance(at, HookOp):  # a hook is called already
             left.insert(0, at)
@@ -781,20 +930,25 @@ class StreamExecutor:
             _fail_op(each, failure)
         for log in logs:
             log.close(failure)
-        if self.log is not None:
-            self.log.close(failure)
+        if back is not None:
+            self._play_on(back)
         return task
 
     def write(self, text: str) -> None:
         """Appends text."""
         if text:
+            if self.walk is not None:
+                self.walk.push(text)
             self._pieces.append(text)
             if self.log is not None:
                 self.log.append(text)
 
     def append(self, pieces: Sequence[Piece]) -> None:
-        """Appends what a backend has generated (its text was logged while it came)."""
+        """Appends what a backend has generated: its text was logged while it came."""
+        start = len(self._pieces)
         self._pieces += pieces
+        if self.walk is not None:
+            self.walk.push(self._text_from(start))
 
     def _text_from(self, start: int) -> str:
         return "".join([p if isinstance(p, str) else p.text for p in self._pieces[start:] if not isinstance(p, Image)])
@@ -849,6 +1003,16 @@ class StreamExecutor:
             op.cell.set(self._text_from(self._scope_starts.pop(id(op.cell))))
         return True
 
+    def _grammar_at_once(self, op: GrammarOp) -> bool:
+        before, self.walk = self.walk, op.walk
+        if before is not None:
+            before.end()
+        return True
+
+    def _text_at_once(self, op: TextOp) -> bool:
+        self.write(op.text)
+        return True
+
     def _image_at_once(self, op: ImageOp) -> bool:
         self._pieces.append(op.image)
         return True
@@ -856,7 +1020,7 @@ class StreamExecutor:
     def _fork_at_once(self, op: ForkOp) -> bool:
         for child in op.children:
             child._pieces, child._messages = list(self._pieces), list(self._messages)
-            child._turn = self._turn
+            child._turn, child.walk = self._turn, self.walk and self.walk.copy()
             child.fork_start = len(self._pieces)
             if self.log is not None and child.log is not None:
                 child.log.append(self._text_from(0))
@@ -868,8 +1032,15 @@ class StreamExecutor:
         if not all(cell.done for cell in reads):
             return False
         for cell in reads:
-            self._pieces += cell.result()
+            self._take(cell.result())
         return True
+
+    def _take(self, pieces: Sequence[Piece]) -> None:
+        """Appends what other branches have added."""
+        start = len(self._pieces)
+        self.append(pieces)
+        if self.log is not None:
+            self.log.append(self._text_from(start))
 
     def _read_at_once(self, op: ReadOp) -> bool:
         op.cell.set(op.what(self))
@@ -878,8 +1049,10 @@ class StreamExecutor:
     def _mark_at_once(self, op: MarkOp) -> bool:
         if not op.back:
             op.mark.lengths = len(self._pieces), len(self._messages), self._turn
+            op.mark.walk = self.walk and self.walk.copy()
         elif op.mark.lengths is not None:
             pieces, messages, self._turn = op.mark.lengths
+            self.walk = op.mark.walk and op.mark.walk.copy()
             del self._pieces[pieces:], self._messages[messages:]
         return True
 
@@ -973,6 +1146,8 @@ _AT_ONCE: dict[type, Callable[[StreamExecutor, Any], bool]] = {
     ImageOp: StreamExecutor._image_at_once,
     TurnOp: StreamExecutor._turn_at_once,
     ScopeOp: StreamExecutor._scope_at_once,
+    GrammarOp: StreamExecutor._grammar_at_once,
+    TextOp: StreamExecutor._text_at_once,
     ForkOp: StreamExecutor._fork_at_once,
     JoinOp: StreamExecutor._join_at_once,
     ReadOp: StreamExecutor._read_at_once,
@@ -988,7 +1163,14 @@ def _in_program(op: Op) -> bool:
             return True
         case SelectOp(node=SglSelect(multi=None)) | MarkOp(back=False) | str() | TurnOp() | ScopeOp() | ReadOp():
             return True
+        case GrammarOp() | TextOp():
+            return True
     return False
+
+
+def _goes_back(op: Op) -> bool:
+    """Whether an operation goes back to before anything that is played now."""
+    return isinstance(op, MarkOp) and op.back and op.mark.lengths is not None
 
 
 def _call_hook(backend: BaseBackend, op: HookOp) -> None:
@@ -1005,6 +1187,7 @@ def _call_last_hook(backend: BaseBackend, op: HookOp) -> None:
 def _fail_op(op: Op, failure: SglError) -> None:
     if isinstance(op, ForkOp):
         for child in op.children:
+            child._failure_seen = True  # the parent tells
             child._fail(failure)
     elif isinstance(op, HookOp):
         if op.hook == "end_program":  # a program that failed has ended too
@@ -1064,14 +1247,18 @@ def _content(pieces: Sequence[Piece]) -> tuple[str | Image, ...]:
 
 
 def _raised_at(error: BaseException) -> Location | None:
-    """The deepest line of the user's code that an exception went through."""
-    found = None
-    trace = error.__traceback__
+    """The deepest line of the user's code that an exception went through; of a library's, where there is only that."""
+    trace, found = error.__traceback__, None
     while trace is not None:
-        if not trace.tb_frame.f_globals.get("__name__", "").startswith("sglang_lite."):
-            found = Location(trace.tb_frame.f_code, trace.tb_lasti)
+        frame = trace.tb_frame
+        library = frame.f_code.co_filename.startswith(_LIBRARIES)
+        if not frame.f_globals.get("__name__", "").startswith("sglang_lite.") and not (found and library):
+            found = Location(frame.f_code, trace.tb_lasti)
         trace = trace.tb_next
     return found
+
+
+_LIBRARIES = ("<frozen ", *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def derived_seed(seed: int, path: str) -> int:

@@ -22,6 +22,7 @@ from sglang_lite.protocol import (
 
 if TYPE_CHECKING:
     from sglang_lite.constraints.types import ValueType
+    from sglang_lite.lang.tools import Toolbox
 
 # What `dtype=` stands for: bounded, and each is a value that Python reads. A number may be followed by one blank or
 # line end, which ends it (NUMBER_STOPS) and is not part of the result: a model that would go on with text can say so,
@@ -135,6 +136,24 @@ class SglVarScopeEnd(SglExpr):
 
 
 @dataclass(frozen=True, slots=True)
+class SglGrammarBegin(SglExpr):
+    """From here on, all text together is in the language of a constraint."""
+
+    constraint: Constraint
+
+    def __repr__(self) -> str:
+        return f"GrammarBegin({self.constraint!r:.60})"
+
+
+@dataclass(frozen=True, slots=True)
+class SglGrammarEnd(SglExpr):
+    """The text in the grammar is complete."""
+
+    def __repr__(self) -> str:
+        return "GrammarEnd()"
+
+
+@dataclass(frozen=True, slots=True)
 class GenOptions:
     """How a generation is carried out, beside what is sampled.
 
@@ -164,6 +183,8 @@ class SglGen(SglExpr):
         value_type: reads the text into a typed value; None leaves it text.
         stop: strings that end the value of a number, beside those of `params`.
         options: None where all are at their defaults.
+        tools: that it may call. How it writes that depends on the model: `constraint` and `value_type` are of a model
+            without a format of its own.
     """
 
     name: str | None
@@ -172,6 +193,7 @@ class SglGen(SglExpr):
     value_type: ValueType | None = None
     stop: tuple[str, ...] = ()
     options: GenOptions | None = None
+    tools: Toolbox | None = None
 
     @property
     def sampling_params(self) -> SglSamplingParams:

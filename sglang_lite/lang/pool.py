@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class ThreadPool:
-    """Runs jobs on at most `size` daemon threads, started when they are needed.
+    """Runs jobs on at most `size` daemon threads, started when they are needed and ended when they long were not.
 
     Waking a thread costs more than many a job, so one is woken at a time, and wakes the next if it finds more to do:
     a burst of short jobs is worked off by few threads, a burst of long ones still gets all of them.
@@ -16,10 +16,11 @@ class ThreadPool:
     Args:
         size: most threads.
         name: of the threads.
+        idle: seconds after which a thread without a job ends.
     """
 
-    def __init__(self, size: int, name: str) -> None:
-        self._size, self._name = size, name
+    def __init__(self, size: int, name: str, idle: float = 5.0) -> None:
+        self._size, self._name, self._longest = size, name, idle
         self._lock = threading.Lock()
         self._jobs: deque[Callable[[], object]] = deque()
         self._idle: list[threading.Lock] = []
@@ -55,8 +56,13 @@ class ThreadPool:
                     self._idle.append(bell)
                 elif self._jobs:
                     self._wake_one()
-            if job is None:
-                bell.acquire()
-            else:
+            if job is not None:
                 job()
                 del job  # an idle thread keeps nothing alive
+            elif not bell.acquire(timeout=self._longest):
+                with self._lock:
+                    if bell in self._idle:
+                        self._idle.remove(bell)
+                        self._threads -= 1
+                        return
+                bell.acquire()  # it has just been rung

@@ -9,7 +9,7 @@ from typing import Any
 
 from sglang_lite.lang.choices import ChoicesDecision
 from sglang_lite.lang.ir import SglSelect
-from sglang_lite.protocol import CapabilityError, Delta, Generation, Selection, TokenLogprob, Unset, Usage
+from sglang_lite.protocol import CapabilityError, Delta, Generation, ProgramError, Selection, TokenLogprob, Unset, Usage
 
 
 def meta_info(record: Any) -> dict[str, Any] | None:
@@ -44,6 +44,8 @@ def _generation(g: Generation) -> dict[str, Any]:
         "cached_tokens": g.usage.cached_tokens,
         "e2e_latency": g.usage.total_s,
     }
+    if g.output_logprobs:
+        meta["output_token_logprobs_length"] = len(g.output_logprobs)
     return {**meta, **_logprobs("output", g.output_logprobs), **_logprobs("input", g.prompt_logprobs)}
 
 
@@ -86,14 +88,22 @@ def decide(node: SglSelect, selection: Selection, seed: int | Unset) -> ChoicesD
     }
     if node.choices_method.requires_unconditional_logprobs:
         keywords["unconditional_token_logprobs"] = [[[lp, None, None] for lp in s.unconditional or ()] for s in scores]
-    decision = node.choices_method(**keywords)
+    decision = checked_decision(node, node.choices_method(**keywords))
     if node.temperature > 0:
         values = node.choices_method.scores(**keywords)
         top = max(values)
         weights = [math.exp((v - top) / node.temperature) for v in values]
         draw = random.Random(None if isinstance(seed, Unset) else seed)
-        return ChoicesDecision(draw.choices(node.choices, weights)[0], decision.meta_info)
+        return ChoicesDecision(draw.choices(keywords["choices"], weights)[0], decision.meta_info)
     return decision
+
+
+def checked_decision(node: SglSelect, decision: Any) -> ChoicesDecision:
+    """What a method or a hook of the user's has decided. Raises ProgramError: it is none of the choices."""
+    if getattr(decision, "decision", None) not in node.choices:
+        raise ProgramError(f"{decision!r:.80} is no ChoicesDecision for one of {list(node.choices)!r:.80}.")
+    found: ChoicesDecision = decision
+    return found
 
 
 def probabilities(selection: Selection) -> dict[str, float]:

@@ -10,11 +10,14 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
+from sglang_lite.constraints.given import Source, as_constraint, check_written
 from sglang_lite.lang.futures import Cell, TextLog
 from sglang_lite.lang.interpreter import Mark, StreamExecutor, all_messages, current_run, nothing, whole_text
 from sglang_lite.lang.ir import (
     SglExpr,
     SglExprList,
+    SglGrammarBegin,
+    SglGrammarEnd,
     SglRoleBegin,
     SglRoleEnd,
     SglVarScopeBegin,
@@ -30,6 +33,7 @@ from sglang_lite.protocol import (
     RequestAbortedError,
     Selection,
     SglError,
+    Unset,
     Usage,
 )
 
@@ -74,6 +78,7 @@ class _CopyScope:
         for name, cell in child._cells.items():
             if parent._cells.get(name) is not cell:
                 parent._name(name, cell)
+                _tells_failure(cell, child)
 
 
 class Checkpoint:
@@ -151,14 +156,34 @@ class ProgramState:
         """`with s.var_scope("x"):` collects the text added inside into a variable."""
         return _Scope(self, SglVarScopeBegin(name), SglVarScopeEnd(name))
 
+    def grammar(self, constraint: Source) -> _Scope:
+        """`with s.grammar(G):` all text added inside, generated or not, is together in the language of G.
+
+        A generation goes on in G, and completes it unless it ends sooner: by its `stop`, `max_tokens`, or a constraint
+        of its own, which holds beside G. A selection takes no choice that G does not allow. Turns, images and further
+        grammars can't be inside; branches forked inside go on in G, and only this one has to complete it.
+
+        Args:
+            constraint: what `gen(constraint=…)` takes.
+
+        Raises:
+            ConstraintError: an invalid constraint; inside, text that G does not allow; at its end, what is missing.
+            CapabilityError: the backend only takes constraints on single generations.
+        """
+        return _Scope(self, SglGrammarBegin(check_written(as_constraint(constraint))), SglGrammarEnd())
+
     def checkpoint(self) -> Checkpoint:
         """`with s.checkpoint() as c:` remembers this place; `c.rollback()` comes back to it."""
         return Checkpoint(self)
 
     def call(self, program: Any, *args: Any, **kwargs: Any) -> Any:
         """Runs another program by itself, on this one's backend, and returns its state (of an async program: an
-        awaitable of it). `s += program(…)` instead lets it go on with this state's text."""
-        kwargs.setdefault("backend", self.stream_executor.backend)
+        awaitable of it). It has a seed if this one has, and ends with it: by its timeout, or when it is cancelled.
+        `s += program(…)` instead lets it go on with this state's text."""
+        executor = self.stream_executor
+        seed = executor._node_seed()
+        inherited = {"backend": executor.backend, "seed": None if isinstance(seed, Unset) else seed}
+        kwargs = {**{name: value for name, value in inherited.items() if name not in program._names}, **kwargs}
         if program.is_async and in_event_loop():
             return program.arun(*args, **kwargs)
         return program.run(*args, **kwargs)
@@ -171,7 +196,8 @@ class ProgramState:
 
     def cancel(self) -> None:
         """Stops what is still under way, here and in the branches, down to the backend's requests. What was not
-        finished raises RequestAbortedError when it is read."""
+        finished raises RequestAbortedError when it is read. From outside of the body it is final; inside, a
+        checkpoint's rollback goes on from before."""
         self.stream_executor.stop(RequestAbortedError("the program was cancelled.", where=user_location()))
 
     # ------------------------------------------------------------------------------------------ reading
@@ -260,16 +286,24 @@ class ProgramState:
 
     async def async_sync(self) -> None:
         """`sync` for coroutines."""
-        await self.stream_executor.read(nothing, user_location()).get()
+        try:
+            await self.stream_executor.read(nothing, user_location()).get()
+        except SglError:
+            self.stream_executor._failure_seen = True
+            raise
 
     def error(self) -> SglError | None:
         """What went wrong, None if nothing did. Waits like `sync`."""
+        self._may_wait(self.stream_executor.read(nothing, user_location()))
         return self.stream_executor.error()
 
-    def _wait(self, cell: Cell, name: str | None = None) -> Any:
+    def _may_wait(self, cell: Cell, name: str | None = None) -> None:
         if not cell.done and self.stream_executor.run.is_async:
             what = f"await s.get({name!r})" if name is not None else "await s.async_sync() first"
             self.stream_executor.may_block(what, user_location())
+
+    def _wait(self, cell: Cell, name: str | None = None) -> Any:
+        self._may_wait(cell, name)
         try:
             return cell.wait()
         except SglError:
@@ -296,8 +330,8 @@ class ProgramState:
         if var_name is not None:
             executor.cell(var_name, user_location())
             log = executor._logs.get(var_name)
-            if log is None:  # a value set by hand
-                yield str(self.get_var(var_name))
+            if log is None:  # a value set by hand, or made by another branch
+                yield str(self.raw(var_name))
                 return
         assert log is not None
         executor._failure_seen = True
@@ -422,10 +456,12 @@ class ProgramStateGroup:
             name: None for child in children for name, cell in child._cells.items() if shared.get(name) is not cell
         }
         gathered = {name: _gather([c._cells.get(name) for c in children], shared.get(name)) for name in names}
+        for child in children:
+            for name, cell in child._cells.items():
+                if shared.get(name) is not cell:
+                    _tells_failure(cell, child)
         for name, cell in gathered.items():
             parent._name(name, cell)
-        for child in children:
-            child._failure_seen = True  # the gathered lists tell
 
     def __len__(self) -> int:
         return len(self.states)
@@ -461,6 +497,16 @@ class ProgramStateGroup:
                 raise ParameterError("+=", "None can't be added to a program.", where=where)
             state.stream_executor.submit(item, where)
         return self
+
+
+def _tells_failure(cell: Cell, child: StreamExecutor) -> None:
+    """A cell that another branch shows: if it fails, so does that branch's reader. (What failed in a node that no
+    variable shows is still to be told.)"""
+
+    def settled() -> None:
+        child._failure_seen = child._failure_seen or cell.error() is not None
+
+    cell.when_done(settled)
 
 
 def _gather(cells: list[Cell | None], shared: Cell | None) -> Cell:

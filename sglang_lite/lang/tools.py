@@ -1,6 +1,7 @@
 """Tools: Python functions that a program lets the model call.
 
-`gen(tools=[…])` makes the model write either a call, with arguments that fit the function's signature, or an answer.
+`gen(tools=[…])` makes the model write either a call, with arguments that fit the function's signature, or an answer: in
+the format it was trained with, where its chat template shows one that is known, else as one JSON object.
 `use_tools` goes round until there is an answer.
 """
 
@@ -8,16 +9,17 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NotRequired
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.constraints.types import ValueType, for_pydantic
 from sglang_lite.protocol import Location, ParameterError, ProgramError, ValueValidationError
+from sglang_lite.text.tool_calls import call_text, calls_constraint, parse_answer
 
 
 class ToolError(ProgramError):
@@ -49,28 +51,95 @@ class ToolCall:
             raise ToolError(f"the tool {self.name} raised {type(error).__name__}: {error}") from error
 
 
-def tools_type(tools: Sequence[Callable[..., Any]]) -> ValueType:
-    """What text spells a call of one of the tools, or an answer; values are ToolCall or str.
+@dataclass(frozen=True, slots=True, eq=False)
+class Toolbox:
+    """The tools that a generation may use.
 
-    Raises:
-        ParameterError: no tools, two of one name, or a parameter without a type or of one that JSON can't spell.
+    Attributes:
+        tools: functions by name, each with what reads its arguments.
+        schemas: of their arguments.
+        shared: definitions that all schemas refer to.
+        required: one of them is called.
     """
-    from pydantic import TypeAdapter
 
-    if not tools:
-        raise ParameterError("tools", "the list is empty.")
-    by_name: dict[str, tuple[Callable[..., Any], Any]] = {}
-    for tool in tools:
-        name = getattr(tool, "__name__", "")
-        if not callable(tool) or not name:
-            raise ParameterError("tools", f"{tool!r} is not a named function.")
-        if name in by_name:
-            raise ParameterError("tools", f"two tools are called {name!r}.")
-        by_name[name] = tool, _arguments(tool)
-    schemas, shared = TypeAdapter.json_schemas([(n, "validation", reader) for n, (_, reader) in by_name.items()])
-    options = [_exactly(tool={"const": n}, arguments=schemas[n, "validation"]) for n in by_name]
-    options.append(_exactly(answer={"type": "string"}))
-    return ValueType(None, json_schema({"anyOf": options, **shared}), partial(_read, by_name))
+    tools: Mapping[str, tuple[Callable[..., Any], Any]]
+    schemas: Mapping[str, Any]
+    shared: Mapping[str, Any]
+    required: bool
+
+    @staticmethod
+    def of(tools: Sequence[Callable[..., Any]], choice: str | Callable[..., Any]) -> Toolbox:
+        """
+        Raises:
+            ParameterError: no tools, two of one name, a parameter without a type or of one that JSON can't spell, or a
+                choice that is none.
+        """
+        from pydantic import TypeAdapter
+
+        if not tools:
+            raise ParameterError("tools", "the list is empty.")
+        by_name: dict[str, tuple[Callable[..., Any], Any]] = {}
+        for tool in tools:
+            name = getattr(tool, "__name__", "")
+            if not callable(tool) or not name:
+                raise ParameterError("tools", f"{tool!r} is not a named function.")
+            if name in by_name:
+                raise ParameterError("tools", f"two tools are called {name!r}.")
+            by_name[name] = tool, _arguments(tool)
+        wanted = choice if isinstance(choice, str) else getattr(choice, "__name__", "")
+        if wanted in by_name:
+            by_name = {wanted: by_name[wanted]}
+        elif choice not in ("auto", "required"):
+            raise ParameterError("tool_choice", f"{choice!r} is not 'auto', 'required' or one of the tools.")
+        schemas, shared = TypeAdapter.json_schemas([(n, "validation", reader) for n, (_, reader) in by_name.items()])
+        found = {name: schemas[name, "validation"] for name in by_name}
+        return Toolbox(by_name, found, shared, choice != "auto")
+
+    def value_type(self, family: str | None) -> ValueType:
+        """What text spells a call or an answer; values are ToolCall or str.
+
+        Args:
+            family: whose format calls have, a key of text.tool_calls.FORMATS; None: the text is one JSON object.
+        """
+        if family is not None:
+            given = {name: json_schema({**schema, **self.shared}) for name, schema in self.schemas.items()}
+            choice: Literal["auto", "required"] = "required" if self.required else "auto"
+            constraint = calls_constraint(family, given, choice, parallel=False)
+            return ValueType(None, constraint, partial(self._read_format, family))
+        options = [_exactly(tool={"const": name}, arguments=schema) for name, schema in self.schemas.items()]
+        if not self.required:
+            options.append(_exactly(answer={"type": "string"}))
+        return ValueType(None, json_schema({"anyOf": options, **self.shared}), self._read_object)
+
+    def _read_format(self, family: str, text: str) -> ToolCall | str:
+        answer = parse_answer(family, text)
+        if not answer.complete or (self.required and not answer.calls):
+            raise ValueValidationError("the text ends before a call of a tool does.", text=text)
+        if not answer.calls:
+            return answer.content
+        return self._called(answer.calls[0].name, answer.calls[0].arguments, text)
+
+    def _read_object(self, text: str) -> ToolCall | str:
+        try:
+            value = json.loads(text)
+            if "answer" in value:
+                return str(value["answer"])
+            name, arguments = value["tool"], json.dumps(value["arguments"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueValidationError(f"the text is no call of a tool and no answer: {error}", text=text) from error
+        return self._called(name, arguments, text)
+
+    def _called(self, name: str, arguments: str, text: str) -> ToolCall:
+        from pydantic import ValidationError
+
+        try:
+            tool, reader = self.tools[name]
+            given = reader.validate_json(arguments)
+        except (KeyError, TypeError, ValidationError) as error:
+            raise ValueValidationError(f"the text is no call of a tool and no answer: {error}", text=text) from error
+        bound = inspect.signature(tool).bind(**given)
+        bound.apply_defaults()
+        return ToolCall(name, dict(bound.arguments), tool)
 
 
 def _exactly(**properties: Any) -> dict[str, Any]:
@@ -78,16 +147,22 @@ def _exactly(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
-def describe(tools: Sequence[Callable[..., Any]]) -> str:
-    """The tools as text for a prompt: name, signature and docstring of each, and how to call them."""
+def describe(tools: Sequence[Callable[..., Any]], s: Any = None) -> str:
+    """The tools as text for a prompt: name, signature and docstring of each, and how to call them.
+
+    Args:
+        s: the state it is for: how calls are written depends on its model.
+    """
     lines = [
         f"- {t.__name__}{inspect.signature(t)}: {(inspect.getdoc(t) or 'no description').splitlines()[0]}"
         for t in tools
     ]
-    return (
-        "You can use these tools:\n" + "\n".join(lines) + "\n"
-        'Write {"tool": name, "arguments": {…}} to use one, or {"answer": text} to answer.'
-    )
+    family = None if s is None else s.stream_executor.backend.tool_family()
+    if family is None:
+        how = 'Write {"tool": name, "arguments": {…}} to use one, or {"answer": text} to answer.'
+    else:
+        how = f"To use one, write\n{call_text(family, '…', '{…}')}\nwith its name and its arguments as JSON."
+    return "You can use these tools:\n" + "\n".join(lines) + f"\n{how}"
 
 
 def _arguments(tool: Callable[..., Any]) -> Any:
@@ -112,22 +187,6 @@ def _arguments(tool: Callable[..., Any]) -> Any:
             "tools", f"{tool.__name__}: a parameter's type can't be written as JSON: {error}"
         ) from error
     return adapter
-
-
-def _read(by_name: dict[str, tuple[Callable[..., Any], Any]], text: str) -> ToolCall | str:
-    from pydantic import ValidationError
-
-    try:
-        value = json.loads(text)
-        if "answer" in value:
-            return str(value["answer"])
-        tool, reader = by_name[value["tool"]]
-        given = reader.validate_json(json.dumps(value["arguments"]))
-    except (ValueError, KeyError, TypeError, RecursionError, ValidationError) as error:
-        raise ValueValidationError(f"the text is no call of a tool and no answer: {error}", text=text) from error
-    bound = inspect.signature(tool).bind(**given)
-    bound.apply_defaults()
-    return ToolCall(value["tool"], dict(bound.arguments), tool)
 
 
 def use_tools(

@@ -16,11 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar, Token, copy_context
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.interpreter import (
     ForkOp,
     GenOp,
+    GrammarOp,
     JoinOp,
     Op,
     ReadOp,
@@ -29,6 +30,7 @@ from sglang_lite.lang.interpreter import (
     ScopeOp,
     SelectOp,
     StreamExecutor,
+    TextOp,
     current_run,
     nothing,
 )
@@ -40,6 +42,8 @@ from sglang_lite.lang.ir import (
     SglFork,
     SglGen,
     SglGetForkItem,
+    SglGrammarBegin,
+    SglGrammarEnd,
     SglImage,
     SglSelect,
     SglVarScopeBegin,
@@ -230,7 +234,7 @@ class TraceExecutor(StreamExecutor):
                 self.submit(node.value if isinstance(node, SglConstantText) else node, where)
         elif isinstance(expr, SglImage):
             self.state._append(expr)
-        elif isinstance(expr, SglVarScopeBegin | SglVarScopeEnd):
+        elif isinstance(expr, SglVarScopeBegin | SglVarScopeEnd | SglGrammarBegin | SglGrammarEnd):
             self.state._append(expr)
             super().submit(expr, where)
         else:
@@ -243,7 +247,7 @@ class TraceExecutor(StreamExecutor):
         for i in range(size):
             branch = TraceExecutor(self.run, f"{self.path}.{i}")
             branch._cells = dict(self._cells)
-            branch._turns, branch._role = list(self._turns), self._role
+            branch._turns, branch._role, branch._grammar = list(self._turns), self._role, self._grammar
             child = TracerProgramState(branch, parent.arguments)
             child.on_node = parent.on_node
             child.variables = dict(parent.variables)
@@ -258,6 +262,10 @@ class TraceExecutor(StreamExecutor):
             case str():
                 if op:
                     state._append(SglConstantText(op))
+            case GrammarOp():
+                self._ahead = None  # what symbols stand for is not known
+            case TextOp():
+                state._append(SglConstantText(op.text))
             case GenOp() | SelectOp():
                 node: SglGen | SglSelect = op.node
                 name = node.name or f"{'gen' if isinstance(op, GenOp) else 'select'}_{len(state.variables)}"
@@ -435,6 +443,8 @@ def _awaited(body: Coroutine[Any, Any, Any]) -> Any:
 
 class _Blank(BaseBackend):
     """What a trace without a backend renders its roles with."""
+
+    capabilities = Capabilities(ALL_CONSTRAINTS, images=True)
 
     def __init__(self) -> None:
         super().__init__()

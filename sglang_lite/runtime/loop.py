@@ -27,6 +27,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime.execute.sampler import Masks, Sampled, SamplingTable, Special
 from sglang_lite.runtime.grammar.base import Matcher, fill_masks
+from sglang_lite.runtime.grammar.timings import Seconds
 from sglang_lite.runtime.request import Finish, Request, State
 from sglang_lite.runtime.schedule.batch import Batch
 from sglang_lite.runtime.schedule.scheduler import Scheduler
@@ -65,13 +66,14 @@ class Runs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """A step that was launched: its forward, the rows it draws tokens for, those tokens, and the rows whose prompts are
-    through with it."""
+    """A step that was launched: its forward, the rows it draws tokens for, those tokens, the rows whose prompts are
+    through with it, and how long its masks took, where it has any."""
 
     forward: Launched
     rows: NDArray[np.int64]
     drawn: Drawn
     through: list[int]
+    filling: float
 
 
 class StepLoop:
@@ -99,6 +101,8 @@ class StepLoop:
     ) -> None:
         self.scheduler = scheduler
         self.steps = 0
+        self.mask_times = Seconds()  # to fill the masks of a step
+        self.mask_waits = Seconds()  # of those, and of what else the host does meanwhile, what its device waited for
         self.crash: BaseException | None = None
         self._runner, self._sampling = runner, sampling
         self._overlap, self._jump = overlap, jump
@@ -242,16 +246,17 @@ class StepLoop:
         if before is not None:
             self._settle(before)
         rows = (batch.samples & self.scheduler.live(batch)).nonzero()[0]
-        special, masks = self._special(batch, rows)
+        special, masks, filling = self._special(batch, rows)
         drawn = self._runner.sample(forward, rows, special, masks)
         self.scheduler.drawn(batch.slots[rows])
-        self._in_flight = _InFlight(forward, rows, drawn, through)
+        self._in_flight = _InFlight(forward, rows, drawn, through, filling)
         if not self._overlap:
             before, self._in_flight = self._in_flight, None
             self._settle(before)
 
-    def _special(self, batch: Batch, rows: NDArray[np.int64]) -> tuple[dict[int, Special], Masks | None]:
-        """What the draws of some rows need beyond the sampling table, by index into `rows`, and their masks."""
+    def _special(self, batch: Batch, rows: NDArray[np.int64]) -> tuple[dict[int, Special], Masks | None, float]:
+        """What the draws of some rows need beyond the sampling table, by index into `rows`, their masks, and how long
+        those took."""
         special: dict[int, Special] = {}
         matchers: list[Matcher] = []
         masked: list[int] = []
@@ -272,18 +277,23 @@ class StepLoop:
             banned = tuple(request.ends) if early else ()
             special[i] = Special(params, tokens, request.prompt_len, banned, request.processor)
         if not matchers:
-            return special, None
+            return special, None, 0.0
         words = self._masks[: len(matchers)]
+        began = time.perf_counter()
         fill_masks(matchers, words)
+        filling = time.perf_counter() - began
         which = np.full(len(rows), -1, dtype=np.int32)
         which[masked] = np.arange(len(masked))
-        return special, Masks(words, which)
+        return special, Masks(words, which), filling
 
     def _settle(self, step: _InFlight) -> None:
         """Reads what a step has computed: appends the drawn tokens, and looks at those that may end a request or that
         somebody watches. Rows that were changed since the step was launched are passed over."""
         scheduler, batch = self.scheduler, step.forward.batch
         sampled = step.drawn.read()
+        if step.filling:
+            self.mask_times.add(step.filling)
+            self.mask_waits.add(step.filling if sampled.waited is None else sampled.waited)
         scheduler.store.settle(batch.step)
         live = scheduler.live(batch)
         for row, (first, scored) in step.forward.scored.items():

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from sglang_lite.protocol import (
     Constraint,
+    ConstraintError,
     Delta,
     ForkSegment,
     Generation,
     GenSegment,
+    GrammarSegment,
     JoinSegment,
     ParameterError,
     Played,
@@ -28,6 +31,7 @@ from sglang_lite.protocol import (
     Unset,
 )
 from sglang_lite.runtime.grammar.base import CompiledGrammar
+from sglang_lite.runtime.grammar.continuing import walked
 from sglang_lite.runtime.request import Event, Request
 from sglang_lite.runtime.sampling_params import resolve_params
 from sglang_lite.runtime.selecting import Selecting
@@ -63,14 +67,25 @@ class Player:
         self._live: set[Request] = set()
         self._selecting: set[Selecting] = set()
         self.grammars: dict[Constraint, CompiledGrammar] = {}
+        self._parts, self._wholes = set[Constraint](), set[Constraint]()
         for segment in _all(program.segments):
             if isinstance(segment, GenSegment):
                 resolve_params(segment.params, engine.vocab_size)
                 if not isinstance(segment.params.n, Unset) and segment.params.n != 1:
                     raise ParameterError("n", "a generation inside a program has one sample.", hint="Fork instead.")
-        constraints = [s.constraint for s in _all(program.segments) if isinstance(s, GenSegment)]
-        self.constraints = {constraint for constraint in constraints if constraint is not None}
+                if segment.constraint is not None:
+                    self._parts.add(segment.constraint)
+            elif isinstance(segment, GrammarSegment) and segment.whole is not None:
+                self._wholes.add(segment.whole)
+        self.constraints = self._parts | self._wholes
         self._main = _Branch(self, program.segments, log, (), self._done)
+
+    def compiled(self, grammars: dict[Constraint, CompiledGrammar]) -> None:
+        """Takes its grammars, before it starts. May take long. Raises ConstraintError: one can't be enforced."""
+        self.grammars = grammars
+        if self._parts:
+            for whole in self._wholes:
+                grammars[whole].beside()
 
     def start(self) -> None:
         """Starts playing."""
@@ -96,23 +111,38 @@ class Player:
         self._live.add(request)
         self.engine.start_now(request)
 
-    def request(self, log: TokenLog, segment: GenSegment, sink: Callable[[Event], None]) -> Request:
-        """A request for a generation. Raises ParameterError: the prompt has grown too long."""
+    def request(
+        self, log: TokenLog, segment: GenSegment, within: _Within | None, sink: Callable[[Event], None]
+    ) -> Request:
+        """A request for a generation.
+
+        Raises:
+            ParameterError: the prompt has grown too long.
+            ConstraintError: the text before it does not go on in the grammar.
+        """
         request = self.engine.intake.request(
             log.ids(), segment.params, sink, stream=self.stream, namespace=self.namespace
         )
-        if segment.constraint is not None:
-            request.matcher = self.grammars[segment.constraint].matcher()
+        grammar = None if segment.constraint is None else self.grammars[segment.constraint]
+        if within is not None:
+            grammar = self.engine.continued(within.grammar, within.text, grammar)
+        request.matcher = None if grammar is None else grammar.matcher()
         return request
 
-    def select(self, log: TokenLog, segment: SelectSegment, sink: Callable[[Selection | SglError], None]) -> None:
+    def select(
+        self,
+        log: TokenLog,
+        segment: SelectSegment,
+        choices: Sequence[str],
+        sink: Callable[[Selection | SglError], None],
+    ) -> None:
         selecting: Selecting
 
         def ended(outcome: Selection | SglError) -> None:
             self._selecting.discard(selecting)
             sink(outcome)
 
-        selecting = Selecting(self.engine, segment.choices, ended)
+        selecting = Selecting(self.engine, tuple(choices), ended)
         self._selecting.add(selecting)
         selecting.start(log, unconditional=segment.unconditional, namespace=self.namespace)
 
@@ -136,6 +166,33 @@ class Player:
             self.sink(ProgramResult(self._main.text))
 
 
+@dataclass(slots=True)
+class _Within:
+    """A grammar that a branch is in, and the text that is there of it."""
+
+    grammar: CompiledGrammar
+    text: str
+
+    def possible(self, choices: Sequence[str]) -> list[str]:
+        """Those that go on in the grammar. Raises ConstraintError: none does."""
+        found = [choice for choice in choices if self._begins(self.text + choice)]
+        if not found:
+            raise ConstraintError(f"none of the choices goes on in the grammar: {', '.join(map(repr, choices))}.")
+        return found
+
+    def end(self) -> None:
+        """Raises ConstraintError: the text is not complete."""
+        if not walked(self.grammar, self.text).complete:
+            raise ConstraintError(f"the grammar is not complete at its end, after {self.text[-80:]!r}.")
+
+    def _begins(self, text: str) -> bool:
+        try:
+            walked(self.grammar, text)
+        except ConstraintError:
+            return False
+        return True
+
+
 class _Branch:
     """A run of segments that are played one after another.
 
@@ -150,8 +207,10 @@ class _Branch:
         log: TokenLog,
         path: tuple[int, ...],
         done: Callable[[], None],
+        within: _Within | None = None,
     ) -> None:
         self._player, self._segments, self._log, self._path, self._done = player, segments, log, path, done
+        self._within = within
         self._at = 0
         self._pieces: list[str] = []
         self._children: list[_Branch] = []
@@ -186,8 +245,13 @@ class _Branch:
                 case GenSegment():
                     return self._generate(path, segment)
                 case SelectSegment():
-                    self._player.select(self._log, segment, partial(self._selected, path, segment))
+                    choices = segment.choices if self._within is None else self._within.possible(segment.choices)
+                    self._player.select(self._log, segment, choices, partial(self._selected, path, segment))
                     return None
+                case GrammarSegment(whole, text):
+                    if self._within is not None:
+                        self._within.end()
+                    self._within = None if whole is None else _Within(self._player.grammars[whole], text)
                 case ForkSegment(branches):
                     self._fork(path, branches)
                 case JoinSegment():
@@ -211,7 +275,7 @@ class _Branch:
         def follow(generation: Generation) -> Request | None:
             self._player.gone(request)
             self._log.append(generation.spans)
-            self._pieces.append(generation.text)
+            self._wrote(generation.text)
             try:
                 following = self._next()
             except SglError as error:
@@ -221,7 +285,7 @@ class _Branch:
                 self._player.going_on(following)
             return following
 
-        request = self._player.request(self._log, segment, deliver)
+        request = self._player.request(self._log, segment, self._within, deliver)
         request.follow = follow
         return request
 
@@ -241,10 +305,11 @@ class _Branch:
         self.go_on()
 
     def _fork(self, path: tuple[int, ...], branches: Sequence[Sequence[Segment]]) -> None:
-        children = [
-            _Branch(self._player, segments, self._log.copy(), (*path, i), self._child_done)
-            for i, segments in enumerate(branches)
-        ]
+        children = []
+        for i, segments in enumerate(branches):
+            within = None if self._within is None else replace(self._within)
+            log = self._log.copy()
+            children.append(_Branch(self._player, segments, log, (*path, i), self._child_done, within))
         self._children += children
         self._unfinished += len(children)
         for child in children:
@@ -268,7 +333,12 @@ class _Branch:
 
     def _write(self, text: str) -> None:
         self._log.append((Span(text),))
+        self._wrote(text)
+
+    def _wrote(self, text: str) -> None:
         self._pieces.append(text)
+        if self._within is not None:
+            self._within.text += text
 
 
 def _likeliest(selection: Selection) -> str:

@@ -43,6 +43,9 @@ class JinjaTemplate:
         special_tokens: names the template may use: `bos_token`, `eos_token` …
         name: for messages.
 
+    Attributes:
+        source: as given.
+
     Raises:
         TemplateError: the text is no valid template.
     """
@@ -61,7 +64,7 @@ class JinjaTemplate:
 
         if len(source) > MAX_TEMPLATE_CHARS:
             raise TemplateError(f"{name}: {len(source):,} characters, the limit is {MAX_TEMPLATE_CHARS:,}.")
-        self.name = name
+        self.name, self.source = name, source
         self._special_tokens = dict(special_tokens or {})
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]

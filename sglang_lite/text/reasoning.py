@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sglang_lite.protocol import ParameterError
+from sglang_lite.protocol import Choices, Constraint, InOrder, ParameterError, Regex, Repeated, StructuralTag, Tag
+from sglang_lite.text.stop import overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,7 @@ class Format:
     Attributes:
         start, end: around it.
         open: the text starts inside it: the template has written the start mark already.
-        dropped: marks in the answer that are no part of it.
+        dropped: marks of the answer that are no part of it; one ends reasoning that is not ended.
     """
 
     start: str
@@ -26,39 +27,76 @@ class Format:
 _THINK = Format("<think>", "</think>")
 _OPEN = Format("<think>", "</think>", open=True)
 
+_HARMONY = Format(
+    "<|channel|>analysis<|message|>", "<|end|>",
+    dropped=("<|start|>assistant<|channel|>final<|message|>", "<|channel|>final<|message|>"),
+)  # fmt: skip
+
 # By the names that SGLang gives them.
 FORMATS = {
     "deepseek-r1": _OPEN, "deepseek-v3": _THINK, "deepseek-v4": _THINK, "deepseek-v41": _THINK, "dots": _THINK,
     "glm45": _THINK, "ling3": _THINK, "kimi": Format("◁think▷", "◁/think▷"), "kimi_k2": _THINK,
-    "kimi_k3": Format("<|open|>think<|sep|>", "<|close|>think<|sep|>"), "mimo": _THINK, "poolside_v1": _THINK,
-    "qwen3": _THINK, "qwen3-thinking": _OPEN, "minimax": _OPEN, "minimax-append-think": _OPEN,
+    "kimi_k3": Format("<|open|>think<|sep|>", "<|close|>think<|sep|>", open=True), "mimo": _THINK,
+    "poolside_v1": _THINK, "qwen3": _THINK, "qwen3-thinking": _OPEN, "minimax": _OPEN, "minimax-append-think": _OPEN,
     "minimax-m3": Format("<mm:think>", "</mm:think>"), "nanbeige": _THINK, "step3": _OPEN, "step3p5": _OPEN,
     "mistral": Format("[THINK]", "[/THINK]"), "nemotron_3": _THINK, "granite_thinking_parser": _THINK,
-    "interns1": _THINK, "gemma4": Format("<|channel>", "<channel|>"), "gigachat35": _OPEN, "iquest_q1": _THINK,
-    "cohere_command4": Format("<|START_THINKING|>", "<|END_THINKING|>"),
+    "interns1": _THINK, "gemma4": Format("<|channel>thought\n", "<channel|>"), "gigachat35": _OPEN, "iquest_q1": _OPEN,
+    "cohere_command4": Format(
+        "<|START_THINKING|>", "<|END_THINKING|>", open=True, dropped=("<|START_TEXT|>", "<|END_TEXT|>")
+    ),
     "apertus2509": Format("<|inner_prefix|>", "<|inner_suffix|>"),
-    "inkling": Format("<|content_thinking|>", "<|end_message|>"),
-    "gpt-oss": Format(
-        "<|channel|>analysis<|message|>", "<|end|>", open=True,
-        dropped=("<|start|>assistant<|channel|>final<|message|>", "<|channel|>final<|message|>"),
+    "inkling": Format(
+        "<|content_thinking|>", "<|end_message|>",
+        dropped=(
+            "<|message_model|><|content_text|>", "<|message_model|>", "<|content_text|>", "<|end_message|>",
+            "<|content_model_end_sampling|>",
+        ),
+    ),
+    "gpt-oss": _HARMONY, "beam": _HARMONY, "hunyuan": _THINK,
+    "k2_horizon": Format("<ifm|think>", "</ifm|think>", open=True),
+    "muse": Format(
+        " to=self<|message|>", "<|eom|>",
+        dropped=("<|start|>assistant to=user<|message|>", " to=user<|message|>", "<|eot|>"),
     ),
 }  # fmt: skip
+
+
+def format_of(model_type: str) -> Format:
+    """Raises ParameterError: an unknown model type."""
+    known = FORMATS.get(model_type.lower())
+    if known is None:
+        raise ParameterError("model_type", f"{model_type!r} is unknown.", hint=f"Known: {', '.join(FORMATS)}.")
+    return known
+
+
+def reasoned(model_type: str, answer: Constraint) -> Constraint:
+    """Reasoning as a model marks it, then an answer that is constrained.
+
+    Raises:
+        ParameterError: an unknown model type.
+    """
+    known = format_of(model_type)
+    until = StructuralTag((Tag(known.end, Choices(("",)), ""),), (known.end,), at_least_one=True, stop_after_first=True)
+    rest = InOrder((until, Regex(r"\n{0,2}"), Choices(known.dropped or ("",))))
+    if known.open:
+        return InOrder((rest, answer))
+    return InOrder((Repeated(InOrder((Choices((known.start,)), rest)), 0, 1), answer))
 
 
 class ReasoningParser:
     """
     Args:
         model_type: a key of FORMATS.
+        once: reasoning comes before the answer, in which the marks then are text like any other. Else there may be
+            more of it later.
 
     Raises:
         ParameterError: an unknown model type.
     """
 
-    def __init__(self, model_type: str) -> None:
-        known = FORMATS.get(model_type.lower())
-        if known is None:
-            raise ParameterError("model_type", f"{model_type!r} is unknown.", hint=f"Known: {', '.join(FORMATS)}.")
-        self._format = known
+    def __init__(self, model_type: str, *, once: bool = False) -> None:
+        known = self._format = format_of(model_type)
+        self._once, self._answered = once, False
         self._inside = known.open
         self._opening = known.open  # the text may repeat the start mark that the template has written
         self._begun = {True: False, False: False}  # whether reasoning and answer have begun: blanks before are dropped
@@ -77,17 +115,29 @@ class ReasoningParser:
             text = stripped.removeprefix(start)
         found = {True: "", False: ""}
         while text:
-            marks = (self._format.end,) if self._inside else (self._format.start, *self._format.dropped)
+            if self._once and not self._inside and not self._answered:
+                start, stripped = self._format.start.lstrip(), text.lstrip()
+                if start.startswith(stripped) and start != stripped:
+                    self._held = text
+                    break
+                self._answered = not stripped.startswith(start)
+            if self._inside:
+                marks: tuple[str, ...] = (self._format.end, *self._format.dropped)
+            else:
+                marks = (*(() if self._answered else (self._format.start,)), *self._format.dropped)
             hits = [(text.index(mark), mark) for mark in marks if mark in text]
             if not hits:
-                self._held = max((_overlap(text, mark) for mark in marks), key=len)
-                found[self._inside] += self._trimmed(text[: len(text) - len(self._held)])
+                at = min((overlap(text, 0, mark) for mark in marks), default=len(text))
+                self._held = text[at:]
+                found[self._inside] += self._trimmed(text[:at])
                 break
             at, mark = min(hits)
             found[self._inside] += self._trimmed(text[:at])
             text = text[at + len(mark) :]
-            if mark not in self._format.dropped:
-                self._inside = not self._inside
+            ended = self._inside
+            self._inside = mark == self._format.start
+            if ended and not self._inside:
+                self._answered = self._once
         return found[True], found[False]
 
     def flush(self) -> tuple[str, str]:
@@ -102,13 +152,8 @@ class ReasoningParser:
         return text
 
     @staticmethod
-    def split(model_type: str, text: str) -> tuple[str, str]:
+    def split(model_type: str, text: str, *, once: bool = False) -> tuple[str, str]:
         """Reasoning and answer of a whole text."""
-        parser = ReasoningParser(model_type)
+        parser = ReasoningParser(model_type, once=once)
         (thought, answer), (more_thought, more_answer) = parser.push(text), parser.flush()
         return thought + more_thought, answer + more_answer
-
-
-def _overlap(text: str, mark: str) -> str:
-    """The longest end of `text` that is a beginning of `mark`."""
-    return next((text[-k:] for k in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-k:])), "")

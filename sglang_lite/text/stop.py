@@ -65,7 +65,7 @@ class StopMatcher:
             self.matched_text = self._text[start:end]
             until = start
         else:
-            partial = [_overlap(self._text, self._held, stop) for stop in self._stops]
+            partial = [overlap(self._text, self._held, stop) for stop in self._stops]
             until = min([*partial, *(self._possible(p, deadline) for p in self._patterns.values())])
         certain = self._text[self._held : until]
         self._held = until
@@ -122,8 +122,8 @@ class StopMatcher:
             ) from None
 
 
-def _overlap(text: str, start: int, stop: str) -> int:
-    """Where the first prefix of `stop` begins, from `start` on, that reaches to the end of `text`."""
+def overlap(text: str, start: int, stop: str) -> int:
+    """Where the first prefix of `stop` begins, from `start` on, that reaches to the end of `text`; its end for none."""
     at = text.find(stop[0], start)
     while at >= 0 and not stop.startswith(text[at:]):
         at = text.find(stop[0], at + 1)

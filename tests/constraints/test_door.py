@@ -37,8 +37,10 @@ def test_a_report_tells_what_will_be_kept():
         (Point, ['{"x":1}', '{"y": null,\n "x": 2}'], ['{"x": "1"}', "{}"]),
         (Literal["a", "b"], ["a"], ['"a"', "ab"]),
         (str, ["any\ntext"], []),
-        (g.Regex("a+"), ["aa"], ["", "ab"]),
-        (g.Choices(("a", "b")), ["b"], ["c"]),
+        (sgl.Regex("a+"), ["aa"], ["", "ab"]),
+        (sgl.Choices(["a", "b"]), ["b"], ["c"]),
+        (sgl.Grammar('root ::= "a" | "(" root ")"'), ["((a))"], ["(a"]),
+        (sgl.Grammar('start: "a" start | "::="'), ["a::="], ["a"]),
         (g.Ebnf('root ::= "a" | "(" root ")"'), ["((a))"], ["(a"]),
         (g.Lark('start: "a" start | "b"'), ["aab"], ["a"]),
         (g.OneOf((g.Regex("[0-9]"), g.json_schema({"type": "null"}))), ["1", "null"], ["01"]),
@@ -47,6 +49,20 @@ def test_a_report_tells_what_will_be_kept():
 def test_matches(source, valid, invalid):
     assert [text for text in valid if not g.matches(source, text)] == []
     assert [text for text in invalid if g.matches(source, text)] == []
+
+
+def test_the_public_names_are_the_records():
+    assert (sgl.Regex, sgl.Choices) == (g.Regex, g.Choices)
+    assert (sgl.Grammar("a ::= b"), sgl.Grammar("start: A")) == (Ebnf("a ::= b"), Lark("start: A"))
+    for options in ("yes", ["yes", 3]):
+        with pytest.raises(sgl.ConstraintError, match="is not a list of texts"):
+            sgl.Choices(options)
+
+
+@pytest.mark.parametrize("source", [sgl.Regex("[ab]"), sgl.Grammar('start: "a"'), {"enum": ["a"]}, Literal["a"]])
+def test_gen_takes_whatever_is_a_constraint(source):
+    node = sgl.gen("x", constraint=source)
+    assert g.matches(node.constraint, g.check(source).example)
 
 
 def test_a_report_lists_keywords_by_what_they_do():
@@ -128,7 +144,11 @@ def test_gen_takes_grammars_and_any_constraint():
         ({"ebnf": "root := 1"}, sgl.ConstraintError, "::= expected"),
         ({"lark": "start: b"}, sgl.ConstraintError, "no rule 'b'"),
         ({"ebnf": 3}, sgl.ParameterError, "is not a string"),
-        ({"constraint": "a+"}, sgl.ParameterError, "no constraint of sgl.grammar"),
+        ({"constraint": "a+"}, sgl.ConstraintError, r"'a\+' is text. Say what it is: sgl.Regex"),
+        ({"constraint": sgl.Regex("a(")}, sgl.ConstraintError, "regex"),
+        ({"constraint": sgl.Grammar("root ::= b")}, sgl.ConstraintError, "no rule 'b'"),
+        ({"constraint": sgl.Regex(3)}, sgl.ConstraintError, "Regex: 3 is not a text"),
+        ({"constraint": 3}, sgl.ConstraintError, "no type that can be generated"),
         ({"ebnf": 'root ::= "a"', "regex": "a"}, sgl.ParameterError, "can't be combined"),
     ],
 )

@@ -6,6 +6,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
+from sglang_lite.constraints.sampling import sample
 from sglang_lite.protocol import (
     Choices,
     ConstraintError,
@@ -21,6 +22,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime.grammar.base import fill_masks, generates
 from sglang_lite.runtime.grammar.choose import fastest
+from sglang_lite.runtime.grammar.continuing import walked
 from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine
 from sglang_lite.runtime.grammar.outlines import OutlinesEngine
 from sglang_lite.runtime.grammar.vocabulary import Vocabulary
@@ -204,3 +206,38 @@ def test_a_batch_is_filled_as_each_row_would_be_and_other_rows_are_left_alone():
 )
 def test_the_engine_is_chosen_by_what_costs_it_time(constraint, engine):
     assert fastest(constraint) == engine
+
+
+@pytest.mark.parametrize("name", [*REGULAR, *OTHERS])
+def test_a_text_leads_to_where_any_tokens_of_it_lead(name, model_engines):
+    """All engines of a model's tokens, at every character of some texts."""
+    constraint, (tokens, engines) = {**REGULAR, **OTHERS}[name], model_engines
+    spelled = {token: i for i, token in reversed(list(enumerate(tokens))) if token}
+    for seed in range(3):
+        text = sample(constraint, random.Random(seed))
+        if any(bytes([byte]) not in spelled for byte in text.encode()):
+            continue
+        for grammar in compiled(name, engines):
+            by_byte = grammar.matcher()
+            size = by_byte.engine.vocab_size
+            for end in range(1, len(text) + 1):
+                assert all(by_byte.accept(spelled[bytes([byte])]) for byte in text[end - 1].encode())
+                at_once = walked(grammar, text[:end])
+                assert (at_once.complete, at_once.forced()) == (by_byte.complete, by_byte.forced())
+                if not by_byte.finished:
+                    masks = np.zeros((2, -(-size // 32)), np.int32)
+                    fill_masks([at_once, by_byte], masks)
+                    assert allowed(masks[0], size) == allowed(masks[1], size), text[:end]
+
+
+def test_a_text_that_is_not_in_the_grammar_or_has_no_tokens_is_refused(model_engines):
+    tokens, engines = model_engines
+    for engine in engines:
+        grammar = engine.compile(Regex("[^\0]{3}x"))
+        assert not walked(grammar, "é\u07ff").complete
+        with pytest.raises(ConstraintError, match="no text of the grammar begins with 'aaay'"):
+            walked(grammar, "aaay")
+    assert b"\xf1" not in tokens
+    for engine in engines[::2]:
+        with pytest.raises(ConstraintError, match="begins with"):
+            walked(engine.compile(Regex("[^\0]{3}x")), "\U00050000")

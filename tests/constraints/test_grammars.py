@@ -196,6 +196,20 @@ def test_structural_tags():
     assert agree(StructuralTag(tags, ("<f=a", "<f")), [*valid, *invalid]) == [t for t in valid if t != "hello <f"]
 
 
+def test_a_structural_tag_may_say_how_many_there_are_and_what_is_not_in_text():
+    tags, one = (Tag("<a>", Regex("[0-9]+"), "</a>"),), "<a>1</a>"
+    texts = ["", "x", one, "x" + one, one + "x", f"{one} {one}", "?", "?" + one]
+    for at_least_one, once, valid in (
+        (False, False, texts),
+        (True, False, [t for t in texts if one in t]),
+        (False, True, [t for t in texts if not t.startswith(one) or t == one]),
+        (True, True, [one, "x" + one, "?" + one]),
+    ):
+        assert agree(StructuralTag(tags, ("<a",), at_least_one, once), texts) == valid
+        free = [t for t in valid if "?" not in t]
+        assert agree(StructuralTag(tags, ("<a",), at_least_one, once, ("?",)), texts) == free
+
+
 @pytest.mark.parametrize(
     ("constraint", "message"),
     [

@@ -9,6 +9,7 @@ from sglang_lite.constraints.structural_tag import parse
 from sglang_lite.protocol import ConstraintError
 
 INTEGER = {"type": "json_schema", "json_schema": {"type": "integer"}}
+A = {"type": "tag", "begin": "<a>", "content": INTEGER, "end": "</a>"}
 LEGACY = {
     "type": "structural_tag",
     "structures": [{"begin": "<f=a>", "schema": {"type": "integer"}, "end": "</f>"}],
@@ -40,6 +41,24 @@ def tag(**found):
         (tag(type="plus", content={"type": "const_string", "value": "ab"}), ["ab", "abab"], ["", "aba"]),
         (tag(type="star", content={"type": "grammar", "grammar": 'root ::= "x"'}), ["", "xx"], ["y"]),
         (tag(type="optional", content={"type": "any_text", "excludes": ["!"]}), ["", "a\nb"], ["a!b"]),
+        (
+            tag(type="triggered_tags", triggers=["<"], tags=[A], at_least_one=True, excludes=["!", "?"]),
+            ["<a>1</a>", "x <a>1</a><a>2</a> y"],
+            ["", "x", "!<a>1</a>", "<a>1</a>?"],
+        ),
+        (tag(type="triggered_tags", triggers=["<"], tags=[A], stop_after_first=True), ["", "x", "x<a>1</a>"], ["<a>1</a>x"]),
+        (
+            tag(type="triggered_tags", triggers=["<"], tags=[A], at_least_one=True, stop_after_first=True),
+            ["x<a>1</a>"],
+            ["", "x", "<a>1</a><a>1</a>"],
+        ),
+        (
+            tag(type="tags_with_separator", tags=[A], separator=", ", at_least_one=True),
+            ["<a>1</a>", "<a>1</a>, <a>2</a>"],
+            ["", "<a>1</a><a>2</a>", "<a>1</a>, "],
+        ),
+        (tag(type="tags_with_separator", tags=[A], separator="", stop_after_first=True), ["", "<a>1</a>"], ["<a>1</a>" * 2]),
+        (tag(type="any_text", excludes=[], max_chars=None, max_tokens=None), ["", "x"], []),
     ],
 )  # fmt: skip
 def test_formats(found, valid, invalid):
@@ -54,7 +73,9 @@ def test_formats(found, valid, invalid):
         ({}, "/format"),
         (tag(type="token_triggered_tags"), "/format"),
         (tag(type="tag", begin=3, content=INTEGER, end=""), "/format/begin"),
-        (tag(type="triggered_tags", triggers=["<"], tags=[], at_least_one=True), "/format/at_least_one"),
+        (tag(type="triggered_tags", triggers=["<"], tags=[], at_least_one="no"), "/format/at_least_one"),
+        (tag(type="triggered_tags", triggers=["<"], tags=[], excludes="no"), "/format/excludes"),
+        (tag(type="triggered_tags", triggers=["<"], tags=[], stop=1), "/format/stop"),
         (
             tag(type="sequence", elements=[INTEGER, {"type": "any_text", "max_chars": 3}]),
             "/format/elements/1/max_chars",

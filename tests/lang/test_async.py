@@ -138,8 +138,9 @@ def in_loop(main):
         (lambda s: s.text(), "await s.async_sync"),
         (lambda s: s.messages(), "await s.async_sync"),
         (lambda s: s.sync(), "await s.async_sync"),
+        (lambda s: s.error(), "await s.async_sync"),
     ],
-    ids=["value", "metadata", "text", "messages", "sync"],
+    ids=["value", "metadata", "text", "messages", "sync", "error"],
 )
 def test_every_blocking_read_in_an_async_body_says_what_to_write(read, instead):
     script = Gated()

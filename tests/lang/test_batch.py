@@ -1,11 +1,13 @@
 """run_batch: every item, in order, whatever happens to one of them."""
 
+import signal
 import threading
 import time
 
 import pytest
 
 import sglang_lite as sgl
+from tests.lang.fakes import Answers, Gated
 
 
 @sgl.function
@@ -299,6 +301,48 @@ def test_an_iterator_that_is_left_starts_nothing_more():
     for gate in gated.gates:
         gate.set()
     assert len(gated.started) <= 3
+
+
+def holding(gated, is_async):
+    """A program whose first item is answered, and whose others are not."""
+
+    def plain(s, i):
+        s += f"{i}" + sgl.gen("a", backend=Answers(str) if i == 0 else gated)
+        return s["a"]
+
+    async def coroutine(s, i):
+        s += f"{i}" + sgl.gen("a", backend=Answers(str) if i == 0 else gated)
+        return await s.get("a")
+
+    return sgl.function(coroutine if is_async else plain)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_iterator_that_is_left_stops_what_is_under_way(is_async):
+    gated = Gated()
+    results = holding(gated, is_async).run_batch([(i,) for i in range(3)], backend=gated, generator_style=True)
+    assert next(results)["a"] == "0"
+    assert gated.asked.wait(5)
+    results.close()
+    assert gated.cancelled.wait(5)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_interrupt_stops_what_is_under_way(is_async):
+    gated = Gated()
+
+    def interrupt():
+        assert gated.asked.wait(5)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            holding(gated, is_async).run_batch([(i,) for i in range(3)], backend=gated)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert gated.cancelled.wait(5)
 
 
 def test_coroutines_have_the_same_iterators():

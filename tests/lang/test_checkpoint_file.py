@@ -130,6 +130,25 @@ VALUES = [
 ]  # fmt: skip
 
 
+def test_a_failed_variable_that_its_program_could_do_without_is_kept_as_one(path):
+    @sgl.function
+    def program(s, x):
+        fork = s.fork(2)
+        fork += lambda i: f"branch {i}" + sgl.gen("a")
+        fork.join()
+        with pytest.raises(sgl.ProgramError):
+            s["a"]
+        s += "done"
+
+    backend = sgl.ScriptedBackend({"branch 1": OSError("down")}, default="y")
+    for _ in range(2):
+        (state,) = program.run_batch([{"x": 1}], backend=backend, checkpoint=path)
+        assert state.text() == "done"
+        with pytest.raises(sgl.ProgramError, match="OSError: down"):
+            state["a"]
+    assert len(backend.calls) == 2
+
+
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_values_keep_their_types(path, value):
     @sgl.function

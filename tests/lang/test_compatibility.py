@@ -491,11 +491,22 @@ def test_separate_reasoning_makes_two_variables():
         sgl.separate_reasoning(sgl.gen("a"), "unheard-of")
 
 
+def test_of_several_samples_each_has_its_reasoning():
+    @sgl.function
+    def thinking(s):
+        s += "1+1?" + sgl.separate_reasoning(sgl.gen("sum", n=2), model_type="qwen3")
+
+    backend = sgl.ScriptedBackend({"1+1": ["<think>easy</think>2", "<think>hard</think>3"]})
+    state = thinking.run(backend=backend)
+    assert (state["sum"], state["sum_reasoning_content"]) == (["2", "3"], ["easy", "hard"])
+
+
 def test_sglangs_names_for_reasoning_models_are_known():
     known = (
         "apertus2509 deepseek-r1 deepseek-v3 deepseek-v4 deepseek-v41 dots glm45 ling3 gpt-oss kimi kimi_k2 kimi_k3 "
         "mimo poolside_v1 qwen3 qwen3-thinking minimax minimax-append-think minimax-m3 nanbeige step3 step3p5 mistral "
-        "nemotron_3 granite_thinking_parser interns1 gemma4 gigachat35 inkling iquest_q1 cohere_command4"
+        "nemotron_3 granite_thinking_parser interns1 gemma4 gigachat35 inkling iquest_q1 cohere_command4 "
+        "beam hunyuan k2_horizon muse"
     )
     for name in known.split():
         assert sgl.separate_reasoning(sgl.gen("a"), name)

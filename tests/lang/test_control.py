@@ -246,6 +246,12 @@ def test_a_refusal_carries_value_text_name_and_line():
     assert caught.value.where.line == line_here(program)
 
 
+def test_of_several_samples_each_is_checked():
+    backend = sgl.ScriptedBackend({"x": ["1", "2", "3", "5"]})
+    state = run("x", sgl.gen("a", n=2, type=int, check=lambda value: value % 2 == 1, retries=1), backend=backend)
+    assert state["a"] == [3, 5]
+
+
 def test_a_check_that_raises_fails_the_node_with_its_cause():
     state = run(sgl.gen("a", check=lambda value: {}[value]), backend=sgl.ScriptedBackend(default="x"))
     with pytest.raises(sgl.ProgramError, match="KeyError: 'x'") as caught:
@@ -483,6 +489,65 @@ def test_cancelling_ends_the_streams():
     state.cancel()
     with pytest.raises(sgl.RequestAbortedError):
         within(1, lambda: next(pieces))
+
+
+def test_a_body_that_is_cancelled_between_its_generations_makes_no_more_of_them():
+    between, cancelled, ended = threading.Event(), threading.Event(), threading.Event()
+
+    class Backend(sgl.ScriptedBackend):
+        def end_program(self, s):
+            ended.set()
+
+    backend = Backend(default="y")
+
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a")
+        assert s["a"] == "y"
+        between.set()
+        assert cancelled.wait(5)
+        s += sgl.gen("b")
+
+    async def main():
+        awaiting = asyncio.ensure_future(program.arun(backend=backend))
+        await asyncio.to_thread(between.wait, 5)
+        awaiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await awaiting
+
+    asyncio.run(main())
+    cancelled.set()
+    assert ended.wait(5)
+    assert len(backend.calls) == 1
+
+
+@pytest.mark.parametrize("stopped_by", ["cancel", "timeout"])
+def test_a_body_that_tries_until_it_succeeds_ends_when_it_is_stopped(stopped_by):
+    backend = Gated()
+    states = []
+
+    @sgl.function
+    def program(s):
+        states.append(s)
+        while True:
+            with s.checkpoint() as c:
+                s += sgl.gen("a")
+                try:
+                    return s["a"]
+                except sgl.SglError:
+                    c.rollback()
+
+    def run():
+        return program.run(backend=backend, timeout=0.1 if stopped_by == "timeout" else None)
+
+    def stop():
+        assert backend.asked.wait(5)
+        states[0].cancel()
+
+    if stopped_by == "cancel":
+        threading.Thread(target=stop).start()
+    with pytest.raises(sgl.RequestAbortedError if stopped_by == "cancel" else sgl.RequestTimeoutError):
+        within(5, run)
 
 
 def test_a_blocking_hook_can_not_be_stopped_but_its_readers_do_not_wait_for_it():

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import threading
 
 import pytest
 
@@ -230,6 +231,55 @@ def test_a_failure_that_nobody_reads_is_logged(caplog):
         del state
         gc.collect()
     assert "nobody read it" in caplog.text
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_a_reader_of_a_stream_was_told_is_not_logged(caplog, is_async):
+    reading = threading.Event()
+
+    def plain(s):
+        s += "x"
+        reading.wait(5)
+        raise LookupError("mine")
+
+    async def coroutine(s):
+        plain(s)
+
+    async def main():
+        state = await sgl.function(coroutine if is_async else plain).arun(backend=sgl.ScriptedBackend(), stream=True)
+        with pytest.raises(sgl.ProgramError, match="mine"):
+            async for _ in state.text_async_iter():
+                reading.set()
+
+    with caplog.at_level(logging.ERROR, "sglang_lite"):
+        reading.set() if is_async else None  # its body has this loop until it raises
+        asyncio.run(main())
+        gc.collect()
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("name", [None, "a"])
+@pytest.mark.parametrize("way", ["join", "copy"])
+def test_a_failed_branch_is_logged_unless_a_variable_tells(caplog, way, name):
+    def body(s):
+        if way == "join":
+            fork = s.fork(2)
+            fork += sgl.gen(name)
+            fork.join()
+        else:
+            with s.copy() as branch:
+                branch += sgl.gen(name)
+        s += "."
+
+    with caplog.at_level(logging.ERROR, "sglang_lite"):
+        state = run(body, sgl.ScriptedBackend(lambda call: 1 / 0))
+        assert state.text() == "."
+        if name is not None:
+            with pytest.raises(sgl.ProgramError, match="ZeroDivisionError"):
+                state[name]
+        del state
+        gc.collect()
+    assert ("nobody read it" in caplog.text) == (name is None)
 
 
 def test_an_interrupted_program_fails_its_readers():

@@ -271,6 +271,20 @@ def test_a_group_adds_what_a_function_of_the_index_gives():
     assert program.run(backend=backend).ret_value == ["0: stop at ", "1: stop at ", "2: stop at "]
 
 
+def test_text_that_is_joined_is_streamed_too():
+    @sgl.function
+    def program(s):
+        s += "A"
+        fork = s.fork(2)
+        fork += lambda i: f"[{i}" + sgl.gen("x") + "]"
+        fork.join("concate_and_append")
+        s += "Z" + sgl.gen("y")
+
+    for latency in (0.0, 0.01):
+        state = program.run(stream=True, backend=sgl.ScriptedBackend(default="!", latency=latency))
+        assert "".join(state.text_iter()) == state.text() == "A[0!][1!]Z!"
+
+
 def test_a_copy_brings_errors_and_metadata_back():
     @sgl.function
     def program(s):

@@ -7,6 +7,7 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.lang.choices import ChoicesDecision
+from sglang_lite.lang.pool import ThreadPool
 from tests.lang.fakes import line_here, within
 
 
@@ -249,7 +250,7 @@ def test_what_a_hook_raises_is_raised_where_it_is_read_with_cause_and_line(strea
         assert pieces == ["fine ", "half "]
 
 
-@pytest.mark.parametrize("answer", [None, ("x",), "x"])
+@pytest.mark.parametrize("answer", [None, ("x",), "x", (5, {}), (None, {}), ([None], {})])
 def test_a_hook_that_does_not_answer_as_it_should_is_an_error(answer):
     class Odd(sgl.BaseBackend):
         def generate(self, s, sampling_params):
@@ -257,6 +258,16 @@ def test_a_hook_that_does_not_answer_as_it_should_is_an_error(answer):
 
     with pytest.raises(sgl.ProgramError):
         within(5, lambda: run("x", sgl.gen("a"), backend=Odd())["a"])
+
+
+@pytest.mark.parametrize("decision", [None, "x", ChoicesDecision("z"), ChoicesDecision(None)])
+def test_a_hook_that_selects_what_is_no_choice_is_an_error(decision):
+    class Odd(sgl.BaseBackend):
+        def select(self, s, choices, temperature, choices_method):
+            return decision
+
+    with pytest.raises(sgl.ProgramError, match="no ChoicesDecision for one of \\['x', 'y'\\]"):
+        within(5, lambda: run("x", sgl.select("a", ["x", "y"]), backend=Odd())["a"])
 
 
 def test_a_hook_is_tried_again():
@@ -309,6 +320,17 @@ def test_as_many_hooks_run_at_a_time_as_threads_are_allowed_and_no_more():
     assert [state["a"] for state in states] == [["x"] * 4] * 24
     assert backend.most == 4
     assert len(hook_threads()) - before <= 4
+
+
+def test_a_thread_that_is_not_needed_any_more_ends_and_a_later_job_starts_another():
+    pool, done = ThreadPool(2, "test-idle", idle=0.01), threading.Semaphore(0)
+    for _ in range(2):
+        pool.submit(done.release)
+        assert done.acquire(timeout=5)
+        for thread in threading.enumerate():
+            if thread.name == "test-idle":
+                thread.join(5)
+                assert not thread.is_alive()
 
 
 def test_joining_texts_needs_no_thread_that_the_branches_need():

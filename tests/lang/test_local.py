@@ -169,3 +169,25 @@ def test_what_is_wrong_with_one_node_of_a_program_is_told_at_its_line(engine):
     with pytest.raises(sgl.ParameterError, match="temperature") as caught:
         state["c"]
     assert caught.value.where.line == program.func.__code__.co_firstlineno + 3
+
+
+def test_pieces_of_a_stream_have_their_logprobs_and_the_counts_so_far(engine):
+    """What SGLang's own program for streamed log-probabilities asserts."""
+
+    @sgl.function
+    def program(s):
+        s += sgl.user("Tell me about Hawaii.")
+        s += sgl.assistant(sgl.gen("answer", return_logprob=True, max_tokens=24, temperature=0))
+
+    async def read():
+        state = program.run(backend=engine, stream=True)
+        pairs = [pair async for pair in state.text_async_iter("answer", return_meta_data=True)]
+        return pairs, state.get_meta_info("answer")
+
+    pairs, whole = asyncio.run(read())
+    tokens = 0
+    for text, meta in pairs:
+        assert text
+        tokens += len(meta["output_token_logprobs"])
+        assert meta["completion_tokens"] == meta["output_token_logprobs_length"] == tokens
+    assert whole["completion_tokens"] == whole["output_token_logprobs_length"] == tokens == 24

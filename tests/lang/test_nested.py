@@ -1,11 +1,13 @@
 """Programs inside programs: going on with the same text, or running by themselves."""
 
 import asyncio
+import logging
+from contextvars import ContextVar, copy_context
 
 import pytest
 
 import sglang_lite as sgl
-from tests.lang.fakes import Gated, line_here
+from tests.lang.fakes import Drawing, Gated, line_here, within
 
 
 @sgl.function
@@ -93,6 +95,20 @@ def test_a_program_that_was_read_can_not_be_added():
     with pytest.raises(sgl.ProgramError, match="has run by itself already") as caught:
         program.run(backend=backend())
     assert caught.value.where.line == line_here(program)
+
+
+def test_a_program_that_is_neither_added_nor_read_is_warned_about(caplog):
+    @sgl.function
+    def program(s):
+        ask("a")  # here
+        s += ask("b")
+        assert "answer" in ask("c")
+
+    with caplog.at_level(logging.WARNING, "sglang_lite"):
+        program.run(backend=backend())
+    (message,) = caplog.messages
+    assert "ask(…) was neither added" in message
+    assert f"{__file__}:{line_here(program)}" in message
 
 
 def test_branches_take_programs_too():
@@ -236,3 +252,94 @@ def test_programs_may_call_themselves():
             s += countdown(n - 1)
 
     assert countdown.run(3, backend=backend()).text() == "3 2 1 0 "
+
+
+# ------------------------------------------------------------------------- what a program has from the one around it
+
+
+@sgl.function
+def drawn(s):
+    s += "inner " + sgl.gen("x")
+    return s["x"]
+
+
+@sgl.function
+async def drawn_async(s):
+    s += "inner " + sgl.gen("x")
+    return await s.get("x")
+
+
+def called(s):
+    return [s.call(drawn).ret_value, s.call(drawn).ret_value]
+
+
+def read_from(s):
+    return [drawn()["x"], drawn.run()["x"]]
+
+
+def in_branches(s):
+    fork = s.fork(2)
+    return [branch.call(drawn).ret_value for branch in fork]
+
+
+def in_batches(s):
+    states = [*drawn.run_batch([{}, {}]), *drawn_async.run_batch([{}], seed=5)]
+    return [state["x"] for state in states]
+
+
+@pytest.mark.parametrize("body", [called, read_from, in_branches, in_batches])
+def test_a_seed_reaches_the_programs_inside(body):
+    program = sgl.function(body)
+    first = program.run(backend=Drawing(), seed=7).ret_value
+    assert program.run(backend=Drawing(3), seed=7).ret_value == first
+    assert program.run(backend=Drawing(), seed=8).ret_value != first
+    if body is not in_batches:  # whose items have one seed, as in any batch
+        assert first[0] != first[1]
+
+
+def test_a_seed_and_a_backend_that_are_arguments_of_the_called_program_are_its_own():
+    @sgl.function
+    def inner(s, backend="mine", seed="too"):
+        s += f"{backend} {seed} " + sgl.gen("x")
+
+    @sgl.function
+    def program(s):
+        return s.call(inner).text()
+
+    assert program.run(backend=sgl.ScriptedBackend(default="!"), seed=1).ret_value == "mine too !"
+
+
+@pytest.mark.parametrize("body", [called, read_from, in_branches, in_batches])
+def test_a_time_limit_holds_for_the_programs_inside(body):
+    with pytest.raises((sgl.RequestTimeoutError, sgl.BatchError), match=r"longer than its timeout of 0\.1 s"):
+        within(5, lambda: sgl.function(body).run(backend=Gated(), timeout=0.1))
+
+
+@pytest.mark.parametrize("body", [called, read_from, in_branches, in_batches])
+def test_cancelling_reaches_the_programs_inside(body):
+    backend = Gated()
+    state = sgl.function(body).run(backend=backend, stream=True)
+    assert backend.asked.wait(5)
+    state.cancel()
+    assert backend.cancelled.wait(5)
+    with pytest.raises(sgl.RequestAbortedError):
+        within(5, lambda: list(state.text_iter()))
+
+
+@pytest.mark.parametrize("program", [drawn, drawn_async])
+def test_bodies_of_a_batch_see_the_callers_context_variables(program):
+    variable = ContextVar("variable")
+    seen = []
+
+    class Seeing(Drawing):
+        async def agenerate(self, prompt, params, constraint, *, stream):
+            seen.append(variable.get())
+            async for event in super().agenerate(prompt, params, constraint, stream=stream):
+                yield event
+
+    def start():
+        variable.set("mine")
+        program.run_batch([{}, {}], backend=Seeing(), seed=1)
+
+    copy_context().run(start)
+    assert seen == ["mine", "mine"]

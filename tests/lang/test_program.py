@@ -179,6 +179,23 @@ def test_var_scope_collects_text():
     assert state["part"] == "b-c"
 
 
+def test_a_program_that_goes_on_with_itself_may_have_its_scope_open():
+    inner = []
+
+    @sgl.function
+    def program(s, depth=0):
+        with s.var_scope("part"):
+            s += f"<{depth}"
+            if depth < 2:
+                s += program(depth + 1)
+                inner.append(s["part"])
+            s += ">"
+
+    state = program.run(backend=sgl.ScriptedBackend())
+    assert inner == ["<2>", "<1<2>>"]
+    assert state["part"] == state.text() == "<0<1<2>>>"
+
+
 def test_accounting_of_a_node_and_of_the_run():
     @sgl.function
     def program(s):
@@ -256,6 +273,18 @@ def test_own_arguments_win_over_settings_of_the_same_name():
 
     assert program.run(n=5, stop="here", stream="yes", backend=backend).text() == "5 here yes x"
     assert (backend.calls[0].params.n, backend.calls[0].params.stop) == (UNSET, UNSET)
+
+
+def test_a_batchs_settings_are_never_taken_for_arguments_which_its_items_have():
+    backend = sgl.ScriptedBackend(default="x")
+
+    @sgl.function
+    def program(s, n, temperature=0.5, backend="mine"):
+        s += f"{n} {temperature} {backend} " + sgl.gen("a")
+
+    (state,) = program.run_batch([{"n": 5}], temperature=0, backend=backend)
+    assert state.text() == "5 0.5 mine x"
+    assert (backend.calls[0].params.n, backend.calls[0].params.temperature) == (UNSET, 0)
 
 
 def test_bind_gives_arguments_that_later_ones_override():

@@ -1,5 +1,8 @@
 """Checkpoints in a program: going back to where text, turns and variables were."""
 
+import asyncio
+import threading
+
 import pytest
 
 import sglang_lite as sgl
@@ -196,6 +199,31 @@ def test_giving_up_a_generation_and_going_on_from_before_it(given_up):
     state = within(5, lambda: program.run(backend=Answers(lambda text: f"<{text}>")))
     assert state.ret_value == "<x>"
     assert state.text() == "x<x>"
+
+
+def test_a_generation_that_fails_after_it_was_taken_back_fails_nothing():
+    go_on = threading.Event()
+
+    class Failing(sgl.BaseBackend):
+        async def agenerate(self, prompt, params, constraint, *, stream):
+            await asyncio.to_thread(go_on.wait, 5)
+            raise OSError("down")
+            yield
+
+    @sgl.function
+    def program(s):
+        s += "x"
+        with s.checkpoint() as c:
+            s += sgl.gen("a", backend=Failing())
+            fork = s.fork(2)
+            fork += sgl.gen("b")
+            c.rollback()
+        s += "." + sgl.gen("a")
+        go_on.set()
+        return s["a"]
+
+    state = within(5, lambda: program.run(backend=backend("fine")))
+    assert (state.ret_value, state.text(), state.error()) == ("fine", "x.fine", None)
 
 
 def test_an_attempt_that_raises_can_be_taken_back():

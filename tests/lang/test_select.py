@@ -222,6 +222,15 @@ def test_a_rule_of_ones_own_decides():
     assert state.get_meta_info("word")["rule"] == "longest"
 
 
+def test_a_rule_that_decides_for_what_is_no_choice_is_an_error():
+    class Inventive(ChoicesSamplingMethod):
+        def __call__(self, **_):
+            return ChoicesDecision("something else")
+
+    with pytest.raises(sgl.ProgramError, match="something else"):
+        choose(EVEN, choices_method=Inventive())["word"]
+
+
 def test_a_rule_that_raises_is_an_error_at_the_line():
     class Broken(ChoicesSamplingMethod):
         def __call__(self, **_):

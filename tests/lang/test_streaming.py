@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import random
 import threading
 from dataclasses import dataclass
@@ -151,6 +152,19 @@ def test_an_exception_in_a_streaming_body_is_raised_where_it_is_read():
     assert isinstance(state.error(), sgl.ProgramError)
 
 
+def test_an_exception_in_a_library_is_told_at_the_users_line():
+    @sgl.function
+    def failing(s):
+        s += "x"
+        with s.user():
+            json.loads("{no JSON")  # here
+
+    state = failing.run(stream=True, backend=sgl.ScriptedBackend())
+    with pytest.raises(sgl.ProgramError, match="JSONDecodeError") as caught:
+        list(state.text_iter())
+    assert (caught.value.where.file, caught.value.where.line) == (__file__, line_here(failing))
+
+
 def test_a_backend_that_does_not_stream_is_read_in_one_piece():
     class Whole(sgl.ScriptedBackend):
         async def agenerate(self, prompt, params, constraint, *, stream):
@@ -273,6 +287,16 @@ def test_a_typed_value_grows_while_it_is_written():
     assert last == Point(12, "hello")
 
 
+def test_the_text_of_a_typed_value_that_another_branch_made_is_streamed_too():
+    @sgl.function
+    def copying(s):
+        with s.copy() as branch:
+            branch += sgl.gen("x", type=Point)
+
+    state = copying.run(stream=True, backend=Pieces('{"x": 1, "label": "a"}'))
+    assert list(state.text_iter("x")) == ['{"x": 1, "label": "a"}']
+
+
 def test_tasks_follow_a_typed_value_too():
     state = saying.run(type=list[int], stream=True, backend=Pieces("[1", ", 2", "2]"))
     assert read_all(state.partial_async_iter("a"))[-1] == [1, 22]
@@ -296,6 +320,16 @@ THOUGHTFUL = {
     "gpt-oss": "<|channel|>analysis<|message|>One<|end|><|start|>assistant<|channel|>final<|message|>Yes <|.",
     "mistral": "[THINK]never closed",
     "glm45": "no thoughts at all <",
+    "gemma4": "<|channel>thought\nOne<channel|>Yes.",
+    "cohere_command4": "One<|END_THINKING|><|START_TEXT|>Yes.<|END_TEXT|>",
+    "inkling": "<|message_model|><|content_thinking|>One<|end_message|><|message_model|><|content_text|>Yes."
+    "<|end_message|><|content_model_end_sampling|>",
+    "muse": " to=self<|message|>One<|eom|><|start|>assistant to=user<|message|>Yes.<|eot|>",
+    "beam": "<|channel|>final<|message|>Yes.",
+    "k2_horizon": "One</ifm|think>Yes.",
+    "kimi_k3": "One<|close|>think<|sep|>Yes.",
+    "iquest_q1": "One</think>Yes.",
+    "hunyuan": "<think>One</think>Yes.",
 }
 
 
@@ -323,6 +357,8 @@ def test_reasoning_is_split_the_same_however_the_text_is_cut(model_type):
         ("gpt-oss", "One", "Yes <|."),
         ("mistral", "never closed", ""),
         ("glm45", "", "no thoughts at all <"),
+        ("beam", "", "Yes."),
+        *[(name, "One", "Yes.") for name, text in THOUGHTFUL.items() if "One<" in text and "Yes." in text],
     ],
 )
 def test_reasoning_and_answer_of_each_kind(model_type, thought, answer):

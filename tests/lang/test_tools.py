@@ -11,7 +11,10 @@ import pytest
 from pydantic import BaseModel, Field
 
 import sglang_lite as sgl
+from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.tools import describe
+from sglang_lite.runtime.engine import Engine
+from tests.constraints.test_generation import random_model
 
 
 class Unit(enum.Enum):
@@ -205,6 +208,122 @@ def test_tools_can_be_described_to_the_model():
     assert ": Tells the weather.\n" in text
     assert "- bare(x: int) -> int: no description" in text
     assert '{"answer": text}' in text
+
+
+# --------------------------------------------------------------------------------- which tool, and in which format
+
+
+class Native(sgl.ScriptedBackend):
+    """A scripted model that was trained with a format of its own."""
+
+    def tool_family(self):
+        return "qwen"
+
+
+def native(text, *tools, **options):
+    body = sgl.function(lambda s: s.__iadd__(sgl.gen("x", tools=tools, **options)))
+    return body.run(backend=Native(lambda _: text))
+
+
+def qwen(name, **arguments):
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+
+
+def test_a_model_writes_calls_in_its_own_format_and_text_as_text():
+    state = native("I'll add. " + qwen("add", a=2), add, weather)
+    assert state["x"] == sgl.ToolCall("add", {"a": 2, "b": 1}, add)
+    assert state["x"].run() == 3
+    assert state.raw("x") == state.text() == "I'll add. " + qwen("add", a=2)
+    assert native("It is 3 < 4.", add)["x"] == "It is 3 < 4."
+    wanted = native(qwen("weather", place={"name": "Rome"}, unit="k"), add, weather)["x"]
+    assert wanted.arguments == {"place": Place(name="Rome"), "unit": Unit.KELVIN, "day": None}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        qwen("subtract", a=1),
+        qwen("add", a="x"),
+        qwen("add", a=1, b=-1),
+        qwen("add", a=1) + "and more",
+        qwen("add", a=1) + qwen("add", a=1),
+        "<tool_call>",
+    ],
+)
+def test_nothing_else_is_written_in_that_format_either(text):
+    with pytest.raises(sgl.BackendError, match="does not satisfy"):
+        native(text, add)["x"]
+
+
+def test_a_call_in_that_format_that_is_cut_short_carries_its_text():
+    with pytest.raises(sgl.ValueValidationError, match="ends before a call of a tool does") as caught:
+        native(qwen("add", a=1), add, max_tokens=3)["x"]
+    assert caught.value.text == '<tool_call>\n{"name": "add",'
+
+
+@pytest.mark.parametrize("choice", ["required", "add", add])
+def test_a_call_can_be_demanded(choice):
+    assert native(qwen("add", a=1), add, weather, tool_choice=choice)["x"].name == "add"
+    assert generated(call("add", a=1), add, weather, tool_choice=choice).name == "add"
+    for text, run in (("No.", native), (answer("No."), generated)):
+        with pytest.raises(sgl.BackendError, match="does not satisfy"):
+            run(text, add, weather, tool_choice=choice)["x"]
+    other = qwen("weather", place={"name": "Rome"})
+    if choice != "required":
+        with pytest.raises(sgl.BackendError, match="does not satisfy"):
+            native(other, add, weather, tool_choice=choice)["x"]
+
+
+def test_a_choice_that_is_none_is_refused():
+    for choice in ("subtract", weather, "none", 3):
+        with pytest.raises(sgl.ParameterError, match=r"tool_choice: .* is not 'auto', 'required' or one"):
+            sgl.gen("x", tools=[add], tool_choice=choice)
+    with pytest.raises(sgl.ParameterError, match="tool_choice: needs tools"):
+        sgl.gen("x", tool_choice="auto")
+
+
+@pytest.mark.parametrize("thought", ["", "<think>add <tool_call>?</think>\n\n"])
+def test_reasoning_comes_before_a_call_and_before_any_constrained_value(thought):
+    state = native(thought + qwen("add", a=1), add, reasoning="qwen3")
+    assert state["x"].arguments == {"a": 1, "b": 1}
+    assert state["x_reasoning_content"] == ("add <tool_call>?" if thought else "")
+    typed = sgl.function(lambda s: s.__iadd__(sgl.gen("x", type=int, reasoning="qwen3")))
+    assert typed.run(backend=Native(lambda _: thought + "42,"))["x"] == 42
+    with pytest.raises(sgl.BackendError, match="does not satisfy"):
+        typed.run(backend=Native(lambda _: thought + "many"))["x"]
+
+
+def test_marks_of_reasoning_in_a_value_are_part_of_it():
+    body = sgl.function(lambda s: s.__iadd__(sgl.gen("x", type=list[str], reasoning="qwen3")))
+    assert body.run(backend=Native(lambda _: '<think>a</think>["<think>", "</think>"]'))["x"] == ["<think>", "</think>"]
+
+
+def test_how_to_call_is_described_in_the_models_format():
+    def body(s):
+        return describe([add], s)
+
+    told = [sgl.function(body).run(backend=backend()).ret_value for backend in (Native, sgl.ScriptedBackend)]
+    assert '<tool_call>\n{"name": "…", "arguments": {…}}\n</tool_call>' in told[0]
+    assert '{"answer": text}' in told[1]
+
+
+QWEN = "{{ messages[0].content }}{# '<tool_call>\\n' + '\", \"arguments\": ' #}"
+
+
+def test_an_engine_knows_the_format_by_its_chat_template():
+    with Engine.of(random_model(), chat_template=QWEN) as engine:
+        assert LocalBackend(engine).tool_family() == "qwen"
+
+        def body(s):
+            s += "x" + sgl.gen("x", tools=[add, weather], tool_choice="required", max_tokens=200)
+
+        values = [sgl.function(body).run(backend=engine, seed=seed) for seed in range(6)]
+        calls = [state["x"] for state in values if state.get_meta_info("x")["finish_reason"]["type"] == "stop"]
+        assert {call.name for call in calls} == {"add", "weather"}
+        assert all(call.arguments["b"] >= 0 for call in calls if call.name == "add")
+        assert values[0].text().startswith('x<tool_call>\n{"name": "')
+    with Engine.of(random_model(), chat_template="{{ messages[0].content }}") as engine:
+        assert LocalBackend(engine).tool_family() is None
 
 
 # ------------------------------------------------------------------------------------------ going round

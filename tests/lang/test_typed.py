@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 import sglang_lite as sgl
 from sglang_lite.constraints.partial import partial_reader
 from sglang_lite.protocol import Choices, JsonSchema, Regex
+from sglang_lite.text.reasoning import FORMATS
 
 
 class Colour(enum.Enum):
@@ -149,6 +150,41 @@ def test_a_member_that_is_none_is_told_with_those_there_are():
 def test_samples_are_values_and_their_texts_are_kept():
     state = generated("7", type=int, n=2)
     assert (state["x"], state.raw("x")) == ([7, 7], ["7", "7"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "model_type", "text", "value"),
+    [
+        (int, "qwen3", "<think>well, 3 < 4 </thin so</think>\n\n34", 34),
+        (int, "qwen3", "34", 34),
+        (int, "deepseek-r1", "well, so </think>34", 34),
+        (Point, "gpt-oss", '<|channel|>analysis<|message|>a b<|end|><|start|>assistant<|channel|>final<|message|>{"x": 1, "y": 2}',
+         Point(1, 2)),
+        (Point, "kimi_k3", '<|open|>think<|sep|>a<|close|>think<|sep|>{"x": 1, "y": 2}', Point(1, 2)),
+    ],
+)  # fmt: skip
+def test_the_answer_is_of_the_type_and_the_reasoning_is_free(kind, model_type, text, value):
+    assert generated(text, type=kind, reasoning=model_type)["x"] == value
+
+
+@pytest.mark.parametrize("model_type", list(FORMATS))
+def test_whatever_the_kind_of_reasoning_its_answer_is_of_the_type(model_type):
+    """The scripted backend draws any text that satisfies the constraint: here reasoning, or none, and a number."""
+
+    @sgl.function
+    def program(s):
+        s += sgl.gen("x", type=int, reasoning=model_type)
+        assert isinstance(s["x"], int)
+        return s["x_reasoning_content"]
+
+    states = program.run_batch([{}] * 20, backend=sgl.ScriptedBackend(seed=3))
+    assert any(state.ret_value for state in states)
+
+
+@pytest.mark.parametrize("text", ["</think>x", "<think>3</think>x", "3</think>4"])
+def test_an_answer_after_reasoning_that_breaks_the_type_could_not_have_been_generated(text):
+    with pytest.raises(sgl.BackendError, match="does not satisfy"):
+        generated(text, type=int, reasoning="qwen3").sync()
 
 
 def test_branches_gather_values_and_texts():

@@ -31,6 +31,7 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.engine import Engine
 from sglang_lite.runtime.grammar import worker
 from sglang_lite.runtime.grammar.simple import is_simple
+from sglang_lite.runtime.grammar.timings import KEPT, Seconds
 from sglang_lite.runtime.native import engine_settings
 from tests.constraints.test_generation import random_model
 
@@ -283,3 +284,23 @@ def test_rows_of_several_engines_and_of_none_run_side_by_side():
 )
 def test_what_may_multiply_does(constraint):
     assert not is_simple(constraint)
+
+
+def test_the_engine_tells_what_masks_cost():
+    names = [f"{what}_{which}_s" for what in ("mask", "mask_wait") for which in ("p50", "p99", "max")]
+    with make() as engine:
+        engine.complete("x", PARAMS)
+        assert [engine.stats()[name] for name in names] == [0.0] * 6
+        engine.complete("x", PARAMS, CONSTRAINTS["ebnf"])
+        found = [engine.stats()[name] for name in names]
+        assert 0 < found[0] <= found[1] <= found[2] < 10
+        assert found[3:] == found[:3]  # a CPU computes nothing meanwhile
+
+
+def test_only_the_last_durations_are_summed_up():
+    seconds = Seconds()
+    for value in range(2 * KEPT):
+        seconds.add(float(value))
+    assert seconds.summary("x") == {
+        "x_p50_s": pytest.approx(1.5 * KEPT, abs=1), "x_p99_s": pytest.approx(1.99 * KEPT, abs=1), "x_max_s": 2 * KEPT - 1,
+    }  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.constraints.schema import json_schema
-from sglang_lite.protocol import Choices, Delta, Regex, SamplingParams
+from sglang_lite.protocol import Choices, Delta, GenSegment, Program, Prompt, Regex, SamplingParams, Span, TextSegment
 from tests.runtime.scripted import VOCAB, SteppedEngine, ended
 from tests.runtime.test_equivalence import requests
 
@@ -106,6 +106,18 @@ def test_programs_go_on_after_forced_text(engine):
     state = program.run(backend=engine)
     assert state["word"] == "elephant in the room"
     assert state.text() == f"The word is elephant in the room, and then {state['digits']}."
+
+
+def test_a_program_goes_on_in_the_slot_of_a_generation_that_ended_within_forced_text(engine):
+    ends = GenSegment("a", greedy(stop=(" ended",)), Regex("[ab] and this is how it ended in the end"))
+    program = Program((ends, TextSegment(" went on. "), GenSegment("b", greedy(max_tokens=5))))
+    result, played = engine.play("Once upon a time", program)
+    first, second = (p.event for p in played)
+    assert first.text[1:] == " and this is how it"
+    assert first.usage.forced_tokens > 2
+    spans = (Span("Once upon a time"), *first.spans, Span(" went on. "))
+    assert second.text == engine.complete(Prompt(spans), greedy(max_tokens=5)).text
+    assert result.text == first.text + " went on. " + second.text
 
 
 class ForcingEngine:

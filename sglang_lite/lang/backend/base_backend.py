@@ -17,6 +17,7 @@ from sglang_lite.protocol import (
     CapabilityError,
     Choices,
     Constraint,
+    Continuation,
     Delta,
     Ebnf,
     Generation,
@@ -142,6 +143,10 @@ class BaseBackend:
             return get_chat_template("default")  # what SGLang's BaseBackend gives
         return self.chat_template
 
+    def tool_family(self) -> str | None:
+        """How its model writes calls of tools: a key of text.tool_calls.FORMATS; None: as one JSON object."""
+        return None
+
     def cache_prefix(self, prefix_str: str) -> None:
         """A hint: many prompts will start with this text."""
 
@@ -244,6 +249,7 @@ _NAMES: dict[type, str] = {
     InOrder: "constraints in order",
     OneOf: "one of several constraints",
     Repeated: "a repeated constraint",
+    Continuation: "a grammar over several nodes",
 }
 ALL_CONSTRAINTS = frozenset(_NAMES)
 

@@ -23,7 +23,8 @@ from sglang_lite.protocol import (
     TemplateError,
     Unset,
 )
-from sglang_lite.text.chat_template import ChatTemplate
+from sglang_lite.text.chat_template import ChatTemplate, JinjaTemplate
+from sglang_lite.text.tool_calls import family_of
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.engine import Engine
@@ -100,6 +101,10 @@ class LocalBackend(BaseBackend):
         if self.chat_template is None:
             self.chat_template = self.engine.chat_template() or self._registered()
         return self.chat_template
+
+    def tool_family(self) -> str | None:
+        template = self.get_chat_template()
+        return family_of(template.source) if isinstance(template, JinjaTemplate) else None
 
     def _registered(self) -> ChatTemplate | None:
         """The template that SGLang's registry has for the model's name."""

@@ -18,6 +18,8 @@ from sglang_lite.protocol import (
     BackendError,
     ChoiceScore,
     Constraint,
+    ConstraintError,
+    Continuation,
     Delta,
     Generation,
     ParameterError,
@@ -144,7 +146,7 @@ class ScriptedBackend(BaseBackend):
         text, params = self._answer(call), call.params
         if text is None:
             draw = self._random if isinstance(params.seed, Unset) else Random(f"{params.seed}:{index}")
-            text = self._default if call.constraint is None else sample(call.constraint, draw)
+            text = self._default if call.constraint is None else _sampled(call.constraint, draw)
         stops = StopMatcher(() if isinstance(params.stop, Unset) else params.stop)
         text = stops.push(text) + (stops.flush() if stops.matched is None else "")
         words = _TOKEN.findall(text)
@@ -153,7 +155,7 @@ class ScriptedBackend(BaseBackend):
         if cut:
             text = "".join(words[: int(limit)])
         elif call.constraint is not None:
-            _check(call.constraint, text)
+            _check(call.constraint, text, stopped=stops.matched is not None)
         if stops.matched is not None and params.include_stop is True:
             text += stops.matched
         return Generation(
@@ -191,11 +193,36 @@ def _last(rule: str | re.Pattern[str], text: str) -> int:
     return max((match.end() for match in rule.finditer(text)), default=-1)
 
 
-def _check(constraint: Constraint, text: str) -> None:
+def _sampled(constraint: Constraint, random: Random) -> str:
+    if not isinstance(constraint, Continuation):
+        return sample(constraint, random)
+    if constraint.text and constraint.part is None:
+        raise BackendError("no rule answers a generation in a grammar that has begun, and such text is not made up.")
+    return sample(constraint.part or constraint.whole, random)
+
+
+def _check(constraint: Constraint, text: str, *, stopped: bool) -> None:
     try:
-        validate(constraint, text)
+        if isinstance(constraint, Continuation):
+            _check_continued(constraint, text, stopped=stopped)
+        else:
+            validate(constraint, text)
     except ValueValidationError as error:
         raise BackendError(f"the scripted answer {text!r} does not satisfy {constraint!r}.") from error
+
+
+def _check_continued(constraint: Continuation, text: str, *, stopped: bool) -> None:
+    from sglang_lite.constraints.walk import Walk
+
+    try:
+        walk = Walk(constraint.whole)
+        walk.push(constraint.text + text)
+        if constraint.part is not None:
+            validate(constraint.part, text)
+        elif not stopped:
+            walk.end()
+    except ConstraintError as error:
+        raise ValueValidationError(str(error), text=text) from error
 
 
 def _count(text: str) -> int:

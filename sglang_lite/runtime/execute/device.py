@@ -48,6 +48,7 @@ class DeviceForward:
         logits: [rows, vocab_size] of all rows, where one did.
         last: int64 [rows]: index of each row's last token.
         scored: as Forward.
+        done: when it is through, of a step that may wait for masks.
     """
 
     batch: Batch
@@ -55,11 +56,12 @@ class DeviceForward:
     logits: torch.Tensor | None
     last: Ints
     scored: dict[int, tuple[int, list[TokenLogprob]]]
+    done: torch.cuda.Event | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PendingTokens:
-    """Tokens that are being drawn and copied to the host."""
+    """Tokens that are being drawn and copied to the host. `waiting`: from when to when the device waited for masks."""
 
     tokens: torch.Tensor
     done: torch.cuda.Event | None
@@ -68,6 +70,7 @@ class PendingTokens:
     masks: Masks | None
     raw: dict[int, torch.Tensor]
     errors: dict[int, SglError]
+    waiting: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
 
     def read(self) -> Sampled:
         """Waits for them."""
@@ -84,7 +87,8 @@ class PendingTokens:
                 errors[i] = ModelError(f"no token can follow at position {self.positions[i]}: all logits are -inf.")
         tokens = [max(token, 0) for token in tokens]
         logprobs = {i: describe(row, tokens[i], self.special[i].params) for i, row in self.raw.items()}
-        return Sampled(tokens, logprobs, errors)
+        waited = None if self.waiting is None else self.waiting[0].elapsed_time(self.waiting[1]) / 1000
+        return Sampled(tokens, logprobs, errors, waited)
 
 
 class DeviceRunner:
@@ -164,11 +168,18 @@ class DeviceRunner:
         shared = self._shared(batch)
         graph = self._graph(batch, inputs, shared is not None)
         if graph is not None:
-            return DeviceForward(batch, None, graph.run(inputs, shared), inputs.last, {})
+            return DeviceForward(batch, None, graph.run(inputs, shared), inputs.last, {}, self._mark(batch))
         hidden = self._run(self._plan(batch, inputs, shared))
-        return DeviceForward(
-            batch, hidden, None, inputs.last, score(self._model, self._table, batch, inputs.last, hidden)
-        )
+        scored = score(self._model, self._table, batch, inputs.last, hidden)
+        return DeviceForward(batch, hidden, None, inputs.last, scored, self._mark(batch))
+
+    def _mark(self, batch: Batch) -> torch.cuda.Event | None:
+        """A point in the device's time, for steps whose rows are looked at one by one: those may have masks."""
+        if self._device.type != "cuda" or not self._table.watched[batch.slots].any():
+            return None
+        event = _event(timed=True)
+        event.record()
+        return event
 
     @torch.inference_mode()
     def sample(
@@ -178,6 +189,7 @@ class DeviceRunner:
         if not len(rows):
             return Sampled((), {})
         batch = forward.batch
+        begins = None if masks is None else self._mark(batch)
         if forward.logits is not None:
             everything = len(rows) == len(batch.slots)
             logits = (
@@ -208,7 +220,8 @@ class DeviceRunner:
             masks=device_masks, mask_rows=mask_rows, softcap=softcap,
         )  # fmt: skip
         host, done = self._staging.fetch(tokens)
-        return PendingTokens(host, done, positions, special, masks, raw, errors)
+        waiting = None if begins is None or forward.done is None else (forward.done, begins)
+        return PendingTokens(host, done, positions, special, masks, raw, errors, waiting)
 
     def allocate_masks(self, rows: int, words: int) -> Ints:
         """Where the loop writes the masks of a step: memory that is copied to the device as it is. It is free again
@@ -514,8 +527,8 @@ def _aligned(count: int) -> int:
     return -(-count // 4) * 4
 
 
-def _event() -> torch.cuda.Event:
-    event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch leaves it untyped
+def _event(*, timed: bool = False) -> torch.cuda.Event:
+    event: torch.cuda.Event = torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call] # torch leaves it untyped
     return event
 
 

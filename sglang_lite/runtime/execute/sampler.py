@@ -75,11 +75,15 @@ class Masks:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The drawn ids, by row the log-probabilities where they were asked for, and why a row has no valid token."""
+    """The drawn ids, by row the log-probabilities where they were asked for, and why a row has no valid token.
+
+    `waited`: seconds that the device had nothing to do before the draws, where that was measured.
+    """
 
     tokens: Sequence[int]
     logprobs: Mapping[int, TokenLogprob]
     errors: Mapping[int, SglError] = field(default_factory=dict)
+    waited: float | None = None
 
     def read(self) -> Sampled:
         """Itself: what is drawn on the CPU is there at once."""

@@ -16,11 +16,25 @@ logger = logging.getLogger("sglang_lite")
 Mask = NDArray[np.int32]  # words of a row, least significant bit first: bit i is token i
 
 
+class FillsMasks(Protocol):
+    """What fills the masks of its matchers."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def fill(self, matchers: Sequence[Any], masks: NDArray[np.int32], rows: Sequence[int]) -> None:
+        """`fill_mask` of each of these matchers into its row of `masks`, on an engine's own threads."""
+        ...
+
+
 class Matcher(Protocol):
     """One request's place in a grammar. After an error it stays failed; `error` says why."""
 
     @property
-    def engine(self) -> GrammarEngine: ...
+    def engine(self) -> FillsMasks: ...
 
     def fill_mask(self, mask: Mask) -> None:
         """Sets bit i of `mask` for every token that may come next, and clears the others."""
@@ -28,6 +42,11 @@ class Matcher(Protocol):
 
     def accept(self, token: int) -> bool:
         """Moves past `token`. False: the grammar does not allow it."""
+        ...
+
+    def advance(self, text: bytes) -> bool:
+        """Moves past a text, which is not empty, whatever tokens spell it. False: the grammar does not allow it, or no
+        tokens spell it."""
         ...
 
     def forced(self) -> list[int]:
@@ -60,15 +79,17 @@ class CompiledGrammar(Protocol):
 
     def matcher(self) -> Matcher: ...
 
+    def beside(self) -> CompiledGrammar:
+        """The same grammar with masks that can be combined with another's: all tokens are allowed that go on with an
+        allowed text. May take as long as loading it, the first time."""
+        ...
 
-class GrammarEngine(Protocol):
+
+class GrammarEngine(FillsMasks, Protocol):
     """A library that turns constraints into token masks.
 
     What it compiles may take long, or all memory: a worker can `prepare` what is then quickly `load`ed.
     """
-
-    name: str
-    vocab_size: int
 
     def compile(self, constraint: Constraint) -> CompiledGrammar:
         """Raises ConstraintError for what the engine can't enforce in full. May take long: never on the loop."""
@@ -80,10 +101,6 @@ class GrammarEngine(Protocol):
 
     def load(self, prepared: Any) -> CompiledGrammar:
         """The grammar of what was prepared for the same vocabulary. Raises as `compile`."""
-        ...
-
-    def fill(self, matchers: Sequence[Any], masks: NDArray[np.int32], rows: Sequence[int]) -> None:
-        """`fill_mask` of each of this engine's matchers into its row of `masks`, on the engine's own threads."""
         ...
 
 

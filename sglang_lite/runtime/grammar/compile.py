@@ -6,6 +6,7 @@ be killed; here it is only loaded. Neither waits for the other.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -16,16 +17,21 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sglang_lite.protocol import Constraint, ConstraintError, EngineClosedError, JsonSchema, SglError
+from sglang_lite.protocol import Constraint, ConstraintError, Continuation, EngineClosedError, JsonSchema, SglError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.grammar.base import CompiledGrammar, GrammarEngine
 from sglang_lite.runtime.grammar.choose import fastest
+from sglang_lite.runtime.grammar.continuing import ContinuedGrammar
+from sglang_lite.runtime.grammar.kept import SLOW_S, KeptGrammars
 from sglang_lite.runtime.grammar.simple import is_simple
-from sglang_lite.runtime.grammar.vocabulary import Vocabulary
+from sglang_lite.runtime.grammar.vocabulary import Vocabulary, mask_of
 from sglang_lite.runtime.grammar.worker import OverBudgetError, Worker
+from sglang_lite.runtime.models.resolve import cache_folder
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
+
+logger = logging.getLogger("sglang_lite")
 
 CACHED = 1024  # grammars
 CACHED_BYTES = 512 << 20
@@ -44,11 +50,12 @@ class Compiler:
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Collection[int], config: EngineConfig) -> None:
-        self.hits = self.misses = 0
+        self.hits = self.misses = self.kept = 0
         self._tokenizer, self._backend = tokenizer, config.constraint_backend
         self._vocab_size, self._eos_ids = vocab_size, sorted(eos_ids)
         self._timeout, self._memory = config.compile_timeout_s, config.compile_memory_mb
         self._threads = min(config.threads or os.cpu_count() or 1, MASK_THREADS)
+        self._end = mask_of(self._eos_ids, vocab_size)
         self._engines: dict[str, GrammarEngine] = {}
         self._making = threading.Lock()  # of engines and workers
         self._cache: OrderedDict[Constraint, Future[CompiledGrammar]] = OrderedDict()
@@ -57,12 +64,15 @@ class Compiler:
         self._closed = False
         self._here = ThreadPoolExecutor(2, "sglang_lite-grammar")
         self._apart = ThreadPoolExecutor(WORKERS, "sglang_lite-worker")
+        self._on_disk: KeptGrammars | None = None
         self._workers: list[Worker] = []
         self._idle: list[Worker] = []
 
     def request(self, constraint: Constraint) -> Future[CompiledGrammar]:
         """Starts compiling a constraint, unless that was done or is being done. The future raises ConstraintError for
         what can't be enforced, and EngineClosedError when `close` comes first."""
+        if isinstance(constraint, Continuation):
+            return self._continued(constraint)
         key = _canonical(constraint)
         with self._lock:
             known = self._cache.get(key)
@@ -99,6 +109,27 @@ class Compiler:
         for future in futures.values():
             future.add_done_callback(one_more)
         return together
+
+    def _continued(self, constraint: Continuation) -> Future[CompiledGrammar]:
+        """What it goes on in is compiled, and what it is by itself: never what is left of the whole."""
+        future: Future[CompiledGrammar] = Future()
+        whole, part = constraint.whole, constraint.part
+
+        def ready(compiled: Future[dict[Constraint, CompiledGrammar]]) -> None:
+            try:
+                grammars = compiled.result()
+            except SglError as error:
+                future.set_exception(error)
+            else:
+                own = None if part is None else grammars[part]
+                future.set_result(self.continued(grammars[whole], constraint.text, own))
+
+        self.request_all({whole} if part is None else {whole, part}).add_done_callback(ready)
+        return future
+
+    def continued(self, whole: CompiledGrammar, text: str, part: CompiledGrammar | None) -> ContinuedGrammar:
+        """A grammar that goes on from a text."""
+        return ContinuedGrammar(whole, text, part, self._end)
 
     def build(self, constraint: Constraint) -> CompiledGrammar:
         """Compiles in the calling thread, without limits and whatever is cached.
@@ -153,12 +184,31 @@ class Compiler:
                 self._bytes -= future.result().size if future.exception() is None else 0
 
     def _build_apart(self, constraint: Constraint) -> CompiledGrammar:
+        key, kept = _canonical(constraint), self._kept()
+        found = kept.get(key)
+        if found is not None:
+            try:
+                grammar = self._engine(found[0]).load(found[1])
+            except Exception as error:  # a library's, of a file that was changed
+                logger.warning("a compiled grammar of %s can't be loaded: %s", found[0], error)
+            else:
+                self.kept += 1
+                return grammar
         worker = self._worker()
         try:
-            name, prepared = worker.prepare(constraint)
+            name, prepared, seconds = worker.prepare(constraint)
         finally:
             self._idle.append(worker)
-        return self._engine(name).load(prepared)
+        grammar = self._engine(name).load(prepared)
+        if seconds > SLOW_S:
+            kept.put(key, name, prepared)
+        return grammar
+
+    def _kept(self) -> KeptGrammars:
+        with self._making:
+            if self._on_disk is None:
+                self._on_disk = KeptGrammars(cache_folder() / "grammars", self._vocabulary(), self._backend)
+            return self._on_disk
 
     def _worker(self) -> Worker:
         """One that is idle: there are as many as threads that ask for one."""

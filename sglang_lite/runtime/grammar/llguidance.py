@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
+from sglang_lite.constraints import walk
 from sglang_lite.constraints.compose import language_of
-from sglang_lite.constraints.lexing import lexed
 from sglang_lite.constraints.nodes import Language
-from sglang_lite.constraints.to_lark import to_lark
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.runtime.grammar.base import Mask
 from sglang_lite.runtime.grammar.states import KeptMasks, State, States
@@ -24,16 +23,6 @@ from sglang_lite.runtime.grammar.states import KeptMasks, State, States
 if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
-# Larger than its own: large schemas need it. Lexemes are not worked out beforehand, as that spends the fuel of the
-# first steps without saying so (1.9.1: a text of {1,5000} & [^ ]+ is then refused).
-_LIMITS = LLParserLimits(
-    max_items_in_row=50_000,
-    initial_lexer_fuel=20_000_000,
-    step_lexer_fuel=2_000_000,
-    step_max_items=500_000,
-    precompute_large_lexemes=False,
-    verbose_errors=False,
-)
 _BYTES, _BYTES_PER_CHARACTER = 100_000, 50
 
 # Sets of tokens that are allowed or refused as a whole: inside a string of at most n characters those within what is
@@ -111,6 +100,11 @@ class LlguidanceMatcher:
                 return True
         return bool(self.inner.consume_token(token))
 
+    def advance(self, text: bytes) -> bool:
+        self._first = self.state = None  # states are for the loop's thread, and this need not be it
+        tokens = self.engine.spell(text)
+        return tokens is not None and bool(self.inner.consume_tokens(tokens))
+
     def forced(self) -> list[int]:
         if self.states is None or self.state is None:
             return list(self.inner.compute_ff_tokens())
@@ -153,11 +147,12 @@ class LlguidanceGrammar:
         self._starts = [start]
         self._used: list[weakref.WeakSet[LlguidanceMatcher]] = [weakref.WeakSet()]  # matchers of each line
         self._states: States | None = None
+        self._beside: LlguidanceGrammar | None = None
         self._making = threading.Lock()
         self._first = np.zeros((engine.vocab_size + 31) // 32, np.int32)
         start.unsafe_compute_mask_ptr(self._first.ctypes.data, self._first.nbytes)
         if start.is_error():
-            raise ConstraintError(f"llguidance: {_first_line(start.get_error())}")
+            raise walk.refusal(start)
 
     def matcher(self) -> LlguidanceMatcher:
         with self._making:
@@ -176,6 +171,13 @@ class LlguidanceGrammar:
             )
             self._used[line].add(matcher)
             return matcher
+
+    def beside(self) -> LlguidanceGrammar:
+        """Where a text is forced, it would allow only the tokens that a tokenizer cuts that text into."""
+        if self._beside is None:
+            text = '%llguidance {"no_forcing": true}\n' + self._prepared.text
+            self._beside = self._engine.load(Prepared(text, self._prepared.language))
+        return self._beside
 
 
 class LlguidanceEngine:
@@ -207,8 +209,12 @@ class LlguidanceEngine:
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text."""
-        tokens: list[int] = self._tokenizer.tokenize_bytes(text.encode())
-        return tokens
+        return self._tokenizer.tokenize_bytes(text.encode())  # type: ignore[no-any-return] # it has no types
+
+    def spell(self, text: bytes) -> list[int] | None:
+        """Tokens that have these bytes; None where there are none for some."""
+        tokens: list[int] = self._tokenizer.tokenize_bytes(text)
+        return tokens if self._tokenizer.decode_bytes(tokens) == text else None
 
     def compile(self, constraint: Constraint) -> LlguidanceGrammar:
         return self.load(_prepared(constraint))
@@ -231,10 +237,7 @@ class LlguidanceEngine:
         Raises:
             ConstraintError: llguidance refuses it.
         """
-        parser = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(text), log_level=0, limits=_LIMITS)
-        if parser.is_error():
-            raise ConstraintError(f"llguidance: {_first_line(parser.get_error())}")
-        return parser
+        return walk.start(text, self._tokenizer)
 
     def states(self, prepared: Prepared) -> States | None:
         """The states of a grammar's language; None where they can't be told."""
@@ -272,9 +275,4 @@ class LlguidanceEngine:
 
 
 def _prepared(constraint: Constraint) -> Prepared:
-    language = language_of(constraint)
-    return Prepared(to_lark(lexed(language)), language)
-
-
-def _first_line(message: str) -> str:
-    return next((line.strip() for line in message.splitlines() if line.strip()), "refused without a reason")
+    return Prepared(walk.grammar_text(constraint), language_of(constraint))

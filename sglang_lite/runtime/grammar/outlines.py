@@ -40,11 +40,18 @@ class OutlinesMatcher:
             self._guide.write_mask_into(mask.ctypes.data, mask.size, 4)
 
     def accept(self, token: int) -> bool:
-        if self.error or self._ended or not self._guide.accepts_tokens([token]):
-            self.error = self.error or f"outlines does not allow token {token}"
+        return self._move([token], f"token {token}")
+
+    def advance(self, text: bytes) -> bool:
+        return self._move(self.engine.spell(text), "the text before it")
+
+    def _move(self, tokens: list[int], what: str) -> bool:
+        if self.error or self._ended or not tokens or not self._guide.accepts_tokens(tokens):
+            self.error = self.error or f"outlines does not allow {what}"
             return False
-        self._guide.advance(token, False)
-        self._ended = token in self.engine.eos_ids
+        for token in tokens:
+            self._guide.advance(token, False)
+        self._ended = tokens[-1] in self.engine.eos_ids
         self._look()
         return True
 
@@ -75,6 +82,9 @@ class OutlinesGrammar:
     def matcher(self) -> OutlinesMatcher:
         return OutlinesMatcher(self._engine, self._index)
 
+    def beside(self) -> OutlinesGrammar:
+        return self
+
 
 class OutlinesEngine:
     """
@@ -92,6 +102,7 @@ class OutlinesEngine:
         for i, token in enumerate(vocabulary.tokens):
             if token and _END not in token:
                 ids.setdefault(token, []).append(i)
+        self._ids, self._longest = ids, max(map(len, ids), default=0)
         # Its own notion of the end is given an id that no token has.
         self._tokens = Tokens(vocabulary.size, {**ids, _END: list(vocabulary.eos_ids)})
 
@@ -119,6 +130,18 @@ class OutlinesEngine:
 
     def load(self, prepared: bytes) -> OutlinesGrammar:
         return OutlinesGrammar(self, Index.from_binary(prepared), 2 * len(prepared))
+
+    def spell(self, text: bytes) -> list[int]:
+        """Tokens with these bytes, each as long as can be; none where there is none for some."""
+        tokens, at = list[int](), 0
+        while at < len(text):
+            ends = range(min(at + self._longest, len(text)), at, -1)
+            end = next((end for end in ends if text[at:end] in self._ids), None)
+            if end is None:
+                return []
+            tokens.append(self._ids[text[at:end]][0])
+            at = end
+        return tokens
 
     def fill(self, matchers: Sequence[OutlinesMatcher], masks: NDArray[np.int32], rows: Sequence[int]) -> None:
         for matcher, row in zip(matchers, rows):

@@ -35,11 +35,6 @@ class Vocabulary:
         spelled = (b"" if i in tokenizer.special_ids else token for i, token in enumerate(known))
         return Vocabulary((*spelled, *[b""] * (vocab_size - len(known))), tuple(sorted(eos_ids)))
 
-    @staticmethod
-    def of_bytes() -> Vocabulary:
-        """A token for every byte, and one that ends a text."""
-        return Vocabulary((*(bytes([byte]) for byte in range(256)), b""), (256,))
-
     @property
     def size(self) -> int:
         return len(self.tokens)
@@ -51,6 +46,11 @@ class Vocabulary:
 
     def eos_mask(self) -> NDArray[np.int32]:
         """The mask that allows nothing but the end."""
-        allowed = np.zeros(self.words * 32, np.uint8)
-        allowed[list(self.eos_ids)] = 1
-        return np.packbits(allowed, bitorder="little").view(np.int32)
+        return mask_of(self.eos_ids, self.size)
+
+
+def mask_of(tokens: Iterable[int], vocab_size: int) -> NDArray[np.int32]:
+    """The mask that allows these tokens."""
+    allowed = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
+    allowed[list(tokens)] = 1
+    return np.packbits(allowed, bitorder="little").view(np.int32)

@@ -54,8 +54,8 @@ class Worker:
         self._connection: Connection | None = None
         self._kill: Callable[[], object] = lambda: None
 
-    def prepare(self, constraint: Constraint) -> tuple[str, Any]:
-        """The name of the engine, and what its `load` takes.
+    def prepare(self, constraint: Constraint) -> tuple[str, Any, float]:
+        """The name of the engine, what its `load` takes, and how many seconds that took.
 
         Raises:
             ConstraintError: it can't be enforced, or not within the limits.
@@ -87,8 +87,8 @@ class Worker:
         answer = said[1]
         if isinstance(answer, ConstraintError):
             raise answer
-        name, prepared = answer
-        return name, prepared
+        name, prepared, seconds = answer
+        return name, prepared, seconds
 
     def close(self) -> None:
         """Kills the process, whatever it does; what waits for it fails."""
@@ -171,10 +171,14 @@ def main(descriptor: int, memory_mb: int) -> None:
 
 def _answer(
     engines: _Engines, backend: str, constraint: Constraint, memory_mb: int
-) -> tuple[str, Any] | ConstraintError:
+) -> tuple[str, Any, float] | ConstraintError:
     try:
+        began = time.perf_counter()
         name = fastest(constraint) if backend == "auto" else backend
-        return name, engines.get(name).prepare(constraint)
+        chosen = time.perf_counter() - began
+        engine = engines.get(name)  # which may have to be imported
+        began = time.perf_counter()
+        return name, engine.prepare(constraint), chosen + time.perf_counter() - began
     except ConstraintError as error:
         return error
     except Exception as error:  # a library's: the request must hear of it

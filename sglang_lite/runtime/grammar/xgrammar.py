@@ -33,8 +33,14 @@ class XgrammarMatcher:
             self.inner.fill_next_token_bitmask(mask.reshape(1, -1), 0)
 
     def accept(self, token: int) -> bool:
-        if self.error or self.inner.is_terminated() or not self.inner.accept_token(token):
-            self.error = self.error or f"xgrammar does not allow token {token}"
+        return self._moved(not self.inner.is_terminated() and self.inner.accept_token(token), f"token {token}")
+
+    def advance(self, text: bytes) -> bool:
+        return self._moved(not self.inner.is_terminated() and self.inner.accept_string(text), "the text before it")
+
+    def _moved(self, accepted: bool, what: str) -> bool:
+        if self.error or not accepted:
+            self.error = self.error or f"xgrammar does not allow {what}"
             return False
         self._look()
         return True
@@ -73,6 +79,9 @@ class XgrammarGrammar:
 
     def matcher(self) -> XgrammarMatcher:
         return XgrammarMatcher(self._engine, self._start.fork(), self._first)
+
+    def beside(self) -> XgrammarGrammar:
+        return self
 
 
 class XgrammarEngine:

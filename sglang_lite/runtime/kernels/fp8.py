@@ -11,6 +11,29 @@ import triton.language as tl
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 
 LARGEST: tl.constexpr = tl.constexpr(448.0)  # of e4m3
+_LEAST_ROWS = 16  # of a product in 8 bits
+
+
+@dataclass(frozen=True, slots=True)
+class Eight:
+    """Rows [M, K] in 8 bits.
+
+    Attributes:
+        values: e4m3 [max(M, 16), K]; what is beyond M rows means nothing.
+        scales: float32, as many: a row is about its values times its scale.
+        rows: M.
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+    rows: int
+
+    @staticmethod
+    def empty(x: torch.Tensor, columns: int) -> Eight:
+        """Room for as many rows as x has."""
+        rows = max(len(x), _LEAST_ROWS)
+        values = torch.empty((rows, columns), dtype=torch.float8_e4m3fn, device=x.device)
+        return Eight(values, torch.empty(rows, dtype=torch.float32, device=x.device), len(x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +56,28 @@ def _quantise(x, out, scales, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     value = tl.load(x + row * size + at, mask=at < size, other=0.0).to(tl.float32)
+    store_eight(value, row, at, size, out, scales)
+
+
+@triton.jit
+def store_eight(value, row, at, size, out, scales):
+    """Stores a whole row of float32 in 8 bits. `value` is 0 beyond `size`."""
     scale = tl.maximum(tl.max(tl.abs(value), 0), 1e-12) / LARGEST
     tl.store(scales + row, scale)
     tl.store(out + row * size + at, (value / scale).to(out.dtype.element_ty), mask=at < size)
 
 
-def quantise_rows(x: torch.Tensor, *, least: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [M, K] as e4m3 [M, K] and float32 scales [M]: x is about their product. Moves 1.5 M K elements.
-
-    Args:
-        least: rows of the results, those beyond M undefined.
-    """
-    rows = max(len(x), least)
-    out = torch.empty((rows, x.shape[1]), dtype=torch.float8_e4m3fn, device=x.device)
-    scales = torch.empty(rows, dtype=torch.float32, device=x.device)
+def quantise_rows(x: torch.Tensor) -> Eight:
+    """x [M, K] in 8 bits. Moves 1.5 M K elements."""
+    eight = Eight.empty(x, x.shape[1])
     block = triton.next_power_of_2(x.shape[1])
     _quantise[(len(x),)](
-        x, out, scales, x.shape[1], BLOCK=block, num_warps=min(max(block // 512, 1), 16), **overlapped(x.device)
+        x,
+        eight.values,
+        eight.scales,
+        x.shape[1],
+        BLOCK=block,
+        num_warps=min(max(block // 512, 1), 16),
+        **overlapped(x.device),
     )
-    return out, scales
+    return eight

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.fp8 import Scales
+from sglang_lite.runtime.kernels.fp8 import Eight, Scales, store_eight
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 
 
 @triton.jit
 def _add_rms_norm(
-    x, row_scales, scales, residual, weight, out, size, eps,
-    SCALED: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    x, row_scales, scales, residual, weight, out, out_scales, size, eps,
+    SCALED: tl.constexpr, ADD: tl.constexpr, EIGHT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -33,17 +31,17 @@ def _add_rms_norm(
         tl.store(residual + row * size + at, rounded, mask=inside)
         value = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value) / size + eps)
-    tl.store(out + row * size + at, (value * scale * w).to(out.dtype.element_ty), mask=inside)
+    if EIGHT:
+        store_eight(value * scale * w, row, at, size, out, out_scales)
+    else:
+        tl.store(out + row * size + at, (value * scale * w).to(out.dtype.element_ty), mask=inside)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None) -> torch.Tensor:
     """x [T, H], times its scales, over its root mean square, times weight [H]; in float32 inside. Moves 2 T H
     elements."""
     out = torch.empty_like(x)
-    _add_rms_norm[(len(x),)](
-        x, scales and scales.rows, scales and scales.columns, x, weight, out, x.shape[1], eps,
-        SCALED=scales is not None, ADD=False, **_launch(x),
-    )  # fmt: skip
+    _launch(x, None, weight, out, None, eps, scales)
     return out
 
 
@@ -52,13 +50,38 @@ def add_rms_norm(
 ) -> torch.Tensor:
     """`rms_norm` of x, times its scales, + residual [T, H], which is left in `residual`. Moves 4 T H elements."""
     out = torch.empty_like(x)
-    _add_rms_norm[(len(x),)](
-        x, scales and scales.rows, scales and scales.columns, residual, weight, out, x.shape[1], eps,
-        SCALED=scales is not None, ADD=True, **_launch(x),
-    )  # fmt: skip
+    _launch(x, residual, weight, out, None, eps, scales)
     return out
 
 
-def _launch(x: torch.Tensor) -> dict[str, Any]:
+def rms_norm_eight(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Eight:
+    """`rms_norm` in 8 bits."""
+    eight = Eight.empty(x, x.shape[1])
+    _launch(x, None, weight, eight.values, eight.scales, eps, None)
+    return eight
+
+
+def add_rms_norm_eight(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None
+) -> Eight:
+    """`add_rms_norm` in 8 bits."""
+    eight = Eight.empty(x, x.shape[1])
+    _launch(x, residual, weight, eight.values, eight.scales, eps, scales)
+    return eight
+
+
+def _launch(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    out_scales: torch.Tensor | None,
+    eps: float,
+    scales: Scales | None,
+) -> None:
     block = triton.next_power_of_2(x.shape[1])
-    return {"BLOCK": block, "num_warps": min(max(block // 512, 1), 16), **overlapped(x.device)}
+    _add_rms_norm[(len(x),)](
+        x, scales and scales.rows, scales and scales.columns, residual, weight, out, out_scales, x.shape[1], eps,
+        SCALED=scales is not None, ADD=residual is not None, EIGHT=out_scales is not None,
+        BLOCK=block, num_warps=min(max(block // 512, 1), 16), **overlapped(x.device),
+    )  # fmt: skip

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from sglang_lite.runtime.attention.base import Attend
-from sglang_lite.runtime.kernels.activation import gated
+from sglang_lite.runtime.kernels.activation import gated, gated_eight
 from sglang_lite.runtime.kernels.embed import embed
-from sglang_lite.runtime.kernels.fp8 import Scales
-from sglang_lite.runtime.kernels.norm import add_rms_norm, rms_norm
+from sglang_lite.runtime.kernels.fp8 import Eight, Scales
+from sglang_lite.runtime.kernels.norm import add_rms_norm, add_rms_norm_eight, rms_norm, rms_norm_eight
 from sglang_lite.runtime.kernels.plan import DevicePlan
 from sglang_lite.runtime.kernels.reference import KVCache
 from sglang_lite.runtime.kernels.rope_store import rope_store
@@ -41,18 +41,23 @@ class DeviceDecoder(Decoder):
         residual = embed(plan, self.embedding, self.embedding_scale)
         if len(residual) == 1 and not self.spec.post_norms:
             return self._run_one(residual, plan, cache, attend)
-        x = rms_norm(residual, self.layers[0].input_norm, eps)
-        scales: Scales | None = None
+        many = len(residual) > 1  # in one way for 8 bits, where that is what the product takes
+        x, scales = residual, None
         for i, layer in enumerate(self.layers):
+            qkv, output, gate_up, down = map(matrix, (layer.qkv, layer.output, layer.gate_up, layer.down))
+            rows: torch.Tensor | Eight
             if i:
-                x = add_rms_norm(x, residual, layer.input_norm, eps, scales)
-            x = self._attend(i, layer, *matrix(layer.qkv).unscaled(x), plan, cache, attend)
-            x, scales = matrix(layer.output).unscaled(x)
+                norm = add_rms_norm_eight if many and qkv.takes_eight else add_rms_norm
+                rows = norm(x, residual, layer.input_norm, eps, scales)
+            else:
+                rows = (rms_norm_eight if many and qkv.takes_eight else rms_norm)(x, layer.input_norm, eps)
+            x, scales = output.unscaled(self._attend(i, layer, *qkv.unscaled(rows), plan, cache, attend))
             if layer.post_attention_norm is not None:
                 x, scales = rms_norm(x, layer.post_attention_norm, eps, scales), None
-            x = add_rms_norm(x, residual, layer.mlp_norm, eps, scales)
-            gate_up, scales = matrix(layer.gate_up).unscaled(x)
-            x, scales = matrix(layer.down).unscaled(gated(gate_up, self.spec.activation, scales))
+            norm = add_rms_norm_eight if many and gate_up.takes_eight else add_rms_norm
+            x, scales = gate_up.unscaled(norm(x, residual, layer.mlp_norm, eps, scales))
+            activate = gated_eight if many and down.takes_eight else gated
+            x, scales = down.unscaled(activate(x, self.spec.activation, scales))
             if layer.post_mlp_norm is not None:
                 x, scales = rms_norm(x, layer.post_mlp_norm, eps, scales), None
         return add_rms_norm(x, residual, self.norm, eps, scales)

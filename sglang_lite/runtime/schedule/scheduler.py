@@ -150,7 +150,7 @@ class Scheduler:
             self.waiting.appendleft(following)
             return
         request.tokens = table.tokens[slot, : table.known[slot]].copy()
-        self.decoding.remove(request)
+        self._leave_running(request)
         request.move(State.FINISHED)
         request.holding = None
         table.tokens[slot, common : len(tokens)] = tokens[common:]
@@ -172,12 +172,15 @@ class Scheduler:
         self.waiting.appendleft(request)
 
     def _stop(self, request: Request) -> None:
-        (self.prefilling if request.state is State.PREFILLING else self.decoding).remove(request)
+        self._leave_running(request)
         assert request.holding is not None
         slot = request.slot
         request.tokens = self.store.table.tokens[slot, : self.store.table.known[slot]].copy()
         self.store.release(request.holding)
         request.holding = None
+
+    def _leave_running(self, request: Request) -> None:
+        (self.prefilling if request.state is State.PREFILLING else self.decoding).remove(request)
 
     def _batch(self, decoding: list[Request], chunks: list[Row]) -> Batch:
         self.store.step += 1

@@ -7,12 +7,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sglang_lite.runtime.execute.shared import MOST_CHUNKS, shared_work
 from sglang_lite.runtime.kernels import reference
-from sglang_lite.runtime.kernels.activation import gated
+from sglang_lite.runtime.kernels.activation import gated, gated_eight
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
 from sglang_lite.runtime.kernels.embed import embed
 from sglang_lite.runtime.kernels.fp8 import Scales, quantise_rows
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
-from sglang_lite.runtime.kernels.norm import add_rms_norm, rms_norm
+from sglang_lite.runtime.kernels.norm import add_rms_norm, add_rms_norm_eight, rms_norm, rms_norm_eight
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.plan import DevicePlan, Partials, SharedPrefixes, Work
 from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
@@ -265,7 +265,8 @@ def test_a_single_row_with_its_norm_and_gate(gate, biased):
 
 def test_products_with_weights_in_eight_bits():
     x, full = normal(1, 256), normal(96, 256)
-    weight, scales = quantise_rows(full)
+    eight = quantise_rows(full)
+    weight, scales = eight.values, eight.scales
     assert ((weight.float() * scales.unsqueeze(1) - full).abs() <= full.abs().amax(1, keepdim=True) / 7).all()
     expected = torch.nn.functional.linear(x.double(), weight.double() * scales.double().unsqueeze(1))
     close(linear_one(x, weight, None, scales=scales)[0], expected)
@@ -285,6 +286,17 @@ def test_scales_of_a_product_are_applied_by_its_reader():
     close(residual, total)
     y, scales, product = scaled(2 * 40)
     close(gated(y, "silu", scales), gated(product, "silu"))
+    total = residual.clone()
+    for eight, plain in (
+        (rms_norm_eight(y := normal(3, 64), weight, 1e-5), rms_norm(y, weight, 1e-5)),
+        (add_rms_norm_eight(y, residual, weight, 1e-5, None), add_rms_norm(y, total, weight, 1e-5)),
+        (gated_eight(y, "silu", None), gated(y, "silu")),
+    ):
+        assert eight.rows == 3
+        twin = quantise_rows(plain)
+        close(eight.scales[:3], twin.scales[:3])
+        back, exact = (e.values[:3].float() * e.scales[:3].unsqueeze(1) for e in (eight, twin))
+        assert (back - exact).norm() <= 0.01 * exact.norm()  # a value may round the other way
     ours, twins = Rows([9, 30]), Rows([9, 30])
     twins.table = ours.table
     angles = torch.rand(64, 16, device=DEVICE)

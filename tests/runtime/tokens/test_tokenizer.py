@@ -8,7 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sglang_lite as sgl
-from sglang_lite.protocol import Span
+from sglang_lite.protocol import Choices, Span
+from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine
+from sglang_lite.runtime.grammar.vocabulary import Vocabulary
+from sglang_lite.runtime.grammar.xgrammar import XgrammarEngine
 from sglang_lite.runtime.models.weights.gguf import GgufFile
 from sglang_lite.runtime.tokens import tokenizer as module
 from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
@@ -195,6 +198,45 @@ def test_a_folder_with_sentencepiece_settings(tmp_path):
     assert (tokenizer.eos_ids, tokenizer.chat_template) == ({2}, "{{ messages }}")
     (tmp_path / "chat_template.jinja").write_text("from the file")
     assert tokenizer_from_folder(tmp_path).chat_template == "from the file"
+
+
+def test_marks_of_calls_are_text_though_a_tokenizer_calls_them_special(tmp_path):
+    write_sentencepiece_folder(tmp_path)
+    described = json.loads((tmp_path / "tokenizer.json").read_text())
+    mark = {**described["added_tokens"][1], "id": 7, "content": "[TOOL_CALLS]"}
+    described["added_tokens"].append(mark)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    tokenizer = tokenizer_from_folder(tmp_path)
+    assert tokenizer.encode("a[TOOL_CALLS]b", first=False) == [4, 7, 5]
+    assert tokenizer.decode([1, 4, 7, 5]) == "a[TOOL_CALLS]b"
+    assert 7 not in tokenizer.special_ids
+    from_gguf = tokenizer_from_gguf(
+        {**SENTENCEPIECE, **{
+            key: [*SENTENCEPIECE[key], value]
+            for key, value in (("tokenizer.ggml.tokens", "[TOOL_CALLS]"), ("tokenizer.ggml.scores", 0.0),
+                               ("tokenizer.ggml.token_type", 3))
+        }}, "test",
+    )  # fmt: skip
+    last = from_gguf.vocab_size - 1
+    assert last not in from_gguf.special_ids
+    assert from_gguf.decode([last]) == "[TOOL_CALLS]"
+    assert from_gguf.encode("[TOOL_CALLS]", first=False) == [last]
+
+
+def test_a_grammar_can_be_written_with_marks_of_calls(tmp_path):
+    write_sentencepiece_folder(tmp_path)
+    described = json.loads((tmp_path / "tokenizer.json").read_text())
+    described["added_tokens"].append({**described["added_tokens"][1], "id": 7, "content": "[TOOL_CALLS]"})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    tokenizer = tokenizer_from_folder(tmp_path)
+    vocabulary = Vocabulary.of(tokenizer, 8, [2])
+    assert vocabulary.tokens[7] == b"[TOOL_CALLS]"
+    assert vocabulary.tokens[1] == b""
+    for engine in (LlguidanceEngine(tokenizer, 8, [2]), XgrammarEngine(vocabulary)):
+        matcher = engine.compile(Choices(("[TOOL_CALLS]a", "ba"))).matcher()
+        assert matcher.accept(7)
+        assert matcher.accept(4)
+        assert matcher.complete
 
 
 def test_folders_without_a_tokenizer(tmp_path):

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from sglang_lite.runtime.kernels.fp8 import Scales, quantise_rows
+from sglang_lite.runtime.kernels.fp8 import Eight, Scales, quantise_rows
 from sglang_lite.runtime.kernels.skinny import MOST_ROWS, FewRows, linear_one
 from sglang_lite.runtime.models.layers.linear import Linear, stacked_rows, stacked_shape
 from sglang_lite.runtime.models.weights.fp8 import ScaledRows
 from sglang_lite.runtime.models.weights.source import Weight
-
-_LEAST_ROWS = 16  # of a product in 8 bits
 
 
 class DeviceLinear:
@@ -28,6 +26,11 @@ class DeviceLinear:
         self.weight, self.bias = weight, bias
         self._few = few
 
+    @property
+    def takes_eight(self) -> bool:
+        """Rows in 8 bits are as good to it."""
+        return False
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if len(x) > MOST_ROWS:
             return F.linear(x, self.weight, self.bias)
@@ -35,8 +38,9 @@ class DeviceLinear:
             return self._few(x, self.weight, self.bias)
         return linear_one(x, self.weight, self.bias)[0]
 
-    def unscaled(self, x: torch.Tensor) -> tuple[torch.Tensor, Scales | None]:
+    def unscaled(self, x: torch.Tensor | Eight) -> tuple[torch.Tensor, Scales | None]:
         """The product, and what it has yet to be multiplied with."""
+        assert isinstance(x, torch.Tensor)
         return self(x), None
 
     def one(
@@ -76,25 +80,38 @@ class Fp8Linear(DeviceLinear):
             else:
                 for start, rows in stacked_rows([part]):
                     here = slice(at + start, at + start + len(rows))
-                    weight[here], self.scales[here] = quantise_rows(rows.to(device))
+                    eight = quantise_rows(rows.to(device))
+                    weight[here], self.scales[here] = eight.values[: len(rows)], eight.scales[: len(rows)]
             at = end
+
+    @property
+    def takes_eight(self) -> bool:
+        return True
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if len(x) == 1:
             return linear_one(x, self.weight, self.bias, scales=self.scales)[0]
-        y, scales = self._product(x)
-        y = (y * scales.rows.unsqueeze(1) * scales.columns).to(x.dtype)
+        y, scales = self._product(quantise_rows(x))
+        return self._scaled(y, scales)
+
+    def _scaled(self, y: torch.Tensor, scales: Scales) -> torch.Tensor:
+        y = (y * scales.rows.unsqueeze(1) * scales.columns).to(y.dtype)
         return y if self.bias is None else y.add_(self.bias)
 
-    def unscaled(self, x: torch.Tensor) -> tuple[torch.Tensor, Scales | None]:
-        return (self(x), None) if len(x) == 1 or self.bias is not None else self._product(x)
+    def unscaled(self, x: torch.Tensor | Eight) -> tuple[torch.Tensor, Scales | None]:
+        if isinstance(x, torch.Tensor):
+            if len(x) == 1:
+                return self(x), None
+            x = quantise_rows(x)
+        y, scales = self._product(x)
+        return (y, scales) if self.bias is None else (self._scaled(y, scales), None)
 
-    def _product(self, x: torch.Tensor) -> tuple[torch.Tensor, Scales]:
-        rows, scales = quantise_rows(x, least=_LEAST_ROWS)
+    def _product(self, x: Eight) -> tuple[torch.Tensor, Scales]:
         y = torch._scaled_mm(
-            rows, self.weight.t(), scale_a=self._one, scale_b=self._one, out_dtype=x.dtype, use_fast_accum=True
-        )
-        return y[: len(x)], Scales(scales, self.scales)
+            x.values, self.weight.t(), scale_a=self._one, scale_b=self._one, out_dtype=torch.bfloat16,
+            use_fast_accum=True,
+        )  # fmt: skip
+        return y[: x.rows], Scales(x.scales, self.scales)
 
     def one(
         self, x: torch.Tensor, *, residual: torch.Tensor | None, norm: torch.Tensor, eps: float, gate: str = ""

@@ -1,0 +1,110 @@
+"""Walking through the texts of a constraint piece by piece, held against whole texts."""
+
+import random
+
+import pytest
+
+import sglang_lite as sgl
+from sglang_lite.constraints.compose import language_of
+from sglang_lite.constraints.earley import recognises
+from sglang_lite.constraints.sampling import sample
+from sglang_lite.constraints.schema import json_schema
+from sglang_lite.constraints.walk import Walk
+from sglang_lite.protocol import ConstraintError, Ebnf
+from tests.constraints.random_grammars import grammar as random_grammar
+
+PERSON = json_schema(
+    {
+        "type": "object",
+        "properties": {"näme": {"type": "string", "maxLength": 5}, "age": {"type": "integer", "maximum": 130}},
+        "required": ["näme", "age"],
+        "additionalProperties": False,
+    }
+)
+
+
+def walked(constraint, *texts):
+    walk = Walk(constraint)
+    for text in texts:
+        walk.push(text)
+    return walk
+
+
+def ends(walk):
+    try:
+        walk.end()
+    except ConstraintError:
+        return False
+    return True
+
+
+def test_a_walk_through_random_grammars_ends_where_a_text_is_in_the_language():
+    seen = set()
+    for seed in range(80):
+        draw = random.Random(seed)
+        constraint = Ebnf(random_grammar(draw))
+        try:
+            text = sample(constraint, draw)
+        except ConstraintError:
+            continue
+        if len(text) > 40:  # the oracle takes the cube of it
+            continue
+        at = draw.randrange(len(text) + 1)
+        walk = walked(constraint, text[:at])
+        assert ends(walk) == recognises(language_of(constraint), text[:at])
+        more = "".join(draw.choice("abc") for _ in range(3))
+        twin = walk.copy()
+        try:
+            twin.push(more)
+        except ConstraintError:
+            assert not recognises(language_of(constraint), text[:at] + more)
+            assert twin.text == walk.text
+            twin.push(text[at:])  # it stayed where it was
+        else:
+            assert ends(twin) == recognises(language_of(constraint), text[:at] + more)
+        walk.push(text[at:])
+        assert walk.text == text
+        assert ends(walk)
+        seen.add(bool(at))
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("texts", "refused", "message"),
+    [
+        ((), "[", r"does not allow '\[' here, from character 1 of it on\. It goes on with '\{\"näme\": \"'"),
+        (('{"n',), 'äme": "é\n', r"'äme\": \"é\\n' here, from character 9 of it on, after '\{\"näme\": \"é'\.$"),
+        (('{"näme": "abcde',), "f", "after '.*abcde'. It goes on with"),
+        (('{"näme": "", "age": 1',), "!", "goes on with one of '0', '1', .*'9', '}'"),
+        (('{"näme": "", "age": 1}',), " ", "It is complete"),
+        ((), "{\ud800", "from character 2 of it on, after '{'"),
+    ],
+)
+def test_what_is_not_allowed_is_said_with_its_place_and_what_is(texts, refused, message):
+    walk = walked(PERSON, *texts)
+    with pytest.raises(ConstraintError, match=message):
+        walk.push(refused)
+    assert walk.text == "".join(texts)
+
+
+def test_an_end_may_be_one_of_the_few_things_that_come_next():
+    with pytest.raises(ConstraintError, match="It goes on with one of 'a', 'b', or is complete"):
+        walked(sgl.Regex("x[ab]*"), "x").push("c")
+
+
+def test_of_several_texts_the_possible_ones_are_left():
+    walk = walked(PERSON, '{"näme": "a')
+    assert walk.possible(["", "bcdef", "bcde", '", "age"', '","age"']) == ("", "bcde", '", "age"')
+    walk.push('", ')
+    with pytest.raises(ConstraintError, match=r"allows none of 'x', 'y' here. It goes on with '\"age\": '"):
+        walk.possible(["x", "y"])
+
+
+def test_what_a_schema_leaves_to_be_checked_is_checked_at_the_end():
+    with pytest.raises(sgl.ValueValidationError, match="non-unique"):
+        walked(json_schema({"type": "array", "uniqueItems": True}, enforce="best_effort"), "[1, ", "1]").end()
+
+
+def test_what_can_not_be_enforced_is_refused_at_the_start():
+    with pytest.raises(ConstraintError, match="uniqueItems"):
+        Walk(json_schema({"type": "array", "uniqueItems": True}))
