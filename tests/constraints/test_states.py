@@ -87,3 +87,16 @@ def test_bytes_of_a_character_are_a_place_of_their_own():
     assert begun not in (states.start, None)
     assert states.after(begun, 1) == states.start == states.after(states.start, 3)
     assert states.after(begun, 3) is states.after(states.start, 2) is states.after(states.start, 4) is None
+
+
+def test_texts_that_never_meet_are_followed_no_longer(monkeypatch, llguidance):
+    monkeypatch.setattr("sglang_lite.runtime.grammar.states._TRIAL", 5)
+    grammar = llguidance.compile(Ebnf('root ::= "(" root ")" | "[" root "]" | "x"'))
+    matchers = [grammar.matcher() for _ in range(12)]
+    masks = np.zeros((12, (llguidance.vocab_size + 31) // 32), np.int32)
+    opening = [llguidance.encode(text)[0] for text in "(["]
+    for step in range(8):  # each spells a number of its own
+        fill_masks(matchers, masks)
+        assert all(matcher.accept(opening[i >> step % 4 & 1]) for i, matcher in enumerate(matchers))
+    assert any(matcher.states is not None for matcher in matchers)
+    assert all(matcher.state is None for matcher in matchers)

@@ -38,6 +38,7 @@ _SLICES = [
 _QUICK = 0.02  # seconds
 _ENOUGH = 4  # matchers of a line before there is another, and before what masks they have is shared
 _MASK_BYTES = 96 << 20  # of kept masks
+_LARGEST = 30_000  # characters of a grammar whose states are told apart: a step may look at all its alternatives
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class LlguidanceMatcher:
     def accept(self, token: int) -> bool:
         known, self._first, self._last = self.known, None, token
         if self.states is not None and self.state is not None:
-            self.state = self.states.after(self.state, token)
+            self.state = self.states.after(self.state, token) if self.states.pays else None
             if self.state is not None and known is not None and known[token >> 5] >> (token & 31) & 1:
                 self._late.append(token)
                 return True
@@ -241,7 +242,7 @@ class LlguidanceEngine:
 
     def states(self, prepared: Prepared) -> States | None:
         """The states of a grammar's language; None where they can't be told."""
-        if self._token_bytes is None:
+        if self._token_bytes is None or len(prepared.text) > _LARGEST:
             return None
         try:
             return States(prepared.language, self._token_bytes, self._special)
@@ -258,12 +259,15 @@ class LlguidanceEngine:
             known = matcher.known
             if known is not None:
                 masks[row] = known
+                if matcher.states is not None:
+                    matcher.states.known += 1
                 continue
             if matcher.states is not None and matcher.state is not None:
                 alike = same.setdefault((id(matcher.states), matcher.state), [])
                 alike.append(row)
                 if len(alike) > 1:
                     continue
+                matcher.states.unknown += 1
                 new.append((matcher.states, matcher.state, alike))
             lines.setdefault(matcher.line, []).append((matcher.inner, row))
         pairs = [pair for line in lines.values() for pair in line]  # a line's side by side: one thread takes them

@@ -19,6 +19,7 @@ from sglang_lite.runtime.grammar.base import Mask
 State: TypeAlias = "tuple[int, bytes]"
 
 _MOST_STEPS = 50_000  # that are remembered of one language
+_TRIAL = 1_000  # masks that were not known, until at least as many must have been
 
 
 class States:
@@ -35,8 +36,14 @@ class States:
         self._token_bytes, self._special = token_bytes, special
         self.start: State = (self._automaton.start, b"")
         self.masks: dict[State, Mask] = {}
+        self.known = self.unknown = 0  # masks that were asked for
         self.forced: dict[tuple[State, int], list[int]] = {}  # by state and last token
         self._steps: dict[tuple[State, int], State | None] = {}
+
+    @property
+    def pays(self) -> bool:
+        """Texts meet in the same states; else each goes its own way, and keeping track of them is in vain."""
+        return self.unknown < _TRIAL or self.known > self.unknown
 
     def after(self, state: State, token: int) -> State | None:
         """Where a token leads; None: nowhere, or it is not known."""
