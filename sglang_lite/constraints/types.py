@@ -159,10 +159,18 @@ def for_pydantic(annotation: Any) -> Any:
 
 def _schema(annotation: Any) -> dict[str, Any]:
     from pydantic import PydanticUserError
+    from pydantic.json_schema import GenerateJsonSchema
+
+    class WithoutLeapSeconds(GenerateJsonSchema):  # which the formats have, and Python's types have not
+        def time_schema(self, schema: Any) -> dict[str, Any]:
+            return {**super().time_schema(schema), "pattern": "^..:..:[0-5]"}
+
+        def datetime_schema(self, schema: Any) -> dict[str, Any]:
+            return {**super().datetime_schema(schema), "pattern": "^.{17}[0-5]"}
 
     adapter = _adapter(annotation)
     try:
-        schema: dict[str, Any] = adapter.json_schema()
+        schema: dict[str, Any] = adapter.json_schema(schema_generator=WithoutLeapSeconds)
     except PydanticUserError as error:
         raise ConstraintError(f"type: {annotation!r} has no JSON schema: {error}") from error
     return schema

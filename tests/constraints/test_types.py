@@ -99,3 +99,13 @@ def test_a_text_of_no_value_is_an_error_with_the_text(annotation, text):
 def test_what_is_no_type_is_refused(annotation):
     with pytest.raises(ConstraintError, match="type:"):
         value_type(annotation)
+
+
+def test_a_members_time_has_no_leap_second():
+    class Moment(BaseModel):
+        at: datetime.time
+        day: datetime.datetime
+
+    kind, rng = value_type(Moment), random.Random(1)
+    texts = [sample(kind.constraint, rng) for _ in range(300)]
+    assert all(isinstance(kind.parse(text), Moment) for text in texts)
