@@ -1,4 +1,5 @@
-"""What masks cost the host in a step, by engine and threads: all masks are filled, and every matcher takes a token.
+"""What masks cost the host in a step, by engine and threads: masks are filled, and matchers take a token. A row whose
+mask takes too long is late, as in the step loop: it takes its token in a later step, and the others go on.
 
     python benchmarks/masks.py [--vocabulary FILE] [--rows N] [--steps N] [--threads 1,2,4]
 
@@ -32,13 +33,15 @@ from tokenizers import AddedToken
 
 from sglang_lite.constraints.sampling import sample
 from sglang_lite.protocol import Constraint, ConstraintError, Ebnf, JsonSchema, Regex
-from sglang_lite.runtime.grammar.base import GrammarEngine, fill_masks
+from sglang_lite.runtime.grammar.base import GrammarEngine
 from sglang_lite.runtime.grammar.choose import fastest
+from sglang_lite.runtime.grammar.filling import MaskFiller
 from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine
 from sglang_lite.runtime.grammar.outlines import OutlinesEngine
 from sglang_lite.runtime.grammar.vocabulary import Vocabulary
 from sglang_lite.runtime.grammar.xgrammar import XgrammarEngine
 
+PATIENCE = 0.004  # seconds, as in the step loop
 FIELDS = {
     "id": {"type": "integer", "minimum": 0, "maximum": 99999},
     "name": {"type": "string", "maxLength": 16},
@@ -78,7 +81,13 @@ def text(name: str, dice: Random) -> str:
 
 
 def measure(
-    engine: GrammarEngine, constraint: Constraint, texts: list[list[int]], starts: list[int], steps: int, words: int
+    engine: GrammarEngine,
+    filler: MaskFiller,
+    constraint: Constraint,
+    texts: list[list[int]],
+    starts: list[int],
+    steps: int,
+    words: int,
 ) -> str:
     began = time.perf_counter()
     grammar = engine.compile(constraint)
@@ -86,15 +95,16 @@ def measure(
     matchers = [grammar.matcher() for _ in texts]
     for matcher, tokens, start in zip(matchers, texts, starts):
         assert all(map(matcher.accept, tokens[:start]))
-    texts = [tokens[start:] for tokens, start in zip(texts, starts)]
+    waiting = [iter(tokens[start:]) for tokens, start in zip(texts, starts)]
     masks = np.empty((len(texts), words), np.int32)
-    fills, accepts = [], []
-    for step in range(min(steps, *map(len, texts))):
+    fills, accepts, late_rows = [], [], 0
+    for _ in range(min(steps, *map(len, texts))):
         began = time.perf_counter()
-        fill_masks(matchers, masks)
+        late = set(filler.fill(matchers, masks, patience=PATIENCE, can_wait=lambda row: True))
         filled = time.perf_counter()
-        for matcher, tokens in zip(matchers, texts):
-            if not matcher.accept(tokens[step]):
+        late_rows += len(late)
+        for row, (matcher, tokens) in enumerate(zip(matchers, waiting)):
+            if row not in late and not matcher.accept(next(tokens)):
                 raise AssertionError(f"{engine.name} does not allow a valid text: {matcher.error}")
         accepts.append(time.perf_counter() - filled)
         fills.append(filled - began)
@@ -103,7 +113,8 @@ def measure(
     return (
         f"{median(both) * row:6.1f} us a row (mask {median(fills) * row:5.1f}, accept {median(accepts) * row:4.1f}), "
         f"step p50 {median(both) * 1e3:6.2f} ms, p99 {sorted(both)[len(both) * 99 // 100] * 1e3:6.2f}, "
-        f"worst {max(both) * 1e3:6.2f}; compile {compiled * 1e3:7.1f} ms"
+        f"worst {max(both) * 1e3:6.2f}; "
+        f"late {late_rows / len(fills) / len(texts):6.3%}; compile {compiled * 1e3:7.1f} ms"
     )
 
 
@@ -128,27 +139,27 @@ def main() -> None:
     print(f"{options.rows} rows of {size:,} tokens, {options.steps} steps; floor {floor:.1f} us a row")
     gc.collect()
     gc.freeze()  # the collector's passes over the tokenizer's tables are not the masks'
-    made: list[tuple[str, GrammarEngine]] = []
+    made: list[tuple[int, GrammarEngine]] = []
     for threads in map(int, options.threads.split(",")):
-        made.append((f"llguidance, {threads} threads", LlguidanceEngine(tokenizer, size, eos, threads)))
-        made.append((f"xgrammar, {threads} threads", XgrammarEngine(vocabulary, threads)))
-    made.append(("outlines", OutlinesEngine(vocabulary)))
+        made.append((threads, LlguidanceEngine(tokenizer, size, eos, threads)))
+        made.append((threads, XgrammarEngine(vocabulary)))
+    made.append((1, OutlinesEngine(vocabulary)))
     for name in options.constraints.split(","):
         constraint = CONSTRAINTS[name]
         print(f"\n{name} (auto: {fastest(constraint)})")
         encoder: Any = made[0][1]
         texts = [encoder.encode(text(name, Random(row))) for row in range(options.rows)]
         starts = [Random(row).randrange(300) if options.spread else 0 for row in range(options.rows)]
-        for label, engine in made:
+        for threads, engine in made:
             if engine.name == "xgrammar" and name == "schema":
                 continue  # milliseconds a row, as choose.py says
             try:
-                print(
-                    f"  {label:24}{measure(engine, constraint, texts, starts, options.steps, vocabulary.words)}",
-                    flush=True,
+                figures = measure(
+                    engine, MaskFiller(threads), constraint, texts, starts, options.steps, vocabulary.words
                 )
             except ConstraintError as error:
-                print(f"  {label:24}refused: {error.message}")
+                figures = f"refused: {error.message}"
+            print(f"  {f'{engine.name}, {threads} threads':24}{figures}", flush=True)
 
 
 if __name__ == "__main__":

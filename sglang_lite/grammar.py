@@ -203,10 +203,9 @@ def _tokenizer_at(path: Path) -> Tokenizer:
 
 
 def _first_mask(grammar: CompiledGrammar) -> None:
-    import numpy as np
+    from sglang_lite.runtime.grammar.base import next_mask
 
-    matcher = grammar.matcher()
-    matcher.fill_mask(np.zeros((matcher.engine.vocab_size + 31) // 32, np.int32))
+    next_mask(grammar.matcher())
 
 
 def _generates(grammar: CompiledGrammar, engine: LlguidanceEngine, text: str) -> bool:

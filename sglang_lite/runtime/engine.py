@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 import weakref
@@ -41,6 +42,7 @@ from sglang_lite.runtime.execute import make_runner, memory
 from sglang_lite.runtime.execute.sampler import SamplingTable
 from sglang_lite.runtime.grammar.base import CompiledGrammar
 from sglang_lite.runtime.grammar.compile import Compiler
+from sglang_lite.runtime.grammar.filling import MaskFiller
 from sglang_lite.runtime.intake import Intake, Ticket
 from sglang_lite.runtime.load import LoadedModel, load_alike, load_model
 from sglang_lite.runtime.loop import StepLoop
@@ -57,6 +59,8 @@ from sglang_lite.text.chat_template import JinjaTemplate
 from sglang_lite.version import __version__
 
 logger = logging.getLogger("sglang_lite")
+
+_MASK_THREADS = 12  # more are no faster
 
 
 class Engine:
@@ -147,10 +151,11 @@ class Engine:
         self._scheduler = Scheduler(store, sizes.step_tokens, POLICIES[config.policy])
         self.intake = Intake(config.max_queued + sizes.max_running, config.seed, loaded, longest)
         self._closed = False
-        self._compiler = Compiler(loaded.tokenizer, loaded.vocab_size, self._eos, config)
+        threads = min(config.threads or os.cpu_count() or 1, _MASK_THREADS)
+        self._compiler = Compiler(loaded.tokenizer, loaded.vocab_size, self._eos, config, threads)
         return StepLoop(
-            self._scheduler, runner, sampling, self._eos, loaded.vocab_size, overlap=config.overlap,
-            jump=config.jump_forward == "safe",
+            self._scheduler, runner, sampling, self._eos, loaded.vocab_size, MaskFiller(threads),
+            overlap=config.overlap, jump=config.jump_forward == "safe",
         )  # fmt: skip
 
     # --------------------------------------------------------------------------------------- one request
@@ -471,7 +476,7 @@ class Engine:
         """Counts, taken between two steps: requests waiting and running, tokens cached and free, steps,
         constraints compiled, found compiled, and of those to be compiled found on disk; and of the last 4,096 steps
         with grammars median, 99th percentile and maximum of the seconds that their masks took, and that the device
-        (on a CPU: the step) waited for them."""
+        (on a CPU: the step) waited for them; and rows that went on a step later, as their masks took too long."""
         scheduler, store = self._scheduler, self._scheduler.store
 
         def count() -> dict[str, Any]:
@@ -487,6 +492,7 @@ class Engine:
                 "grammars_from_disk": self._compiler.kept,
                 **self._loop.mask_times.summary("mask"),
                 **self._loop.mask_waits.summary("mask_wait"),
+                "late_masks": self._loop.late_masks,
             }
 
         return self._loop.call(count)

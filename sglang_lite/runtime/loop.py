@@ -26,7 +26,8 @@ from sglang_lite.protocol import (
     TokenLogprob,
 )
 from sglang_lite.runtime.execute.sampler import Masks, Sampled, SamplingTable, Special
-from sglang_lite.runtime.grammar.base import Matcher, fill_masks
+from sglang_lite.runtime.grammar.base import Matcher
+from sglang_lite.runtime.grammar.filling import MaskFiller
 from sglang_lite.runtime.grammar.timings import Seconds
 from sglang_lite.runtime.request import Finish, Request, State
 from sglang_lite.runtime.schedule.batch import Batch
@@ -34,6 +35,9 @@ from sglang_lite.runtime.schedule.scheduler import Scheduler
 
 logger = logging.getLogger("sglang_lite")
 T = TypeVar("T")
+
+# What a step waits for masks at least; longer where its forward took longer, as a row that is late costs another one.
+_PATIENCE = 0.004
 
 
 class Drawn(Protocol):
@@ -84,6 +88,7 @@ class StepLoop:
         sampling: parameters by slot; filled here, read by the runner.
         eos_ids: tokens that may end a generation.
         vocab_size: for grammar masks.
+        filler: makes those.
         overlap: launch a step before the tokens of the one before are read.
         jump: append what grammars force as a whole.
     """
@@ -95,6 +100,7 @@ class StepLoop:
         sampling: SamplingTable,
         eos_ids: frozenset[int],
         vocab_size: int,
+        filler: MaskFiller,
         *,
         overlap: bool,
         jump: bool = True,
@@ -103,8 +109,9 @@ class StepLoop:
         self.steps = 0
         self.mask_times = Seconds()  # to fill the masks of a step
         self.mask_waits = Seconds()  # of those, and of what else the host does meanwhile, what its device waited for
+        self.late_masks = 0  # rows that went on a step later, as their masks took too long
         self.crash: BaseException | None = None
-        self._runner, self._sampling = runner, sampling
+        self._runner, self._sampling, self._filler = runner, sampling, filler
         self._overlap, self._jump = overlap, jump
         self._in_flight: _InFlight | None = None
         slots = len(scheduler.store.table.length)
@@ -191,6 +198,7 @@ class StepLoop:
             error = EngineClosedError(f"the engine's loop crashed: {crash!r}")
             error.__cause__ = crash
         self._closing = True
+        self._filler.close()
         with self._lock:
             self._ended = True
         for request in list(self.scheduler.requests()):
@@ -241,12 +249,15 @@ class StepLoop:
             self._looks[request.slot] = wanted is not None
             if wanted is not None:
                 self._wanted[request.slot, : len(wanted)] = wanted
+        began = time.perf_counter()
         forward = self._runner.forward(batch)
+        patience = max(time.perf_counter() - began, _PATIENCE)
         through = self.scheduler.launched(batch)
         if before is not None:
             self._settle(before)
         rows = (batch.samples & self.scheduler.live(batch)).nonzero()[0]
-        special, masks, filling = self._special(batch, rows)
+        rows, masks, filling = self._fill(batch, rows, patience)
+        special = self._special(batch, rows)
         drawn = self._runner.sample(forward, rows, special, masks)
         self.scheduler.drawn(batch.slots[rows])
         self._in_flight = _InFlight(forward, rows, drawn, through, filling)
@@ -254,37 +265,56 @@ class StepLoop:
             before, self._in_flight = self._in_flight, None
             self._settle(before)
 
-    def _special(self, batch: Batch, rows: NDArray[np.int64]) -> tuple[dict[int, Special], Masks | None, float]:
-        """What the draws of some rows need beyond the sampling table, by index into `rows`, their masks, and how long
-        those took."""
-        special: dict[int, Special] = {}
+    def _fill(
+        self, batch: Batch, rows: NDArray[np.int64], patience: float
+    ) -> tuple[NDArray[np.int64], Masks | None, float]:
+        """The masks of some rows, and how long those took. Returns the rows without those whose masks are late: their
+        last token is computed again in the next step."""
+        watched = self.scheduler.store.table.watched[batch.slots[rows]].nonzero()[0].tolist()
         matchers: list[Matcher] = []
         masked: list[int] = []
+        for i, row in zip(watched, rows[watched].tolist()):
+            matcher = batch.requests[row].matcher
+            if matcher is not None:
+                masked.append(i)
+                matchers.append(matcher)
+        if not matchers:
+            return rows, None, 0.0
+        words = self._masks[: len(matchers)]
+        began = time.perf_counter()
+        late = self._filler.fill(
+            matchers,
+            words,
+            patience=patience,
+            can_wait=lambda i: self.scheduler.repeatable(batch.requests[rows[masked[i]]]),
+            others=len(masked) < len(rows),
+        )
+        filling = time.perf_counter() - began
+        which = np.full(len(rows), -1, dtype=np.int32)
+        which[masked] = np.arange(len(masked))
+        if late:
+            behind = np.array(masked)[late]
+            self.late_masks += len(late)
+            self.scheduler.repeat(batch.slots[rows[behind]])
+            rows, which = np.delete(rows, behind), np.delete(which, behind)
+        return rows, Masks(words, which), filling
+
+    def _special(self, batch: Batch, rows: NDArray[np.int64]) -> dict[int, Special]:
+        """What the draws of some rows need beyond the sampling table and masks, by index into `rows`."""
+        special: dict[int, Special] = {}
         table = self.scheduler.store.table
         slots = batch.slots[rows]
-        watched = table.watched[slots].nonzero()[0]
-        nothing_else = self._masked[slots[watched]].tolist()
-        for i, row, only in zip(watched.tolist(), rows[watched].tolist(), nothing_else):
+        watched = (table.watched[slots] & ~self._masked[slots]).nonzero()[0]
+        for i, row in zip(watched.tolist(), rows[watched].tolist()):
             request = batch.requests[row]
-            if request.matcher is not None:
-                masked.append(i)
-                matchers.append(request.matcher)
-            if only or not request.special:
+            if not request.special:
                 continue
             tokens = table.tokens[request.slot, : table.length[request.slot]]
             params = request.params
             early = len(tokens) - request.prompt_len < params.min_tokens
             banned = tuple(request.ends) if early else ()
             special[i] = Special(params, tokens, request.prompt_len, banned, request.processor)
-        if not matchers:
-            return special, None, 0.0
-        words = self._masks[: len(matchers)]
-        began = time.perf_counter()
-        fill_masks(matchers, words)
-        filling = time.perf_counter() - began
-        which = np.full(len(rows), -1, dtype=np.int32)
-        which[masked] = np.arange(len(masked))
-        return special, Masks(words, which), filling
+        return special
 
     def _settle(self, step: _InFlight) -> None:
         """Reads what a step has computed: appends the drawn tokens, and looks at those that may end a request or that

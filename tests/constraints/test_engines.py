@@ -20,9 +20,10 @@ from sglang_lite.protocol import (
     StructuralTag,
     Tag,
 )
-from sglang_lite.runtime.grammar.base import fill_masks, generates
+from sglang_lite.runtime.grammar.base import generates, next_mask
 from sglang_lite.runtime.grammar.choose import fastest
 from sglang_lite.runtime.grammar.continuing import walked
+from sglang_lite.runtime.grammar.filling import MaskFiller
 from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine
 from sglang_lite.runtime.grammar.outlines import OutlinesEngine
 from sglang_lite.runtime.grammar.vocabulary import Vocabulary
@@ -88,15 +89,13 @@ def walk(grammars, spelled, dice, steps=40):
     tokenizer would cut it, and the others every token that it begins with."""
     matchers = [grammar.matcher() for grammar in grammars]
     size = matchers[0].engine.vocab_size
-    masks = np.full((len(matchers), -(-size // 32)), 77, np.int32)
     way = []
     for _ in range(steps):
         assert len({matcher.complete for matcher in matchers}) == 1, way
         done = [matcher.finished for matcher in matchers]
         if all(done):
             return
-        fill_masks(matchers, masks)
-        least, *rows = [allowed(mask, size) for mask in masks]
+        least, *rows = [allowed(next_mask(matcher), size) for matcher in matchers]
         if any(done):  # llguidance may see only by its mask that nothing but the end can follow
             assert not done[0], way
             assert not any(spelled[token] for token in least), way
@@ -174,16 +173,18 @@ def test_outlines_refuses_what_it_cant_keep(constraint, reason):
         byte_engines()[1][2].compile(constraint)
 
 
-def test_a_batch_is_filled_as_each_row_would_be_and_other_rows_are_left_alone():
-    for engine in byte_engines()[1]:
-        matchers = [engine.compile(each).matcher() for each in REGULAR.values()]
-        alone = np.zeros((len(matchers), 9), np.int32)
-        for matcher, row in zip(matchers, alone):
-            matcher.fill_mask(row)
-        together = np.full((2 * len(matchers), 9), 77, np.int32)
-        engine.fill(matchers, together, range(1, 2 * len(matchers), 2))
-        assert (together[1::2] == alone).all()
-        assert (together[::2] == 77).all()
+def test_a_batch_is_filled_as_each_row_would_be():
+    filler = MaskFiller(2)
+    grammars = [engine.compile(each) for engine in byte_engines()[1] for each in REGULAR.values()]
+    matchers = [grammar.matcher() for grammar in grammars]
+    for matcher in matchers:  # the first masks are known
+        matcher.advance(b"1")
+    matchers = [matcher for matcher in matchers if not matcher.error]
+    together = np.full((len(matchers) + 1, 9), 77, np.int32)
+    assert filler.fill(matchers, together) == []
+    assert (together[:-1] == [next_mask(matcher) for matcher in matchers]).all()
+    assert (together[-1] == 77).all()
+    filler.close()
 
 
 @pytest.mark.parametrize(
@@ -225,9 +226,7 @@ def test_a_text_leads_to_where_any_tokens_of_it_lead(name, model_engines):
                 at_once = walked(grammar, text[:end])
                 assert (at_once.complete, at_once.forced()) == (by_byte.complete, by_byte.forced())
                 if not by_byte.finished:
-                    masks = np.zeros((2, -(-size // 32)), np.int32)
-                    fill_masks([at_once, by_byte], masks)
-                    assert allowed(masks[0], size) == allowed(masks[1], size), text[:end]
+                    assert allowed(next_mask(at_once), size) == allowed(next_mask(by_byte), size), text[:end]
 
 
 def test_a_text_that_is_not_in_the_grammar_or_has_no_tokens_is_refused(model_engines):

@@ -7,7 +7,9 @@ import pytest
 
 from sglang_lite.constraints.nodes import ANY_TEXT, Language
 from sglang_lite.protocol import Ebnf, JsonSchema, Regex
-from sglang_lite.runtime.grammar.base import fill_masks
+from sglang_lite.runtime.grammar.base import next_mask
+from sglang_lite.runtime.grammar.continuing import walked
+from sglang_lite.runtime.grammar.filling import MaskFiller
 from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine
 from sglang_lite.runtime.grammar.states import KeptMasks, States
 
@@ -28,24 +30,36 @@ CONSTRAINTS = [
 
 
 @pytest.fixture(scope="module", params=[1, 3], ids=["one thread", "threads"])
-def llguidance(engine, request):
+def threads(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def llguidance(engine, threads):
     tokenizer = engine.tokenizer
-    return LlguidanceEngine(tokenizer, engine.vocab_size, sorted(tokenizer.eos_ids), request.param)
+    return LlguidanceEngine(tokenizer, engine.vocab_size, sorted(tokenizer.eos_ids), threads)
+
+
+@pytest.fixture(scope="module")
+def filler(threads):
+    filler = MaskFiller(threads)
+    yield filler
+    filler.close()
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=str)
-def test_shared_masks_are_those_of_a_matcher_alone(llguidance, constraint):
+def test_shared_masks_are_those_of_a_matcher_alone(llguidance, filler, constraint):
     dice = random.Random(3)
     shared = [grammar.matcher() for grammar in [llguidance.compile(constraint)] for _ in range(24)]
     alone = [llguidance.compile(constraint).matcher() for _ in shared]
     assert any(m.states is not None for m in shared)
     words = (llguidance.vocab_size + 31) // 32
-    masks, mask = np.zeros((len(shared), words), np.int32), np.zeros(words, np.int32)
+    masks = np.zeros((len(shared), words), np.int32)
     for step in range(25):
-        fill_masks(shared, masks[: len(shared)])
+        filler.fill(shared, masks[: len(shared)])
         left = []
         for i, (ours, theirs) in enumerate(zip(shared, alone)):
-            theirs.fill_mask(mask)
+            mask = next_mask(theirs)
             assert np.array_equal(masks[i], mask), step
             if step % 4 == i % 4:
                 assert ours.forced() == theirs.forced()
@@ -60,13 +74,13 @@ def test_shared_masks_are_those_of_a_matcher_alone(llguidance, constraint):
         shared, alone = [a for a, _ in left], [b for _, b in left]
 
 
-def test_a_token_that_is_not_allowed_is_refused(llguidance):
+def test_a_token_that_is_not_allowed_is_refused(llguidance, filler):
     grammar = llguidance.compile(Regex("[a-c]+"))
     matchers = [grammar.matcher() for _ in range(20)]
     masks = np.zeros((20, (llguidance.vocab_size + 31) // 32), np.int32)
     good, bad = llguidance.encode("a")[0], llguidance.encode("z")[0]
     for _ in range(3):
-        fill_masks(matchers, masks)
+        filler.fill(matchers, masks)
         assert all(matcher.accept(good) for matcher in matchers)
     assert not any(matcher.accept(bad) for matcher in matchers)
     assert all(matcher.error for matcher in matchers)
@@ -89,14 +103,31 @@ def test_bytes_of_a_character_are_a_place_of_their_own():
     assert states.after(begun, 3) is states.after(states.start, 2) is states.after(states.start, 4) is None
 
 
-def test_texts_that_never_meet_are_followed_no_longer(monkeypatch, llguidance):
+def test_texts_that_never_meet_are_followed_no_longer(monkeypatch, llguidance, filler):
     monkeypatch.setattr("sglang_lite.runtime.grammar.states._TRIAL", 5)
     grammar = llguidance.compile(Ebnf('root ::= "(" root ")" | "[" root "]" | "x"'))
     matchers = [grammar.matcher() for _ in range(12)]
     masks = np.zeros((12, (llguidance.vocab_size + 31) // 32), np.int32)
     opening = [llguidance.encode(text)[0] for text in "(["]
     for step in range(8):  # each spells a number of its own
-        fill_masks(matchers, masks)
+        filler.fill(matchers, masks)
         assert all(matcher.accept(opening[i >> step % 4 & 1]) for i, matcher in enumerate(matchers))
     assert any(matcher.states is not None for matcher in matchers)
     assert all(matcher.state is None for matcher in matchers)
+
+
+def test_requests_that_go_on_from_a_text_share_masks_too(llguidance):
+    grammar = llguidance.compile(Regex("name: [a-zé]+, born [12][0-9]{3}"))
+    alone = walked(grammar, "name: zoé, b")
+    matchers = [walked(grammar, f"name: {name}, b") for name in ("ann", "bob", "zoé") * 8]
+    shared = [matcher for matcher in matchers if matcher.states is not None]
+    assert len(shared) > 12
+    assert len({matcher.place for matcher in shared}) == 1
+    for _ in range(4):
+        mask = next_mask(alone)
+        token = int(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))[0])
+        for matcher in shared:
+            assert np.array_equal(next_mask(matcher), mask)
+            assert matcher.forced() == alone.forced()
+            assert matcher.accept(token)
+        assert alone.accept(token)

@@ -5,6 +5,7 @@ import os
 from collections import Counter
 from concurrent.futures import Future
 
+import numpy as np
 import pytest
 
 import sglang_lite as sgl
@@ -121,11 +122,10 @@ def test_a_program_goes_on_in_the_slot_of_a_generation_that_ended_within_forced_
 
 
 class ForcingEngine:
-    name = "forcing"
+    name, vocab_size = "forcing", VOCAB
 
-    def fill(self, matchers, masks, rows):
-        for matcher, row in zip(matchers, rows):
-            matcher.fill_mask(masks[row])
+    def masks(self, matchers):
+        return [matcher.mask() for matcher in matchers]
 
 
 class Forcing:
@@ -135,14 +135,32 @@ class Forcing:
     finished, complete, error = False, True, ""
 
     def __init__(self):
-        self.given = []
+        self.given, self.kept = [], None
 
-    def fill_mask(self, mask):
-        mask[:] = 0 if self.given else -1
+    @property
+    def parts(self):
+        return (self,)
+
+    @property
+    def line(self):
+        return id(self)
+
+    place = line
+
+    def mask(self):
+        mask = np.full((VOCAB + 31) // 32, 0 if self.given else -1, np.int32)
         if self.given:
             mask[self.given[0] // 32] = 1 << (self.given[0] % 32)
+        return mask
+
+    def known(self):
+        return self.kept
+
+    def learn(self, mask):
+        self.kept = mask
 
     def accept(self, token):
+        self.kept = None
         if self.given:
             return token == self.given.pop(0)
         if token % 5 == 2:
@@ -157,7 +175,7 @@ def test_an_engine_that_fails_ends_its_request_alone(caplog):
     class Failing(Forcing):  # of the same engine, which fills all rows at once
         error = "out of fuel"
 
-        def fill_mask(self, mask):
+        def mask(self):
             raise RuntimeError(self.error)
 
         def accept(self, token):

@@ -1,9 +1,8 @@
-"""What the runtime asks of a grammar engine, and how masks are asked for: one text's, or a batch's at once."""
+"""What the runtime asks of a grammar engine."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,13 +10,11 @@ from numpy.typing import NDArray
 
 from sglang_lite.protocol import Constraint, ConstraintError
 
-logger = logging.getLogger("sglang_lite")
-
 Mask = NDArray[np.int32]  # words of a row, least significant bit first: bit i is token i
 
 
-class FillsMasks(Protocol):
-    """What fills the masks of its matchers."""
+class MakesMasks(Protocol):
+    """What makes the masks of its matchers."""
 
     @property
     def name(self) -> str: ...
@@ -25,19 +22,38 @@ class FillsMasks(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def fill(self, matchers: Sequence[Any], masks: NDArray[np.int32], rows: Sequence[int]) -> None:
-        """`fill_mask` of each of these matchers into its row of `masks`, on an engine's own threads."""
+    def masks(self, matchers: Sequence[Any]) -> NDArray[np.int32]:
+        """The masks of matchers [N, words]: on any thread, and for the most part without Python's lock."""
         ...
 
 
 class Matcher(Protocol):
-    """One request's place in a grammar. After an error it stays failed; `error` says why."""
+    """One request's place in a grammar. After an error it stays failed; `error` says why.
+
+    Attributes:
+        parts: the matchers whose masks make up its own: itself, for most.
+        line: masks of matchers of one line can't be made at the same time.
+        place: matchers in the same place have the same mask.
+    """
 
     @property
-    def engine(self) -> FillsMasks: ...
+    def engine(self) -> MakesMasks: ...
 
-    def fill_mask(self, mask: Mask) -> None:
-        """Sets bit i of `mask` for every token that may come next, and clears the others."""
+    @property
+    def parts(self) -> Sequence[Matcher]: ...
+
+    @property
+    def line(self) -> Hashable: ...
+
+    @property
+    def place(self) -> Hashable: ...
+
+    def known(self) -> Mask | None:
+        """The mask of where it is now: bit i is set for every token i that may come next. None: it has to be made."""
+        ...
+
+    def learn(self, mask: Mask) -> None:
+        """Takes the mask that was made for it."""
         ...
 
     def accept(self, token: int) -> bool:
@@ -85,7 +101,7 @@ class CompiledGrammar(Protocol):
         ...
 
 
-class GrammarEngine(FillsMasks, Protocol):
+class GrammarEngine(MakesMasks, Protocol):
     """A library that turns constraints into token masks.
 
     What it compiles may take long, or all memory: a worker can `prepare` what is then quickly `load`ed.
@@ -104,22 +120,14 @@ class GrammarEngine(FillsMasks, Protocol):
         ...
 
 
-def fill_masks(matchers: Sequence[Matcher], masks: NDArray[np.int32]) -> None:
-    """Fills row i of `masks` (contiguous) for the i-th matcher: one call to each engine. A matcher whose engine fails
-    is left without a token that may come next, which ends its request alone."""
-    by_engine: dict[int, list[int]] = {}
-    for row, matcher in enumerate(matchers):
-        by_engine.setdefault(id(matcher.engine), []).append(row)
-    for rows in by_engine.values():
-        try:
-            matchers[rows[0]].engine.fill([matchers[row] for row in rows], masks, rows)
-        except Exception:  # a library's; which of the rows it was about is not said
-            logger.exception("%s failed to fill masks", matchers[rows[0]].engine.name)
-            for row in rows:
-                try:
-                    matchers[row].fill_mask(masks[row])
-                except Exception:  # this one's
-                    masks[row] = 0
+def next_mask(matcher: Matcher) -> Mask:
+    """The mask of where a matcher is, made at once."""
+    for part in matcher.parts:
+        if part.known() is None:
+            part.learn(part.engine.masks([part])[0])
+    mask = matcher.known()
+    assert mask is not None
+    return mask
 
 
 def generates(grammar: CompiledGrammar, tokens: Sequence[int]) -> bool:
@@ -130,11 +138,10 @@ def generates(grammar: CompiledGrammar, tokens: Sequence[int]) -> bool:
     """
     matcher = grammar.matcher()
     engine = matcher.engine
-    mask = np.zeros((engine.vocab_size + 31) // 32, np.int32)
     for token in tokens:
         if matcher.finished:
             return False
-        matcher.fill_mask(mask)
+        mask = next_mask(matcher)
         if matcher.error:
             raise ConstraintError(f"{engine.name}: {matcher.error}")
         allowed = bool(mask[token // 32] >> (token % 32) & 1)

@@ -7,7 +7,6 @@ be killed; here it is only loaded. Neither waits for the other.
 from __future__ import annotations
 
 import logging
-import os
 import re
 import threading
 from collections import OrderedDict
@@ -36,7 +35,6 @@ logger = logging.getLogger("sglang_lite")
 CACHED = 1024  # grammars
 CACHED_BYTES = 512 << 20
 WORKERS = 2
-MASK_THREADS = 12  # more are no faster
 _BLANKS = re.compile(r'("(?:[^"\\]|\\.)*")|[ \t\r\n]*([{}\[\],:])[ \t\r\n]*')
 
 
@@ -47,14 +45,17 @@ class Compiler:
         vocab_size: the model's, padding included.
         eos_ids: tokens that may end a complete text.
         config: `constraint_backend` and the limits.
+        threads: that make masks at a time.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Collection[int], config: EngineConfig) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Collection[int], config: EngineConfig, threads: int
+    ) -> None:
         self.hits = self.misses = self.kept = 0
         self._tokenizer, self._backend = tokenizer, config.constraint_backend
         self._vocab_size, self._eos_ids = vocab_size, sorted(eos_ids)
+        self._threads = threads
         self._timeout, self._memory = config.compile_timeout_s, config.compile_memory_mb
-        self._threads = min(config.threads or os.cpu_count() or 1, MASK_THREADS)
         self._end = mask_of(self._eos_ids, vocab_size)
         self._engines: dict[str, GrammarEngine] = {}
         self._making = threading.Lock()  # of engines and workers
@@ -230,9 +231,7 @@ class Compiler:
         if name == "xgrammar":
             from sglang_lite.runtime.grammar.xgrammar import XgrammarEngine
 
-            return XgrammarEngine(
-                self._vocabulary(), min(self._threads, 4), spell=partial(self._tokenizer.encode, first=False)
-            )
+            return XgrammarEngine(self._vocabulary(), partial(self._tokenizer.encode, first=False))
         if name == "outlines":
             from sglang_lite.runtime.grammar.outlines import OutlinesEngine
 

@@ -5,13 +5,10 @@ The whole is compiled once; each generation walks its text, by bytes, as other t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Hashable, Sequence
 
 from sglang_lite.protocol import ConstraintError
-from sglang_lite.runtime.grammar.base import CompiledGrammar, FillsMasks, Mask, Matcher
+from sglang_lite.runtime.grammar.base import CompiledGrammar, MakesMasks, Mask, Matcher, next_mask
 
 
 class ContinuedGrammar:
@@ -54,8 +51,7 @@ def _end_of(text: str) -> str:
 
 
 class PartMatcher:
-    """Both the whole and the part allow each token; the part says where the end may be. It is its own engine, as no
-    library fills masks for two grammars."""
+    """Both the whole and the part allow each token; the part says where the end may be."""
 
     def __init__(self, whole: Matcher, part: Matcher, end: Mask) -> None:
         self._whole, self._part, self._end = whole, part, end
@@ -63,26 +59,25 @@ class PartMatcher:
         self.error = ""
 
     @property
-    def engine(self) -> FillsMasks:
-        return self
+    def engine(self) -> MakesMasks:
+        return self._part.engine
 
     @property
-    def name(self) -> str:
-        return self._part.engine.name
+    def parts(self) -> Sequence[Matcher]:
+        return (*self._whole.parts, *self._part.parts)
 
     @property
-    def vocab_size(self) -> int:
-        return self._part.engine.vocab_size
+    def line(self) -> Hashable:
+        return id(self)
 
-    def fill(self, matchers: Sequence[PartMatcher], masks: NDArray[np.int32], rows: Sequence[int]) -> None:
-        for matcher, row in zip(matchers, rows):
-            matcher.fill_mask(masks[row])
+    place = line
 
-    def fill_mask(self, mask: Mask) -> None:
-        whole = np.empty_like(mask)
-        self._whole.fill_mask(whole)
-        self._part.fill_mask(mask)
-        mask &= whole | self._end
+    def known(self) -> Mask | None:
+        whole, part = self._whole.known(), self._part.known()
+        return None if whole is None or part is None else part & (whole | self._end)
+
+    def learn(self, mask: Mask) -> None:
+        raise AssertionError("its parts learn masks")
 
     def accept(self, token: int) -> bool:
         ends = bool(self._end[token // 32] >> (token % 32) & 1)
@@ -92,9 +87,7 @@ class PartMatcher:
             return False
         self._finished = self._part.finished
         if self._part.complete and not self._finished:
-            mask = np.empty_like(self._end)
-            self.fill_mask(mask)
-            self._finished = not (mask & ~self._end).any()
+            self._finished = not (next_mask(self) & ~self._end).any()
         return True
 
     def advance(self, text: bytes) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from sglang_lite.constraints.compose import language_of
 from sglang_lite.constraints.nodes import Language
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.runtime.grammar.base import Mask
-from sglang_lite.runtime.grammar.states import KeptMasks, State, States
+from sglang_lite.runtime.grammar.states import KeptMasks, States
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -36,7 +36,7 @@ _SLICES = [
 
 # A grammar that takes longer to compile has one lexer for all threads.
 _QUICK = 0.02  # seconds
-_ENOUGH = 4  # matchers of a line before there is another, and before what masks they have is shared
+_ENOUGH = 4  # matchers of a line before there is another, and before masks are shared from then on
 _MASK_BYTES = 96 << 20  # of kept masks
 _LARGEST = 30_000  # characters of a grammar whose states are told apart: a step may look at all its alternatives
 
@@ -63,9 +63,9 @@ class LlguidanceMatcher:
         states: of the language, where others share them.
     """
 
-    def __init__(self, engine: LlguidanceEngine, inner: Any, line: int, first: Mask, states: States | None) -> None:
+    def __init__(self, engine: LlguidanceEngine, inner: Any, line: object, first: Mask, states: States | None) -> None:
         self.engine, self._inner, self.line = engine, inner, line
-        self._first: Mask | None = first
+        self._kept: Mask | None = first
         self.states, self.state = states, None if states is None else states.start
         self._late: list[int] = []  # tokens that the parser was not told yet
         self._last = -1
@@ -79,21 +79,32 @@ class LlguidanceMatcher:
         return self._inner
 
     @property
+    def parts(self) -> tuple[LlguidanceMatcher]:
+        return (self,)
+
+    @property
+    def place(self) -> Hashable:
+        return id(self) if self.states is None or self.state is None else (id(self.states), self.state)
+
     def known(self) -> Mask | None:
-        """The mask of where it is now, where that is known."""
+        mask = self._mask()
+        if mask is not None and self.states is not None:
+            self.states.known += 1
+        return mask
+
+    def _mask(self) -> Mask | None:
         if self.states is None or self.state is None:
-            return self._first
+            return self._kept
         return self.states.masks.get(self.state)
 
-    def fill_mask(self, mask: Mask) -> None:
-        known = self.known
-        if known is not None:
-            mask[:] = known
+    def learn(self, mask: Mask) -> None:
+        if self.states is None or self.state is None:
+            self._kept = mask
         else:
-            self.inner.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            self.engine.kept.keep(self.states, self.state, mask)
 
     def accept(self, token: int) -> bool:
-        known, self._first, self._last = self.known, None, token
+        known, self._kept, self._last = self._mask(), None, token
         if self.states is not None and self.state is not None:
             self.state = self.states.after(self.state, token) if self.states.pays else None
             if self.state is not None and known is not None and known[token >> 5] >> (token & 31) & 1:
@@ -102,9 +113,14 @@ class LlguidanceMatcher:
         return bool(self.inner.consume_token(token))
 
     def advance(self, text: bytes) -> bool:
-        self._first = self.state = None  # states are for the loop's thread, and this need not be it
+        self._kept = None
         tokens = self.engine.spell(text)
-        return tokens is not None and bool(self.inner.consume_tokens(tokens))
+        if tokens is None or not self.inner.consume_tokens(tokens):
+            return False
+        self._last = tokens[-1]
+        if self.states is not None and self.state is not None:
+            self.state = self.states.advance(self.state, text)
+        return True
 
     def forced(self) -> list[int]:
         if self.states is None or self.state is None:
@@ -145,7 +161,7 @@ class LlguidanceGrammar:
     def __init__(self, engine: LlguidanceEngine, prepared: Prepared, start: Any, lines: int) -> None:
         self._engine, self._prepared, self._lines = engine, prepared, lines
         self.size = lines * (_BYTES + _BYTES_PER_CHARACTER * len(prepared.text))
-        self._starts = [start]
+        self._starts = [(object(), start)]  # the lines, and their parsers
         self._used: list[weakref.WeakSet[LlguidanceMatcher]] = [weakref.WeakSet()]  # matchers of each line
         self._states: States | None = None
         self._beside: LlguidanceGrammar | None = None
@@ -158,18 +174,17 @@ class LlguidanceGrammar:
     def matcher(self) -> LlguidanceMatcher:
         with self._making:
             line = min(range(len(self._starts)), key=lambda i: len(self._used[i]))
-            shared = len(self._used[line]) >= _ENOUGH
-            if shared and len(self._starts) < self._lines:
+            crowded = len(self._used[line]) >= _ENOUGH
+            if crowded and len(self._starts) < self._lines:
                 line = len(self._starts)
-                self._starts.append(self._engine.parser(self._prepared.text))
+                self._starts.append((object(), self._engine.parser(self._prepared.text)))
                 self._used.append(weakref.WeakSet())
-            if shared and self._states is None:
+            if crowded and self._states is None:
                 self._states = self._engine.states(self._prepared)
                 if self._states is not None:
                     self._states.masks[self._states.start] = self._first
-            matcher = LlguidanceMatcher(
-                self._engine, self._starts[line].deep_copy(), line, self._first, self._states if shared else None
-            )
+            of, parser = self._starts[line]
+            matcher = LlguidanceMatcher(self._engine, parser.deep_copy(), of, self._first, self._states)
             self._used[line].add(matcher)
             return matcher
 
@@ -187,7 +202,7 @@ class LlguidanceEngine:
         tokenizer: the model's; None for a token per byte, whatever the model.
         vocab_size: the model's, padding included; None: the tokenizer's.
         eos_ids: tokens that may end a complete text.
-        threads: that fill a batch's masks.
+        threads: that make masks at a time.
     """
 
     name = "llguidance"
@@ -205,8 +220,8 @@ class LlguidanceEngine:
         self._token_bytes = None if tokenizer is None else tokenizer.token_bytes
         self._special = frozenset(eos_ids) | (tokenizer.special_ids if tokenizer else frozenset())
         self._threads = threads
-        self._executor: Any = None
-        self._kept = KeptMasks(_MASK_BYTES)
+        self._local = threading.local()
+        self.kept = KeptMasks(_MASK_BYTES)
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text."""
@@ -249,33 +264,13 @@ class LlguidanceEngine:
         except (ConstraintError, RecursionError):
             return None
 
-    def fill(self, matchers: Sequence[LlguidanceMatcher], masks: NDArray[np.int32], rows: Sequence[int]) -> None:
-        if self._executor is None:
-            self._executor = LLExecutor(self._threads)
-        lines: dict[int, list[tuple[LLMatcher, int]]] = {}
-        same: dict[tuple[int, State], list[int]] = {}  # rows that are in the same state
-        new: list[tuple[States, State, list[int]]] = []
-        for matcher, row in zip(matchers, rows):
-            known = matcher.known
-            if known is not None:
-                masks[row] = known
-                if matcher.states is not None:
-                    matcher.states.known += 1
-                continue
-            if matcher.states is not None and matcher.state is not None:
-                alike = same.setdefault((id(matcher.states), matcher.state), [])
-                alike.append(row)
-                if len(alike) > 1:
-                    continue
-                matcher.states.unknown += 1
-                new.append((matcher.states, matcher.state, alike))
-            lines.setdefault(matcher.line, []).append((matcher.inner, row))
-        pairs = [pair for line in lines.values() for pair in line]  # a line's side by side: one thread takes them
-        if pairs:
-            self._executor.unsafe_compute_mask_ptr(pairs, masks.ctypes.data, masks.shape[1] * 4, len(masks))
-        for states, state, (first, *others) in new:
-            self._kept.keep(states, state, masks[first].copy())
-            masks[others] = masks[first]
+    def masks(self, matchers: Sequence[LlguidanceMatcher]) -> NDArray[np.int32]:
+        if not hasattr(self._local, "executor"):
+            self._local.executor = LLExecutor(1)  # a matcher's own call would keep Python's lock
+        masks = np.empty((len(matchers), (self.vocab_size + 31) // 32), np.int32)
+        parsers = [(matcher.inner, row) for row, matcher in enumerate(matchers)]
+        self._local.executor.unsafe_compute_mask_ptr(parsers, masks.ctypes.data, masks.shape[1] * 4, len(masks))
+        return masks
 
 
 def _prepared(constraint: Constraint) -> Prepared:

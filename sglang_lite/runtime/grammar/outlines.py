@@ -6,7 +6,7 @@ NUL, which then can be no part of a text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,10 +34,25 @@ class OutlinesMatcher:
         self._ended = False
         self._look()
 
-    def fill_mask(self, mask: Mask) -> None:
-        mask[:] = 0
+    @property
+    def parts(self) -> tuple[OutlinesMatcher]:
+        return (self,)
+
+    @property
+    def line(self) -> Hashable:
+        return id(self)
+
+    place = line
+
+    def known(self) -> Mask:
+        """Its index has them all."""
+        mask = np.zeros_like(self.engine.not_eos)
         if not self._ended:
             self._guide.write_mask_into(mask.ctypes.data, mask.size, 4)
+        return mask
+
+    def learn(self, mask: Mask) -> None:
+        raise AssertionError("it knows its masks")
 
     def accept(self, token: int) -> bool:
         return self._move([token], f"token {token}")
@@ -59,9 +74,7 @@ class OutlinesMatcher:
         self._complete = self._ended or self._guide.accepts_tokens([self.engine.eos_ids[0]])
         self._finished = self._ended
         if self._complete and not self._ended:
-            mask = np.zeros_like(self.engine.not_eos)
-            self._guide.write_mask_into(mask.ctypes.data, mask.size, 4)
-            self._finished = not (mask & self.engine.not_eos).any()
+            self._finished = not (self.known() & self.engine.not_eos).any()
 
     def forced(self) -> list[int]:
         return []  # the engine does not tell
@@ -143,6 +156,5 @@ class OutlinesEngine:
             at = end
         return tokens
 
-    def fill(self, matchers: Sequence[OutlinesMatcher], masks: NDArray[np.int32], rows: Sequence[int]) -> None:
-        for matcher, row in zip(matchers, rows):
-            matcher.fill_mask(masks[row])
+    def masks(self, matchers: Sequence[OutlinesMatcher]) -> NDArray[np.int32]:
+        return np.stack([matcher.known() for matcher in matchers])

@@ -3,7 +3,7 @@ drops parts without a word."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,14 +23,24 @@ class XgrammarMatcher:
     def __init__(self, engine: XgrammarEngine, inner: Any, first: Mask) -> None:
         self.engine, self.inner = engine, inner
         self.error = ""
-        self.kept: Mask | None = first  # the mask of where it is now, where that is known
+        self._kept: Mask | None = first
         self._finished = False
 
-    def fill_mask(self, mask: Mask) -> None:
-        if self.kept is not None:
-            mask[:] = self.kept
-        else:
-            self.inner.fill_next_token_bitmask(mask.reshape(1, -1), 0)
+    @property
+    def parts(self) -> tuple[XgrammarMatcher]:
+        return (self,)
+
+    @property
+    def line(self) -> Hashable:
+        return id(self)
+
+    place = line
+
+    def known(self) -> Mask | None:
+        return self._kept
+
+    def learn(self, mask: Mask) -> None:
+        self._kept = mask
 
     def accept(self, token: int) -> bool:
         return self._moved(not self.inner.is_terminated() and self.inner.accept_token(token), f"token {token}")
@@ -46,13 +56,12 @@ class XgrammarMatcher:
         return True
 
     def _look(self) -> None:
-        self.kept, self._finished = None, False
+        self._kept, self._finished = None, False
         if self.inner.is_terminated():
-            self.kept, self._finished = np.zeros_like(self.engine.not_eos), True
+            self._kept, self._finished = np.zeros_like(self.engine.not_eos), True
         elif self.inner.is_completed():
-            mask = np.empty_like(self.engine.not_eos)
-            self.inner.fill_next_token_bitmask(mask.reshape(1, -1), 0)
-            self.kept, self._finished = mask, not (mask & self.engine.not_eos).any()
+            self._kept = self.engine.masks([self])[0]
+            self._finished = not (self._kept & self.engine.not_eos).any()
 
     def forced(self) -> list[int]:
         if self.engine.spell is None or self.error or self.inner.is_terminated():
@@ -88,15 +97,12 @@ class XgrammarEngine:
     """
     Args:
         vocabulary: the model's.
-        threads: that fill a batch's masks.
         spell: the tokens of a text that goes on from another; None: nothing is forced.
     """
 
     name = "xgrammar"
 
-    def __init__(
-        self, vocabulary: Vocabulary, threads: int = 1, spell: Callable[[str], list[int]] | None = None
-    ) -> None:
+    def __init__(self, vocabulary: Vocabulary, spell: Callable[[str], list[int]] | None = None) -> None:
         self.spell = spell
         self.vocab_size = vocabulary.size
         self.not_eos = ~vocabulary.eos_mask()
@@ -108,7 +114,7 @@ class XgrammarEngine:
         )
         # One thread, as others of this process compute; our cache is in front of it.
         self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
-        self._batch = xgrammar.BatchGrammarMatcher(max_threads=threads)
+        self._batch = xgrammar.BatchGrammarMatcher(max_threads=1)
 
     def compile(self, constraint: Constraint) -> XgrammarGrammar:
         return XgrammarGrammar(self, self._compiled(constraint))
@@ -128,12 +134,7 @@ class XgrammarEngine:
                 raise
             raise ConstraintError(f"xgrammar: {error}") from error
 
-    def fill(self, matchers: Sequence[XgrammarMatcher], masks: NDArray[np.int32], rows: Sequence[int]) -> None:
-        left: list[tuple[int, Any]] = []
-        for matcher, row in zip(matchers, rows):
-            if matcher.kept is None:
-                left.append((row, matcher.inner))
-            else:
-                masks[row] = matcher.kept
-        if left:
-            self._batch.batch_fill_next_token_bitmask([each for _, each in left], masks, [row for row, _ in left])
+    def masks(self, matchers: Sequence[XgrammarMatcher]) -> NDArray[np.int32]:
+        masks = np.empty((len(matchers), len(self.not_eos)), np.int32)
+        self._batch.batch_fill_next_token_bitmask([m.inner for m in matchers], masks, list(range(len(matchers))))
+        return masks

@@ -112,6 +112,16 @@ class Scheduler:
         """One more token for each of these slots; its id comes later."""
         self.store.table.length[slots] += 1
 
+    def repeatable(self, request: Request) -> bool:
+        """Its last token can be computed again: it lies in a page of its own."""
+        assert request.holding is not None
+        first = request.holding.owned_from * self.store.page_size
+        return int(self.store.table.length[request.slot]) > first
+
+    def repeat(self, slots: Ints) -> None:
+        """The next step computes the last token of these slots again, after which none was drawn."""
+        self.store.table.computed[slots] -= 1
+
     def learned(self, slots: Ints, tokens: Ints) -> None:
         """The ids of the tokens that were drawn."""
         table = self.store.table

@@ -1,0 +1,168 @@
+"""A mask that takes long holds up its own request alone."""
+
+import threading
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+import sglang_lite as sgl
+from sglang_lite.protocol import SamplingParams
+from sglang_lite.runtime.grammar.filling import MaskFiller
+from tests.runtime.scripted import VOCAB, SteppedEngine, ended
+
+WORDS = (VOCAB + 31) // 32
+
+
+class SlowEngine:
+    """Its masks for matchers that are `slow` are not made before `go` is set."""
+
+    name, vocab_size = "slow", VOCAB
+
+    def __init__(self):
+        self.go, self.asked = threading.Event(), 0
+
+    def masks(self, matchers):
+        if any(matcher.slow for matcher in matchers):
+            self.asked += 1
+            assert self.go.wait(60)
+        return [matcher.mask() for matcher in matchers]
+
+
+class Parity:
+    """Tokens must be odd and even by turns; from the token `slow_at` on its masks are slow."""
+
+    finished, complete, error = False, True, ""
+
+    def __init__(self, engine, slow_at=None):
+        self.engine, self.slow_at, self.count, self.kept = engine, slow_at, 0, None
+        self.parts, self.line, self.place = (self,), id(self), id(self)
+
+    @property
+    def slow(self):
+        return self.slow_at is not None and self.count >= self.slow_at
+
+    def mask(self):
+        return np.full(WORDS, 0x55555554 if self.count % 2 else -0x55555556, np.int32)
+
+    def known(self):
+        return self.kept
+
+    def learn(self, mask):
+        self.kept = mask
+
+    def accept(self, token):
+        assert token % 2 != self.count % 2
+        self.count, self.kept = self.count + 1, None
+        return True
+
+    def forced(self):
+        return []
+
+
+PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+SETTINGS = [
+    {"overlap": overlap, "page_size": page, "retract_every": retract}
+    for overlap, page, retract in [(True, 1, 0), (True, 4, 0), (False, 16, 3), (False, 4, 0), (True, 16, 2)]
+]
+
+
+def run(engine, grammars, slow_at, constrained):
+    """Four requests, of which the second is slow from some token on, until the others have ended; their tokens."""
+    ends = [None] * 4
+
+    def sink(i, event):
+        ends[i] = event
+        if all(ends[:1] + ends[2:]):
+            grammars.go.set()
+
+    for i in range(4):
+        ticket = engine.submit([5, 6, 7 + i], PARAMS, sink=partial(sink, i))
+        if i in constrained:
+            ticket._requests[0].matcher = Parity(grammars, slow_at if i == 1 else None)
+    engine.drain()
+    return [end.token_ids for end in ends]
+
+
+@pytest.mark.parametrize("constrained", [(1,), (0, 1, 2, 3)], ids=["it alone is constrained", "all are"])
+@pytest.mark.parametrize("slow_at", [1, 5])
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_the_others_end_before_it_and_it_gets_what_it_would_have_got(settings, slow_at, constrained):
+    def engine():
+        return SteppedEngine(max_total_tokens=256, context_length=64, threads=2, **settings)
+
+    expected = run(engine(), SlowEngine(), None, constrained)
+    late = engine()
+    assert run(late, SlowEngine(), slow_at, constrained) == expected
+    assert late.loop.late_masks > 0
+    late.check_empty()
+
+
+def test_a_request_whose_mask_is_late_can_be_aborted_and_its_slot_used_again():
+    engine, grammars = SteppedEngine(max_total_tokens=256, context_length=64, max_running=2, threads=2), SlowEngine()
+    _, free = engine.start([5, 6, 7], replace(PARAMS, max_tokens=40))
+    slow, aborted = engine.start([5, 6, 8], PARAMS)
+    slow._requests[0].matcher = Parity(grammars, 3)
+    while not engine.loop.late_masks:
+        engine.step()
+    slow.abort()
+    following, events = engine.start([5, 6, 8], PARAMS)
+    following._requests[0].matcher = Parity(grammars)
+    engine.drain()  # while the mask is being made
+    assert isinstance(ended(aborted), sgl.RequestAbortedError)
+    assert [len(ended(each).token_ids) for each in (free, events)] == [40, 12]
+    grammars.go.set()
+    engine.check_empty()
+
+
+def test_where_nobody_can_go_on_the_first_one_that_can_is_waited_for():
+    class Meeting(SlowEngine):
+        """Both rows' masks are being made at the same time."""
+
+        both = threading.Barrier(2)
+
+        def masks(self, matchers):
+            self.both.wait(60)
+            return super().masks(matchers)
+
+    filler, grammars = MaskFiller(2), Meeting()
+    matchers = [Parity(grammars), Parity(grammars, 0)]
+    masks = np.zeros((2, WORDS), np.int32)
+    assert filler.fill(matchers, masks, patience=0.0, can_wait=lambda row: True) == [1]
+    assert (masks[0] == matchers[0].mask()).all()
+    assert not masks[1].any()
+    grammars.go.set()
+    assert filler.fill(matchers[1:], masks[1:]) == []
+    assert (masks[1] == matchers[1].mask()).all()
+    filler.close()
+
+
+def test_a_row_that_must_not_be_late_is_waited_for():
+    filler, grammars = MaskFiller(2), SlowEngine()
+    matchers = [Parity(grammars), Parity(grammars, 0)]
+    matchers[0].learn(matchers[0].mask())
+
+    def can_wait(row):
+        grammars.go.set()  # it has been started with, or will be
+        return False
+
+    masks = np.zeros((2, WORDS), np.int32)
+    assert filler.fill(matchers, masks, patience=0.0, can_wait=can_wait) == []
+    assert (masks == [matcher.mask() for matcher in matchers]).all()
+    filler.close()
+
+
+def test_rows_in_the_place_of_a_late_one_wait_for_its_mask():
+    """Else it could be moved while the engine works on it."""
+    filler, grammars = MaskFiller(2), SlowEngine()
+    slow, alike, other = Parity(grammars, 0), Parity(grammars), Parity(grammars)
+    alike.place = slow.place
+    masks = np.zeros((3, WORDS), np.int32)
+    assert filler.fill([slow, other], masks, can_wait=lambda row: True) == [0]
+    assert filler.fill([slow, alike, other], masks, can_wait=lambda row: True) == [0, 1]
+    assert alike.kept is None
+    assert grammars.asked == 1
+    grammars.go.set()
+    assert filler.fill([slow], masks) == []
+    filler.close()
