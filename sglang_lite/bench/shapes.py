@@ -8,6 +8,7 @@ from tokenizers import models
 
 from sglang_lite.runtime.load import LoadedModel, precision
 from sglang_lite.runtime.models.device_decoder import DeviceDecoder
+from sglang_lite.runtime.models.kv_scales import kv_scales
 from sglang_lite.runtime.models.spec import ModelSpec, RopeSpec
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -41,6 +42,8 @@ def load_shape(name: str, *, fp8: bool = False) -> LoadedModel:
         model = DeviceDecoder(
             spec, DummySource(device), precision("auto", device, fp8=fp8, kv_fp8=fp8), device, spec.max_positions
         )
+    if fp8:
+        model.kv_scales = kv_scales(model, {}, bos=None)
     words = [f"t{i} " for i in range(spec.vocab_size)]
     backend = Backend(models.BPE({word: i for i, word in enumerate(words)}, []))
     tokenizer = Tokenizer(backend, [word.encode() for word in words], [], eos_ids=[])

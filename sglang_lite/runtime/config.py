@@ -28,8 +28,9 @@ class EngineConfig:
             that it has in 8-bit floating point (fp8, fbgemm_fp8, modelopt, compressed-tensors) keep their 8 bits on
             such a GPU where `dtype` is bfloat16, exactly but for scales by blocks, which become one an output;
             elsewhere they are dequantised while loading.
-        kv_dtype: "fp8": keys and values in 8-bit floating point (e4m3), on such a GPU; "auto" is `dtype`.
-            A checkpoint that brings scales for them other than 1 is refused then.
+        kv_dtype: "fp8": keys and values in 8-bit floating point (e4m3), on such a GPU; "auto" is `dtype`. Each KV
+            head's are divided by a power of two: the one that the checkpoint's scale is rounded up to where it brings
+            one, else found while loading, by running the model on a few hundred fixed tokens.
         context_length: longest sequence in tokens; None for the model's own limit. A model with "longrope" (Phi)
             has two sets of factors: within its original length the short ones are used, else the long ones.
         max_total_tokens: size of the KV pool in tokens; None for what `mem_fraction` leaves on a GPU, and on a CPU for

@@ -13,6 +13,7 @@ import torch
 from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.models.decoder import Decoder, Precision
+from sglang_lite.runtime.models.kv_scales import kv_scales
 from sglang_lite.runtime.models.model import Model
 from sglang_lite.runtime.models.spec import ModelSpec, spec_from_config, spec_from_gguf
 from sglang_lite.runtime.models.weights.dummy import DummySource
@@ -69,6 +70,8 @@ def load_model(config: EngineConfig, path: Path) -> LoadedModel:
             device,
             config.context_length or spec.max_positions,
         )
+    if model.precision.cache.itemsize == 1:
+        model.kv_scales = kv_scales(model, source.kv_scales(spec.num_kv_heads), tokenizer.bos_id)
     return LoadedModel(config.model, model, tokenizer, spec.vocab_size, eos, spec.max_positions)
 
 

@@ -7,6 +7,8 @@ chosen, and a line in `choose.py`. What such a file finds:
   Their own keys and values are stored already.
 - Keys and values of a layer [kv_heads, pages * page_size, head_dim]. As pages, without a copy:
   `cache.k[layer].unflatten(1, (-1, plan.page_size))`, to be permuted into the order that a package wants.
+- `cache.scales`, where keys and values have 8 bits: those were divided by them. Queries come multiplied by their keys'
+  scale; the result of each head is to be multiplied by its values', `cache.scales.v[layer]`, float32 [kv_heads].
 - Who reads what: `DevicePlan`, on the device. The first `plan.decoding` tokens each read their slot's pages
   `plan.page_table[slot]` up to their own position. The others come in `plan.blocks` of neighbours, each to be read as a
   causal sequence at the end of its slot's first `position + count` tokens.
@@ -63,7 +65,7 @@ class Attend(Protocol):
     ) -> None:
         """
         Args:
-            q: [T, heads, head_dim].
+            q: [T, heads, head_dim], multiplied by the scales of their keys where the cache has such.
             out: [T, heads, head_dim] (written).
             scale, window, softcap: as `reference.attention`.
         """

@@ -51,6 +51,8 @@ class TorchAttention:
                 out[first:end] = reference.attend(
                     q[first:end], cache.k[layer], cache.v[layer], part, scale=scale, window=window, softcap=softcap
                 )
+            if cache.scales is not None:
+                out.copy_(reference.by_kv_head(out, cache.scales.v[layer]))
 
         return attend
 

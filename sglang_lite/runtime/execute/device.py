@@ -7,7 +7,7 @@ launched on one stream, so a page that is reused is written after all reads that
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -147,6 +147,7 @@ class DeviceRunner:
         """Goes on with another model of the same shape. What the cache has is the old one's."""
         assert isinstance(model, DeviceDecoder)
         self._model = model
+        self._cache = replace(self._cache, scales=model.kv_scales)
         self._graphs.clear()
 
     def close(self) -> None:

@@ -71,10 +71,10 @@ def split_work(
 
 @triton.jit(do_not_specialize=["most_chunks", "window"])
 def _decode(
-    q, q_stride, k, v, head_stride, out, work, row_work, slots, positions, page_table, pages_per_slot,
+    q, q_stride, k, v, v_scales, head_stride, out, work, row_work, slots, positions, page_table, pages_per_slot,
     acc_buffer, ml_buffer, counters, prefix_acc, prefix_ml, prefix_chunks, most_chunks, scale, softcap, window,
     G: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr,
-    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, PREFIX: tl.constexpr,
+    SCALED: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, PREFIX: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
@@ -129,6 +129,8 @@ def _decode(
     first = tl.load(row_work + row * 2)
     count = tl.load(row_work + row * 2 + 1)
     if count == 1 and not PREFIX:
+        if SCALED:
+            acc *= tl.load(v_scales + kv_head)
         tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=is_head)
         return
     part = ((item * KV_HEADS + kv_head) * G + g).to(tl.int64)
@@ -165,6 +167,8 @@ def _decode(
                 total = total * old + total_i * new
                 acc = acc * old[:, None] + acc_i * new[:, None]
                 m = highest
+        if SCALED:
+            acc *= tl.load(v_scales + kv_head)
         tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=is_head)
         tl.store(counters + row * KV_HEADS + kv_head, 0)
 
@@ -184,7 +188,8 @@ def decode_attention(
     """Attention of the plan's decoding rows.
 
     Args:
-        q: [T, heads, head_dim], of which the first `plan.decoding` are used; a token's heads lie side by side.
+        q: [T, heads, head_dim] as `rope_store` returns them, of which the first `plan.decoding` are used; a token's
+            heads lie side by side.
         work: what `split_work` made of their tokens.
         out: [T, heads, head_dim] (written there).
         scale, window, softcap: as `reference.attention`.
@@ -200,12 +205,14 @@ def decode_attention(
     assert rows <= len(partials.counters)
     assert len(work.items) * heads * dim <= partials.acc.numel()
     _decode[(kv_heads, len(work.items))](
-        q, q.stride(0), keys, values, keys.shape[1] * dim, out, work.items, work.rows, plan.slots, plan.positions,
-        plan.page_table, plan.page_table.shape[1], partials.acc, partials.ml, partials.counters, partials.prefix_acc,
-        partials.prefix_ml, plan.slots if shared is None else shared.chunks,
+        q, q.stride(0), keys, values, cache.scales and cache.scales.v[layer], keys.shape[1] * dim, out,
+        work.items, work.rows, plan.slots, plan.positions, plan.page_table, plan.page_table.shape[1],
+        partials.acc, partials.ml, partials.counters, partials.prefix_acc, partials.prefix_ml,
+        plan.slots if shared is None else shared.chunks,
         0 if shared is None else shared.most_chunks, scale, softcap or 0.0, window or 0,
         G=group, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads,
-        SOFTCAP=softcap is not None, WINDOW=window is not None, PREFIX=shared is not None,
+        SCALED=cache.scales is not None, SOFTCAP=softcap is not None, WINDOW=window is not None,
+        PREFIX=shared is not None,
         BLOCK_G=max(16, triton.next_power_of_2(group)), BLOCK_D=max(16, triton.next_power_of_2(dim)),
         **(_LAUNCH_FP8 if keys.dtype == torch.float8_e4m3fn else _LAUNCH), **overlapped(q.device),
     )  # fmt: skip

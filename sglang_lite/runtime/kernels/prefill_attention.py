@@ -19,9 +19,10 @@ _WIDE = {"BLOCK_N": 32, "num_warps": 4, "num_stages": 2}  # heads of more than 1
 
 @triton.jit(do_not_specialize=["window"])
 def _prefill(
-    q, q_stride, k, v, head_stride, out, blocks, page_table, pages_per_slot, scale, softcap, window,
+    q, q_stride, k, v, v_scales, head_stride, out, blocks, page_table, pages_per_slot, scale, softcap, window,
     G: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, HEADS: tl.constexpr,
-    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    SCALED: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     block = blocks + tl.program_id(1) * 4
@@ -96,6 +97,8 @@ def _prefill(
         m = highest
     target = out + ((first + i) * HEADS + head)[:, None] * DIM + d[None, :]
     total = tl.where(total > 0, total, 1.0)  # rows that only fill the block may see nothing
+    if SCALED:
+        acc *= tl.load(v_scales + kv_head)
     tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
@@ -113,7 +116,7 @@ def prefill_attention(
     """Causal attention of the plan's blocks of queries.
 
     Args:
-        q: [T, heads, head_dim]; a token's heads lie side by side.
+        q: [T, heads, head_dim] as `rope_store` returns them; a token's heads lie side by side.
         out: [T, heads, head_dim] (written there).
         scale, window, softcap: as `reference.attention`.
     """
@@ -122,10 +125,10 @@ def prefill_attention(
     kv_heads = len(keys)
     wide = dim > 128
     _prefill[(heads, len(plan.blocks))](
-        q, q.stride(0), keys, values, keys.shape[1] * dim, out, plan.blocks, plan.page_table,
-        plan.page_table.shape[1], scale, softcap or 0.0, window or 0,
+        q, q.stride(0), keys, values, cache.scales and cache.scales.v[layer], keys.shape[1] * dim, out, plan.blocks,
+        plan.page_table, plan.page_table.shape[1], scale, softcap or 0.0, window or 0,
         G=heads // kv_heads, DIM=dim, PAGE=plan.page_size, HEADS=heads,
-        SOFTCAP=softcap is not None, WINDOW=window is not None,
+        SCALED=cache.scales is not None, SOFTCAP=softcap is not None, WINDOW=window is not None,
         BLOCK_M=plan.block_size, BLOCK_D=max(16, triton.next_power_of_2(dim)),
         **(_WIDE if wide else _LAUNCH[plan.block_size]),
     )  # fmt: skip

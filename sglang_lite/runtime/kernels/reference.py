@@ -11,20 +11,44 @@ import torch.nn.functional as F
 
 
 @dataclass(frozen=True, slots=True)
+class KVScales:
+    """What keys and values were divided by before they were stored: powers of two, which change no digit.
+
+    Queries come to attention multiplied by the scale of the keys that they meet, so attention does without it. Its
+    result it multiplies by the scale of the values. Scales are a model's, not a page's: whoever copies, shares or drops
+    pages need not know of them.
+
+    Attributes:
+        k, v: per layer float32 [kv_heads].
+    """
+
+    k: tuple[torch.Tensor, ...]
+    v: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class KVCache:
     """Keys and values of every layer by token slot.
 
     Attributes:
         k, v: per layer [kv_heads, slots, head_dim]; a head's slots lie side by side, so that reading a sequence is
             one gather of rows and what it gives is a batch of matrices.
+        scales: of keys and values in 8 bits; None: they are stored as they are.
     """
 
     k: tuple[torch.Tensor, ...]
     v: tuple[torch.Tensor, ...]
+    scales: KVScales | None = None
 
     @staticmethod
     def allocate(
-        layers: int, kv_heads: int, slots: int, head_dim: int, dtype: torch.dtype, device: torch.device
+        layers: int,
+        kv_heads: int,
+        slots: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        scales: KVScales | None = None,
     ) -> KVCache:
         """All zeros: padding reads slots that nothing was stored in, and 0 x NaN would be NaN."""
         shape = (kv_heads, slots, head_dim)
@@ -36,7 +60,7 @@ class KVCache:
             data = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
             return torch.from_numpy(data).view(dtype).view(shape)
 
-        return KVCache(tuple(tensor() for _ in range(layers)), tuple(tensor() for _ in range(layers)))
+        return KVCache(tuple(tensor() for _ in range(layers)), tuple(tensor() for _ in range(layers)), scales)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +112,30 @@ class AttentionPlan:
     extends: tuple[ExtendRow, ...]
 
 
-def store_kv(cache: KVCache, layer: int, store_at: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    """Writes the new tokens' keys and values [T, kv_heads, head_dim] to their slots."""
+def store_kv(
+    cache: KVCache, layer: int, store_at: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    """Writes the new tokens' keys and values [T, kv_heads, head_dim] to their slots.
+
+    Returns:
+        The queries q [T, heads, head_dim] as attention takes them.
+    """
+    if cache.scales is not None:
+        k_scales, v_scales = cache.scales.k[layer], cache.scales.v[layer]
+        q, k, v = by_kv_head(q, k_scales), by_kv_head(k, 1 / k_scales), by_kv_head(v, 1 / v_scales)
     for target, value in ((cache.k[layer], k), (cache.v[layer], v)):
-        target.index_copy_(1, store_at, value.transpose(0, 1).to(target.dtype))
+        _indexable(target).index_copy_(1, store_at, _indexable(value.transpose(0, 1).to(target.dtype)))
+    return q
+
+
+def by_kv_head(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """x [T, heads, head_dim] times the scales [kv_heads] of its heads' KV heads, in the format of x."""
+    return (x * scales.repeat_interleave(x.shape[1] // len(scales)).unsqueeze(1)).to(x.dtype)
 
 
 def copy_kv(cache: KVCache, source: torch.Tensor, target: torch.Tensor) -> None:
     """Copies keys and values of all layers between token slots, int64 [N] each; all are read before one is written."""
-    for layer in (*cache.k, *cache.v):
+    for layer in map(_indexable, (*cache.k, *cache.v)):
         layer.index_copy_(1, target, layer.index_select(1, source))
 
 
@@ -113,7 +152,7 @@ def attention(
     """Attention of new tokens over their sequences, causal.
 
     Args:
-        q: [T, heads, head_dim].
+        q: [T, heads, head_dim], as `store_kv` returns them.
         window: each token sees only the last `window` positions, itself included.
         softcap: scores become softcap * tanh(scores / softcap).
 
@@ -128,7 +167,7 @@ def attention(
     for row in plan.extends:
         mine = q[row.start : row.end]
         out[row.start : row.end] = attend(mine, k, v, row, scale=scale, window=window, softcap=softcap)
-    return out
+    return out if cache.scales is None else by_kv_head(out, cache.scales.v[layer])
 
 
 def attend(
@@ -153,7 +192,12 @@ def _gather(cache: torch.Tensor, at: torch.Tensor, dtype: torch.dtype) -> torch.
     """Keys or values of token slots `at`, for products in `dtype`."""
     if cache.dtype == dtype:
         return cache.index_select(1, at)
-    return cache.view(torch.uint8).index_select(1, at).view(cache.dtype).to(dtype)
+    return _indexable(cache).index_select(1, at).view(cache.dtype).to(dtype)
+
+
+def _indexable(x: torch.Tensor) -> torch.Tensor:
+    """The same memory, in a format that torch can index by a tensor."""
+    return x.view(torch.uint8) if x.dtype.itemsize == 1 else x
 
 
 def _decode(

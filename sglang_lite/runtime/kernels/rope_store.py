@@ -1,4 +1,6 @@
-"""What lies between the QKV product and attention: norms of queries and keys, rotary embedding, KV store."""
+"""What lies between the QKV product and attention: norms of queries and keys, rotary embedding, KV store.
+
+Where the cache has scales, keys and values are divided by them, and queries multiplied by their keys'."""
 
 from __future__ import annotations
 
@@ -17,9 +19,10 @@ _LAUNCH = {"BLOCK_H": 8, "num_warps": 2}
 @triton.jit
 def _rope_store(
     qkv, row_scales, scales, q_norm, k_norm, cos, sin, slots, positions, page_table, pages_per_slot,
-    k_cache, v_cache, head_stride, eps,
+    k_cache, v_cache, k_scales, v_scales, head_stride, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, TURNED: tl.constexpr, PAGE: tl.constexpr,
-    SCALED: tl.constexpr, NORM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
+    SCALED: tl.constexpr, NORM: tl.constexpr, KV_SCALED: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
     wait(PDL)
@@ -53,6 +56,11 @@ def _rope_store(
     c = tl.load(cos + position * TURNED + d, mask=in_turned, other=1.0).to(tl.float32)[None, :]
     s = tl.load(sin + position * TURNED + d, mask=in_turned, other=0.0).to(tl.float32)[None, :]
     x = tl.where(turned, x.to(tl.float32) * c + y.to(tl.float32) * s, x.to(tl.float32)).to(x.dtype)
+    if KV_SCALED:
+        of_q, of_v = head < HEADS, head >= HEADS + KV_HEADS
+        of = tl.where(of_q, head // (HEADS // KV_HEADS), (head - HEADS) % KV_HEADS)
+        by = tl.load(k_scales + of, mask=~of_v, other=1.0) * tl.load(v_scales + of, mask=of_v, other=1.0)
+        x = (x * tl.where(of_q, by, 1.0 / by)[:, None]).to(x.dtype)
     tl.store(row + head[:, None] * DIM + d[None, :], x, mask=exists & is_q)
 
     slot = tl.load(slots + token).to(tl.int64)
@@ -85,19 +93,22 @@ def rope_store(
         scales: of qkv.
 
     Returns:
-        The queries, a view [T, heads, head_dim]. Moves 2 T (heads + 2 kv_heads) head_dim elements.
+        The queries as attention takes them, a view [T, heads, head_dim]. Moves 2 T (heads + 2 kv_heads) head_dim
+        elements.
     """
     cos, sin = rope
     kv_heads, cache_slots, dim = cache.k[layer].shape
     total = qkv.shape[1] // dim
     heads = total - 2 * kv_heads
     block = min(_LAUNCH["BLOCK_H"], triton.next_power_of_2(total))
+    of_cache = cache.scales
     _rope_store[(len(qkv), triton.cdiv(total, block))](
         qkv, scales and scales.rows, scales and scales.columns, q_norm, k_norm, cos, sin,
         plan.slots, plan.positions, plan.page_table, plan.page_table.shape[1],
-        cache.k[layer], cache.v[layer], cache_slots * dim, eps,
+        cache.k[layer], cache.v[layer], of_cache and of_cache.k[layer], of_cache and of_cache.v[layer],
+        cache_slots * dim, eps,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, TURNED=cos.shape[1], PAGE=plan.page_size,
-        SCALED=scales is not None, NORM=q_norm is not None,
+        SCALED=scales is not None, NORM=q_norm is not None, KV_SCALED=of_cache is not None,
         BLOCK_H=block, BLOCK_D=triton.next_power_of_2(dim), num_warps=_LAUNCH["num_warps"], **overlapped(qkv.device),
     )  # fmt: skip
     return qkv.view(len(qkv), total, dim)[:, :heads]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from sglang_lite.runtime.kernels.reference import AttentionPlan, KVCache, attention, copy_kv, store_kv
+from sglang_lite.runtime.kernels.reference import AttentionPlan, KVCache, KVScales, attention, copy_kv, store_kv
 from sglang_lite.runtime.models.layers.linear import Linear, RowByRow, has_one_path, make_linear, stacked, stacked_shape
 from sglang_lite.runtime.models.layers.rope import RotaryTable, rotate
 from sglang_lite.runtime.models.spec import ModelSpec, RopeSpec
@@ -98,12 +98,13 @@ class Decoder:
             self.layers.append(reader.layer(i))
             _return_freed_memory()
         self.norm = reader.norm("model.norm", spec.hidden_size)
-        source.finish(kv_eight_bits=precision.cache.itemsize == 1)
+        source.finish()
+        self.kv_scales: KVScales | None = None  # of caches in 8 bits; `load` finds them, with this model
 
     def allocate_cache(self, slots: int) -> KVCache:
         spec = self.spec
         return KVCache.allocate(
-            spec.num_layers, spec.num_kv_heads, slots, spec.head_dim, self.precision.cache, self.device
+            spec.num_layers, spec.num_kv_heads, slots, spec.head_dim, self.precision.cache, self.device, self.kv_scales
         )
 
     def copy_slots(self, cache: KVCache, source: torch.Tensor, target: torch.Tensor) -> None:
@@ -164,9 +165,9 @@ class Decoder:
             k = self._norm(qk[:, spec.num_heads :], layer.k_norm)
             qk = torch.cat((q, k), 1)
         qk = rotate(qk, cos, sin)
-        store_kv(cache, index, plan.store_at, qk[:, spec.num_heads :], v)
+        q = store_kv(cache, index, plan.store_at, qk[:, : spec.num_heads], qk[:, spec.num_heads :], v)
         out = attention(
-            qk[:, : spec.num_heads],
+            q,
             cache,
             index,
             plan,

@@ -6,9 +6,8 @@ import torch
 from sglang_lite.runtime.attention import torch as torch_attention
 from sglang_lite.runtime.attention.base import Needs
 from sglang_lite.runtime.attention.choose import make_attention
-from sglang_lite.runtime.kernels.reference import KVCache
 from tests.runtime.kernels import BACKENDS, needs_kernels
-from tests.runtime.kernels.test_kernels import DEVICE, OPTIONS, Rows, normal
+from tests.runtime.kernels.test_kernels import DEVICE, OPTIONS, Rows, close, close_by_head, in_eight_bits, normal
 
 pytestmark = needs_kernels
 
@@ -25,31 +24,27 @@ def attention(request):
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("eight_bits", [False, True])
+@pytest.mark.parametrize("scaled", [None, False, True])  # None: no 8 bits
 @pytest.mark.parametrize("at_once", [1, 300, 1 << 16])  # tokens
-def test_decoding_rows_beside_blocks(attention, options, eight_bits, at_once, monkeypatch):
+def test_decoding_rows_beside_blocks(attention, options, scaled, at_once, monkeypatch):
     monkeypatch.setattr(
         torch_attention, "_AT_ONCE", at_once * 2 * 24
     )  # in torch's: rows one by one, some together, all
     lengths = [90, 1, 64, 130, 7]
     rows = Rows([*lengths, 45, 3], (6, 2), 24)
-    cache = rows.cache
-    if eight_bits:
-        cache = KVCache(*(tuple(x.to(torch.float8_e4m3fn) for x in side) for side in (cache.k, cache.v)))
-        rows.cache = KVCache(*(tuple(x.float() for x in side) for side in (cache.k, cache.v)))
     # Rows 5 and 6 have 20 and 3 new tokens, in blocks of up to 16.
     blocks = [(5, 16, 5, 25), (21, 4, 5, 41), (25, 3, 6, 0)]
     slots = [*range(5), *[5] * 20, *[6] * 3]
     positions = [*(n - 1 for n in lengths), *range(25, 45), *range(3)]
     plan = rows.plan(5, slots, positions, blocks)
     q = normal(28, 10, 24)[:, :6]  # as it lies in the QKV product
+    cache, asked = (rows.cache, q) if scaled is None else in_eight_bits(rows, q, scaled=scaled)
     out = torch.full((28, 6, 24), float("nan"), device=DEVICE)
     options = {"window": None, "softcap": None, **options}
     attention(rows, cache).begin(plan)(q, cache, 0, out, scale=0.3, **options)
     alone = [(i, 1, i, n) for i, n in enumerate(lengths)]
-    expected = rows.twin(q, [*alone, (5, 20, 5, 45), (25, 3, 6, 3)], scale=0.3, **options)
-    # In 8 bits, our kernels multiply in float16.
-    assert (out - expected).norm() < (2e-3 if eight_bits else 2e-5) * expected.norm()
+    expected = rows.twin(asked, [*alone, (5, 20, 5, 45), (25, 3, 6, 3)], scale=0.3, **options)
+    (close if scaled is None else close_by_head)(out, expected)
 
 
 def test_what_lies_beyond_a_row_is_not_read(attention):

@@ -103,6 +103,25 @@ class Rows:
             )
 
 
+def in_eight_bits(rows, q, *, scaled):
+    """The rows' cache in 8 bits, the queries as it takes them in place of q, and q. The rows' own cache becomes what
+    the numbers stand for."""
+    eight = [side[0].to(torch.float8_e4m3fn) for side in (rows.cache.k, rows.cache.v)]
+    asked, scales = q.clone(), None
+    if scaled:
+        heads = torch.arange(rows.kv_heads, device=DEVICE)
+        scales = reference.KVScales((2.0 ** (2 * heads - 1),), (2.0 ** (12 * heads - 9),))
+        q.copy_(reference.by_kv_head(q, scales.k[0]))
+    sides = (scales.k, scales.v) if scales else (torch.ones(1, rows.kv_heads, device=DEVICE),) * 2
+    rows.cache = reference.KVCache(*((x.float() * by[0].view(-1, 1, 1),) for x, by in zip(eight, sides)))
+    return reference.KVCache(*((x,) for x in eight), scales), asked
+
+
+def close_by_head(a, b):
+    """Of results over 8 bits: queries and weights are in float16 there, and heads as large as their scales."""
+    assert ((a - b).norm(dim=(0, 2)) < 2e-3 * b.norm(dim=(0, 2))).all()
+
+
 OPTIONS = [{}, {"softcap": 5.0}, {"window": 7}]
 
 
@@ -151,7 +170,8 @@ def test_work_is_cut_by_tokens():
         assert longest <= max(64, -(-5128 // (items - 5)) + 64)
 
 
-def test_a_prefix_is_read_once_for_all_that_share_it():
+@pytest.mark.parametrize("scaled", [None, False, True])  # None: no 8 bits
+def test_a_prefix_is_read_once_for_all_that_share_it(scaled):
     lengths, shared = [150, 131, 129, 200, 40, 260], 128
     rows = Rows(lengths, (4, 2), 16, shared=0)
     for i in (1, 2, 3):
@@ -177,12 +197,14 @@ def test_a_prefix_is_read_once_for_all_that_share_it():
     )
     plan = rows.plan(6, list(range(6)), [n - 1 for n in lengths], shared=prefixes)
     q = normal(6, 4, 16)
+    cache, asked = (rows.cache, q) if scaled is None else in_eight_bits(rows, q, scaled=scaled)
     out = torch.full((6, 4, 16), float("nan"), device=DEVICE)
     work = rows.work(plan)
     for softcap in (None, 4.0):
-        prefix_attention(q, rows.cache, 0, plan, work, scale=0.3, softcap=softcap)
-        decode_attention(q, rows.cache, 0, plan, work, out, scale=0.3, softcap=softcap)
-        close(out, rows.twin(q, [(i, 1, i, n) for i, n in enumerate(lengths)], scale=0.3, softcap=softcap))
+        prefix_attention(q, cache, 0, plan, work, scale=0.3, softcap=softcap)
+        decode_attention(q, cache, 0, plan, work, out, scale=0.3, softcap=softcap)
+        expected = rows.twin(asked, [(i, 1, i, n) for i, n in enumerate(lengths)], scale=0.3, softcap=softcap)
+        (close if scaled is None else close_by_head)(out, expected)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -200,7 +222,8 @@ def test_prefill_attends_to_the_pages_before_it(start, count, options):
 
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("turned", [16, 8])
-def test_queries_and_keys_are_turned_and_stored(norm, turned):
+@pytest.mark.parametrize("scaled", [False, True])
+def test_queries_and_keys_are_turned_and_stored(norm, turned, scaled):
     from sglang_lite.runtime.models.layers.rope import rotate
 
     heads, kv_heads, dim = 6, 2, 16
@@ -219,6 +242,11 @@ def test_queries_and_keys_are_turned_and_stored(norm, turned):
         k = torch.nn.functional.rms_norm(k, (dim,), weights[1], 1e-5)
     at = torch.tensor(positions, device=DEVICE)
     q, k = (rotate(x, cos[at].unsqueeze(1), sin[at].unsqueeze(1)) for x in (q, k))
+    if scaled:
+        by = torch.tensor([[4.0, 2.0**-20], [2.0**-11, 64.0]], device=DEVICE)  # of keys, of values
+        rows.cache = reference.KVCache(rows.cache.k, rows.cache.v, reference.KVScales((by[0],), (by[1],)))
+        q = q * by[0].repeat_interleave(heads // kv_heads).unsqueeze(1)
+        k, v = k / by[0].unsqueeze(1), v / by[1].unsqueeze(1)
     before = rows.cache.k[0].clone()
     close(rope_store(qkv, *weights, 1e-5, (cos, sin), plan, rows.cache, 0), q)
     stored = torch.stack([rows.read_at(s, p + 1)[-1] for s, p in zip(slots, positions)])
@@ -314,23 +342,41 @@ def test_scales_of_a_product_are_applied_by_its_reader():
             close(a[0][:, stored], b[0][:, stored])
 
 
+@pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("count", [3, 40])
-def test_attention_over_keys_and_values_in_eight_bits(count):
+def test_attention_over_keys_and_values_in_eight_bits(count, scaled):
     lengths = [90, 1, 64, *range(65, 65 + count - 3)]
     rows = Rows(lengths)
-    eight = reference.KVCache(
-        *(tuple(x.to(torch.float8_e4m3fn) for x in side) for side in (rows.cache.k, rows.cache.v))
-    )
-    rows.cache = reference.KVCache(*(tuple(x.float() for x in side) for side in (eight.k, eight.v)))
     q, out = normal(count, 4, 16), torch.empty((count, 4, 16), device=DEVICE)
+    eight, asked = in_eight_bits(rows, q, scaled=scaled)
     plan = rows.plan(count, list(range(count)), [n - 1 for n in lengths])
     decode_attention(q, eight, 0, plan, rows.work(plan), out, scale=0.3)
-    expected = rows.twin(q, [(i, 1, i, n) for i, n in enumerate(lengths)], scale=0.3)
-    assert (out - expected).norm() < 2e-3 * expected.norm()  # queries and weights in float16
+    close_by_head(out, rows.twin(asked, [(i, 1, i, n) for i, n in enumerate(lengths)], scale=0.3))
     blocks = [(0, 3, 0, 87)]
     prefill_attention(q[:3], eight, 0, rows.plan(0, [0] * 3, [87, 88, 89], blocks, 16), out, scale=0.3)
-    expected = rows.twin(q[:3], [(0, 3, 0, 90)], scale=0.3)
-    assert (out[:3] - expected).norm() < 2e-3 * expected.norm()
+    close_by_head(out[:3], rows.twin(asked[:3], [(0, 3, 0, 90)], scale=0.3))
+
+
+def test_keys_and_values_are_stored_in_eight_bits():
+    """Numbers that have no more digits come out as they went in, from the least to the largest."""
+    rows = Rows([9, 30], (2, 2), 16)
+    by = torch.tensor([[8.0, 2.0**-16], [2.0**-11, 64.0]], device=DEVICE)
+    scales = reference.KVScales((by[0],), (by[1],))
+    eight = [torch.zeros(rows.cache.k[0].shape, device=DEVICE).to(torch.float8_e4m3fn) for _ in range(2)]
+    cache = reference.KVCache((eight[0],), (eight[1],), scales)
+    codes = torch.arange(2 * 2 * 2 * 16, device=DEVICE).view(2, 2, 2, 16) * 2  # not NaN; token, side, head, element
+    codes[(codes & 127) < 8] = 0  # Triton's interpreter rounds what is subnormal
+    numbers = codes.to(torch.uint8).view(torch.float8_e4m3fn)
+    qkv = torch.cat((normal(2, 2, 16), (numbers.float() * by.unsqueeze(2)).view(2, 4, 16)), 1).view(2, -1)
+    still = torch.ones((64, 16), device=DEVICE), torch.zeros((64, 16), device=DEVICE)
+    rope_store(qkv, None, None, 1e-5, still, rows.plan(0, [0, 1], [8, 28]), cache, 0)
+    for token, (slot, position) in enumerate([(0, 8), (1, 28)]):
+        at = rows.read_at(slot, position + 1)[-1]
+        for side, stored in enumerate((cache.k, cache.v)):
+            assert torch.equal(stored[0][:, at].view(torch.uint8), numbers[token, side].view(torch.uint8))
+    if DEVICE.type == "cuda":  # the interpreter makes something else of what is too large
+        rope_store(torch.full_like(qkv, 1e9), None, None, 1e-5, still, rows.plan(0, [0, 1], [8, 28]), cache, 0)
+        assert all((side[0][:, rows.read_at(0, 9)[-1]].float() == 448).all() for side in (cache.k, cache.v))
 
 
 def activated(x, kind):

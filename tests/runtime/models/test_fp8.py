@@ -10,9 +10,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
+from sglang_lite.runtime import load
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.load import load_model
-from sglang_lite.runtime.models.decoder import Decoder, Precision
+from sglang_lite.runtime.models.decoder import Precision
 from sglang_lite.runtime.models.device_decoder import DeviceDecoder
 from sglang_lite.runtime.models.layers import linear
 from sglang_lite.runtime.models.layers.device_linear import DeviceLinear, Fp8Linear
@@ -179,21 +180,46 @@ def open_state(folder):
     return load_file(folder / "model.safetensors")
 
 
-def test_scales_of_keys_and_values_matter_where_those_have_eight_bits(tmp_path):
-    names = [f"model.layers.0.self_attn.{x}_proj.{x}_scale" for x in "kv"]
-    folder, reference = write(tmp_path, CONFIGS["tensor"][1], "tensor", **{n: torch.tensor(0.5) for n in names})
-    with engine(folder) as running:  # where they have 32, nothing is divided
+def kv_scales(folder, monkeypatch):
+    """[side, layer, KV head] as they are used."""
+    monkeypatch.setattr(load, "_computes_in_eight_bits", lambda device: True)
+    config = EngineConfig(model=str(folder), device="cpu", dtype="float32", kv_dtype="fp8")
+    scales = load_model(config, folder).model.allocate_cache(1).scales
+    return torch.stack([torch.stack(side) for side in (scales.k, scales.v)])
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("k_scale", "v_scale"), ("attn.k_scale", "attn.v_scale"), ("k_proj.k_scale", "v_proj.v_scale"),
+     ("qkv_proj.k_scale", "qkv_proj.v_scale"), ("k_proj.output_scale", "v_proj.output_scale")],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("shape", [(2,), (2, 1), (2, 1, 1)])
+def test_scales_of_keys_and_values_are_rounded_up(tmp_path, names, shape, monkeypatch):
+    """Of a tensor, or of each KV head. Those that are not there are found."""
+    first, second = (f"model.layers.{i}.self_attn.{name}" for i, name in enumerate(names))
+    folder, reference = write(tmp_path, CONFIGS["tensor"][1], "tensor")
+    expected = kv_scales(folder, monkeypatch)
+    expected[0, 0], expected[1, 1] = 0.5, torch.tensor([2.0, 4.0])
+    given = {first: torch.tensor(0.3), second: torch.tensor([2.0, 3.0]).view(shape)}
+    save_file(open_state(folder) | given, folder / "model.safetensors")
+    assert torch.equal(kv_scales(folder, monkeypatch), expected)
+    with engine(folder) as running:  # where they have 32 bits, nothing is divided
         assert logprobs(running) == pytest.approx(expected_of(reference), abs=1e-5)
-    spec = spec_from_config(json.loads((folder / "config.json").read_text()), "config.json")
-    precision = Precision(torch.float32, torch.float32, torch.float8_e4m3fn)
 
-    def load():
-        return Decoder(spec, open_folder(folder), precision, torch.device("cpu"), 64)
 
-    with pytest.raises(sgl.ModelError, match=r"[kv]_scale is not 1: .*kv_dtype=\"auto\""):
-        load()
-    save_file(open_state(folder) | {name: torch.tensor(1.0) for name in names}, folder / "model.safetensors")
-    load()
+def test_a_scale_of_keys_and_values_together(tmp_path, monkeypatch):
+    scales = {f"model.layers.{i}.self_attn.kv_scale": torch.tensor([0.7 + i]) for i in range(2)}
+    folder, _ = write(tmp_path, CONFIGS["tensor"][0], "tensor", **scales)
+    assert kv_scales(folder, monkeypatch).tolist() == [[[1, 1], [2, 2]]] * 2
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), [1.0, 1.0, 1.0]])
+def test_scales_of_keys_and_values_that_are_none(tmp_path, scale, monkeypatch):
+    name = "model.layers.1.self_attn.k_scale"
+    folder, _ = write(tmp_path, CONFIGS["tensor"][1], "tensor", **{name: torch.tensor(scale)})
+    with pytest.raises(sgl.ModelError, match=r"1.self_attn.k_scale is not one number above 0, nor .* 2 KV heads"):
+        kv_scales(folder, monkeypatch)
 
 
 @needs_kernels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,8 +17,9 @@ logger = logging.getLogger("sglang_lite")
 
 # A decoder computes these for itself: frequencies, and scales of activations.
 _IGNORABLE = ("rotary_emb.inv_freq", ".input_scale", ".q_scale", ".prob_scale")
-# What keys and values are divided by before they are stored in 8 bits; without a meaning where they are not.
-_KV_SCALES = (".k_scale", ".v_scale", ".kv_scale", ".k_proj.output_scale", ".v_proj.output_scale")
+# What keys and values are divided by before they are stored in 8 bits; without a meaning where they are not. As
+# compressed-tensors, Quark and Model Optimizer name them, and vLLM reads them.
+_KV_SCALE = re.compile(r"model\.layers\.(\d+)\.self_attn\.(?:.*\.)?(?:(k|v|kv)_scale|([kv])_proj\.output_scale)")
 # The parts of a vision-language model that see.
 _VISION = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -94,26 +96,40 @@ class WeightSource(ABC):
             )
         return weight
 
-    def finish(self, *, kv_eight_bits: bool = False) -> None:
-        """Says that all was taken.
-
-        Args:
-            kv_eight_bits: keys and values are stored in 8 bits.
+    def kv_scales(self, kv_heads: int) -> dict[tuple[int, str], torch.Tensor]:
+        """What keys and values in 8 bits are to be divided by: float32 [kv_heads] by layer and "k" or "v", of those for
+        which the checkpoint says it.
 
         Raises:
-            ModelError: tensors are left that the model does not know, or that it would have to use.
+            ModelError: a scale is no number above 0, or belongs to something else than a layer or its KV heads.
         """
-        for name in [name for name in self._left if name.endswith(_KV_SCALES)]:
-            file = self._left.pop(name)
-            scale = self._read(name, file)
-            if kv_eight_bits and not (isinstance(scale, torch.Tensor) and bool((scale.float() == 1).all())):
-                raise ModelError(
-                    f"{file}: {name} is not 1: scales of 8-bit keys and values are not supported.",
-                    hint='Use kv_dtype="auto".',
-                )
+        scales = {}
+        for name, file in self._left.items():
+            if match := _KV_SCALE.fullmatch(name):
+                stored = self._read(name, file)
+                scale = stored.decode(0, stored.shape[0]) if isinstance(stored, Encoded) else stored
+                scale = scale.float().flatten()
+                if len(scale) not in (1, kv_heads) or not (scale.isfinite() & (scale > 0)).all():
+                    raise ModelError(
+                        f"{file}: {name} is not one number above 0, nor one for each of {kv_heads} KV heads.",
+                        hint='Use kv_dtype="auto".',
+                    )
+                for side in match[2] or match[3]:
+                    scales[int(match[1]), side] = scale.expand(kv_heads)
+        return scales
+
+    def finish(self) -> None:
+        """Says that all was taken but what `kv_scales` reads.
+
+        Raises:
+            ModelError: tensors are left that the model does not know.
+        """
         if unseen := sum(name.startswith(_VISION) for name in self._left):
             logger.info("%s: %d tensors that see images are left out; only text is supported.", self.label, unseen)
-        left = sorted(n for n in self._left if not n.endswith(_IGNORABLE) and not n.startswith(_VISION))
+        left = sorted(
+            n for n in self._left
+            if not (n.endswith(_IGNORABLE) or n.startswith(_VISION) or _KV_SCALE.fullmatch(n))
+        )  # fmt: skip
         if left:
             more = f" and {len(left) - 5} more" if len(left) > 5 else ""
             raise ModelError(

@@ -1,0 +1,61 @@
+"""What keys and values are divided by before they are stored in 8 bits: as a checkpoint says, else as a trial shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.kernels.reference import AttentionPlan, ExtendRow, KVCache, KVScales
+from sglang_lite.runtime.models.decoder import Decoder
+
+_TOKENS = 512  # of the trial
+# Other texts have larger keys and values than the trial's. Room for those is cheap: numbers keep all their digits down
+# to a 28,672nd of e4m3's largest, so with this, down to a 3,584th of a head's largest at worst.
+_HEADROOM = 4
+
+
+@torch.inference_mode()
+def kv_scales(model: Decoder, given: Mapping[tuple[int, str], torch.Tensor], bos: int | None) -> KVScales:
+    """The scales of a model whose cache has 8 bits, rounded up to powers of two.
+
+    Args:
+        given: what `WeightSource.kv_scales` read. What is not there is found by a trial: the model is run once, on the
+            same tokens whenever the model is the same.
+        bos: the token that texts begin with, where there is one.
+
+    Raises:
+        ModelError: the trial's keys or values are NaN or infinite.
+    """
+    layers = range(model.spec.num_layers)
+    if any((i, side) not in given for i in layers for side in "kv"):
+        given = {**_tried(model, bos), **given}
+    return KVScales(*(tuple(_power_of_two(given[i, side]).to(model.device) for i in layers) for side in "kv"))
+
+
+def _tried(model: Decoder, bos: int | None) -> dict[tuple[int, str], torch.Tensor]:
+    """Scales [kv_heads] by layer and "k" or "v", from tokens that are spread over the vocabulary."""
+    spec, compute, device = model.spec, model.precision.compute, model.device
+    count = min(_TOKENS, len(model.rope.tables[0]))
+    at = torch.arange(count, device=device)
+    ids = at * spec.vocab_size // count
+    if bos is not None:
+        ids[0] = bos
+    cache = KVCache.allocate(spec.num_layers, spec.num_kv_heads, count, spec.head_dim, compute, device)
+    model.forward(ids, at, AttentionPlan(at, None, (ExtendRow(0, count, slice(0, count)),)), cache)
+    largest = torch.stack([x.abs().amax((1, 2)) for x in (*cache.k, *cache.v)]).float().cpu()
+    if not largest.isfinite().all():
+        raise ModelError(
+            "keys or values of this model are NaN or infinite, so no scales of theirs can be found.",
+            hint='Use kv_dtype="auto", or another dtype.',
+        )
+    names = [(i, side) for side in "kv" for i in range(spec.num_layers)]
+    return dict(zip(names, largest * (_HEADROOM / torch.finfo(model.precision.cache).max)))
+
+
+def _power_of_two(x: torch.Tensor) -> torch.Tensor:
+    """The least one that is not below x, but 1 for 0, and none that float32 can't divide by."""
+    mantissa, exponent = np.frexp(x.numpy())
+    return torch.from_numpy(np.ldexp(np.float32(1), np.clip(exponent - (mantissa == 0.5), -100, 100)))
