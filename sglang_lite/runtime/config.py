@@ -60,7 +60,9 @@ class EngineConfig:
         cuda_graphs: decode through captured CUDA graphs on a GPU; without a meaning on a CPU.
         attention_backend: what computes attention on a GPU: "triton", our kernels, or "torch", which takes heads of any
             size, reads no shared prefix once for all, runs without CUDA graphs, and is slower. "auto" is the first one
-            that can run the model; one that is named and can't is refused. Without a meaning on a CPU.
+            that can run the model. "flashinfer" and "flash_attn" are the packages `flashinfer-python` and
+            `flash-attn-4`, where they are installed; they read no shared prefix once for all, and flashinfer runs
+            without CUDA graphs. One that is named and can't is refused. Without a meaning on a CPU.
         threads: CPU threads; None for one per physical core.
         seed: of the requests that set none; None for fresh randomness.
         log_level: of this package's messages, for the whole process; None leaves it as it is.
@@ -91,7 +93,7 @@ class EngineConfig:
     compile_timeout_s: float = 10.0
     compile_memory_mb: int = 2048
     cuda_graphs: bool = True
-    attention_backend: Literal["auto", "triton", "torch"] = "auto"
+    attention_backend: Literal["auto", "triton", "torch", "flashinfer", "flash_attn"] = "auto"
     threads: int | None = None
     seed: int | None = None
     log_level: Literal["debug", "info", "warning", "error", "critical"] | None = None
@@ -125,7 +127,7 @@ class EngineConfig:
             ("kv_dtype", ("auto", "fp8")),
             ("policy", ("lpm", "fcfs", "priority")),
             ("constraint_backend", ("auto", "llguidance", "xgrammar", "outlines")),
-            ("attention_backend", ("auto", "triton", "torch")),
+            ("attention_backend", ("auto", "triton", "torch", "flashinfer", "flash_attn")),
             ("eviction", ("lru", "lfu", "fifo", "slru")),
             ("log_level", (None, "debug", "info", "warning", "error", "critical")),
             *((name, (True, False)) for name in ("prefix_cache", "overlap", "deterministic", "cuda_graphs")),

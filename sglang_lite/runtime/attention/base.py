@@ -1,20 +1,21 @@
 """What the GPU's runner asks of attention: the door for other kernels.
 
-A package that is installed (flashinfer, flash-attn) comes in by one file beside this one, which imports it when it is
-chosen, and a line in `choose.py`. What such a file finds:
+A package that is installed comes in by one file beside this one (`flashinfer.py`, `flash_attn.py`), which imports it
+when it is chosen, and a line in `choose.py`. What such a file finds:
 
 - Queries [T, heads, head_dim] of a step's tokens; a token's heads lie side by side, tokens are `q.stride(0)` apart.
   Their own keys and values are stored already.
 - Keys and values of a layer [kv_heads, pages * page_size, head_dim]. As pages, without a copy:
-  `cache.k[layer].unflatten(1, (-1, plan.page_size))`, to be permuted into the order that a package wants.
+  `cache.k[layer].view(kv_heads, -1, plan.page_size, head_dim)`, to be permuted into the order that a package wants.
 - `cache.scales`, where keys and values have 8 bits: those were divided by them. Queries come multiplied by their keys'
   scale; the result of each head is to be multiplied by its values', `cache.scales.v[layer]`, float32 [kv_heads].
 - Who reads what: `DevicePlan`, on the device. The first `plan.decoding` tokens each read their slot's pages
   `plan.page_table[slot]` up to their own position. The others come in `plan.blocks` of neighbours, each to be read as a
-  causal sequence at the end of its slot's first `position + count` tokens.
+  causal sequence at the end of its slot's first `position + count` tokens; they cover the rest of the batch, in any
+  order.
 
 Kernels whose launch depends on lengths read those in `begin`, once a step, and say that they can't be captured. The
-same tests run over every backend: its name goes into `BACKENDS` of `tests/runtime/kernels`.
+same tests run over every backend: its name goes into `BACKENDS` or `PACKAGES` of `tests/runtime/kernels`.
 """
 
 from __future__ import annotations

@@ -1,58 +1,126 @@
 """What every backend of attention answers, against the CPU's attention of each row by itself."""
 
+import re
+from typing import NamedTuple
+
 import pytest
 import torch
 
 from sglang_lite.runtime.attention import torch as torch_attention
 from sglang_lite.runtime.attention.base import Needs
 from sglang_lite.runtime.attention.choose import make_attention
-from tests.runtime.kernels import BACKENDS, needs_kernels
-from tests.runtime.kernels.test_kernels import DEVICE, OPTIONS, Rows, close, close_by_head, in_eight_bits, normal
+from sglang_lite.runtime.attention.flash_attn import FlashAttention
+from sglang_lite.runtime.attention.flashinfer import FlashInferAttention
+from sglang_lite.runtime.kernels.reference import KVCache
+from tests.runtime.attention.described import put_in_place
+from tests.runtime.kernels import BACKENDS, PACKAGES, needs_kernels, skip_without
+from tests.runtime.kernels.test_kernels import DEVICE, OPTIONS, Rows, close_by_head, in_eight_bits, normal
 
 pytestmark = needs_kernels
 
 
-@pytest.fixture(params=BACKENDS)
-def attention(request):
-    def make(rows, cache):
-        return make_attention(
-            request.param,
-            Needs(rows.heads, rows.kv_heads, rows.dim, torch.float32, cache.k[0].dtype, DEVICE, most_rows=8, most_chunks=0),
-        )  # fmt: skip
+class Backend(NamedTuple):
+    """
+    Attributes:
+        limit: of the relative error.
+    """
 
-    return make
+    name: str
+    dtype: torch.dtype
+    dim: int
+    limit: float
+
+    def attend(self, rows, cache, plan, q, **options):
+        make = make_attention(
+            self.name,
+            Needs(rows.heads, rows.kv_heads, rows.dim, self.dtype, cache.k[0].dtype, DEVICE, most_rows=8, most_chunks=0),
+        )  # fmt: skip
+        out = torch.full((len(q), rows.heads, rows.dim), float("nan"), device=DEVICE, dtype=self.dtype)
+        make.begin(plan)(q, cache, 0, out, scale=0.3, **{"window": None, "softcap": None, **options})
+        return out
+
+
+@pytest.fixture(params=[*BACKENDS, *PACKAGES, *(f"{package} as described" for package in PACKAGES)])
+def backend(request, monkeypatch):
+    name = request.param.split()[0]
+    if request.param in PACKAGES:
+        skip_without(name)
+        return Backend(name, torch.float16, 64, 2e-3)
+    if name in PACKAGES:
+        put_in_place(monkeypatch)
+    return Backend(name, torch.float32, 24, 2e-5)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("scaled", [None, False, True])  # None: no 8 bits
-@pytest.mark.parametrize("at_once", [1, 300, 1 << 16])  # tokens
-def test_decoding_rows_beside_blocks(attention, options, scaled, at_once, monkeypatch):
-    monkeypatch.setattr(
-        torch_attention, "_AT_ONCE", at_once * 2 * 24
-    )  # in torch's: rows one by one, some together, all
+def test_decoding_rows_beside_blocks(backend, options, scaled):
+    if scaled is not None and backend.name == "flash_attn":
+        pytest.skip("it refuses those")
     lengths = [90, 1, 64, 130, 7]
-    rows = Rows([*lengths, 45, 3], (6, 2), 24)
-    # Rows 5 and 6 have 20 and 3 new tokens, in blocks of up to 16.
-    blocks = [(5, 16, 5, 25), (21, 4, 5, 41), (25, 3, 6, 0)]
+    rows = Rows([*lengths, 45, 3], (6, 2), backend.dim, backend.dtype)
+    # Rows 5 and 6 have 20 and 3 new tokens, in blocks of up to 16, of which the longest come first.
+    blocks = [(21, 4, 5, 41), (5, 16, 5, 25), (25, 3, 6, 0)]
     slots = [*range(5), *[5] * 20, *[6] * 3]
     positions = [*(n - 1 for n in lengths), *range(25, 45), *range(3)]
     plan = rows.plan(5, slots, positions, blocks)
-    q = normal(28, 10, 24)[:, :6]  # as it lies in the QKV product
+    q = normal(28, 10, backend.dim, dtype=backend.dtype)[:, :6]  # as it lies in the QKV product
     cache, asked = (rows.cache, q) if scaled is None else in_eight_bits(rows, q, scaled=scaled)
-    out = torch.full((28, 6, 24), float("nan"), device=DEVICE)
-    options = {"window": None, "softcap": None, **options}
-    attention(rows, cache).begin(plan)(q, cache, 0, out, scale=0.3, **options)
+    out = backend.attend(rows, cache, plan, q, **options)
     alone = [(i, 1, i, n) for i, n in enumerate(lengths)]
+    rows.cache = KVCache(*(tuple(x.float() for x in side) for side in (rows.cache.k, rows.cache.v)))
     expected = rows.twin(asked, [*alone, (5, 20, 5, 45), (25, 3, 6, 3)], scale=0.3, **options)
-    (close if scaled is None else close_by_head)(out, expected)
+    if scaled is None:
+        assert (out - expected).norm() < backend.limit * expected.norm()
+    else:
+        close_by_head(out, expected)
 
 
-def test_what_lies_beyond_a_row_is_not_read(attention):
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("scaled", [None, False, True])
+@pytest.mark.parametrize("tokens", [1, 300])
+def test_torch_takes_rows_one_by_one_or_some_together(options, scaled, tokens, monkeypatch):
+    monkeypatch.setattr(torch_attention, "_AT_ONCE", tokens * 2 * 24)
+    test_decoding_rows_beside_blocks(Backend("torch", torch.float32, 24, 2e-5), options, scaled)
+
+
+def test_what_lies_beyond_a_row_is_not_read(backend):
     """Another's NaN would be weighed with 0, and still be one."""
-    rows = Rows([5, 30], (4, 2), 16)
+    rows = Rows([5, 30], (4, 2), backend.dim, backend.dtype)
     for side in (rows.cache.k, rows.cache.v):
         side[0][:, rows.read_at(0, 8)[5:]] = float("nan")
     plan = rows.plan(2, [0, 1], [4, 29])
-    out = torch.empty((2, 4, 16), device=DEVICE)
-    attention(rows, rows.cache).begin(plan)(normal(2, 4, 16), rows.cache, 0, out, scale=0.3, window=None, softcap=None)
-    assert out.isfinite().all()
+    q = normal(2, 4, backend.dim, dtype=backend.dtype)
+    assert backend.attend(rows, rows.cache, plan, q).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("package", "settings", "reason"),
+    [
+        ("flashinfer", {}, None),
+        ("flashinfer", {"cache": torch.float8_e4m3fn}, None),
+        ("flashinfer", {"head_dim": 80}, "heads of 80 elements are not one of 64, 128, 256"),
+        ("flashinfer", {"compute": torch.float32}, "it does not compute in torch.float32"),
+        ("flash_attn", {}, None),
+        ("flash_attn", {"cache": torch.float8_e4m3fn}, "it reads no keys and values in torch.float8_e4m3fn"),
+        ("flash_attn", {"head_dim": 80}, None),
+        ("flash_attn", {"head_dim": 72}, "heads of 72 elements are no multiple of 16 up to 256"),
+        ("flash_attn", {"compute": torch.float32}, "it does not compute in torch.float32"),
+        ("flashinfer", {"capability": (7, 5)}, "it needs a GPU of compute capability 8.0 .Ampere. or newer"),
+        ("flash_attn", {"capability": (8, 9)}, "it reads pages on GPUs of compute capability 9 .Hopper. to 11 alone"),
+        ("flashinfer", {"spec": None}, "the package flashinfer-python is not installed"),
+        ("flash_attn", {"spec": None}, "the package flash-attn-4 is not installed"),
+    ],
+    ids=str,
+)
+def test_packages_refuse_what_they_cannot(package, settings, reason, monkeypatch):
+    found = {"head_dim": 128, "compute": torch.bfloat16, "cache": torch.bfloat16, "capability": (9, 0), "spec": "there"}
+    found |= settings
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: found["spec"])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found["capability"])
+    refuses = {"flashinfer": FlashInferAttention, "flash_attn": FlashAttention}[package].refuses
+    said = refuses(
+        Needs(
+            8, 2, found["head_dim"], found["compute"], found["cache"], torch.device("cuda"), most_rows=1, most_chunks=0
+        )
+    )
+    assert said == reason if reason is None else re.fullmatch(reason, said)

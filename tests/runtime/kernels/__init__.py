@@ -6,6 +6,10 @@ import torch
 import triton
 import triton.language as tl
 
+from sglang_lite.protocol import ParameterError
+from sglang_lite.runtime.attention.base import Needs
+from sglang_lite.runtime.attention.choose import make_attention
+
 
 @triton.jit
 def _count(out, n):
@@ -16,6 +20,17 @@ def _count(out, n):
 
 
 BACKENDS = ("triton", "torch")  # of attention
+PACKAGES = ("flashinfer", "flash_attn")
+
+
+def skip_without(package: str) -> None:
+    """Skips a test of attention by a package that is not there, or has no GPU."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    half = torch.float16
+    try:
+        make_attention(package, Needs(2, 1, 64, half, half, device, most_rows=1, most_chunks=0))
+    except ParameterError as error:
+        pytest.skip(str(error))
 
 
 def _run() -> bool:

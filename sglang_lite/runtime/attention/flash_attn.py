@@ -1,0 +1,114 @@
+"""flash-attn's kernels of version 4, where the package `flash-attn-4` is installed (`flash_attn.cute`, in CuTe DSL).
+
+Of the package's generations this one reads pages as small as ours and installs from PyPI: version 2 takes pages of 256
+tokens and multiples of that, and version 3, which takes any, is not there. On Hopper version 4 does not cut a row among
+programs, so that a few long rows keep few multiprocessors busy.
+
+Lengths are read on the device, so a decoding step can be captured.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import NamedTuple
+
+import torch
+
+from sglang_lite.runtime.attention.base import Attend, Needs
+from sglang_lite.runtime.kernels.plan import DevicePlan
+from sglang_lite.runtime.kernels.reference import KVCache
+
+_WIDEST = 256
+_TYPES = (torch.bfloat16, torch.float16)
+
+
+class FlashAttention:
+    captured = True
+    shares_prefixes = False
+
+    @staticmethod
+    def refuses(needs: Needs) -> str | None:
+        if importlib.util.find_spec("flash_attn") is None or importlib.util.find_spec("flash_attn.cute") is None:
+            return "the package flash-attn-4 is not installed"
+        if needs.device.type != "cuda" or torch.cuda.get_device_capability(needs.device)[0] not in (9, 10, 11):
+            return "it reads pages on GPUs of compute capability 9 (Hopper) to 11 alone"
+        if needs.head_dim % 16 or needs.head_dim > _WIDEST:
+            return f"heads of {needs.head_dim} elements are no multiple of 16 up to {_WIDEST}"
+        if needs.compute not in _TYPES:
+            return f"it does not compute in {needs.compute}"
+        if needs.cache != needs.compute:
+            return f"it reads no keys and values in {needs.cache}"
+        return None
+
+    def __init__(self, needs: Needs) -> None:
+        from flash_attn.cute import flash_attn_varlen_func
+
+        self._needs = needs
+        self._attend = flash_attn_varlen_func
+
+    def begin(self, plan: DevicePlan) -> Attend:
+        parts = []
+        if plan.decoding:
+            parts.append(_decoding(plan))
+        if len(plan.blocks):
+            parts.append(_blocks(plan))
+
+        def attend(
+            q: torch.Tensor,
+            cache: KVCache,
+            layer: int,
+            out: torch.Tensor,
+            *,
+            scale: float,
+            window: int | None,
+            softcap: float | None,
+        ) -> None:
+            shape = self._needs.kv_heads, -1, plan.page_size, self._needs.head_dim
+            k, v = (side[layer].view(shape).permute(1, 2, 0, 3) for side in (cache.k, cache.v))
+            for part in parts:
+                out[part.tokens] = self._attend(
+                    q[part.tokens],
+                    k,
+                    v,
+                    cu_seqlens_q=part.queries,
+                    seqused_k=part.lengths,
+                    max_seqlen_q=part.most,
+                    page_table=part.pages,
+                    softmax_scale=scale,
+                    causal=True,
+                    window_size=(None, None) if window is None else (window - 1, 0),
+                    softcap=softcap or 0.0,
+                )[0]
+
+        return attend
+
+
+class _Part(NamedTuple):
+    """Sequences whose new tokens, the last ones of each, lie side by side in the batch.
+
+    Attributes:
+        tokens: of the batch.
+        queries: int32 [sequences + 1]: where each one's tokens begin.
+        lengths: int32 [sequences].
+        pages: int32 [sequences, pages].
+        most: tokens of a sequence.
+    """
+
+    tokens: slice
+    queries: torch.Tensor
+    lengths: torch.Tensor
+    pages: torch.Tensor
+    most: int
+
+
+def _decoding(plan: DevicePlan) -> _Part:
+    rows = plan.decoding
+    queries = torch.arange(rows + 1, dtype=torch.int32, device=plan.slots.device)
+    return _Part(slice(0, rows), queries, plan.positions[:rows] + 1, plan.page_table[plan.slots[:rows]], 1)
+
+
+def _blocks(plan: DevicePlan) -> _Part:
+    _, count, slot, position = plan.blocks[plan.blocks[:, 0].argsort()].unbind(1)
+    queries = torch.nn.functional.pad(count.cumsum(0, dtype=torch.int32), (1, 0))
+    tokens = slice(plan.decoding, len(plan.slots))
+    return _Part(tokens, queries, position + count, plan.page_table[slot], plan.block_size)

@@ -1,0 +1,158 @@
+"""flashinfer's kernels, where the package `flashinfer-python` is installed: nvcc compiles them at their first use.
+
+Pages are read where they lie: its "HND" layout is (pages, kv_heads, page_size, head_dim) with any strides, here those
+of our cache. Decoding tokens and blocks are planned apart. Decoding goes by its FA2, which cuts long rows among
+programs, and whose kernel for prompts is also what the package decodes with on tensor cores; blocks go by what it
+finds fastest (FA3 on Hopper, which does not cut rows). A plan is made on the host, from lengths that are read there, so
+no CUDA graph can hold a step.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+
+from sglang_lite.runtime.attention.base import Attend, Needs
+from sglang_lite.runtime.kernels.plan import DevicePlan
+from sglang_lite.runtime.kernels.reference import KVCache, by_kv_head
+
+_HEADS = (64, 128, 256)
+_TYPES = (torch.bfloat16, torch.float16)
+_WORKSPACE = 256 << 20  # bytes, for results of parts of rows until they are merged
+
+
+class FlashInferAttention:
+    captured = False
+    shares_prefixes = False
+
+    @staticmethod
+    def refuses(needs: Needs) -> str | None:
+        if importlib.util.find_spec("flashinfer") is None:
+            return "the package flashinfer-python is not installed"
+        if needs.device.type != "cuda" or torch.cuda.get_device_capability(needs.device) < (8, 0):
+            return "it needs a GPU of compute capability 8.0 (Ampere) or newer"
+        if needs.head_dim not in _HEADS:
+            return f"heads of {needs.head_dim} elements are not one of {', '.join(map(str, _HEADS))}"
+        if needs.compute not in _TYPES:
+            return f"it does not compute in {needs.compute}"
+        return None
+
+    def __init__(self, needs: Needs) -> None:
+        self._needs = needs
+        self._workspace = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=needs.device)
+        self._wrappers: dict[tuple[str, float, int | None, float | None], Any] = {}
+
+    def begin(self, plan: DevicePlan) -> Attend:
+        parts = list(_parts(plan))
+        planned: dict[tuple[float, int | None, float | None], list[tuple[_Part, Any]]] = {}
+
+        def attend(
+            q: torch.Tensor,
+            cache: KVCache,
+            layer: int,
+            out: torch.Tensor,
+            *,
+            scale: float,
+            window: int | None,
+            softcap: float | None,
+        ) -> None:
+            kind = scale, window, softcap
+            if kind not in planned:
+                planned[kind] = [(part, self._plan(part, plan.page_size, *kind)) for part in parts]
+            shape = self._needs.kv_heads, -1, plan.page_size, self._needs.head_dim
+            pages = tuple(side[layer].view(shape).transpose(0, 1) for side in (cache.k, cache.v))
+            for part, wrapper in planned[kind]:
+                wrapper.run(q[part.first : part.end], pages, out=out[part.first : part.end])
+            if cache.scales is not None:
+                out.copy_(by_kv_head(out, cache.scales.v[layer]))
+
+        return attend
+
+    def _plan(self, part: _Part, page_size: int, scale: float, window: int | None, softcap: float | None) -> Any:
+        """The wrapper for a part of a step: one for each kind of layer, as its plan stays until the next step's."""
+        from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+
+        key = part.backend, scale, window, softcap
+        wrapper = self._wrappers.get(key)
+        if wrapper is None:
+            wrapper = BatchPrefillWithPagedKVCacheWrapper(self._workspace, "HND", backend=part.backend)
+            self._wrappers[key] = wrapper
+        wrapper.plan(
+            part.queries,
+            part.pages,
+            part.page_indices,
+            part.last_page,
+            self._needs.heads,
+            self._needs.kv_heads,
+            self._needs.head_dim,
+            page_size,
+            causal=True,
+            sm_scale=scale,
+            window_left=-1 if window is None else window - 1,
+            logits_soft_cap=softcap,
+            q_data_type=self._needs.compute,
+            kv_data_type=self._needs.cache,
+        )
+        return wrapper
+
+
+class _Part(NamedTuple):
+    """Sequences that are planned together; the new tokens of each, its last ones, are the next in the batch.
+
+    Attributes:
+        backend: flashinfer's name for the kernel.
+        first, end: tokens of the batch.
+        queries: int32 [sequences + 1], on the host: where each one's tokens begin, from `first` on.
+        pages: int32 [sequences + 1], on the host: where each one's pages begin in `page_indices`.
+        page_indices: int32, on the device.
+        last_page: int32 [sequences], on the host: tokens in each one's last page.
+    """
+
+    backend: str
+    first: int
+    end: int
+    queries: torch.Tensor
+    pages: torch.Tensor
+    page_indices: torch.Tensor
+    last_page: torch.Tensor
+
+
+def _parts(plan: DevicePlan) -> Iterator[_Part]:
+    rows = plan.decoding
+    if rows:
+        slots, positions = torch.stack((plan.slots[:rows], plan.positions[:rows])).tolist()
+        yield _part(plan, "fa2", 0, [(slot, 1, position + 1) for slot, position in zip(slots, positions)])
+    if len(plan.blocks):
+        yield _part(plan, "auto", rows, _joined(plan.blocks.tolist()))
+
+
+def _joined(blocks: list[list[int]]) -> list[tuple[int, int, int]]:
+    """Blocks in the order of their tokens, those of one row as one: slot, tokens, length of the sequence up to them."""
+    joined: list[tuple[int, int, int]] = []
+    for _, count, slot, position in sorted(blocks):
+        if joined and joined[-1][0] == slot and joined[-1][2] == position:
+            joined[-1] = slot, joined[-1][1] + count, position + count
+        else:
+            joined.append((slot, count, position + count))
+    return joined
+
+
+def _part(plan: DevicePlan, backend: str, first: int, sequences: list[tuple[int, int, int]]) -> _Part:
+    slots, counts, lengths = zip(*sequences)
+    size, device = plan.page_size, plan.page_table.device
+    held = [-(-length // size) for length in lengths]
+    table = plan.page_table[torch.tensor(slots, device=device), : max(held)]
+    is_held = torch.arange(max(held), device=device) < torch.tensor(held, device=device).unsqueeze(1)
+    return _Part(
+        backend,
+        first,
+        first + sum(counts),
+        torch.tensor([0, *accumulate(counts)], dtype=torch.int32),
+        torch.tensor([0, *accumulate(held)], dtype=torch.int32),
+        table[is_held],
+        torch.tensor([(length - 1) % size + 1 for length in lengths], dtype=torch.int32),
+    )
