@@ -1,1 +1,1 @@
-"""`sglang-lite bench`: the runtime on a GPU with random weights of a real model's shape, and the physical limit."""
+"""`sglang-lite bench`: the runtime on a GPU with random weights of a real shape, the physical limit, and peers."""

@@ -1,14 +1,16 @@
-"""Runs workloads and prints what they took beside what they could take at best."""
+"""Runs workloads and prints what they took beside what they could take at best, and what peers take."""
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 import torch
 
 from sglang_lite.bench.limits import ideal, measure
+from sglang_lite.bench.peers import installed, measure_peer
 from sglang_lite.bench.shapes import SHAPES, load_shape
 from sglang_lite.bench.workloads import WORKLOADS, run
 from sglang_lite.protocol import ParameterError
@@ -16,7 +18,7 @@ from sglang_lite.runtime.engine import Engine
 
 
 def report(shape: str, names: Sequence[str], repeat: int, *, fp8: bool = False) -> None:
-    """Prints a table.
+    """Prints a table, and a second one if a peer is installed.
 
     Args:
         shape: of SHAPES.
@@ -29,6 +31,13 @@ def report(shape: str, names: Sequence[str], repeat: int, *, fp8: bool = False) 
     """
     if not torch.cuda.is_available():
         raise ParameterError("device", "bench measures a GPU, and torch sees none.")
+    ours = _ours(shape, names, repeat, fp8)
+    gc.collect()  # a peer wants the whole GPU
+    torch.cuda.empty_cache()
+    compare(shape, ours, repeat, fp8=fp8)
+
+
+def _ours(shape: str, names: Sequence[str], repeat: int, fp8: bool) -> dict[str, tuple[float, float]]:
     rates = measure()
     started = time.perf_counter()
     with Engine.of(load_shape(shape, fp8=fp8)) as engine:
@@ -39,6 +48,7 @@ def report(shape: str, names: Sequence[str], repeat: int, *, fp8: bool = False) 
         tokens = engine.stats()["total_tokens"]
         print(f"{shape}, {numbers}: ready after {ready:.1f} s, {tokens:,} tokens of KV cache")
         print(f"{'':10}{'seconds':>9}{'ideal':>8}{'share':>7}{'output tok/s':>14}{'ms a step':>11}")
+        took = {}
         for name in names:
             work = WORKLOADS[name]()
             run(engine, work)
@@ -47,3 +57,27 @@ def report(shape: str, names: Sequence[str], repeat: int, *, fp8: bool = False) 
             best = ideal(SHAPES[shape], work, rates, bits=8 if fp8 else 16)
             print(f"{name:10}{seconds:9.3f}{best:8.3f}{best / seconds:7.0%}{sum(work.new) / seconds:14,.0f}"
                   f"{seconds / results[0].steps * 1e3:11.3f}", flush=True)  # fmt: skip
+            took[name] = seconds, best
+    return took
+
+
+def compare(
+    shape: str, ours: Mapping[str, tuple[float, float]], repeat: int, *, fp8: bool = False, patience: float = 1200.0
+) -> None:
+    """Prints a table of ours beside the peers that are installed; nothing where none is.
+
+    Args:
+        ours: by workload, seconds that ours took and would take at best.
+        repeat, fp8: as of `report`.
+        patience: seconds that a peer has to start. It has ten times ours for the workloads.
+    """
+    limit = patience + 10 * (repeat + 1) * sum(seconds for seconds, _ in ours.values())
+    peers = {name: measure_peer(name, shape, list(ours), repeat, fp8=fp8, limit=limit) for name in installed()}
+    if not peers:
+        return
+    print(f"{'seconds':10}{'ours':>9}{'ideal':>9}" + "".join(f"{name:>9}" for name in peers))
+    for name, figures in ours.items():
+        cells = [*figures, *(peer.seconds.get(name) for peer in peers.values())]
+        print(f"{name:10}" + "".join(f"{'–':>9}" if cell is None else f"{cell:9.3f}" for cell in cells))
+    for name, peer in peers.items():
+        print(f"{name} {peer.version}".rstrip() + (f": {peer.failure}" if peer.failure else ""))

@@ -31,6 +31,20 @@ SHAPES = {
 }
 
 
+def hf_config(name: str) -> dict[str, object]:
+    """The `config.json` that a model of this shape would have on the hub."""
+    spec = SHAPES[name]
+    family = "Qwen3" if spec.qk_norm else "Llama"
+    return {
+        "architectures": [f"{family}ForCausalLM"], "model_type": family.lower(),
+        "vocab_size": spec.vocab_size, "hidden_size": spec.hidden_size, "intermediate_size": spec.intermediate_size,
+        "num_hidden_layers": spec.num_layers, "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads, "head_dim": spec.head_dim, "hidden_act": spec.activation,
+        "max_position_embeddings": spec.max_positions, "rms_norm_eps": spec.rms_eps, "rope_theta": spec.rope.theta,
+        "tie_word_embeddings": spec.tied_embeddings,
+    }  # fmt: skip
+
+
 def load_shape(name: str, *, fp8: bool = False) -> LoadedModel:
     """A model of this shape on the first GPU, and a tokenizer whose tokens are words without meaning.
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from sglang_lite.protocol import Generation, SamplingParams
 from sglang_lite.runtime.engine import Engine
@@ -63,12 +64,27 @@ class Measured:
     steps: int
 
 
+def prepare(
+    work: Workload,
+    generate: Callable[[list[list[int]], tuple[int, ...], float], object],
+    flush: Callable[[], object],
+) -> list[list[int]]:
+    """A workload's prompts, once the cache of whoever is to run it holds the shared tokens, or nothing.
+
+    Args:
+        generate: takes prompts, tokens to generate for each, and a temperature.
+        flush: empties the cache.
+    """
+    prompts = work.prompts(random.Random(1))
+    flush()
+    if work.cached:
+        generate([prompts[0][: work.shared]], (1,), 0.0)
+    return prompts
+
+
 def run(engine: Engine, work: Workload) -> Measured:
     """Runs a workload from an empty cache."""
-    prompts = work.prompts(random.Random(1))
-    engine.flush_cache()
-    if work.cached:
-        _generate(engine, [prompts[0][: work.shared]], (1,), 0.0)
+    prompts = prepare(work, partial(_generate, engine), engine.flush_cache)
     before = engine.stats()["steps"]
     seconds = _generate(engine, prompts, work.new, work.temperature)
     return Measured(seconds, engine.stats()["steps"] - before)

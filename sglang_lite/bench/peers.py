@@ -1,0 +1,158 @@
+"""What vllm and sglang take for the same workloads, each in a process of its own: they take the whole GPU and leave it
+dirty."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from sglang_lite.bench.shapes import hf_config
+from sglang_lite.bench.workloads import WORKLOADS, Workload, prepare
+
+# Takes prompts, tokens to generate for each, and a temperature; returns how many were.
+_Generate = Callable[[list[list[int]], tuple[int, ...], float], list[int]]
+
+_TOLD = "told.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a peer took.
+
+    Attributes:
+        version: "" where it could not be imported.
+        seconds: by workload, the median; only what it got done.
+        failure: why something is missing, in one line; "" where nothing is.
+    """
+
+    version: str
+    seconds: dict[str, float]
+    failure: str
+
+
+def installed() -> list[str]:
+    """The peers that can be imported; none is imported."""
+    return [name for name in _ENGINES if find_spec(name)]
+
+
+def measure_peer(
+    name: str, shape: str, workloads: Sequence[str], repeat: int, *, fp8: bool = False, limit: float
+) -> Figures:
+    """Runs workloads through a peer, with random weights. What it logs goes to stderr.
+
+    Args:
+        name: of `installed()`.
+        shape: of SHAPES.
+        workloads: of WORKLOADS; each runs once more beforehand, to warm up.
+        repeat: times that each is measured.
+        fp8: weights, keys and values in 8 bits.
+        limit: seconds after which the peer is killed.
+    """
+    with TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(hf_config(shape)))
+        told = Path(folder, _TOLD)
+        told.touch()
+        numbers = "fp8" if fp8 else "bfloat16"
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, name, folder, str(repeat), numbers, *workloads],
+            stdin=subprocess.DEVNULL, stdout=2, start_new_session=True,
+        )  # fmt: skip
+        try:
+            status = process.wait(limit)
+            failure = f"ended with status {status}" if status else ""
+        except subprocess.TimeoutExpired:
+            failure = f"not done after {limit:.0f} s"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # processes that it started, too
+            process.wait()
+        figures = dict(json.loads(line) for line in told.read_text().splitlines())
+        return Figures(figures.pop("version", ""), failure=figures.pop("failure", failure), seconds=figures)
+
+
+def _vllm(folder: str, fp8: bool) -> tuple[_Generate, Callable[[], bool]]:
+    from vllm import LLM, SamplingParams, TokensPrompt
+
+    llm = LLM(model=folder, **_settings(fp8))
+
+    def generate(prompts: list[list[int]], new: tuple[int, ...], temperature: float) -> list[int]:
+        params = [
+            SamplingParams(temperature=temperature, max_tokens=count, ignore_eos=True, detokenize=False)
+            for count in new
+        ]
+        outputs = llm.generate([TokensPrompt(prompt_token_ids=ids) for ids in prompts], params, use_tqdm=False)
+        return [len(output.outputs[0].token_ids) for output in outputs]
+
+    return generate, llm.reset_prefix_cache
+
+
+def _sglang(folder: str, fp8: bool) -> tuple[_Generate, Callable[[], bool]]:
+    from sglang import Engine
+
+    engine = Engine(model_path=folder, **_settings(fp8))
+
+    def generate(prompts: list[list[int]], new: tuple[int, ...], temperature: float) -> list[int]:
+        params = [{"temperature": temperature, "max_new_tokens": count, "ignore_eos": True} for count in new]
+        return [len(output["output_ids"]) for output in engine.generate(input_ids=prompts, sampling_params=params)]
+
+    return generate, lambda: engine.flush_cache().success
+
+
+_ENGINES = {"vllm": _vllm, "sglang": _sglang}
+
+
+def _settings(fp8: bool) -> dict[str, Any]:
+    """What both call by the same names."""
+    numbers = {"quantization": "fp8", "kv_cache_dtype": "fp8_e4m3"} if fp8 else {}
+    return {"load_format": "dummy", "skip_tokenizer_init": True, "dtype": "bfloat16", **numbers}
+
+
+def _seconds(work: Workload, generate: _Generate, flush: Callable[[], bool]) -> float:
+    def emptied() -> None:
+        # Refused for the moment in which the step after the last result is put away.
+        if not any(flush() for _ in range(1000)):
+            raise RuntimeError("the prefix cache can't be emptied")
+
+    prompts = prepare(work, generate, emptied)
+    started = time.perf_counter()
+    counts = generate(prompts, work.new, work.temperature)
+    seconds = time.perf_counter() - started
+    if counts != list(work.new):
+        raise RuntimeError(f"{sum(counts)} tokens were generated, not {sum(work.new)}")
+    return seconds
+
+
+def _main(peer: str, folder: str, repeat: str, numbers: str, *workloads: str) -> None:
+    """The peer's process: tells version, figures and a failure in lines of JSON."""
+
+    def tell(name: str, value: object) -> None:
+        with Path(folder, _TOLD).open("a") as file:
+            file.write(json.dumps([name, value]) + "\n")
+
+    try:
+        tell("version", import_module(peer).__version__)
+        generate, flush = _ENGINES[peer](folder, numbers == "fp8")
+        for name in workloads:
+            work = WORKLOADS[name]()
+            _seconds(work, generate, flush)
+            tell(name, median(_seconds(work, generate, flush) for _ in range(int(repeat))))
+    except BaseException as error:
+        tell("failure", " ".join(f"{type(error).__name__}: {error}".split())[:200])
+        raise
+
+
+if __name__ == "__main__":  # theirs start processes that import this module again
+    _main(*sys.argv[1:])
