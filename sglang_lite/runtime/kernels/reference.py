@@ -253,7 +253,7 @@ def _extend(
     if new == 1 and window is None and softcap is None:
         # The heads of a group as rows of one product.
         out = F.scaled_dot_product_attention(q.view(1, kv_heads, group, dim), keys[None], values[None], scale=scale)
-        return out.view(1, heads, dim)
+        return out.reshape(1, heads, dim)  # on a GPU it lies as q does
     # [kv_heads, group, …]: the heads of a group share keys and values without a copy.
     keys = keys.unsqueeze(1).expand(-1, group, -1, -1)
     values = values.unsqueeze(1).expand(-1, group, -1, -1)
