@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 
 from sglang_lite.constraints.normal import normalise
 from sglang_lite.constraints.schema import json_schema, parse_json
-from sglang_lite.protocol import ConstraintError, Generation, SamplingParams
+from sglang_lite.protocol import Choices, ConstraintError, Generation, SamplingParams
 from sglang_lite.runtime.engine import Engine
 from sglang_lite.runtime.load import LoadedModel
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -113,3 +113,10 @@ def test_finished_outputs_are_valid_and_the_others_ran_out_of_tokens(engine, cap
         )
     assert invalid == []
     assert len(finished) > 0.4 * len(answers)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_forced_from_the_middle_of_a_character_on_is_generated(engine, seed):
+    constraint = Choices(("ênd of it", "ünd of it"))  # of which no character is a token
+    generation = engine.complete("x", SamplingParams(max_tokens=50, seed=seed), constraint)
+    assert (generation.text in constraint.options, generation.finish_reason) == (True, "stop")

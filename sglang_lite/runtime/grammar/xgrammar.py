@@ -66,8 +66,11 @@ class XgrammarMatcher:
     def forced(self) -> list[int]:
         if self.engine.spell is None or self.error or self.inner.is_terminated():
             return []
-        # The last one might merge with what follows.
-        return self.engine.spell(self.inner.find_jump_forward_string())[:-1]
+        try:
+            forced = self.inner.find_jump_forward_string()
+        except UnicodeDecodeError:  # in the middle of a character
+            return []
+        return self.engine.spell(forced)[:-1]  # the last one might merge with what follows
 
     @property
     def complete(self) -> bool:
