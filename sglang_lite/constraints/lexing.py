@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from itertools import chain, groupby, product
 
 from sglang_lite.constraints import charsets
@@ -34,6 +35,7 @@ from sglang_lite.constraints.nodes import (
     intersection,
     optional,
     references,
+    repeat,
 )
 from sglang_lite.protocol import ConstraintError
 
@@ -205,7 +207,7 @@ class _Cut:
             case Alternation(options):
                 return alternation(map(self._lexeme, options))
             case Repeat(inner, least, most):
-                return Repeat(self._lexeme(inner), least, most)
+                return repeat(self._lexeme(inner), least, most)
         return self._states(node)
 
     def _states(self, node: Node) -> Node:
@@ -262,7 +264,7 @@ class _Places:
                 if key not in checked:
                     checked.add(key)
                     if self._collide(*key):
-                        found |= {name, other}
+                        found |= self._larger(name, other)
             for name in symbols:
                 together = {other for other in symbols if self._overlap(name, other)}
                 after = self._closed(set().union(*(self._after(places, each) for each in together)))
@@ -371,6 +373,14 @@ class _Places:
                 self._overlaps[key] = True
         return self._overlaps[key]
 
+    def _larger(self, name: str, other: str) -> set[str]:
+        """Of two lexemes that collide the one to take apart: most are too large, and the other one part of them."""
+        nodes = self._cut.nodes
+        if name not in nodes or other not in nodes:
+            return {name, other}
+        sizes = {each: _measure(nodes[each])[0] for each in (name, other)}
+        return {each for each, size in sizes.items() if size == max(sizes.values())}
+
     def _collide(self, name: str, other: str, following: Ranges) -> bool:
         """Where the first has ended, the other may go on with a character that may follow the first."""
         lexemes = self._cut.lexemes
@@ -382,17 +392,23 @@ class _Places:
             return False
         if name not in lexemes or other not in lexemes:
             return True
-        both = Automaton(lexemes[name], lexemes[other], CharSet(following))
-        first, second, next_one = both.starts
-        seen = {(first, second)}
-        for a, b in (queue := [(first, second)]):
-            if len(seen) > MAX_PAIRS:
+        return _goes_on(lexemes[name], lexemes[other], following)
+
+
+@lru_cache(maxsize=4096)  # as most are asked about again when a few have been taken apart
+def _goes_on(lexeme: Node, other: Node, following: Ranges) -> bool:
+    """Where a text of the first has ended, one of the other may go on with one of some characters."""
+    both = Automaton(lexeme, other, CharSet(following))
+    first, second, next_one = both.starts
+    seen = {(first, second)}
+    for a, b in (queue := [(first, second)]):
+        if len(seen) > MAX_PAIRS:
+            return True
+        for symbol in both.classes:
+            pair = both.step(a, symbol), both.step(b, symbol)
+            if both.accepting(a) and pair[1] != DEAD and both.step(next_one, symbol) != DEAD:
                 return True
-            for symbol in both.classes:
-                pair = both.step(a, symbol), both.step(b, symbol)
-                if both.accepting(a) and pair[1] != DEAD and both.step(next_one, symbol) != DEAD:
-                    return True
-                if DEAD not in pair and pair not in seen:
-                    seen.add(pair)
-                    queue.append(pair)
-        return False
+            if DEAD not in pair and pair not in seen:
+                seen.add(pair)
+                queue.append(pair)
+    return False

@@ -10,7 +10,7 @@ from sglang_lite.constraints.earley import recognises
 from sglang_lite.constraints.sampling import sample
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.constraints.walk import Walk
-from sglang_lite.protocol import ConstraintError, Ebnf
+from sglang_lite.protocol import ConstraintError, Ebnf, InOrder, Repeated
 from tests.constraints.random_grammars import grammar as random_grammar
 
 PERSON = json_schema(
@@ -108,3 +108,9 @@ def test_what_a_schema_leaves_to_be_checked_is_checked_at_the_end():
 def test_what_can_not_be_enforced_is_refused_at_the_start():
     with pytest.raises(ConstraintError, match="uniqueItems"):
         Walk(json_schema({"type": "array", "uniqueItems": True}))
+
+
+def test_numbers_that_can_not_be_read_greedily_are_taken_apart():
+    number = json_schema({"type": "integer", "minimum": 0, "maximum": 99})
+    several = Repeated(InOrder((number, Ebnf('root ::= "" | "(" root ")"'))), 1)
+    walked(several, "12", "3", "(())", "4").end()

@@ -165,7 +165,7 @@ def _digits_between(a: str, b: str) -> Node:
         options.append(concat(literal(b[0]), _digits_between("0" * rest, b[1:])))
         high -= 1
     if low <= high:
-        options.append(concat(CharSet(((low, high),)), Repeat(_DIGIT, rest, rest)))
+        options.append(concat(CharSet(((low, high),)), repeat(_DIGIT, rest, rest)))
     return concat(literal(prefix), alternation(options))
 
 
@@ -221,7 +221,7 @@ def _endings(number: int, after_point: int) -> Node:
     some = Repeat(_DIGIT, 1, None)
     endings = [str(value).zfill(width) for value in range(0, 10**width, number)] if width else [""]
     if after_point and width <= after_point:
-        filling = Repeat(_DIGIT, after_point - width, after_point - width)
+        filling = repeat(_DIGIT, after_point - width, after_point - width)
         return concat(some, literal("."), filling, alternation(map(literal, endings)))
     if not width:
         return some
