@@ -38,6 +38,8 @@ from sglang_lite.protocol import (
     Repeated,
     StructuralTag,
     Tag,
+    TaggedObject,
+    Tags,
     ValueValidationError,
 )
 
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Choices", "Ebnf", "Grammar", "InOrder", "JsonSchema", "Lark", "OneOf", "Regex", "Repeated", "Report",
-    "StructuralTag", "Tag", "check", "json_schema", "matches", "validate",
+    "StructuralTag", "Tag", "TaggedObject", "Tags", "check", "json_schema", "matches", "validate",
 ]  # fmt: skip
 
 

@@ -220,6 +220,34 @@ class JsonSchema:
 
 
 @dataclass(frozen=True, slots=True)
+class Tags:
+    """How a family of models writes the members of an object one after the other: each value between tags, a string as
+    it is and any other value as JSON.
+
+    Attributes:
+        before, after: what stands around a value; in it `{name}` is the member's name, `{type}` what `types` says.
+        mark: what the end of a value begins with, and no string has in it.
+        types: what null, booleans, numbers, strings, arrays and objects are called.
+        item: what stands around the items of arrays. Then arrays and objects have tags inside as well.
+    """
+
+    before: str
+    after: str
+    mark: str
+    types: tuple[str, str, str, str, str, str] = ("", "", "", "", "", "")
+    item: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedObject:
+    """Text that is one JSON object valid under `schema`, its members written between tags. Members that the schema says
+    nothing of are left out."""
+
+    schema: JsonSchema
+    tags: Tags
+
+
+@dataclass(frozen=True, slots=True)
 class Choices:
     """Exactly one of `options`, which may be given as any sequence."""
 
@@ -311,7 +339,17 @@ class Continuation:
 
 
 Constraint: TypeAlias = (
-    Regex | JsonSchema | Choices | Ebnf | Lark | StructuralTag | InOrder | OneOf | Repeated | Continuation
+    Regex
+    | JsonSchema
+    | TaggedObject
+    | Choices
+    | Ebnf
+    | Lark
+    | StructuralTag
+    | InOrder
+    | OneOf
+    | Repeated
+    | Continuation
 )
 
 

@@ -23,7 +23,7 @@ from sglang_lite.constraints.nodes import (
     literal,
     repeat,
 )
-from sglang_lite.constraints.normal import normalise
+from sglang_lite.constraints.normal import normalise, tagged
 from sglang_lite.constraints.regex import parse
 from sglang_lite.protocol import (
     Choices,
@@ -38,6 +38,7 @@ from sglang_lite.protocol import (
     Regex,
     Repeated,
     StructuralTag,
+    TaggedObject,
 )
 
 _START = "start"
@@ -60,6 +61,8 @@ def _language_of(constraint: Constraint) -> Language:
     match constraint:
         case JsonSchema():
             return normalise(constraint).language
+        case TaggedObject(schema, tags):
+            return tagged(schema, tags)
         case Ebnf(text):
             return pruned(ebnf.parse(text))
         case Lark(text):

@@ -105,14 +105,15 @@ def _height(node: Node, heights: dict[str, float]) -> float:
 
 def _through(machine: Automaton, random: Random) -> str:
     """The text of a random way through an automaton: some steps at random, then the shortest way to an end."""
-    text, state = "", machine.start
-    for _ in range(_STEPS):
+    text, state, steps_left = "", machine.start, _STEPS
+    while steps_left and len(text) < MAX_CHARS:
         if machine.accepting(state) and random.random() < 0.3:
             return text
         steps = [(c, machine.step(state, c)) for c in machine.classes]
         live = [(c, after) for c, after in steps if after != DEAD and machine.nonempty(after)]
         if not live:
             break
+        steps_left -= len(live) > 1
         printable = [step for step in live if _printable(machine.characters(step[0]))]
         symbol, state = random.choice(printable or live)
         text += _character(machine.characters(symbol), random)

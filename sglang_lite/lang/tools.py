@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.constraints.types import ValueType, for_pydantic
-from sglang_lite.protocol import Location, ParameterError, ProgramError, ValueValidationError
+from sglang_lite.protocol import JsonSchema, Location, ParameterError, ProgramError, ValueValidationError
 from sglang_lite.text.tool_calls import call_text, calls_constraint, parse_answer
 
 
@@ -99,20 +99,20 @@ class Toolbox:
         """What text spells a call or an answer; values are ToolCall or str.
 
         Args:
-            family: whose format calls have, a key of text.tool_calls.FORMATS; None: the text is one JSON object.
+            family: whose format calls have, a name of text.tool_formats; None: the text is one JSON object.
         """
         if family is not None:
             given = {name: json_schema({**schema, **self.shared}) for name, schema in self.schemas.items()}
             choice: Literal["auto", "required"] = "required" if self.required else "auto"
             constraint = calls_constraint(family, given, choice, parallel=False)
-            return ValueType(None, constraint, partial(self._read_format, family))
+            return ValueType(None, constraint, partial(self._read_format, family, given))
         options = [_exactly(tool={"const": name}, arguments=schema) for name, schema in self.schemas.items()]
         if not self.required:
             options.append(_exactly(answer={"type": "string"}))
         return ValueType(None, json_schema({"anyOf": options, **self.shared}), self._read_object)
 
-    def _read_format(self, family: str, text: str) -> ToolCall | str:
-        answer = parse_answer(family, text)
+    def _read_format(self, family: str, given: Mapping[str, JsonSchema], text: str) -> ToolCall | str:
+        answer = parse_answer(family, text, tools=given)
         if not answer.complete or (self.required and not answer.calls):
             raise ValueValidationError("the text ends before a call of a tool does.", text=text)
         if not answer.calls:
@@ -161,7 +161,8 @@ def describe(tools: Sequence[Callable[..., Any]], s: Any = None) -> str:
     if family is None:
         how = 'Write {"tool": name, "arguments": {…}} to use one, or {"answer": text} to answer.'
     else:
-        how = f"To use one, write\n{call_text(family, '…', '{…}')}\nwith its name and its arguments as JSON."
+        call = call_text(family, "…", {"…": "…"})
+        how = f"To use one, write\n{call}\nwith its name and its arguments, those that are no strings as JSON."
     return "You can use these tools:\n" + "\n".join(lines) + f"\n{how}"
 
 

@@ -69,15 +69,19 @@ def format_of(model_type: str) -> Format:
     return known
 
 
-def reasoned(model_type: str, answer: Constraint) -> Constraint:
+def reasoned(model_type: str, answer: Constraint, between: str | None = None) -> Constraint:
     """Reasoning as a model marks it, then an answer that is constrained.
+
+    Args:
+        between: what stands between them; None: one of the marks of answers, where the model has any.
 
     Raises:
         ParameterError: an unknown model type.
     """
     known = format_of(model_type)
     until = StructuralTag((Tag(known.end, Choices(("",)), ""),), (known.end,), at_least_one=True, stop_after_first=True)
-    rest = InOrder((until, Regex(r"\n{0,2}"), Choices(known.dropped or ("",))))
+    marks = Choices(known.dropped or ("",) if between is None else (between,))
+    rest = InOrder((until, Regex(r"\n{0,2}"), marks))
     if known.open:
         return InOrder((rest, answer))
     return InOrder((Repeated(InOrder((Choices((known.start,)), rest)), 0, 1), answer))

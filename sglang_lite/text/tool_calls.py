@@ -1,15 +1,12 @@
-"""How families of models write calls of tools: the constraint that holds them to it, and reading the calls back.
-
-Only formats whose arguments are JSON. (Sources: the models' chat templates; xgrammar 0.2.8, `builtin_structural_tag`;
-for Mistral's, mistral-common.)
-"""
+"""Calls of tools as families of models write them (tool_formats.py): the constraint that holds a model to that, and
+reading the calls back."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
+from typing import Any, Literal
 
 import regex
 
@@ -24,98 +21,18 @@ from sglang_lite.protocol import (
     Repeated,
     StructuralTag,
     Tag,
+    TaggedObject,
 )
 from sglang_lite.text.reasoning import ReasoningParser, format_of, reasoned
 from sglang_lite.text.stop import overlap
-
-
-@dataclass(frozen=True, slots=True)
-class ToolFormat:
-    """A call is `begin`, the name of the tool, `middle`, its arguments as a JSON object, and `end`.
-
-    Attributes:
-        trigger: what begins calls, and stands in no other text of an answer.
-        middle: a # in it is a number.
-        opening, closing: around all calls.
-        separator: between two of them.
-    """
-
-    trigger: str
-    begin: str
-    middle: str
-    end: str
-    opening: str = ""
-    closing: str = ""
-    separator: str = ""
-
-
-_DEEPSEEK = "<｜tool▁calls▁begin｜>"
-
-# By the names that SGLang gives them.
-FORMATS = {
-    "qwen": ToolFormat(
-        "<tool_call>", '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", separator="\n"
-    ),
-    "exaone": ToolFormat("<tool_call>", '<tool_call>{"name": "', '", "arguments": ', "}</tool_call>", separator="\n"),
-    "llama3": ToolFormat('{"name": "', '{"name": "', '", "parameters": ', "}", separator="; "),
-    "mistral": ToolFormat(
-        "[TOOL_CALLS]", '{"name": "', '", "arguments": ', "}", opening="[TOOL_CALLS] [", closing="]", separator=", "
-    ),
-    "mistral-nemo": ToolFormat(
-        "[TOOL_CALLS]", '{"name": "', '", "arguments": ', "}", opening="[TOOL_CALLS][", closing="]", separator=", "
-    ),
-    "mistral-v13": ToolFormat("[TOOL_CALLS]", "[TOOL_CALLS]", "[ARGS]", ""),
-    "deepseekv3": ToolFormat(
-        _DEEPSEEK, "<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n", "\n```<｜tool▁call▁end｜>",
-        opening=_DEEPSEEK, closing="<｜tool▁calls▁end｜>", separator="\n",
-    ),
-    "deepseekv31": ToolFormat(
-        _DEEPSEEK, "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>",
-        opening=_DEEPSEEK, closing="<｜tool▁calls▁end｜>",
-    ),
-    "kimi_k2": ToolFormat(
-        "<|tool_calls_section_begin|>", "<|tool_call_begin|>functions.", ":#<|tool_call_argument_begin|>",
-        "<|tool_call_end|>", opening="<|tool_calls_section_begin|>", closing="<|tool_calls_section_end|>",
-    ),
-}  # fmt: skip
-DEFAULT = "qwen"  # of models of other families: most that were trained without a format of their own were with this one
-
-# Tokens of these texts are part of what a model says, though its tokenizer may call them special.
-MARKS = frozenset({
-    "<think>", "</think>", "[THINK]", "[/THINK]", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]",
-    "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
-    "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>",
-    "<|tool_call_argument_begin|>",
-})  # fmt: skip
-
-# What a chat template says that shows calls in a format; the first one counts.
-_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("kimi_k2", ("<|tool_calls_section_begin|>",)),
-    ("deepseekv3", (_DEEPSEEK, "```json")),
-    ("deepseekv31", (_DEEPSEEK,)),
-    ("mistral-v13", ("[TOOL_CALLS]", "[ARGS]")),
-    ("mistral-nemo", ("[TOOL_CALLS][",)),
-    ("mistral", ("[TOOL_CALLS]",)),
-    ("exaone", ('<tool_call>{"name": ', '"arguments": ')),
-    ("qwen", ("<tool_call>", '"arguments": ')),
-    ("llama3", ('{"name": ', '"parameters": ')),
+from sglang_lite.text.tool_arguments import (
+    JsonArguments,
+    TaggedArguments,
+    arguments_text,
+    expression,
+    pattern,
 )
-_OTHERS = ("<function=", "<arg_key>", "<invoke", "[CALL_ID]")  # formats that are not known here
-
-
-def family_of(template: str | None) -> str | None:
-    """The key of FORMATS for a model's chat template; None where it shows no calls, or in another format."""
-    source = (template or "").replace("\\n", "\n").replace('\\"', '"')
-    if any(sign in source for sign in _OTHERS):
-        return None
-    return next((family for family, signs in _SIGNS if all(sign in source for sign in signs)), None)
-
-
-def tool_format(family: str) -> ToolFormat:
-    """Raises ParameterError: an unknown family."""
-    if family not in FORMATS:
-        raise ParameterError("tool_format", f"{family!r} is unknown.", hint=f"Known: {', '.join(FORMATS)}.")
-    return FORMATS[family]
+from sglang_lite.text.tool_formats import ToolFormat, tool_format
 
 
 def calls_constraint(
@@ -129,7 +46,7 @@ def calls_constraint(
     """What a model's whole answer is, from what its template ends with on: reasoning, text, calls.
 
     Args:
-        family: a key of FORMATS.
+        family: a name of text.tool_formats.
         tools: the schema of its arguments by a tool's name. To ask for one of several, give that one alone.
         choice: "auto": text, and calls in it; "required": calls and nothing else; "none": no calls.
         reasoning: how the model marks its reasoning: a key of text.reasoning.FORMATS.
@@ -143,40 +60,62 @@ def calls_constraint(
         raise ParameterError("tool_choice", f"{choice!r} is not 'auto', 'required' or 'none'.")
     if choice == "required" and not tools:
         raise ParameterError("tool_choice", "'required' needs tools.")
-    calls = OneOf(tuple(_call(spelled, name, schema) for name, schema in tools.items()))
+    calls: Constraint = OneOf(tuple(_call(tag) for tag in _tags(spelled, tools)))
     if parallel:
-        calls_text: Constraint = InOrder((calls, Repeated(InOrder((Choices((spelled.separator,)), calls)))))
-    else:
-        calls_text = calls
-    marks = () if reasoning is None else (format_of(reasoning).start, format_of(reasoning).end)
+        calls = InOrder((calls, Repeated(InOrder((Choices((spelled.separator,)), calls)))))
+    excluded = () if reasoning is None else (format_of(reasoning).start, format_of(reasoning).end)
     if choice == "required":
-        answer: Constraint = InOrder((Choices((spelled.opening,)), calls_text, Choices((spelled.closing,))))
+        before = spelled.text[1] if not spelled.text[0] else ""  # text that has no beginning is there, though empty
+        answer: Constraint = InOrder((Choices((before + spelled.opening,)), calls, Choices((spelled.closing,))))
+    elif spelled.final != ("", ""):
+        answer = _in_channels(spelled, calls if choice == "auto" and tools else None, excluded)
     else:
         tags: tuple[Tag, ...] = ()
         if choice == "auto" and spelled.opening and tools:
-            tags = (Tag(spelled.opening, calls_text, spelled.closing),)
+            tags = (Tag(spelled.opening, calls, spelled.closing),)
         elif choice == "auto":
-            tags = tuple(_tag(spelled, name, schema) for name, schema in tools.items())
+            tags = tuple(_tags(spelled, tools))
         once = bool(tags) and (not parallel or bool(spelled.closing))
-        answer = StructuralTag(tags, (spelled.trigger,), stop_after_first=once, excludes=marks)
-    return answer if reasoning is None else reasoned(reasoning, answer)
+        answer = StructuralTag(tags, (spelled.trigger,), stop_after_first=once, excludes=excluded)
+    return answer if reasoning is None else reasoned(reasoning, answer, spelled.between)
 
 
-def _tag(spelled: ToolFormat, name: str, schema: JsonSchema) -> Tag:
-    before, number, after = f"{spelled.begin}{name}{spelled.middle}".partition("#")
-    content = InOrder((Regex("[0-9]{1,3}"), Choices((after,)), schema)) if number else schema
-    return Tag(before, content, spelled.end)
+def _in_channels(spelled: ToolFormat, calls: Constraint | None, excluded: tuple[str, ...]) -> Constraint:
+    """Text and calls where each kind of text has marks of its own."""
+    (first, last), (begin, end) = spelled.text, spelled.final
+    nothing = Choices(("",))
+    if end:  # both begin alike, and how text ends tells them apart
+        tags = (
+            Tag(end, nothing, ""),
+            *(() if calls is None else (Tag(last + spelled.opening, calls, spelled.closing),)),
+        )
+        return StructuralTag(tags, (last,), True, True, (*spelled.excluded, *excluded))
+    alone = InOrder((Choices((begin,)), StructuralTag((), (*spelled.marks, *spelled.excluded))))
+    if calls is None:
+        return alone
+    ends = tuple(mark for mark in spelled.marks if last.startswith(mark))
+    note = InOrder((Choices((first,)), StructuralTag((Tag(last, nothing, ""),), ends, True, True, spelled.excluded)))
+    return OneOf((alone, InOrder((Repeated(note, 0, 1), calls))))
 
 
-def _call(spelled: ToolFormat, name: str, schema: JsonSchema) -> Constraint:
-    tag = _tag(spelled, name, schema)
+def _tags(spelled: ToolFormat, tools: Mapping[str, JsonSchema]) -> Iterator[Tag]:
+    for name, schema in tools.items():
+        arguments = schema if spelled.arguments is None else TaggedObject(schema, spelled.arguments)
+        for begin, middle in spelled.heads:
+            before, number, after = f"{begin}{name}{middle}".partition("#")
+            content = InOrder((Regex("[0-9]{1,3}"), Choices((after,)), arguments)) if number else arguments
+            yield Tag(before, content, spelled.end)
+
+
+def _call(tag: Tag) -> Constraint:
     return InOrder((Choices((tag.begin,)), tag.content, Choices((tag.end,))))
 
 
-def call_text(family: str, name: str, arguments: str) -> str:
+def call_text(family: str, name: str, arguments: Mapping[str, Any]) -> str:
     """A call as the family writes it."""
     spelled = tool_format(family)
-    call = f"{spelled.begin}{name}{spelled.middle.replace('#', '0')}{arguments}{spelled.end}"
+    begin, middle = (part.replace("#", "0") for part in spelled.heads[0])
+    call = f"{begin}{name}{middle}{arguments_text(spelled.arguments, arguments)}{spelled.end}"
     return f"{spelled.opening}{call}{spelled.closing}"
 
 
@@ -232,8 +171,10 @@ class ToolParser:
     """Reads an answer as it arrives. Text that only looks like a call is content.
 
     Args:
-        family: a key of FORMATS.
+        family: a name of text.tool_formats.
         reasoning: a key of text.reasoning.FORMATS; None: nothing is split off.
+        tools: the schema of its arguments by a tool's name, for formats that write strings as they are: where it says
+            nothing, what is JSON is no string.
 
     Attributes:
         open: a call has begun and has not ended.
@@ -242,16 +183,20 @@ class ToolParser:
         ParameterError: an unknown family or model type.
     """
 
-    def __init__(self, family: str, reasoning: str | None = None) -> None:
+    def __init__(
+        self, family: str, reasoning: str | None = None, tools: Mapping[str, JsonSchema] | None = None
+    ) -> None:
         self._format = found = tool_format(family)
         self._reasoning = None if reasoning is None else ReasoningParser(reasoning, once=True)
-        middle = re.escape(found.middle).replace(r"\#", r"[0-9]+").replace("#", "[0-9]+")
-        self._head = regex.compile(rf"{re.escape(found.begin)}(?P<name>[\w.-]+?){middle}")
+        self._tools = tools or {}
+        self._head = _head(found)
+        variants = (text for begin, _ in found.variants for text in (begin, begin.lstrip()))
+        self._stops = tuple(dict.fromkeys((found.trigger, *variants, *found.marks)))
         self._held = ""
         self._read = self._text
         self._inside = False  # of opening and closing
         self._count = 0
-        self._scan = _JsonEnd()
+        self._scan: JsonArguments | TaggedArguments = JsonArguments()
         self._content: list[str] = []
         self._calls: list[CallPiece] = []
 
@@ -268,10 +213,11 @@ class ToolParser:
         """The end of the text."""
         reasoning, answer = ("", "") if self._reasoning is None else self._reasoning.flush()
         pieces = self._pieces(reasoning, answer)
+        cut = self._read in (self._arguments, self._end) or (self._read == self._after and self._inside)
+        while self._format.marks and not cut and self._held.startswith(self._format.marks):
+            self._taken(next(len(mark) for mark in self._format.marks if self._held.startswith(mark)))
         held, self._held = self._held, ""
-        if self._read in (self._arguments, self._end) or (
-            self._count and held.strip() in ("", self._format.separator.strip())
-        ):
+        if cut or (self._count and held.strip() in ("", self._format.separator.strip())):
             held = ""
         return Pieces(pieces.reasoning, pieces.content + held, pieces.calls)
 
@@ -287,55 +233,70 @@ class ToolParser:
     # Each of these reads what it can of the text held, and says whether there may be more to read.
 
     def _text(self) -> bool:
-        at = self._held.find(self._format.trigger)
-        if at >= 0:
-            self._content.append(self._taken(at))
-            self._read = self._begin
-            return True
-        self._content.append(self._taken(overlap(self._held, 0, self._format.trigger)))
+        hits = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if hits:
+            self._content.append(self._taken(min(hits)))
+            return self._to(self._begin, inside=False)
+        self._content.append(self._taken(min(overlap(self._held, 0, stop) for stop in self._stops)))
         return False
 
     def _begin(self) -> bool:
-        """At a call, or at what is before the first one."""
+        """At a call, at what is before the first one, or at a mark."""
         opening = "" if self._inside else self._format.opening
-        if len(self._held) < len(opening) and opening.startswith(self._held):
+        if opening and self._format.any_blanks:
+            opening = f"{opening.rstrip()}\n"
+        before = pattern(opening, blanks=self._format.any_blanks).match(self._held, partial=True)
+        head = None
+        if before and not before.partial:
+            head = self._head.match(self._held, before.end(), partial=True)
+        if (before and before.partial) or (head and head.partial):
             return False
-        head = self._head.match(self._held, len(opening), partial=True) if self._held.startswith(opening) else None
         if head is None:
-            self._content.append(self._taken(max(1, len(self._format.trigger))))
+            stop = next((each for each in self._stops if self._held.startswith(each)), self._held[:1])
+            self._taken(len(stop))
+            if stop not in self._format.marks:
+                self._content.append(stop)
             return self._to(self._text, inside=False)
-        if head.partial:
-            return False
         self._taken(head.end())
-        self._calls.append(CallPiece(self._count, head["name"], ""))
-        self._scan = _JsonEnd()
+        name = head["name"]
+        tags = self._format.arguments
+        self._scan = JsonArguments() if tags is None else TaggedArguments(tags, self._tools.get(name))
+        self._calls.append(CallPiece(self._count, name, ""))
         return self._to(self._arguments, inside=bool(self._format.opening))
 
     def _arguments(self) -> bool:
-        length = self._scan.push(self._held)
-        if length:
-            self._calls.append(CallPiece(self._count, "", self._taken(length)))
+        length, said = self._scan.push(self._held)
+        self._taken(length)
+        if said:
+            self._calls.append(CallPiece(self._count, "", said))
         return self._scan.done and self._to(self._end, inside=self._inside)
 
     def _end(self) -> bool:
-        end = self._format.end
-        if len(self._held) < len(end) and end.startswith(self._held):
+        end = pattern(self._format.end, blanks=self._format.any_blanks).match(self._held, partial=True)
+        if end and end.partial:
             return False
-        if not self._held.startswith(end):  # no model that is held to it writes this
+        if end is None:  # no model that is held to it writes this
             return self._to(self._text, inside=False)
-        self._taken(len(end))
+        self._taken(end.end())
         self._count += 1
         return self._to(self._after, inside=self._inside)
 
     def _after(self) -> bool:
         """Behind a call: another one, or what is after the last one."""
-        more = self._format.separator + (self._format.begin if self._inside else self._format.trigger)
-        for follows, read in ((more, self._begin), (self._format.closing if self._inside else "", self._text)):
-            if follows and self._held.startswith(follows):
-                self._taken(len(self._format.separator) if read == self._begin else len(follows))
-                return self._to(read, inside=self._inside and read == self._begin)
-            if follows.startswith(self._held):
+        separator, closing = self._format.separator, self._format.closing if self._inside else ""
+        if self._inside and self._format.any_blanks:
+            self._held = self._held.lstrip()
+        begin = self._format.begin if self._inside else self._format.trigger
+        for follows, read in ((separator + begin, self._begin), (closing, self._text)):
+            found = (
+                pattern(follows, blanks=self._format.any_blanks).match(self._held, partial=True) if follows else None
+            )
+            if found and found.partial:
                 return False
+            if found:
+                between = pattern(separator, blanks=self._format.any_blanks).match(self._held)
+                self._taken(between.end() if between and read == self._begin else found.end())
+                return self._to(read, inside=self._inside and read == self._begin)
         return self._to(self._text, inside=False)
 
     def _to(self, read: Callable[[], bool], *, inside: bool) -> bool:
@@ -347,9 +308,23 @@ class ToolParser:
         return text
 
 
-def parse_answer(family: str, text: str, reasoning: str | None = None) -> Answer:
-    """A whole answer, read. Raises as ToolParser."""
-    parser = ToolParser(family, reasoning)
+@lru_cache(maxsize=64)
+def _head(spelled: ToolFormat) -> regex.Pattern[str]:
+    """What matches a call up to its arguments."""
+    blanks = spelled.any_blanks
+    options = [
+        rf"{expression(begin, blanks=blanks)}(?P<name>[\w.:-]+?)"
+        + (expression(middle, blanks=blanks) if middle.strip() else r"\s*(?=<)")
+        for begin, middle in spelled.heads
+    ]
+    return regex.compile("|".join(options))
+
+
+def parse_answer(
+    family: str, text: str, reasoning: str | None = None, tools: Mapping[str, JsonSchema] | None = None
+) -> Answer:
+    """A whole answer, read. Arguments and errors as of ToolParser."""
+    parser = ToolParser(family, reasoning, tools)
     pieces = (parser.push(text), parser.flush())
     calls: list[Call] = []
     for piece in (piece for part in pieces for piece in part.calls):
@@ -358,31 +333,3 @@ def parse_answer(family: str, text: str, reasoning: str | None = None) -> Answer
         calls[-1] = Call(calls[-1].name, calls[-1].arguments + piece.arguments)
     thought, content = "".join(p.reasoning for p in pieces), "".join(p.content for p in pieces)
     return Answer(thought, content, tuple(calls), complete=not parser.open)
-
-
-class _JsonEnd:
-    """Finds the end of a JSON object that comes in pieces. What is no object ends at once."""
-
-    def __init__(self) -> None:
-        self.done = False
-        self._depth = 0
-        self._in_string = self._escaped = False
-
-    def push(self, text: str) -> int:
-        """How many characters of the next text belong to it."""
-        for i, char in enumerate(text):
-            if self._escaped:
-                self._escaped = False
-            elif self._in_string:
-                self._escaped = char == "\\"
-                self._in_string = char != '"'
-            elif char == '"':
-                self._in_string = True
-            elif char in "{[":
-                self._depth += 1
-            elif char in "}]":
-                self._depth -= 1
-            if not self._depth:
-                self.done = True
-                return i + (char in "}]")
-        return len(text)

@@ -298,12 +298,33 @@ def test_marks_of_reasoning_in_a_value_are_part_of_it():
     assert body.run(backend=Native(lambda _: '<think>a</think>["<think>", "</think>"]'))["x"] == ["<think>", "</think>"]
 
 
+class Coder(Native):
+    def tool_family(self):
+        return "qwen3_coder"
+
+
+def test_arguments_between_tags_have_the_types_of_the_signature():
+    def find(text: str, place: Place, most: int = 3, day: datetime.date | None = None) -> str:
+        """Finds."""
+        return f"{text} {place.name} {most} {day}"
+
+    told = sgl.function(lambda s: describe([find], s)).run(backend=Coder()).ret_value
+    assert "<function=…>\n<parameter=…>\n…\n</parameter>\n</function>" in told
+    body = sgl.function(lambda s: s.__iadd__(sgl.gen("x", tools=[find])))
+    parameters = {"text": "12", "place": '{"name": "</parameter>"}', "most": "7", "day": "2024-05-01"}
+    said = "".join(f"<parameter={name}>\n{text}\n</parameter>\n" for name, text in parameters.items())
+    text = f"I look.\n<tool_call>\n<function=find>\n{said}</function>\n</tool_call>"
+    assert body.run(backend=Coder(lambda _: text))["x"].run() == "12 </parameter> 7 2024-05-01"
+    with pytest.raises(sgl.BackendError, match="does not satisfy"):
+        body.run(backend=Coder(lambda _: text.replace("7", "seven")))["x"]
+
+
 def test_how_to_call_is_described_in_the_models_format():
     def body(s):
         return describe([add], s)
 
     told = [sgl.function(body).run(backend=backend()).ret_value for backend in (Native, sgl.ScriptedBackend)]
-    assert '<tool_call>\n{"name": "…", "arguments": {…}}\n</tool_call>' in told[0]
+    assert '<tool_call>\n{"name": "…", "arguments": {"…": "…"}}\n</tool_call>' in told[0]
     assert '{"answer": text}' in told[1]
 
 

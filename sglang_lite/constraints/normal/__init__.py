@@ -15,8 +15,9 @@ from sglang_lite.constraints.normal.document import Document
 from sglang_lite.constraints.normal.formulas import At
 from sglang_lite.constraints.normal.reader import Reader
 from sglang_lite.constraints.normal.wellformed import check_text
+from sglang_lite.constraints.normal.write_tagged import TaggedWriter
 from sglang_lite.constraints.normal.writer import Writer
-from sglang_lite.protocol import ConstraintError, JsonSchema
+from sglang_lite.protocol import ConstraintError, JsonSchema, Tags
 
 MAX_CHECKED = 100  # keywords that best effort leaves to the check of finished values
 
@@ -69,3 +70,18 @@ def normalise(constraint: JsonSchema) -> Normalised:
             if pointer.rpartition("/")[2] in _REFERENCES:
                 raise
             checked[pointer] = error.message.removeprefix("json_schema: ").removesuffix(f" (at {pointer})")
+
+
+@lru_cache(maxsize=256)
+def tagged(schema: JsonSchema, tags: Tags) -> Language:
+    """The language of a TaggedObject.
+
+    Raises:
+        ConstraintError: nothing satisfies the schema, or it can't be enforced in this format; `pointer` says where.
+    """
+    document = document_of(schema)
+    reader = Reader(document, assert_format=schema.format == "assert")
+    try:
+        return TaggedWriter(reader, schema.separators, tags).language(At(document.start))
+    except RecursionError as error:
+        raise ConstraintError("json_schema: nested too deeply.") from error

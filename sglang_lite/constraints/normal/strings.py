@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import lru_cache
 
 from sglang_lite.constraints import charsets
@@ -33,7 +34,12 @@ _ANY_CHARACTERS = Repeat(_ANY_CHARACTER, 0, None)
 
 
 def quoted(strings: Node, before: str = "", after: str = "") -> Node:
-    """The JSON texts of some strings, with a text before and after each.
+    """The JSON texts of some strings, with a text before and after each."""
+    return between(before + '"', strings, '"' + after, _written)
+
+
+def between(before: str, strings: Node, after: str, written: Callable[[Node], Node]) -> Node:
+    """Strings, written in some way, with a text before and after each.
 
     Complements are put outermost, as `a & ~b` of whole lexemes: engines have a short cut for that.
     """
@@ -42,10 +48,10 @@ def quoted(strings: Node, before: str = "", after: str = "") -> Node:
     outside = [part.node for part in parts if isinstance(part, Complement)]
 
     def whole(node: Node) -> Node:
-        written = _written(node)
-        if isinstance(written, Text):
-            return Text(f'{before}"{written.text}"{after}')
-        return concat(literal(before + '"'), written, literal('"' + after))
+        inner = written(node)
+        if isinstance(inner, Text):
+            return Text(before + inner.text + after)
+        return concat(literal(before), inner, literal(after))
 
     if not outside and len(inside) == 1:
         return whole(inside[0])

@@ -12,20 +12,31 @@ from itertools import combinations, product
 from math import comb
 from typing import TYPE_CHECKING
 
-from sglang_lite.constraints.nodes import NOTHING, Node, Ref, alternation, concat, literal, optional, repeat, texts_of
+from sglang_lite.constraints.nodes import (
+    EMPTY,
+    NOTHING,
+    Node,
+    Ref,
+    alternation,
+    concat,
+    literal,
+    optional,
+    repeat,
+    texts_of,
+)
 from sglang_lite.constraints.normal import decimals
 from sglang_lite.constraints.normal.formulas import Formula, Just, all_of, not_
 from sglang_lite.constraints.normal.values import Arrays, Values
 from sglang_lite.protocol import ConstraintError
 
 if TYPE_CHECKING:
-    from sglang_lite.constraints.normal.writer import Writer
+    from sglang_lite.constraints.normal.writer import Style
 
 MAX_SUBSETS = 500  # sets of values that may have been used
 MAX_COMPARED = 12  # items that are held against each other
 
 
-def array_text(writer: Writer, shape: Arrays) -> Node:
+def array_text(writer: Style, shape: Arrays) -> Node:
     """The texts of the arrays of a shape.
 
     Raises:
@@ -33,22 +44,23 @@ def array_text(writer: Writer, shape: Arrays) -> Node:
     """
     if shape.most is not None and shape.least > shape.most:
         return NOTHING
-    opening = writer.rule("[", lambda: literal("["))
+    start, end = writer.brackets
+    opening = writer.rule(start, lambda: literal(start)) if start else EMPTY
     unique = shape.unique is not None and not _different(writer, shape)
     if shape.contains or unique:
         return concat(
             opening, _ArrayWriter(writer, shape, unique=unique).place(0, (0,) * len(shape.contains), frozenset())
         )
-    return concat(opening, _items(writer, shape), literal("]"))
+    return concat(opening, _items(writer, shape), literal(end))
 
 
-def _items(writer: Writer, shape: Arrays) -> Node:
+def _items(writer: Style, shape: Arrays) -> Node:
     least, most, first = shape.least, shape.most, shape.prefix
     comma = literal(writer.comma)
 
     def more(count: int) -> Node:
         """The items that are not in the prefix, after `count` others."""
-        rest = writer.value(shape.rest)
+        rest = writer.item(shape.rest)
         fewer, less = max(0, least - count), None if most is None else most - count
         if shape.rest is False or less == 0:
             return NOTHING if fewer else literal("")
@@ -62,12 +74,12 @@ def _items(writer: Writer, shape: Arrays) -> Node:
         first = first[:most]
     text = more(len(first))
     for i in reversed(range(len(first))):
-        item = concat(comma, writer.value(first[i])) if i else writer.value(first[i])
+        item = concat(comma, writer.item(first[i])) if i else writer.item(first[i])
         text = concat(item, text) if i < least else optional(concat(item, text))
     return text
 
 
-def _different(writer: Writer, shape: Arrays) -> bool:
+def _different(writer: Style, shape: Arrays) -> bool:
     """Any two items are different, whatever they are."""
     if shape.most is None and shape.rest is not False:
         return False
@@ -90,7 +102,7 @@ def _all_of_them(values: Values) -> list[Formula] | None:
 
 
 class _ArrayWriter:
-    def __init__(self, writer: Writer, shape: Arrays, *, unique: bool) -> None:
+    def __init__(self, writer: Style, shape: Arrays, *, unique: bool) -> None:
         self._writer, self._shape, self._number = writer, shape, writer.number(shape)
         self._values = self._few_values() if unique else None
         # From this item on all items are alike, so that places after it need not be told apart.
@@ -120,14 +132,14 @@ class _ArrayWriter:
         shape = self._shape
         options: list[Node] = []
         if index >= shape.least and all(count >= each.least for count, each in zip(counts, shape.contains)):
-            options.append(literal("]"))
+            options.append(literal(self._writer.brackets[1]))
         if shape.most is None or index < shape.most:
             after = index + 1 if shape.most is not None else min(index + 1, max(1, self._alike))
             for formula, now in self._counting(index, counts):
                 for value in [None] if self._values is None else self._values:
                     if value is not None and value in used:
                         continue
-                    item = self._writer.value(formula if value is None else all_of(formula, value))
+                    item = self._writer.item(formula if value is None else all_of(formula, value))
                     place = self.place(after, now, used if value is None else used | {value})
                     options.append(concat(*([literal(self._writer.comma)] if index else []), item, place))
         return alternation(options)

@@ -25,12 +25,11 @@ from sglang_lite.constraints.nodes import (
     repeat,
 )
 from sglang_lite.constraints.normal.formulas import Formula, all_of
-from sglang_lite.constraints.normal.strings import quoted
 from sglang_lite.constraints.normal.values import Member, Objects, both_strings
 from sglang_lite.protocol import ConstraintError
 
 if TYPE_CHECKING:
-    from sglang_lite.constraints.normal.writer import Writer
+    from sglang_lite.constraints.normal.writer import Style
 
 MAX_COUNTED = 300  # named members, where their number counts
 
@@ -38,7 +37,7 @@ _Met = frozenset[int]  # which of the needs are met
 _Need = tuple[Node, Formula]
 
 
-def object_text(writer: Writer, shape: Objects) -> Node:
+def object_text(writer: Style, shape: Objects) -> Node:
     """The texts of the objects of a shape.
 
     Raises:
@@ -51,7 +50,7 @@ def object_text(writer: Writer, shape: Objects) -> Node:
 
 
 class _ObjectWriter:
-    def __init__(self, writer: Writer, shape: Objects) -> None:
+    def __init__(self, writer: Style, shape: Objects) -> None:
         self._writer, self._shape, self._number = writer, shape, writer.number(shape)
         self._members = [member for member in shape.members if member.formula is not False]
         self._others = [
@@ -80,10 +79,6 @@ class _ObjectWriter:
         if any(both_strings(a, b) != NOTHING for a, b in combinations(needs, 2)):
             raise ConstraintError("json_schema: that several members with different names fit can't be enforced.")
 
-    def _name(self, names: Node, count: int) -> Node:
-        """The text of a name, with what stands before and after it."""
-        return quoted(names, self._writer.comma if count else "{", self._writer.colon)
-
     # ------------------------------------------------------------------------------- named members by halves
 
     def plain(self) -> Node:
@@ -95,7 +90,7 @@ class _ObjectWriter:
 
     def _member(self, index: int, count: int) -> Node:
         member = self._members[index]
-        return concat(self._name(literal(member.name), count), self._writer.value(member.formula))
+        return self._writer.member(literal(member.name), member.formula, first=not count)
 
     def _first(self, start: int, end: int) -> Node:
         """At least one of the members from `start` on, the first ones of the object."""
@@ -134,7 +129,7 @@ class _ObjectWriter:
     def _other(self, count: int, need: _Need = (ANY_TEXT, True)) -> Node:
         """A member that is not named, and meets a need."""
         return alternation(
-            concat(self._name(part, count), self._writer.value(all_of(formula, need[1])))
+            self._writer.member(part, all_of(formula, need[1]), first=not count)
             for names, formula in self._others
             if (part := both_strings(names, need[0])) != NOTHING
         )
@@ -142,7 +137,7 @@ class _ObjectWriter:
     def _end(self, count: int, unmet: Sequence[_Need] = ()) -> Node:
         """Members that meet needs, and the end."""
         parts = [self._other(count + i, need) for i, need in enumerate(unmet)]
-        return concat(*parts, literal("}" if count or unmet else "{}"))
+        return concat(*parts, self._writer.end(empty=not count and not unmet))
 
     # ------------------------------------------------------------------------------------ places and counts
 
@@ -161,9 +156,9 @@ class _ObjectWriter:
         member = self._members[index]
         options: list[Node] = []
         if self._most is None or count < self._most:
-            name, now = self._name(literal(member.name), count), count + 1 if self._exact else 1
+            name, now = literal(member.name), count + 1 if self._exact else 1
             options += [
-                concat(name, self._writer.value(formula), self._place(index + 1, now, now_met))
+                concat(self._writer.member(name, formula, first=not count), self._place(index + 1, now, now_met))
                 for formula, now_met in self._meeting(member, met)
             ]
         if not member.required:

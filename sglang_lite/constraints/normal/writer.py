@@ -8,10 +8,12 @@ greedily (llguidance) reads exactly this language.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
 
 from sglang_lite.constraints.languages import pruned
-from sglang_lite.constraints.nodes import NOTHING, Language, Node, Ref, alternation, literal
+from sglang_lite.constraints.nodes import NOTHING, Language, Node, Ref, alternation, concat, literal
 from sglang_lite.constraints.normal import decimals
 from sglang_lite.constraints.normal.formulas import At, Formula
 from sglang_lite.constraints.normal.reader import Reader
@@ -24,12 +26,47 @@ from sglang_lite.protocol import ConstraintError
 MAX_RULES = 30_000  # llguidance 1.9.1 takes 65,000 symbols, lexemes included
 
 
+class Style(Protocol):
+    """How arrays and objects are written.
+
+    Attributes:
+        brackets: around the items of an array.
+        comma: between them.
+    """
+
+    reader: Reader
+    brackets: tuple[str, str]
+    comma: str
+
+    def rule(self, key: Hashable, body: Callable[[], Node]) -> Ref:
+        """A reference to the rule of a key. Its body is worked out later."""
+        ...
+
+    def number(self, shape: Arrays | Objects) -> int:
+        """What stands for a shape in the keys of its rules."""
+        ...
+
+    def item(self, formula: Formula) -> Node:
+        """The texts of an item."""
+        ...
+
+    def member(self, names: Node, formula: Formula, *, first: bool) -> Node:
+        """The texts of a member, with what stands before its name."""
+        ...
+
+    def end(self, *, empty: bool) -> Node:
+        """What comes after the last member."""
+        ...
+
+
 class Writer:
     """
     Args:
         reader: of the schema.
         separators: what stands between items, and after names.
     """
+
+    brackets = ("[", "]")
 
     def __init__(self, reader: Reader, separators: tuple[str, str]) -> None:
         self.reader = reader
@@ -45,13 +82,21 @@ class Writer:
             ConstraintError: there are none, or something can't be enforced, with its JSON Pointer.
         """
         start = self.value(formula)
+        return self.finished(start, {start.name})
+
+    def finished(self, start: Ref, sealed: set[str]) -> Language:
+        """The language of a rule, with all rules that were asked for.
+
+        Raises:
+            ConstraintError: no text is in it, or something can't be enforced, with its JSON Pointer.
+        """
         rules: dict[str, Node] = {}
         while self._to_do:
             name, body = self._to_do.popleft()
             rules[name] = body()
             if len(rules) > MAX_RULES:
                 raise ConstraintError(f"json_schema: too large: its grammar needs more than {MAX_RULES:,} rules.")
-        return pruned(Language(start.name, rules, frozenset({start.name})))
+        return pruned(Language(start.name, rules, frozenset(sealed)))
 
     def rule(self, key: Hashable, body: Callable[[], Node]) -> Ref:
         """A reference to the rule of a key. Its body is worked out later."""
@@ -68,20 +113,43 @@ class Writer:
         """A reference to the texts of a formula's values."""
         return self.rule(formula, lambda: self._body(formula))
 
+    def item(self, formula: Formula) -> Node:
+        return self.value(formula)
+
+    def member(self, names: Node, formula: Formula, *, first: bool) -> Node:
+        return concat(quoted(names, "{" if first else self.comma, self.colon), self.value(formula))
+
+    def end(self, *, empty: bool) -> Node:
+        return literal("{}" if empty else "}")
+
     def _body(self, formula: Formula) -> Node:
-        try:
+        with blamed(formula):
             return self._texts(self.reader.values(formula))
-        except ConstraintError as error:
-            if error.pointer is not None or not isinstance(formula, At):
-                raise
-            raise ConstraintError(error.message, pointer=formula.place.pointer, hint=error.hint) from error
 
     def _texts(self, values: Values) -> Node:
         options: list[Node] = [literal("null")] if values.null else []
-        options += [literal(text) for value, text in ((True, "true"), (False, "false")) if value in values.booleans]
-        options.append(decimals.texts(values.numbers))
+        options += [booleans(values), decimals.texts(values.numbers)]
         if values.strings != NOTHING:
             options.append(quoted(values.strings))
-        options += [array_text(self, shape) for shape in values.arrays]
-        options += [object_text(self, shape) for shape in values.objects]
-        return alternation(options)
+        return alternation([*options, *self.containers(values)])
+
+    def containers(self, values: Values) -> list[Node]:
+        """The texts of the arrays and objects."""
+        arrays = [array_text(self, shape) for shape in values.arrays]
+        return arrays + [object_text(self, shape) for shape in values.objects]
+
+
+@contextmanager
+def blamed(formula: Formula) -> Iterator[None]:
+    """Errors inside are those of the schema at the formula's place, where they don't know better."""
+    try:
+        yield
+    except ConstraintError as error:
+        if error.pointer is not None or not isinstance(formula, At):
+            raise
+        raise ConstraintError(error.message, pointer=formula.place.pointer, hint=error.hint) from error
+
+
+def booleans(values: Values) -> Node:
+    """The texts of the booleans."""
+    return alternation(literal(text) for value, text in ((True, "true"), (False, "false")) if value in values.booleans)

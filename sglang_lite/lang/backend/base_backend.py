@@ -34,6 +34,7 @@ from sglang_lite.protocol import (
     SamplingParams,
     Selection,
     StructuralTag,
+    TaggedObject,
     Unset,
 )
 from sglang_lite.text.chat_template import ChatTemplate
@@ -242,6 +243,7 @@ class BaseBackend:
 _NAMES: dict[type, str] = {
     Regex: "a regex",
     JsonSchema: "a JSON schema",
+    TaggedObject: "an object between tags",
     Choices: "a list of choices",
     Ebnf: "an EBNF grammar",
     Lark: "a Lark grammar",

@@ -24,7 +24,7 @@ from sglang_lite.protocol import (
     Unset,
 )
 from sglang_lite.text.chat_template import ChatTemplate, JinjaTemplate
-from sglang_lite.text.tool_calls import family_of
+from sglang_lite.text.tool_formats import family_of
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.engine import Engine

@@ -20,7 +20,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from sglang_lite.protocol import ModelError, ParameterError
-from sglang_lite.text.tool_calls import MARKS
+from sglang_lite.text.tool_formats import marks_among
 
 # The pre-tokenizers that GGUF files name in `tokenizer.ggml.pre`: the pattern that splits text before BPE, and
 # whether whole words in the vocabulary skip the merges.
@@ -190,7 +190,9 @@ def tokenizer_from_folder(folder: Path, most: int | None = None) -> Tokenizer:
     if most is not None and any(token["id"] >= most for token in description.get("added_tokens", ())):
         description["added_tokens"] = [token for token in description["added_tokens"] if token["id"] < most]
         backend = Backend.from_str(json.dumps(description))
-    marks = [token for token in description.get("added_tokens", ()) if token["special"] and token["content"] in MARKS]
+    added = description.get("added_tokens", ())
+    texts = marks_among(token["content"] for token in added)
+    marks = [token for token in added if token["special"] and token["content"] in texts]
     if marks:  # they are text, for whoever reads it and for grammars
         for token in marks:
             token["special"] = False
@@ -351,7 +353,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], label: str) -> Tokenizer:
             )
     except KeyError as error:
         raise ModelError(f"{label}: the metadata key {error} is missing.") from error
-    types = [_USER_DEFINED if t == _CONTROL and tokens[i] in MARKS else t for i, t in enumerate(types)]
+    marks = marks_among(tokens)
+    types = [_USER_DEFINED if t == _CONTROL and tokens[i] in marks else t for i, t in enumerate(types)]
     special = [i for i, t in enumerate(types) if t in (_CONTROL, _UNKNOWN)]
     written = [i for i, t in enumerate(types) if t in (_CONTROL, _USER_DEFINED)]
     for tokenizer in (backend, continuation):

@@ -17,6 +17,7 @@ from sglang_lite.runtime.tokens import tokenizer as module
 from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
 from sglang_lite.runtime.tokens.token_log import kept_spans, tokenise
 from sglang_lite.runtime.tokens.tokenizer import tokenizer_from_folder, tokenizer_from_gguf
+from sglang_lite.text.tool_formats import marks_among
 
 
 @pytest.fixture(scope="module")
@@ -221,6 +222,12 @@ def test_marks_of_calls_are_text_though_a_tokenizer_calls_them_special(tmp_path)
     assert last not in from_gguf.special_ids
     assert from_gguf.decode([last]) == "[TOOL_CALLS]"
     assert from_gguf.encode("[TOOL_CALLS]", first=False) == [last]
+
+
+def test_marks_of_harmony_are_text_where_they_are_its():
+    harmony = {"<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>"}
+    assert marks_among({*harmony, "<|return|>", "<tool_call>"}) == {*harmony, "<tool_call>"}
+    assert marks_among({"<|end|>", "<|user|>", "<tool_call>"}) == {"<tool_call>"}  # Phi's turns end so
 
 
 def test_a_grammar_can_be_written_with_marks_of_calls(tmp_path):

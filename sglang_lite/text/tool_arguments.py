@@ -1,0 +1,306 @@
+"""The arguments of a call as text: written, and read back piece by piece as JSON. As JSON, or between tags."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import regex
+
+from sglang_lite.constraints.reading import Allowed
+from sglang_lite.protocol import JsonSchema, Tags
+from sglang_lite.text.stop import overlap
+
+_NULL, _BOOLEAN, _NUMBER, _STRING, _ARRAY, _OBJECT = range(6)  # of Tags.types
+
+
+def arguments_text(tags: Tags | None, arguments: Mapping[str, Any]) -> str:
+    """Arguments as they are written.
+
+    Args:
+        tags: None: as a JSON object.
+    """
+    if tags is None:
+        return json.dumps(arguments, ensure_ascii=False)
+    return "".join(_member(tags, tags.before, name, value, tags.after) for name, value in arguments.items())
+
+
+def _member(tags: Tags, before: str, name: str, value: Any, after: str) -> str:
+    said = tags.types[_type(value)]
+    if isinstance(value, str):
+        text = value
+    elif tags.item is None or not isinstance(value, list | Mapping):
+        text = json.dumps(value, ensure_ascii=False)
+    elif isinstance(value, Mapping):
+        text = arguments_text(tags, value)
+    else:
+        text = "".join(_member(tags, tags.item[0], "", item, tags.item[1]) for item in value)
+    return f"{_named(before, name, said)}{text}{_named(after, name, said)}"
+
+
+def _named(tag: str, name: str, said: str) -> str:
+    return tag.replace("{name}", name).replace("{type}", said)
+
+
+def _type(value: Any) -> int:
+    kinds = ((type(None), _NULL), (bool, _BOOLEAN), (int | float, _NUMBER), (str, _STRING), (list, _ARRAY))
+    return next((number for kind, number in kinds if isinstance(value, kind)), _OBJECT)
+
+
+@lru_cache(maxsize=256)
+def pattern(text: str, *, blanks: bool) -> regex.Pattern[str]:
+    """What matches a text in which a # is a number.
+
+    Args:
+        blanks: where the text has blanks there may be any, or none.
+    """
+    return regex.compile(expression(text, blanks=blanks))
+
+
+def expression(text: str, *, blanks: bool) -> str:
+    """The source of that pattern."""
+    found = re.escape(text).replace(r"\#", "[0-9]+")
+    return re.sub(r"(\\\s)+", lambda _: r"\s*", found) if blanks else found
+
+
+class JsonArguments:
+    """Finds the end of a JSON object that comes in pieces. What is no object ends at once.
+
+    Attributes:
+        done: it has ended.
+    """
+
+    def __init__(self) -> None:
+        self.done = False
+        self._depth = 0
+        self._in_string = self._escaped = False
+
+    def push(self, text: str) -> tuple[int, str]:
+        """How many characters of the next text belong to it, and those."""
+        length = self.length(text)
+        return length, text[:length]
+
+    def length(self, text: str) -> int:
+        for i, char in enumerate(text):
+            if self._escaped:
+                self._escaped = False
+            elif self._in_string:
+                self._escaped = char == "\\"
+                self._in_string = char != '"'
+            elif char == '"':
+                self._in_string = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+            if not self._depth:
+                self.done = True
+                return i + (char in "}]")
+        return len(text)
+
+
+@dataclass(slots=True)
+class _Open:
+    """An object or array that has begun.
+
+    Attributes:
+        allowed: what it may be.
+        array: it is an array.
+        close: what ends it, nothing for the arguments as a whole.
+        count: members that have begun.
+    """
+
+    allowed: Allowed
+    array: bool
+    close: str
+    count: int = 0
+
+    def brackets(self) -> str:
+        return "[]" if self.array else "{}"
+
+    def ended(self) -> str:
+        """The JSON text of its end."""
+        return self.brackets()[1:] if self.count else self.brackets()
+
+
+@dataclass(slots=True)
+class _Value:
+    """A value that has begun.
+
+    Attributes:
+        allowed: what it may be.
+        types: those that its tag leaves.
+        before, after: its tags.
+        started: some of its text has been read, which is a string.
+        scan: finds the end of JSON.
+        seen: how far its text has been looked at.
+    """
+
+    allowed: Allowed
+    types: frozenset[int]
+    before: str
+    after: str
+    started: bool = False
+    scan: JsonArguments | None = None
+    seen: int = 0
+
+    @property
+    def close(self) -> str:
+        return self.after.strip()
+
+    def is_json(self) -> bool:
+        """One that begins like an array or object is one."""
+        return _STRING not in self.types or (self.allowed.schema is not None and self.allowed.containers)
+
+
+class TaggedArguments:
+    """Reads the members of an object between tags as JSON.
+
+    Args:
+        tags: of the format.
+        schema: says which values are no strings; None: those that are JSON are none.
+
+    Attributes:
+        done: what follows is no member.
+    """
+
+    def __init__(self, tags: Tags, schema: JsonSchema | None) -> None:
+        self.done = False
+        self._tags = tags
+        self._member = self._head(tags.before)
+        self._item = self._head(tags.item[0]) if tags.item else self._member
+        self._stack = [_Open(Allowed.of(schema), array=False, close="")]
+        self._value: _Value | None = None
+
+    def push(self, text: str) -> tuple[int, str]:
+        """How many characters of the next text have been read, and what they say."""
+        at, found = 0, ""
+        while not self.done:
+            step = self._between(text[at:]) if self._value is None else self._inside(self._value, text[at:])
+            if step is None:
+                break
+            at += step[0]
+            found += step[1]
+        return at, found
+
+    # Each of these reads what it can: how many characters, and what they say; None: it needs more.
+
+    def _between(self, text: str) -> tuple[int, str] | None:
+        """Between members, where the next one begins, or they end."""
+        blank = len(text) - len(text.lstrip())
+        text = text[blank:]
+        inner = self._stack[-1]
+        if inner.close and text.startswith(inner.close):
+            self._stack.pop()
+            return blank + len(inner.close), inner.ended()
+        head = (self._item if inner.array else self._member).match(text, partial=True)
+        if (head and head.partial) or (inner.close and inner.close.startswith(text)):
+            return None
+        if head is None:  # the end, or that of an object that has none
+            self._stack.pop()
+            self.done = not self._stack
+            return blank, inner.ended()
+        said = head.groupdict()
+        name = said.get("name") or ""
+        allowed = inner.allowed.item(inner.count) if inner.array else inner.allowed.member(name)
+        types = (i for i, each in enumerate(self._tags.types) if said.get("type") in (None, each))
+        before, after = self._tags.item if inner.array and self._tags.item else (self._tags.before, self._tags.after)
+        self._value = _Value(allowed, frozenset(types), before, _named(after, name, said.get("type") or ""))
+        inner.count += 1
+        prefix = inner.brackets()[0] if inner.count == 1 else ", "
+        return blank + head.end(), prefix if inner.array else f"{prefix}{json.dumps(name, ensure_ascii=False)}: "
+
+    def _inside(self, value: _Value, text: str) -> tuple[int, str] | None:
+        if value.types == {_STRING} or (_STRING in value.types and value.allowed.only_strings):
+            return self._whole(value, text) if value.allowed.choices else self._string(value, text)
+        kind: str | None = "scalar"
+        if self._tags.item is not None and _STRING in value.types:
+            kind = self._looks(value, text)
+        elif self._tags.item is not None:
+            kind = "array" if value.types == {_ARRAY} else "object" if value.types == {_OBJECT} else kind
+        match kind:
+            case None:
+                return None
+            case "empty":
+                return self._ended(text.index(value.close) + len(value.close), value.allowed.empty())
+            case "scalar":
+                return self._whole(value, text)
+        self._value = None
+        self._stack.append(_Open(value.allowed, kind == "array", value.close))
+        return 0, ""
+
+    def _looks(self, value: _Value, text: str) -> str | None:
+        """What a value is whose tag does not say, by what it begins with: "scalar", "array", "object" or "empty"."""
+        stripped = text.lstrip()
+        if stripped.startswith(value.close) and (text == stripped or not value.allowed.strings):
+            return "empty"
+        if value.close.startswith(stripped):
+            return None
+        text = stripped
+        for kind, head in (("array", self._item), ("object", self._member)):
+            found = head.match(text, partial=True)
+            if found and found.partial:
+                return None
+            if found and (kind == "object" or value.allowed.arrays):
+                return kind
+        return "scalar"
+
+    def _string(self, value: _Value, text: str) -> tuple[int, str] | None:
+        """A string, as far as it has come. A line end that is part of its tags is not part of it."""
+        skipped = 0
+        found = ""
+        if not value.started:
+            if not text:
+                return None
+            skipped = int(value.before.endswith("\n") and text[0] == "\n")
+            value.started, found = True, '"'
+        end = text.find(value.close, skipped)
+        line = value.after.startswith("\n")
+        if end >= 0:
+            last = end - 1 if line and end > skipped and text[end - 1] == "\n" else end
+            return self._ended(end + len(value.close), found + _escaped(text[skipped:last]) + '"')
+        last = overlap(text, skipped, value.close)
+        if line:
+            last = min(last, overlap(text, skipped, "\n" + value.close))
+        if last == skipped and not found:
+            return None
+        return last, found + _escaped(text[skipped:last])
+
+    def _whole(self, value: _Value, text: str) -> tuple[int, str] | None:
+        """Any other value, once it is there."""
+        start = len(text) - len(text.lstrip())
+        if text[start : start + 1] in ("{", "[") and self._tags.item is None and value.is_json() and not value.scan:
+            value.scan, value.seen = JsonArguments(), start
+        if value.scan and not value.scan.done:  # in whose strings the tag may stand
+            value.seen += value.scan.length(text[value.seen :])
+            if not value.scan.done:
+                return None
+        end = text.find(value.close, value.seen)
+        if end < 0:
+            if value.scan is None:
+                value.seen = max(0, len(text) - len(value.close))
+            return None
+        said = text[:end]
+        if value.before.endswith("\n"):
+            said = said.removeprefix("\n")
+        if value.after.startswith("\n"):
+            said = said.removesuffix("\n")
+        return self._ended(end + len(value.close), value.allowed.json(said, bare=_STRING in value.types))
+
+    def _ended(self, length: int, text: str) -> tuple[int, str]:
+        self._value = None
+        return length, text
+
+    @staticmethod
+    def _head(tag: str) -> regex.Pattern[str]:
+        found = expression(tag.rstrip(), blanks=True).replace("><", r">\s*<")
+        name, said = r'(?P<name>[^<>"&/\n\r][^<>"&\n\r]*?)', r"(?P<type>\w+)"
+        return regex.compile(found.replace(r"\{name\}", name).replace(r"\{type\}", said))
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]

@@ -1,0 +1,239 @@
+"""How families of models write calls of tools. What holds a model to it, and reads calls back, is in tool_calls.py.
+
+Sources: the models' chat templates; xgrammar 0.2.8, `builtin_structural_tag`; for Mistral's, mistral-common; for
+gpt-oss, OpenAI's description of Harmony.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sglang_lite.protocol import ParameterError, Tags
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """A call is `begin`, the name of the tool, `middle`, its arguments, and `end`. A # in them is a number.
+
+    Attributes:
+        trigger: what begins calls, and stands in no other text of an answer.
+        opening, closing: around all calls.
+        separator: between two of them.
+        arguments: the tags around each of them; None: they are a JSON object.
+        variants: other beginnings and middles that models write, too.
+        marks: what stands around text and is no part of it.
+        text: the marks around text that comes before calls.
+        final: the marks around text without calls.
+        excluded: what such text has not in it.
+        between: what stands between reasoning and answer; None: what the model's reasoning says.
+    """
+
+    trigger: str
+    begin: str
+    middle: str
+    end: str
+    opening: str = ""
+    closing: str = ""
+    separator: str = ""
+    arguments: Tags | None = None
+    variants: tuple[tuple[str, str], ...] = ()
+    marks: tuple[str, ...] = ()
+    text: tuple[str, str] = ("", "")
+    final: tuple[str, str] = ("", "")
+    excluded: tuple[str, ...] = ()
+    between: str | None = None
+
+    @property
+    def any_blanks(self) -> bool:
+        """Models write other blanks between the parts, too."""
+        return self.arguments is not None or bool(self.variants)
+
+    @property
+    def heads(self) -> tuple[tuple[str, str], ...]:
+        """The beginnings and middles of calls."""
+        return (self.begin, self.middle), *self.variants
+
+
+_DEEPSEEK = "<｜tool▁calls▁begin｜>"
+_MINIMAX_M3 = "]<]minimax[>["
+_HARMONY = "<|channel|>commentary to=functions."
+_HARMONY_MARKS = ("<|channel|>final<|message|>", "<|channel|>commentary<|message|>", "<|start|>assistant", "<|end|>")
+
+
+def _dsml(calls: str, blank: str = "") -> ToolFormat:
+    """The format of DeepSeek's models since V3.2."""
+    opening, closing = f"<｜DSML｜{calls}>\n", f"</｜DSML｜{calls}>"
+    end = f"</｜DSML｜{blank}parameter>"
+    types = ("false", "false", "false", "true", "false", "false")
+    tags = Tags(f'<｜DSML｜{blank}parameter name="{{name}}" string="{{type}}">', end + "\n", end, types)
+    return ToolFormat(
+        opening[:-1], f'<｜DSML｜{blank}invoke name="', '">\n', f"</｜DSML｜{blank}invoke>\n",
+        opening=opening, closing=closing, arguments=tags,
+    )  # fmt: skip
+
+
+# By the names that SGLang gives them; "cohere", which it does not know, by xgrammar's.
+FORMATS = {
+    "qwen": ToolFormat(
+        "<tool_call>", '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", separator="\n"
+    ),
+    "exaone": ToolFormat("<tool_call>", '<tool_call>{"name": "', '", "arguments": ', "}</tool_call>", separator="\n"),
+    "llama3": ToolFormat('{"name": "', '{"name": "', '", "parameters": ', "}", separator="; "),
+    "mistral": ToolFormat(
+        "[TOOL_CALLS]", '{"name": "', '", "arguments": ', "}", opening="[TOOL_CALLS] [", closing="]", separator=", "
+    ),
+    "mistral-nemo": ToolFormat(
+        "[TOOL_CALLS]", '{"name": "', '", "arguments": ', "}", opening="[TOOL_CALLS][", closing="]", separator=", "
+    ),
+    "mistral-v13": ToolFormat("[TOOL_CALLS]", "[TOOL_CALLS]", "[ARGS]", ""),
+    "deepseekv3": ToolFormat(
+        _DEEPSEEK, "<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n", "\n```<｜tool▁call▁end｜>",
+        opening=_DEEPSEEK, closing="<｜tool▁calls▁end｜>", separator="\n",
+    ),
+    "deepseekv31": ToolFormat(
+        _DEEPSEEK, "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>",
+        opening=_DEEPSEEK, closing="<｜tool▁calls▁end｜>",
+    ),
+    "deepseekv32": _dsml("function_calls"),
+    "deepseekv4": _dsml("tool_calls"),
+    "deepseekv41": _dsml(" calls", " "),
+    "kimi_k2": ToolFormat(
+        "<|tool_calls_section_begin|>", "<|tool_call_begin|>functions.", ":#<|tool_call_argument_begin|>",
+        "<|tool_call_end|>", opening="<|tool_calls_section_begin|>", closing="<|tool_calls_section_end|>",
+    ),
+    "kimi_k3": ToolFormat(
+        "<|open|>tools<|sep|>", '<|open|>call tool="', '" index="#"<|sep|>', "<|close|>call<|sep|>",
+        opening="<|open|>tools<|sep|>", closing="<|close|>tools<|sep|><|close|>message<|sep|>",
+        arguments=Tags(
+            '<|open|>argument key="{name}" type="{type}"<|sep|>', "<|close|>argument<|sep|>", "<|close|>",
+            ("null", "boolean", "number", "string", "array", "object"),
+        ),
+        marks=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+        text=("", "<|close|>response<|sep|>"), final=("", "<|close|>response<|sep|><|close|>message<|sep|>"),
+        excluded=("<|open|>",), between="<|open|>response<|sep|>",
+    ),
+    "qwen3_coder": ToolFormat(
+        "<tool_call>", "<tool_call>\n<function=", ">\n", "</function>\n</tool_call>", separator="\n",
+        arguments=Tags("<parameter={name}>\n", "\n</parameter>\n", "</parameter>"),
+    ),
+    "mimo": ToolFormat(
+        "<tool_call>", "<tool_call><function=", ">", "</function></tool_call>", separator="\n",
+        arguments=Tags("<parameter={name}>", "</parameter>", "</parameter>"),
+    ),
+    "glm45": ToolFormat(
+        "<tool_call>", "<tool_call>", "\n", "</tool_call>", separator="\n",
+        arguments=Tags("<arg_key>{name}</arg_key>\n<arg_value>", "</arg_value>\n", "</arg_value>"),
+    ),
+    "glm47": ToolFormat(
+        "<tool_call>", "<tool_call>", "", "</tool_call>",
+        arguments=Tags("<arg_key>{name}</arg_key><arg_value>", "</arg_value>", "</arg_value>"),
+    ),
+    "minimax-m2": ToolFormat(
+        "<minimax:tool_call>", '<invoke name="', '">\n', "</invoke>\n",
+        opening="<minimax:tool_call>\n", closing="</minimax:tool_call>",
+        arguments=Tags('<parameter name="{name}">', "</parameter>\n", "</parameter>"),
+    ),
+    "minimax-m3": ToolFormat(
+        f"{_MINIMAX_M3}<tool_call>", f'{_MINIMAX_M3}<invoke name="', '">', f"{_MINIMAX_M3}</invoke>\n",
+        opening=f"{_MINIMAX_M3}<tool_call>\n", closing=f"{_MINIMAX_M3}</tool_call>",
+        arguments=Tags(
+            f"{_MINIMAX_M3}<{{name}}>", f"{_MINIMAX_M3}</{{name}}>", _MINIMAX_M3,
+            item=(f"{_MINIMAX_M3}<item>", f"{_MINIMAX_M3}</item>"),
+        ),
+    ),
+    "cohere_command4": ToolFormat(
+        "<|START_ACTION|>", '{"tool_call_id": "#", "tool_name": "', '", "parameters": ', "}",
+        opening="<|START_ACTION|>[\n    ", closing="\n]<|END_ACTION|>", separator=",\n    ",
+        marks=("<|START_TEXT|>", "<|END_TEXT|>"), between="",
+    ),
+    "cohere": ToolFormat(
+        "<cofl:tool_calls>", '<cofl:tool_call id="#" name="', '">', "</cofl:tool_call>",
+        opening="<cofl:tool_calls>", closing="</cofl:tool_calls>",
+        arguments=Tags(
+            '<cofl:value name="{name}" type="{type}">', "</cofl:value>", "</cofl:value>",
+            ("json", "json", "json", "raw", "list", "dict"), item=('<cofl:value type="{type}">', "</cofl:value>"),
+        ),
+        marks=("<|START_TEXT|>", "<|END_TEXT|>"), between="",
+    ),
+    # Its <|call|> and <|return|> end the sequence, so no grammar asks for them.
+    "gpt-oss": ToolFormat(
+        _HARMONY, _HARMONY, " <|constrain|>json<|message|>", "", separator="<|call|><|start|>assistant",
+        variants=(
+            (_HARMONY, "<|constrain|>json<|message|>"),
+            (" to=functions.", "<|channel|>commentary <|constrain|>json<|message|>"),
+            (" to=functions.", "<|channel|>commentary json<|message|>"),
+        ),
+        marks=(*_HARMONY_MARKS, "<|call|>", "<|return|>"),
+        text=("<|channel|>commentary<|message|>", "<|end|><|start|>assistant"),
+        final=("<|channel|>final<|message|>", ""), excluded=("<|channel|>", "<|message|>", "<|start|>"),
+        between="<|start|>assistant",
+    ),
+}  # fmt: skip
+_OTHER_NAMES = {
+    "qwen25": "qwen", "hermes": "qwen", "glm": "glm45", "step3p5": "qwen3_coder", "nanbeige": "qwen3_coder",
+}  # fmt: skip
+DEFAULT = "qwen"  # of models of other families: most that were trained without a format of their own were with this one
+
+# Tokens of these texts are part of what a model says, though its tokenizer may call them special.
+MARKS = frozenset({
+    "<think>", "</think>", "[THINK]", "[/THINK]", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]",
+    "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
+    "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>",
+    "<|tool_call_argument_begin|>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "｜DSML｜",
+    "<minimax:tool_call>", "</minimax:tool_call>", "]<]minimax[>[", "<mm:think>", "</mm:think>",
+    "<|open|>", "<|close|>", "<|sep|>", "<|START_ACTION|>", "<|END_ACTION|>", "<|START_TEXT|>", "<|END_TEXT|>",
+    "<|START_THINKING|>", "<|END_THINKING|>", "<cofl:tool_calls>", "</cofl:tool_calls>",
+})  # fmt: skip
+
+_HARMONY_TOKENS = frozenset({"<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>"})
+
+
+def marks_among(tokens: Iterable[str]) -> frozenset[str]:
+    """The special tokens of a tokenizer that are part of what its model says."""
+    found = frozenset(tokens)
+    return found & (MARKS | _HARMONY_TOKENS if "<|constrain|>" in found else MARKS)  # <|end|> ends turns elsewhere
+
+
+# What a chat template says that shows calls in a format, None for one that is not known here; the first one counts.
+_SIGNS: tuple[tuple[str | None, tuple[str, ...]], ...] = (
+    (None, ("[CALL_ID]",)),
+    ("kimi_k3", ("<|open|>", "'tools'", "'argument'")),
+    ("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    ("deepseekv41", ("｜DSML｜ calls",)),
+    ("deepseekv32", ("｜DSML｜", "function_calls")),
+    ("deepseekv4", ("｜DSML｜", "tool_calls>")),
+    ("deepseekv3", (_DEEPSEEK, "```json")),
+    ("deepseekv31", (_DEEPSEEK,)),
+    ("mistral-v13", ("[TOOL_CALLS]", "[ARGS]")),
+    ("mistral-nemo", ("[TOOL_CALLS][",)),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("gpt-oss", ("<|channel|>commentary", "functions.", " to=")),
+    ("minimax-m3", (_MINIMAX_M3,)),
+    ("minimax-m2", ("<minimax:tool_call>", "<invoke name=")),
+    ("cohere", ("<cofl:tool_call", "<cofl:value")),
+    ("cohere_command4", ("<|START_ACTION|>", '"tool_call_id": ')),
+    ("mimo", ("<tool_call><function=", "<parameter=")),
+    ("qwen3_coder", ("<tool_call>\n<function=", "<parameter=")),
+    ("glm45", ("<tool_call>", "</arg_key>\n<arg_value>")),
+    ("glm47", ("<tool_call>", "<arg_key>")),
+    *((None, (unknown,)) for unknown in ("<function=", "<arg_key>", "<invoke", "<tool_sep>")),
+    ("exaone", ('<tool_call>{"name": ', '"arguments": ')),
+    ("qwen", ("<tool_call>", '"arguments": ')),
+    ("llama3", ('{"name": ', '"parameters": ')),
+)
+
+
+def family_of(template: str | None) -> str | None:
+    """The key of FORMATS for a model's chat template; None where it shows no calls, or in another format."""
+    source = (template or "").replace("\\n", "\n").replace('\\"', '"')
+    return next((family for family, signs in _SIGNS if all(sign in source for sign in signs)), None)
+
+
+def tool_format(family: str) -> ToolFormat:
+    """Raises ParameterError: an unknown family."""
+    found = FORMATS.get(_OTHER_NAMES.get(family, family))
+    if found is None:
+        known = ", ".join((*FORMATS, *_OTHER_NAMES))
+        raise ParameterError("tool_format", f"{family!r} is unknown.", hint=f"Known: {known}.")
+    return found
