@@ -41,7 +41,7 @@ from sglang_lite.runtime.grammar.outlines import OutlinesEngine
 from sglang_lite.runtime.grammar.vocabulary import Vocabulary
 from sglang_lite.runtime.grammar.xgrammar import XgrammarEngine
 
-PATIENCE = 0.003  # seconds, as in the step loop
+PATIENCE = 0.0025  # seconds, as in the step loop
 FIELDS = {
     "id": {"type": "integer", "minimum": 0, "maximum": 99999},
     "name": {"type": "string", "maxLength": 16},

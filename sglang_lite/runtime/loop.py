@@ -37,7 +37,7 @@ logger = logging.getLogger("sglang_lite")
 T = TypeVar("T")
 
 # What a step waits for masks at least; longer where its forward took longer, as a row that is late costs another one.
-_PATIENCE = 0.003
+_PATIENCE = 0.0025
 
 
 class Drawn(Protocol):
