@@ -197,8 +197,7 @@ class Request:
         token = tokens[-1]
         if logprob is not None:
             self.logprobs.append(self._with_text(logprob))
-        if self.matcher is not None:
-            self._accept(self.matcher, token)
+        complete = self.matcher is not None and self._accept(self.matcher, token)
         if token in self.ends:
             return Finish("stop", token)
         piece = self._decoder.push(tokens)
@@ -208,21 +207,25 @@ class Request:
         self._add(certain)
         if self._stops.matched is not None:
             return Finish("stop", self._stops.matched)
-        if self.matcher is not None and self.matcher.finished:
-            return Finish("stop", None)
-        return None
+        return Finish("stop", None) if complete else None
 
     def take_masked(self, token: int) -> Finish | None:
         """`take` where the request is `masked_only`."""
         assert self.matcher is not None
-        self._accept(self.matcher, token)
+        complete = self._accept(self.matcher, token)
         if token in self.ends:
             return Finish("stop", token)
-        return Finish("stop", None) if self.matcher.finished else None
+        return Finish("stop", None) if complete else None
 
-    def _accept(self, matcher: Matcher, token: int) -> None:
-        if not matcher.accept(token):
-            raise ConstraintError(f"the constraint allows no continuation: {matcher.error}")
+    @staticmethod
+    def _accept(matcher: Matcher, token: int) -> bool:
+        """Says whether nothing but the end can follow."""
+        try:
+            if matcher.accept(token):
+                return matcher.finished
+        except Exception as error:  # a library's, which must not end the loop
+            raise _engine_failed(matcher, error) from error
+        raise ConstraintError(f"the constraint allows no continuation: {matcher.error}")
 
     def jump(self, most: int) -> tuple[list[int], Finish | None]:
         """Takes the tokens that its grammar forces, at most so many, and may end with the last of them. Fewer than two
@@ -233,7 +236,10 @@ class Request:
         """
         if self.matcher is None or self.processor is not None or self.params.return_logprob:
             return [], None
-        forced = self.matcher.forced()[: max(most, 0)]
+        try:
+            forced = self.matcher.forced()[: max(most, 0)]
+        except Exception as error:  # a library's
+            raise _engine_failed(self.matcher, error) from error
         finish: Finish | None = None
         if len(forced) < 2:
             return [], None
@@ -323,6 +329,12 @@ class Request:
             first_token_s=(self.first_token_at or now) - self.submitted_at,
             total_s=now - self.submitted_at,
         )
+
+
+def _engine_failed(matcher: Matcher, error: Exception) -> ConstraintError:
+    return ConstraintError(
+        f"{matcher.engine.name} failed: {error!r}", hint="Another engine may not: constraint_backend."
+    )
 
 
 def not_finite(position: int) -> ModelError:

@@ -194,6 +194,36 @@ def test_an_engine_that_fails_ends_its_request_alone(caplog):
     engine.check_empty()
 
 
+@pytest.mark.parametrize("broken", ["accept", "forced"])
+@pytest.mark.parametrize("at", [0, 3])
+def test_an_engine_that_crashes_ends_its_request_alone(broken, at):
+    class Crashing(Forcing):
+        calls = 0
+
+        def accept(self, token):
+            return self.crash("accept") or super().accept(token)
+
+        def forced(self):
+            return self.crash("forced") or super().forced()
+
+        def crash(self, name):
+            self.calls += name == broken
+            if self.calls > at:
+                raise ValueError("out of luck")
+
+    engine = SteppedEngine(max_total_tokens=192, context_length=128)
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    started = [engine.start([5, 6, 7 + i], params) for i in range(2)]
+    for (ticket, _), kind in zip(started, (Forcing, Crashing)):
+        ticket._requests[0].matcher = kind()
+    engine.drain()
+    fine, crashed = (ended(events) for _, events in started)
+    assert len(fine.token_ids) == 24
+    assert isinstance(crashed, sgl.ConstraintError)
+    assert "forcing failed: ValueError('out of luck')" in str(crashed)
+    engine.check_empty()
+
+
 @pytest.mark.parametrize(("overlap", "page", "chunk", "retract"), [
     (True, 1, 7, 0), (True, 4, 64, 3), (False, 16, 7, 3), (True, 16, 100_000, 2), (False, 1, 64, 0),
 ], ids=str)  # fmt: skip
