@@ -11,6 +11,19 @@ from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 
 
 @triton.jit
+def activated(x, KIND: tl.constexpr):
+    """The activation of that name, of float32."""
+    if KIND == "silu":
+        x = x * tl.sigmoid(x)
+    elif KIND == "gelu_tanh":
+        inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+        x = x * tl.sigmoid(2.0 * inner)  # 0.5 (1 + tanh(y)) is sigmoid(2 y)
+    else:
+        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    return x
+
+
+@triton.jit
 def _gated(
     gate_up, row_scales, scales, out, out_scales, size,
     SCALED: tl.constexpr, EIGHT: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
@@ -26,15 +39,8 @@ def _gated(
         own = tl.load(row_scales + row)
         gate *= own * tl.load(scales + at, mask=inside, other=0.0)
         up *= own * tl.load(scales + size + at, mask=inside, other=0.0)
-    if KIND == "silu":
-        gate = gate * tl.sigmoid(gate)
-    elif KIND == "gelu_tanh":
-        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-        gate = gate * tl.sigmoid(2.0 * inner)  # 0.5 (1 + tanh(y)) is sigmoid(2 y)
-    else:
-        gate = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
     # Rounded before the product, as two operations would.
-    gate = gate.to(gate_up.dtype.element_ty).to(tl.float32)
+    gate = activated(gate, KIND).to(gate_up.dtype.element_ty).to(tl.float32)
     if EIGHT:
         store_eight(gate * up, row, at, size, out, out_scales)
     else:

@@ -16,7 +16,10 @@ from sglang_lite.runtime.kernels.plan import DevicePlan, SharedPrefixes, Work
 from sglang_lite.runtime.kernels.reference import KVCache
 
 _ITEMS = 16  # that one program of _split makes
-_LAUNCH = {"BLOCK_N": 128, "num_warps": 4, "num_stages": 3}
+# Two stages leave a multiprocessor room for two programs, which pays while there are few.
+_LAUNCH = {"BLOCK_N": 128, "num_warps": 4, "num_stages": 2}
+_LAUNCH_MANY = {"BLOCK_N": 128, "num_warps": 4, "num_stages": 3}
+_MANY = 1024  # rows times KV heads
 _LAUNCH_FP8 = {"BLOCK_N": 64, "num_warps": 2, "num_stages": 2}
 
 
@@ -29,9 +32,11 @@ def _split(
     length = tl.load(positions + r, mask=r < rows, other=-1) + 1
     if SHARED:
         length -= tl.load(shared + r, mask=r < rows, other=0)
-    # At most one item a row is not full, so that all find room: sum(ceil(l / c)) <= rows + sum(l) / c.
-    chunk = tl.maximum(tl.cdiv(tl.cdiv(tl.sum(length), items - rows), 64) * 64, LEAST)
-    splits = tl.cdiv(length, chunk)
+    # A row is cut evenly, into about so many chunks: no piece is small. All find room, as max(round(x), 1) <= x + 1.
+    chunk = tl.maximum(tl.cdiv(tl.sum(length), items - rows), LEAST)
+    about = tl.maximum((2 * length + chunk) // (2 * chunk), 1)
+    even = tl.maximum(tl.cdiv(tl.cdiv(length, about), 64) * 64, 64)
+    splits = tl.cdiv(length, even)
     ends = tl.cumsum(splits, 0)
     if tl.program_id(0) == 0:
         tl.store(row_work + r * 2, ends - splits, mask=r < rows)
@@ -41,10 +46,11 @@ def _split(
     row = tl.sum(before.to(tl.int32), 1)
     first = tl.sum(tl.where(before, splits[None, :], 0), 1)
     real = (row < rows) & (item < items)
-    start = (item - first) * chunk
+    piece = tl.sum(tl.where(r[None, :] == row[:, None], even[None, :], 0), 1)
+    start = (item - first) * piece
     if SHARED:
         start += tl.load(shared + row, mask=real, other=0)
-    end = tl.minimum(start + chunk, tl.load(positions + row, mask=real, other=0) + 1)
+    end = tl.minimum(start + piece, tl.load(positions + row, mask=real, other=0) + 1)
     tl.store(work + item * 3, tl.where(real, row, -1), mask=item < items)
     tl.store(work + item * 3 + 1, start, mask=item < items)
     tl.store(work + item * 3 + 2, end, mask=item < items)
@@ -214,5 +220,11 @@ def decode_attention(
         SCALED=cache.scales is not None, SOFTCAP=softcap is not None, WINDOW=window is not None,
         PREFIX=shared is not None,
         BLOCK_G=max(16, triton.next_power_of_2(group)), BLOCK_D=max(16, triton.next_power_of_2(dim)),
-        **(_LAUNCH_FP8 if keys.dtype == torch.float8_e4m3fn else _LAUNCH), **overlapped(q.device),
+        **_launch(keys, rows), **overlapped(q.device),
     )  # fmt: skip
+
+
+def _launch(keys: torch.Tensor, rows: int) -> dict[str, int]:
+    if keys.dtype == torch.float8_e4m3fn:
+        return _LAUNCH_FP8
+    return _LAUNCH_MANY if rows * len(keys) >= _MANY else _LAUNCH

@@ -10,9 +10,11 @@ import torch
 import triton
 import triton.language as tl
 
+from sglang_lite.runtime.kernels.activation import activated
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 
-MOST_ROWS = 32  # beyond, cuBLAS is as fast
+MOST_ROWS = 32  # beyond, `tiled` or cuBLAS is faster
+SPLIT_OUTPUTS = 4096  # of matrices whose products are split
 _SMALL = 1 << 23  # elements of a matrix whose first weights are worth fetching early
 
 
@@ -79,13 +81,7 @@ def _gemv(
             other *= tl.load(scales + N + n, mask=n < N, other=0.0)
         if BIAS:
             other += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)
-        if GATE == "silu":
-            total = total * tl.sigmoid(total)
-        elif GATE == "gelu_tanh":
-            total = total * tl.sigmoid(1.5957691216057308 * (total + 0.044715 * total * total * total))
-        else:
-            total = 0.5 * total * (1.0 + tl.erf(total * 0.7071067811865476))
-        total *= other
+        total = activated(total, GATE) * other
     tl.store(y + n, total.to(y.dtype.element_ty), mask=n < N)
 
 
@@ -187,14 +183,13 @@ class FewRows:
 
     Args:
         device: where it works.
-        most_outputs: largest N of the matrices whose products are split.
     """
 
     BLOCK_N = 64
     SPLITS = 4
 
-    def __init__(self, device: torch.device, most_outputs: int = 4096) -> None:
-        tiles = most_outputs // self.BLOCK_N
+    def __init__(self, device: torch.device) -> None:
+        tiles = SPLIT_OUTPUTS // self.BLOCK_N
         self._partials = torch.empty(tiles * self.SPLITS * self.BLOCK_N * MOST_ROWS, device=device)
         self._counters = torch.zeros(tiles, dtype=torch.int32, device=device)
 

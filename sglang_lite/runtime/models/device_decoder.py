@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from sglang_lite.runtime.attention.base import Attend
-from sglang_lite.runtime.kernels.activation import gated, gated_eight
 from sglang_lite.runtime.kernels.embed import embed
 from sglang_lite.runtime.kernels.fp8 import Eight, Scales
 from sglang_lite.runtime.kernels.norm import add_rms_norm, add_rms_norm_eight, rms_norm, rms_norm_eight
@@ -55,9 +54,8 @@ class DeviceDecoder(Decoder):
             if layer.post_attention_norm is not None:
                 x, scales = rms_norm(x, layer.post_attention_norm, eps, scales), None
             norm = add_rms_norm_eight if many and gate_up.takes_eight else add_rms_norm
-            x, scales = gate_up.unscaled(norm(x, residual, layer.mlp_norm, eps, scales))
-            activate = gated_eight if many and down.takes_eight else gated
-            x, scales = down.unscaled(activate(x, self.spec.activation, scales))
+            rows = norm(x, residual, layer.mlp_norm, eps, scales)
+            x, scales = down.unscaled(gate_up.gated(rows, self.spec.activation, eight=many and down.takes_eight))
             if layer.post_mlp_norm is not None:
                 x, scales = rms_norm(x, layer.post_mlp_norm, eps, scales), None
         return add_rms_norm(x, residual, self.norm, eps, scales)

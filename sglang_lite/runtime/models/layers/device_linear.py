@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from sglang_lite.runtime.kernels import tiled
+from sglang_lite.runtime.kernels.activation import gated, gated_eight
 from sglang_lite.runtime.kernels.fp8 import Eight, Scales, quantise_rows
-from sglang_lite.runtime.kernels.skinny import MOST_ROWS, FewRows, linear_one
+from sglang_lite.runtime.kernels.skinny import MOST_ROWS, SPLIT_OUTPUTS, FewRows, linear_one
 from sglang_lite.runtime.models.layers.linear import Linear, stacked_rows, stacked_shape
 from sglang_lite.runtime.models.weights.fp8 import ScaledRows
 from sglang_lite.runtime.models.weights.source import Weight
@@ -25,6 +27,11 @@ class DeviceLinear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, few: FewRows) -> None:
         self.weight, self.bias = weight, bias
         self._few = few
+        outputs, inputs = weight.shape
+        # Rows that are multiplied by tiles: from, to.
+        self._tiled = range(2 if outputs > SPLIT_OUTPUTS and inputs >= 2048 else MOST_ROWS + 1, tiled.MOST_ROWS + 1)
+        if not tiled.can_tile(weight):
+            self._tiled = range(0)
 
     @property
     def takes_eight(self) -> bool:
@@ -32,6 +39,8 @@ class DeviceLinear:
         return False
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) in self._tiled:
+            return tiled.linear_tiled(x, self.weight, self.bias)
         if len(x) > MOST_ROWS:
             return F.linear(x, self.weight, self.bias)
         if len(x) > 1:
@@ -42,6 +51,18 @@ class DeviceLinear:
         """The product, and what it has yet to be multiplied with."""
         assert isinstance(x, torch.Tensor)
         return self(x), None
+
+    def gated(self, x: torch.Tensor | Eight, activation: str, *, eight: bool) -> torch.Tensor | Eight:
+        """act(gate) * up, where this matrix is a gated pair, gates first.
+
+        Args:
+            activation: "silu", "gelu" or "gelu_tanh".
+            eight: in 8 bits.
+        """
+        if isinstance(x, torch.Tensor) and len(x) in self._tiled and not eight:
+            return tiled.linear_tiled(x, self.weight, self.bias, activation)
+        y, scales = self.unscaled(x)
+        return (gated_eight if eight else gated)(y, activation, scales)
 
     def one(
         self, x: torch.Tensor, *, residual: torch.Tensor | None, norm: torch.Tensor, eps: float, gate: str = ""
