@@ -11,7 +11,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import sglang_lite as sgl
 from sglang_lite.protocol import Generation, ModelError, Regex, SamplingParams
-from sglang_lite.runtime.execute import shared
+from sglang_lite.runtime.execute import graph_sizes, shared
+from sglang_lite.runtime.execute.device import DeviceRunner
 from sglang_lite.runtime.models.device_decoder import DeviceDecoder
 from tests.runtime.kernels import BACKENDS, PACKAGES, needs_kernels, skip_without
 from tests.runtime.models.tiny import VOCAB, randomise, save
@@ -66,6 +67,47 @@ def device(request, folder, monkeypatch):
         engine.close()
 
 
+class Again:
+    """In place of a CUDA graph where there is none: computes again into the same tensor, from what is in others."""
+
+    def __init__(self, compute):
+        self.compute, self.logits = compute, compute()
+
+    def replay(self):
+        self.logits.copy_(self.compute())
+
+
+@pytest.fixture
+def with_graphs(device, monkeypatch):
+    """`device`, whose decoding steps run as graphs without a GPU, too."""
+
+    def make(**settings):
+        engine = device(**settings)
+        if not GPU:
+            engine._runner._graph_sizes = graph_sizes(settings["max_running"])
+        return engine
+
+    if not GPU:
+        monkeypatch.setattr(DeviceRunner, "_record", lambda self, compute: (graph := Again(compute), graph.logits))
+    return make
+
+
+@pytest.mark.parametrize("device", ["triton"], indirect=True)
+@pytest.mark.parametrize("most", [3, 40])
+def test_captured_steps_of_rows_with_one_token_and_with_several(with_graphs, on_cpu, most):
+    engine = with_graphs(max_running=most, page_size=4)
+    first = prompts(2, own=30)
+    asked = [prompt + more for prompt in first for more in ([7], [8, 9, 10], [11, 12, 13, 14, 15])]
+    for batch in (first, asked):  # what is new of the second are a few tokens each
+        expected = [g.token_ids for g in answers(on_cpu, batch, greedy())]
+        assert [g.token_ids for g in answers(engine, batch, greedy())] == expected
+    words = [g.text for g in answers(on_cpu, first, greedy(max_tokens=12), Regex("[abc]defgh[ij]klm[a-z]*"))]
+    forced = answers(engine, first, greedy(max_tokens=12), Regex("[abc]defgh[ij]klm[a-z]*"))
+    assert [g.text for g in forced] == words
+    kinds = {key[1] for key in engine._runner._graphs}
+    assert kinds == {False, True}
+
+
 def prompts(count, *, shared=0, own=20, seed=0):
     rng = random.Random(seed)
     prefix = [rng.randrange(2, VOCAB) for _ in range(shared)]
@@ -99,7 +141,7 @@ def test_the_same_tokens_whatever_the_schedule(device, on_cpu, settings):
     assert [g.token_ids for g in answers(device(**settings), asked, greedy())] == expected
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # flash-attn-4 calls what its own base is about to drop
+@pytest.mark.filterwarnings("ignore")  # flash-attn-4 calls what its own base is about to drop
 @pytest.mark.parametrize("package", PACKAGES)
 def test_packages_give_the_probabilities_of_our_kernels(package, tmp_path):
     skip_without(package)

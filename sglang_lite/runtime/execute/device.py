@@ -7,6 +7,7 @@ launched on one stream, so a page that is reused is written after all reads that
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -135,7 +136,8 @@ class DeviceRunner:
         self._staging = Staging(device, 3 * step_tokens + 8 * (slots + 1) + 4096)
         self._shared_key: bytes = b""
         self._shared_work: SharedWork | None = None
-        self._graphs: dict[tuple[int, int, bool], Graph] = {}  # by tokens, rows, and whether they share prefixes
+        # By tokens, whether rows have several of them, and whether they share prefixes.
+        self._graphs: dict[tuple[int, bool, bool], Graph] = {}
         self._graph_sizes = graphs if self._attention.captured else ()
         self._pool: Any = None
 
@@ -258,7 +260,7 @@ class DeviceRunner:
     def warm_up(self) -> None:
         """Compiles every kernel and captures the graphs, so that no request waits for that."""
         for size in sorted(self._graph_sizes, reverse=True):
-            self._graphs[size, size, False] = self._capture(size, size, shared=False)
+            self._graphs[size, False, False] = self._capture(size, several=False, shared=False)
         longest = self._table.pages.shape[1] * self._table.page_size
         for block in BLOCK_SIZES:
             count = min(block, longest)
@@ -373,19 +375,19 @@ class DeviceRunner:
         tokens, rows = len(inputs.ids), len(batch.slots)
         if inputs.decoding < tokens or any(r.score_from is not None for r in batch.requests[batch.decoding :]):
             return None
-        size = self._padded(rows)
+        size, several = self._padded(rows), tokens > rows
         if size not in self._graph_sizes:
             return None
-        key = size, size, shared
-        if tokens > rows:
-            most = next(most for most in _token_sizes(self._most_decoded) if most >= tokens)
-            key = most, min(most, self._slots), shared
+        if several:
+            size = next(most for most in _token_sizes(self._most_decoded) if most >= tokens)
+        key = size, several, shared
         if key not in self._graphs:
-            self._graphs[key] = self._capture(*key[:2], shared=shared)
+            self._graphs[key] = self._capture(size, several=several, shared=shared)
         return self._graphs[key]
 
-    def _capture(self, tokens: int, rows: int, *, shared: bool) -> Graph:
-        """A graph that decodes so many tokens, and gives the logits of so many of them."""
+    def _capture(self, tokens: int, *, several: bool, shared: bool) -> Graph:
+        """A graph that decodes so many tokens, and gives the logits of all; of each row's last one, where some rows
+        have several."""
         device, items, stride = self._device, self._most_items(tokens), _aligned(tokens)
         static = torch.zeros((4, stride), dtype=torch.int32, device=device)
         static[1] = self._slots
@@ -407,10 +409,17 @@ class DeviceRunner:
             block_size=16,
         )
 
+        rows = min(tokens, self._slots)
+
         def compute() -> torch.Tensor:
             hidden = self._run(plan)
-            return self._model.raw_logits(hidden if rows == tokens else hidden[static[3, :rows]])
+            return self._model.raw_logits(hidden[static[3, :rows]] if several else hidden)
 
+        graph, logits = self._record(compute)
+        return Graph(graph, plan, static, shared_static, logits, self._staging, self._slots)
+
+    def _record(self, compute: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        """A graph that computes again what is then in the tensor."""
         compute()  # compiles what is not compiled yet, which can't be captured
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -418,7 +427,7 @@ class DeviceRunner:
             logits = compute()
         if self._pool is None:
             self._pool = graph.pool()
-        return Graph(graph, plan, static, shared_static, logits, self._staging, self._slots)
+        return graph, logits
 
 
 @dataclass(slots=True)
