@@ -92,12 +92,13 @@ def test_every_backend_keeps_a_constraint_or_refuses_it_by_its_name(any_engine, 
 def test_auto_chooses_and_says_so():
     with make() as engine:
         chosen = [
-            engine.complete("ab", PARAMS, CONSTRAINTS[kind]).meta["constraint_backend"] for kind in ("ebnf", "schema")
+            engine.complete("ab", PARAMS, constraint).meta["constraint_backend"]
+            for constraint in (TAGS, CONSTRAINTS["ebnf"], CONSTRAINTS["schema"])
         ]
-        assert chosen == ["xgrammar", "llguidance"]
+        assert chosen == ["xgrammar", "llguidance", "llguidance"]
         assert "constraint_backend" not in engine.complete("ab", PARAMS).meta
         (answer,) = engine.generate(["ab"], {"ebnf": CONSTRAINTS["ebnf"].grammar, "max_new_tokens": 5})
-        assert answer["meta_info"]["constraint_backend"] == "xgrammar"
+        assert answer["meta_info"]["constraint_backend"] == "llguidance"
 
 
 def test_sglangs_name_of_the_backend_is_known():
@@ -157,6 +158,7 @@ def test_a_program_waits_for_all_its_grammars_and_names_the_bad_one():
 # ------------------------------------------------------------------------------------------------------- limits
 
 # What is compiled in a process of its own, in a moment.
+TAGS = StructuralTag((Tag("<f>", Regex("[ab]"), "</f>"),), ("<f",))
 LARGER = Ebnf('root ::= "a"{2,3} "b"')
 
 
