@@ -412,6 +412,7 @@ def tool(**properties):
     ("schema", "good", "bad"),
     [
         ({"type": "string", "maxLength": 3}, "a\nb", "abcd"),
+        ({"type": "string", "maxLength": 2000}, "a" * 2000, "a" * 2001),
         ({"type": "string", "minLength": 2}, "ab", "a"),
         ({"type": "string", "pattern": "^x+$"}, "xx", "xy"),
         ({"type": "string", "format": "date"}, "2024-02-29", "2023-02-29"),
@@ -425,6 +426,18 @@ def test_what_a_schema_asks_of_a_bare_string_is_kept(family, schema, good, bad):
     constraint = calls_constraint(family, tool(x=schema), "required")
     assert sgl.grammar.matches(constraint, written(family, "", ("f", {"x": good})))
     assert not sgl.grammar.matches(constraint, written(family, "", ("f", {"x": bad})))
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("family", TAGGED)
+def test_long_strings_may_stand_before_objects(family, choice):
+    """Their lexemes have more states than are looked at one by one."""
+    string = {"type": "string", "minLength": 5, "maxLength": 300}
+    schema = {"type": "object", "properties": {"s": string}, "additionalProperties": False}
+    constraint = calls_constraint(family, tool(x=string, y=schema, z=string), choice)
+    for length, allowed in ((300, True), (301, False)):
+        arguments = {"x": "a" * length, "y": {"s": "b" * length}, "z": "c\n" * (length // 2)}
+        assert sgl.grammar.matches(constraint, written(family, "", ("f", arguments))) == allowed
 
 
 @pytest.mark.parametrize(
