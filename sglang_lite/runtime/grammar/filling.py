@@ -29,9 +29,9 @@ class MaskFiller:
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, "sglang_lite-masks")
         self._made: queue.SimpleQueue[_Made] = queue.SimpleQueue()
-        # Of what masks are being made. No matcher is moved meanwhile: so nobody else may make the mask it waits for.
+        # Of what masks are being made. No matcher is moved meanwhile, even if its mask gets known in another way.
         self._lines: set[Hashable] = set()
-        self._places: set[Hashable] = set()
+        self._places: dict[Hashable, Matcher] = {}
 
     def fill(
         self,
@@ -57,16 +57,16 @@ class MaskFiller:
         end = time.perf_counter() + patience
         while not self._made.empty():
             self._take(self._made.get())
-        left = _copied(matchers, masks, range(len(matchers)))
+        left = self._copied(matchers, masks, range(len(matchers)))
         if not left:
             return left
         if len(matchers) == 1 and not others and not self._lines:  # nobody waits for it: not worth another thread
             for part in matchers[0].parts:
                 if part.known() is None:
                     self._take(_make([part]))
-            return _copied(matchers, masks, left)
+            return self._copied(matchers, masks, left)
         goes_on = others or len(left) < len(matchers)
-        wanted = {part.place: part for row in left for part in matchers[row].parts if part.known() is None}
+        wanted = {part.place: part for row in left for part in matchers[row].parts if self._waits(part)}
         needed = {part.place for row in left if not can_wait(row) for part in matchers[row].parts} & wanted.keys()
         while wanted:
             self._start(wanted.values())
@@ -79,7 +79,7 @@ class MaskFiller:
             for part in made.parts:
                 wanted.pop(part.place, None)
                 needed.discard(part.place)
-        return _copied(matchers, masks, left)
+        return self._copied(matchers, masks, left)
 
     def close(self) -> None:
         """Masks that are being made are finished, and thrown away."""
@@ -93,7 +93,7 @@ class MaskFiller:
                 lines.setdefault(id(part.engine), {}).setdefault(part.line, []).append(part)
         for by_line in lines.values():
             self._lines.update(by_line)
-            self._places.update(part.place for line in by_line.values() for part in line)
+            self._places.update({part.place: part for line in by_line.values() for part in line})
             each = list(by_line.values())
             count = min(len(each), 2 * self._threads)
             for i in range(count):
@@ -105,8 +105,23 @@ class MaskFiller:
     def _take(self, made: _Made) -> None:
         for part, mask in zip(made.parts, made.masks):
             self._lines.discard(part.line)
-            self._places.discard(part.place)
+            self._places.pop(part.place, None)
             part.learn(mask)
+
+    def _waits(self, part: Matcher) -> bool:
+        return self._places.get(part.place) is part or part.known() is None
+
+    def _copied(self, matchers: Sequence[Matcher], masks: NDArray[np.int32], rows: Iterable[int]) -> list[int]:
+        """Copies the masks that are known; returns the other rows, and those whose masks are still being made."""
+        left: list[int] = []
+        for row in rows:
+            matcher = matchers[row]
+            mask = None if self._places and any(map(self._waits, matcher.parts)) else matcher.known()
+            if mask is None:
+                left.append(row)
+            else:
+                masks[row] = mask
+        return left
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +147,3 @@ def _made_alone(part: Matcher) -> Mask:
         return mask
     except Exception:  # this one's
         return np.zeros((part.engine.vocab_size + 31) // 32, np.int32)
-
-
-def _copied(matchers: Sequence[Matcher], masks: NDArray[np.int32], rows: Iterable[int]) -> list[int]:
-    """Copies the masks that are known; returns the rows whose are not."""
-    left: list[int] = []
-    for row in rows:
-        mask = matchers[row].known()
-        if mask is None:
-            left.append(row)
-        else:
-            masks[row] = mask
-    return left
