@@ -188,6 +188,14 @@ def test_what_only_looks_like_a_call_is_text(text):
     assert parse_answer("qwen", text) == Answer("", text, (), complete=True)
 
 
+@pytest.mark.parametrize("family", FORMATS)
+def test_what_can_be_no_call_any_more_is_text_at_once(family):
+    """Else each piece that comes would be looked at with all that is held."""
+    named = FORMATS[family].opening + FORMATS[family].begin.replace("#", "0") + "f"
+    for more in ("f" * 300, " " * 300, "! ".ljust(300, "f")):
+        assert len(ToolParser(family).push(named + more).content) > 300
+
+
 def test_marks_of_reasoning_are_text_behind_it():
     text = (
         '<think>a</think>\n\nb <think> <tool_call>\n{"name": "f", "arguments": {"x": "<think></think>"}}\n</tool_call>'
@@ -646,6 +654,9 @@ def test_a_chat_template_tells_the_family(template, family):
         (("x", TOOLS), "tool_format: 'x' is unknown. Known: qwen"),
         (("qwen", TOOLS, "some"), "tool_choice: 'some' is not 'auto'"),
         (("qwen", {}, "required"), "tool_choice: 'required' needs tools"),
+        (("mimo", {"a b": TOOLS["now"]}), "tools: 'a b' can't be the name of a tool"),
+        (("qwen", {'a"': TOOLS["now"]}), "tools: 'a\"' can't be the name of a tool"),
+        (("llama3", {"f" * 257: TOOLS["now"]}), "can't be the name of a tool"),
     ],
 )
 def test_what_is_not_known_is_refused(arguments, message):
