@@ -17,7 +17,7 @@ import sglang_lite as sgl
 from sglang_lite.constraints import matching, structural_tag
 from sglang_lite.constraints.sampling import sample
 from sglang_lite.constraints.schema import json_schema, parse_json
-from sglang_lite.protocol import SamplingParams, ValueValidationError
+from sglang_lite.protocol import JsonSchema, SamplingParams, ValueValidationError
 from sglang_lite.runtime.engine import Engine
 from sglang_lite.text.tool_arguments import arguments_text
 from sglang_lite.text.tool_calls import Answer, Call, ToolParser, call_text, calls_constraint, parse_answer
@@ -538,6 +538,14 @@ def test_malformed_calls_never_raise_and_arguments_stay_json(family):
         for call in answer.calls if answer.complete else answer.calls[:-1]:
             assert isinstance(json.loads(call.arguments), dict), changed
         assert in_pieces(family, changed, range(len(changed) + 1)) == list(answer.calls), changed
+
+
+@pytest.mark.parametrize("schema", ["no JSON", "[]", '{"anyOf": [' * 300 + "{}" + "]}" * 300, '{"$ref": "#"}'])
+@pytest.mark.parametrize("family", TAGGED)
+def test_schemas_that_are_not_understood_say_nothing(family, schema):
+    text = call_text(family, "f", {"a": 1, "b": "x"})
+    (call,) = parse_answer(family, text, tools={"f": JsonSchema(schema)}).calls
+    assert json.loads(call.arguments) == {"a": 1, "b": "x"}
 
 
 def test_without_a_schema_what_is_json_is_no_string():
