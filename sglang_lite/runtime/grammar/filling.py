@@ -58,28 +58,28 @@ class MaskFiller:
         while not self._made.empty():
             self._take(self._made.get())
         left = self._copied(matchers, masks, range(len(matchers)))
-        if not left:
-            return left
-        if len(matchers) == 1 and not others and not self._lines:  # nobody waits for it: not worth another thread
+        alone = len(matchers) == 1 and not others and not self._lines
+        if left and alone:  # nobody waits for it: not worth another thread
             for part in matchers[0].parts:
                 if part.known() is None:
                     self._take(_make([part]))
-            return self._copied(matchers, masks, left)
+            left = self._copied(matchers, masks, left)
         goes_on = others or len(left) < len(matchers)
-        wanted = {part.place: part for row in left for part in matchers[row].parts if self._waits(part)}
-        needed = {part.place for row in left if not can_wait(row) for part in matchers[row].parts} & wanted.keys()
-        while wanted:
-            self._start(wanted.values())
-            try:
-                made = self._made.get(timeout=max(end - time.perf_counter(), 0) if goes_on and not needed else None)
-            except queue.Empty:
-                break
-            goes_on = True
-            self._take(made)
-            for part in made.parts:
-                wanted.pop(part.place, None)
-                needed.discard(part.place)
-        return self._copied(matchers, masks, left)
+        while left:  # again where a mask that was made is not for all in its place, or was dropped
+            wanted = {part.place: part for row in left for part in matchers[row].parts if self._waits(part)}
+            needed = {part.place for row in left if not can_wait(row) for part in matchers[row].parts} & wanted.keys()
+            while wanted:
+                self._start(wanted.values())
+                try:
+                    made = self._made.get(timeout=max(end - time.perf_counter(), 0) if goes_on and not needed else None)
+                except queue.Empty:
+                    return self._copied(matchers, masks, left)
+                goes_on = True
+                for place in self._take(made):
+                    wanted.pop(place, None)
+                    needed.discard(place)
+            left = self._copied(matchers, masks, left)
+        return left
 
     def close(self) -> None:
         """Masks that are being made are finished, and thrown away."""
@@ -102,21 +102,27 @@ class MaskFiller:
     def _run(self, parts: list[Matcher]) -> None:
         self._made.put(_make(parts))
 
-    def _take(self, made: _Made) -> None:
-        for part, mask in zip(made.parts, made.masks):
+    def _take(self, made: _Made) -> list[Hashable]:
+        """Returns the places that the masks were made for; a matcher that fails is in one of its own from then on."""
+        places = [part.place for part in made.parts]
+        for place, part, mask in zip(places, made.parts, made.masks):
             self._lines.discard(part.line)
-            self._places.pop(part.place, None)
+            self._places.pop(place, None)
             part.learn(mask)
+        return places
 
     def _waits(self, part: Matcher) -> bool:
-        return self._places.get(part.place) is part or part.known() is None
+        return self._being_made(part) or part.known() is None
+
+    def _being_made(self, part: Matcher) -> bool:
+        return bool(self._places) and self._places.get(part.place) is part
 
     def _copied(self, matchers: Sequence[Matcher], masks: NDArray[np.int32], rows: Iterable[int]) -> list[int]:
         """Copies the masks that are known; returns the other rows, and those whose masks are still being made."""
         left: list[int] = []
         for row in rows:
             matcher = matchers[row]
-            mask = None if self._places and any(map(self._waits, matcher.parts)) else matcher.known()
+            mask = None if any(map(self._being_made, matcher.parts)) else matcher.known()
             if mask is None:
                 left.append(row)
             else:
