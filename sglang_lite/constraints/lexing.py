@@ -24,6 +24,7 @@ from sglang_lite.constraints.nodes import (
     Alternation,
     CharSet,
     Concat,
+    Intersection,
     Language,
     Node,
     Ref,
@@ -398,6 +399,28 @@ class _Places:
 @lru_cache(maxsize=4096)  # as most are asked about again when a few have been taken apart
 def _goes_on(lexeme: Node, other: Node, following: Ranges) -> bool:
     """Where a text of the first has ended, one of the other may go on with one of some characters."""
+    wide, other_wide = _widened(lexeme), _widened(other)  # where these don't, which have few states, neither do those
+    if not following or not _pair_goes_on(wide, other_wide, following):
+        return False
+    return (wide, other_wide) == (lexeme, other) or _pair_goes_on(lexeme, other, following)
+
+
+def _widened(node: Node) -> Node:
+    """The texts of a regular node, and those that repeat its parts more often, or less."""
+    match node:
+        case Concat(parts):
+            return Concat(tuple(map(_widened, parts)))
+        case Alternation(options):
+            return Alternation(tuple(map(_widened, options)))
+        case Intersection(parts):
+            return Intersection(tuple(map(_widened, parts)))
+        case Repeat(inner, least, most):
+            counted = least > 1 or (most is not None and most > 1)
+            return Repeat(_widened(inner), min(least, 1), None if counted else most)
+    return node  # a complement of more texts would have less
+
+
+def _pair_goes_on(lexeme: Node, other: Node, following: Ranges) -> bool:
     both = Automaton(lexeme, other, CharSet(following))
     first, second, next_one = both.starts
     seen = {(first, second)}

@@ -33,7 +33,12 @@ class Allowed:
 
     @staticmethod
     def of(schema: JsonSchema | None) -> Allowed:
-        return Allowed(schema, True if schema is None else At(document_of(schema).start))
+        if schema is None:
+            return Allowed(None, True)
+        try:
+            return Allowed(schema, At(document_of(schema).start))
+        except ConstraintError:
+            return Allowed(None, True)
 
     def member(self, name: str) -> Allowed:
         shapes = [shape.listed() for shape in self._values.objects]

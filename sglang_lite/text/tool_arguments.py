@@ -56,7 +56,7 @@ def pattern(text: str, *, blanks: bool) -> regex.Pattern[str]:
     """What matches a text in which a # is a number.
 
     Args:
-        blanks: where the text has blanks there may be any, or none.
+        blanks: where the text has blanks there may be any up to a hundred, or none.
     """
     return regex.compile(expression(text, blanks=blanks))
 
@@ -64,7 +64,7 @@ def pattern(text: str, *, blanks: bool) -> regex.Pattern[str]:
 def expression(text: str, *, blanks: bool) -> str:
     """The source of that pattern."""
     found = re.escape(text).replace(r"\#", "[0-9]+")
-    return re.sub(r"(\\\s)+", lambda _: r"\s*", found) if blanks else found
+    return re.sub(r"(\\\s)+", lambda _: r"\s{0,100}", found) if blanks else found
 
 
 class JsonArguments:
@@ -297,7 +297,7 @@ class TaggedArguments:
 
     @staticmethod
     def _head(tag: str) -> regex.Pattern[str]:
-        found = expression(tag.rstrip(), blanks=True).replace("><", r">\s*<")
+        found = expression(tag.rstrip(), blanks=True).replace("><", r">\s{0,100}<")
         name, said = r'(?P<name>[^<>"&/\n\r][^<>"&\n\r]*?)', r"(?P<type>\w+)"
         return regex.compile(found.replace(r"\{name\}", name).replace(r"\{type\}", said))
 

@@ -34,6 +34,8 @@ from sglang_lite.text.tool_arguments import (
 )
 from sglang_lite.text.tool_formats import ToolFormat, tool_format
 
+_NAME = r"[\w.:-]{1,256}"  # of a tool
+
 
 def calls_constraint(
     family: str,
@@ -53,13 +55,18 @@ def calls_constraint(
         parallel: several calls are allowed.
 
     Raises:
-        ParameterError: an unknown family, model type or choice; "required" without tools.
+        ParameterError: an unknown family, model type or choice; "required" without tools; a name that can't be read
+            back.
     """
     spelled = tool_format(family)
     if choice not in ("auto", "required", "none"):
         raise ParameterError("tool_choice", f"{choice!r} is not 'auto', 'required' or 'none'.")
     if choice == "required" and not tools:
         raise ParameterError("tool_choice", "'required' needs tools.")
+    for name in tools:
+        if not regex.fullmatch(_NAME, name):
+            hint = "Use up to 256 letters, digits, and _ . : -"
+            raise ParameterError("tools", f"{name!r} can't be the name of a tool.", hint=hint)
     calls: Constraint = OneOf(tuple(_call(tag) for tag in _tags(spelled, tools)))
     if parallel:
         calls = InOrder((calls, Repeated(InOrder((Choices((spelled.separator,)), calls)))))
@@ -313,8 +320,8 @@ def _head(spelled: ToolFormat) -> regex.Pattern[str]:
     """What matches a call up to its arguments."""
     blanks = spelled.any_blanks
     options = [
-        rf"{expression(begin, blanks=blanks)}(?P<name>[\w.:-]+?)"
-        + (expression(middle, blanks=blanks) if middle.strip() else r"\s*(?=<)")
+        rf"{expression(begin, blanks=blanks)}(?P<name>{_NAME})"
+        + (expression(middle, blanks=blanks) if middle.strip() else r"\s{0,100}(?=<)")
         for begin, middle in spelled.heads
     ]
     return regex.compile("|".join(options))

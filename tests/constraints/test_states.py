@@ -131,3 +131,27 @@ def test_requests_that_go_on_from_a_text_share_masks_too(llguidance):
             assert matcher.forced() == alone.forced()
             assert matcher.accept(token)
         assert alone.accept(token)
+
+
+def test_what_fails_for_one_matcher_is_not_kept_for_others_in_its_place(llguidance, filler, monkeypatch):
+    grammar = llguidance.compile(JsonSchema(PERSON))
+    shared = [grammar.matcher() for _ in range(12)][-3:]
+    for token in llguidance.encode('{"name": "'):
+        for matcher in shared:
+            next_mask(matcher)
+            assert matcher.accept(token)
+    assert len({matcher.place for matcher in shared}) == 1
+    right = llguidance.masks(shared[:1])[0]
+    bad, make = shared[-1], type(llguidance).masks
+
+    def masks(self, matchers):
+        if bad in matchers:
+            raise RuntimeError("broken")
+        return make(self, matchers)
+
+    shared[0].states.masks.pop(bad.state, None)
+    monkeypatch.setattr(type(llguidance), "masks", masks)
+    found = np.zeros((3, len(right)), np.int32)
+    assert filler.fill(shared, found) == []
+    assert (found[:2] == right).all()
+    assert not found[2].any()

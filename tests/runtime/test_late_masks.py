@@ -166,3 +166,19 @@ def test_rows_in_the_place_of_a_late_one_wait_for_its_mask():
     grammars.go.set()
     assert filler.fill([slow], masks) == []
     filler.close()
+
+
+def test_a_late_row_waits_for_its_engine_though_others_learn_the_mask_of_its_place():
+    """A generation within a larger grammar makes masks where it is, at once; and nobody moves what an engine reads."""
+    filler, grammars = MaskFiller(2), SlowEngine()
+    slow, other = Parity(grammars, 0), Parity(grammars)
+    masks = np.zeros((2, WORDS), np.int32)
+    assert filler.fill([slow, other], masks, can_wait=lambda row: True) == [0]
+    slow.learn(slow.mask())
+    assert filler.fill([slow, other], masks, can_wait=lambda row: True) == [0]
+    assert filler.fill([slow], masks, can_wait=lambda row: True, others=True) == [0]
+    grammars.go.set()
+    assert filler.fill([slow, other], masks) == []
+    assert (masks[0] == slow.mask()).all()
+    assert grammars.asked == 1
+    filler.close()

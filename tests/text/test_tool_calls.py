@@ -17,7 +17,7 @@ import sglang_lite as sgl
 from sglang_lite.constraints import matching, structural_tag
 from sglang_lite.constraints.sampling import sample
 from sglang_lite.constraints.schema import json_schema, parse_json
-from sglang_lite.protocol import SamplingParams, ValueValidationError
+from sglang_lite.protocol import JsonSchema, SamplingParams, ValueValidationError
 from sglang_lite.runtime.engine import Engine
 from sglang_lite.text.tool_arguments import arguments_text
 from sglang_lite.text.tool_calls import Answer, Call, ToolParser, call_text, calls_constraint, parse_answer
@@ -186,6 +186,14 @@ def test_an_answer_that_is_cut_short_anywhere_is_read_as_far_as_it_goes(family):
 )
 def test_what_only_looks_like_a_call_is_text(text):
     assert parse_answer("qwen", text) == Answer("", text, (), complete=True)
+
+
+@pytest.mark.parametrize("family", FORMATS)
+def test_what_can_be_no_call_any_more_is_text_at_once(family):
+    """Else each piece that comes would be looked at with all that is held."""
+    named = FORMATS[family].opening + FORMATS[family].begin.replace("#", "0") + "f"
+    for more in ("f" * 300, " " * 300, "! ".ljust(300, "f")):
+        assert len(ToolParser(family).push(named + more).content) > 300
 
 
 def test_marks_of_reasoning_are_text_behind_it():
@@ -412,6 +420,7 @@ def tool(**properties):
     ("schema", "good", "bad"),
     [
         ({"type": "string", "maxLength": 3}, "a\nb", "abcd"),
+        ({"type": "string", "maxLength": 2000}, "a" * 2000, "a" * 2001),
         ({"type": "string", "minLength": 2}, "ab", "a"),
         ({"type": "string", "pattern": "^x+$"}, "xx", "xy"),
         ({"type": "string", "format": "date"}, "2024-02-29", "2023-02-29"),
@@ -425,6 +434,18 @@ def test_what_a_schema_asks_of_a_bare_string_is_kept(family, schema, good, bad):
     constraint = calls_constraint(family, tool(x=schema), "required")
     assert sgl.grammar.matches(constraint, written(family, "", ("f", {"x": good})))
     assert not sgl.grammar.matches(constraint, written(family, "", ("f", {"x": bad})))
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("family", TAGGED)
+def test_long_strings_may_stand_before_objects(family, choice):
+    """Their lexemes have more states than are looked at one by one."""
+    string = {"type": "string", "minLength": 5, "maxLength": 300}
+    schema = {"type": "object", "properties": {"s": string}, "additionalProperties": False}
+    constraint = calls_constraint(family, tool(x=string, y=schema, z=string), choice)
+    for length, allowed in ((300, True), (301, False)):
+        arguments = {"x": "a" * length, "y": {"s": "b" * length}, "z": "c\n" * (length // 2)}
+        assert sgl.grammar.matches(constraint, written(family, "", ("f", arguments))) == allowed
 
 
 @pytest.mark.parametrize(
@@ -517,6 +538,14 @@ def test_malformed_calls_never_raise_and_arguments_stay_json(family):
         for call in answer.calls if answer.complete else answer.calls[:-1]:
             assert isinstance(json.loads(call.arguments), dict), changed
         assert in_pieces(family, changed, range(len(changed) + 1)) == list(answer.calls), changed
+
+
+@pytest.mark.parametrize("schema", ["no JSON", "[]", '{"anyOf": [' * 300 + "{}" + "]}" * 300, '{"$ref": "#"}'])
+@pytest.mark.parametrize("family", TAGGED)
+def test_schemas_that_are_not_understood_say_nothing(family, schema):
+    text = call_text(family, "f", {"a": 1, "b": "x"})
+    (call,) = parse_answer(family, text, tools={"f": JsonSchema(schema)}).calls
+    assert json.loads(call.arguments) == {"a": 1, "b": "x"}
 
 
 def test_without_a_schema_what_is_json_is_no_string():
@@ -633,6 +662,9 @@ def test_a_chat_template_tells_the_family(template, family):
         (("x", TOOLS), "tool_format: 'x' is unknown. Known: qwen"),
         (("qwen", TOOLS, "some"), "tool_choice: 'some' is not 'auto'"),
         (("qwen", {}, "required"), "tool_choice: 'required' needs tools"),
+        (("mimo", {"a b": TOOLS["now"]}), "tools: 'a b' can't be the name of a tool"),
+        (("qwen", {'a"': TOOLS["now"]}), "tools: 'a\"' can't be the name of a tool"),
+        (("llama3", {"f" * 257: TOOLS["now"]}), "can't be the name of a tool"),
     ],
 )
 def test_what_is_not_known_is_refused(arguments, message):

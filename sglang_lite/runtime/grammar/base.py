@@ -122,11 +122,10 @@ class GrammarEngine(MakesMasks, Protocol):
 
 def next_mask(matcher: Matcher) -> Mask:
     """The mask of where a matcher is, made at once."""
-    for part in matcher.parts:
-        if part.known() is None:
-            part.learn(part.engine.masks([part])[0])
-    mask = matcher.known()
-    assert mask is not None
+    while (mask := matcher.known()) is None:  # what is learned may push another part's out of what is kept
+        for part in matcher.parts:
+            if part.known() is None:
+                part.learn(part.engine.masks([part])[0])
     return mask
 
 

@@ -29,9 +29,9 @@ class MaskFiller:
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, "sglang_lite-masks")
         self._made: queue.SimpleQueue[_Made] = queue.SimpleQueue()
-        # Of what masks are being made. No matcher is moved meanwhile: so nobody else may make the mask it waits for.
+        # Of what masks are being made. No matcher is moved meanwhile, even if its mask gets known in another way.
         self._lines: set[Hashable] = set()
-        self._places: set[Hashable] = set()
+        self._places: dict[Hashable, Matcher] = {}
 
     def fill(
         self,
@@ -57,29 +57,29 @@ class MaskFiller:
         end = time.perf_counter() + patience
         while not self._made.empty():
             self._take(self._made.get())
-        left = _copied(matchers, masks, range(len(matchers)))
-        if not left:
-            return left
-        if len(matchers) == 1 and not others and not self._lines:  # nobody waits for it: not worth another thread
+        left = self._copied(matchers, masks, range(len(matchers)))
+        alone = len(matchers) == 1 and not others and not self._lines
+        if left and alone:  # nobody waits for it: not worth another thread
             for part in matchers[0].parts:
                 if part.known() is None:
                     self._take(_make([part]))
-            return _copied(matchers, masks, left)
+            left = self._copied(matchers, masks, left)
         goes_on = others or len(left) < len(matchers)
-        wanted = {part.place: part for row in left for part in matchers[row].parts if part.known() is None}
-        needed = {part.place for row in left if not can_wait(row) for part in matchers[row].parts} & wanted.keys()
-        while wanted:
-            self._start(wanted.values())
-            try:
-                made = self._made.get(timeout=max(end - time.perf_counter(), 0) if goes_on and not needed else None)
-            except queue.Empty:
-                break
-            goes_on = True
-            self._take(made)
-            for part in made.parts:
-                wanted.pop(part.place, None)
-                needed.discard(part.place)
-        return _copied(matchers, masks, left)
+        while left:  # again where a mask that was made is not for all in its place, or was dropped
+            wanted = {part.place: part for row in left for part in matchers[row].parts if self._waits(part)}
+            needed = {part.place for row in left if not can_wait(row) for part in matchers[row].parts} & wanted.keys()
+            while wanted:
+                self._start(wanted.values())
+                try:
+                    made = self._made.get(timeout=max(end - time.perf_counter(), 0) if goes_on and not needed else None)
+                except queue.Empty:
+                    return self._copied(matchers, masks, left)
+                goes_on = True
+                for place in self._take(made):
+                    wanted.pop(place, None)
+                    needed.discard(place)
+            left = self._copied(matchers, masks, left)
+        return left
 
     def close(self) -> None:
         """Masks that are being made are finished, and thrown away."""
@@ -93,7 +93,7 @@ class MaskFiller:
                 lines.setdefault(id(part.engine), {}).setdefault(part.line, []).append(part)
         for by_line in lines.values():
             self._lines.update(by_line)
-            self._places.update(part.place for line in by_line.values() for part in line)
+            self._places.update({part.place: part for line in by_line.values() for part in line})
             each = list(by_line.values())
             count = min(len(each), 2 * self._threads)
             for i in range(count):
@@ -102,11 +102,32 @@ class MaskFiller:
     def _run(self, parts: list[Matcher]) -> None:
         self._made.put(_make(parts))
 
-    def _take(self, made: _Made) -> None:
-        for part, mask in zip(made.parts, made.masks):
+    def _take(self, made: _Made) -> list[Hashable]:
+        """Returns the places that the masks were made for; a matcher that fails is in one of its own from then on."""
+        places = [part.place for part in made.parts]
+        for place, part, mask in zip(places, made.parts, made.masks):
             self._lines.discard(part.line)
-            self._places.discard(part.place)
+            self._places.pop(place, None)
             part.learn(mask)
+        return places
+
+    def _waits(self, part: Matcher) -> bool:
+        return self._being_made(part) or part.known() is None
+
+    def _being_made(self, part: Matcher) -> bool:
+        return bool(self._places) and self._places.get(part.place) is part
+
+    def _copied(self, matchers: Sequence[Matcher], masks: NDArray[np.int32], rows: Iterable[int]) -> list[int]:
+        """Copies the masks that are known; returns the other rows, and those whose masks are still being made."""
+        left: list[int] = []
+        for row in rows:
+            matcher = matchers[row]
+            mask = None if any(map(self._being_made, matcher.parts)) else matcher.known()
+            if mask is None:
+                left.append(row)
+            else:
+                masks[row] = mask
+        return left
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +153,3 @@ def _made_alone(part: Matcher) -> Mask:
         return mask
     except Exception:  # this one's
         return np.zeros((part.engine.vocab_size + 31) // 32, np.int32)
-
-
-def _copied(matchers: Sequence[Matcher], masks: NDArray[np.int32], rows: Iterable[int]) -> list[int]:
-    """Copies the masks that are known; returns the rows whose are not."""
-    left: list[int] = []
-    for row in rows:
-        mask = matchers[row].known()
-        if mask is None:
-            left.append(row)
-        else:
-            masks[row] = mask
-    return left

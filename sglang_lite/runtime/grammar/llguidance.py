@@ -98,6 +98,8 @@ class LlguidanceMatcher:
         return self.states.masks.get(self.state)
 
     def learn(self, mask: Mask) -> None:
+        if not mask.any() or self._inner.is_error():  # its own failure, which others in its place need not share
+            self.state = None
         if self.states is None or self.state is None:
             self._kept = mask
         else:
