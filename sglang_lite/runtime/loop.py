@@ -287,7 +287,7 @@ class StepLoop:
             words,
             patience=patience,
             can_wait=lambda i: self.scheduler.repeatable(batch.requests[rows[masked[i]]]),
-            others=len(masked) < len(rows),
+            others=len(masked) < len(batch.slots),  # a piece of a prompt goes on, too
         )
         filling = time.perf_counter() - began
         which = np.full(len(rows), -1, dtype=np.int32)

@@ -49,7 +49,7 @@ class MaskFiller:
             masks: [N, words].
             patience: seconds after which rows that can wait are late, if any row goes on meanwhile.
             can_wait: whether a row can.
-            others: rows that need no mask go on.
+            others: rows that need none go on.
 
         Returns:
             The rows that are late: not filled, to be asked for again. Until then their matchers must not be moved.
