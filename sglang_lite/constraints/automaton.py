@@ -114,6 +114,23 @@ class Automaton:
                         queue.append(after)
         return found
 
+    def useful(self, state: State) -> dict[State, dict[Symbol, State]]:
+        """`reachable`, of it only the states from which some text is accepted: any other would lead astray."""
+        found = self.reachable(state)
+        before: dict[State, list[State]] = {each: [] for each in found}
+        for each, after in found.items():
+            for to in after.values():
+                before[to].append(each)
+        kept = {each for each in found if self._nullable[each]}
+        for each in (queue := list(kept)):
+            queue += (earlier := [e for e in before[each] if e not in kept])
+            kept.update(earlier)
+        return {
+            each: {symbol: to for symbol, to in after.items() if to in kept}
+            for each, after in found.items()
+            if each in kept
+        }
+
     def nonempty(self, state: State) -> bool:
         """Some text is in the language. Rules count as nothing."""
         seen = {state}

@@ -215,12 +215,13 @@ class _Cut:
         """A rule for each state of an automaton."""
         found = Automaton(node)
         prefix = f"state of {len(self._rules)}."
-        for state, after in found.reachable(found.start).items():
+        states = found.useful(found.start)
+        for state, after in states.items():
             steps = (
                 concat(self._lexeme(found.characters(symbol)), Ref(f"{prefix}{to}")) for symbol, to in after.items()
             )
             self._rules[f"{prefix}{state}"] = alternation([*steps, *([EMPTY] if found.accepting(state) else [])])
-        return Ref(f"{prefix}{found.start}")
+        return Ref(f"{prefix}{found.start}") if found.start in states else NOTHING
 
 
 def _not_empty(node: Node) -> Node:

@@ -88,37 +88,15 @@ class _Speller:
         """A rule for each state of an automaton; the name of the first."""
         found = Automaton(node)
         prefix = f"a{len(self._automata)}s"
-        reachable = found.reachable(found.start)
-        useful = _leading_to_an_end(found, reachable)
-        for state, after in reachable.items():
-            if state in useful:
-                steps = [
-                    concat(found.characters(symbol), Ref(f"{prefix}{to}"))
-                    for symbol, to in after.items()
-                    if to in useful
-                ]
-                self._names |= {f"{prefix}{to}": f"{prefix}{to}" for to in after.values()}
-                self._add(
-                    f"{prefix}{state}",
-                    self._body(alternation([*steps, *([EMPTY] if found.accepting(state) else [])])),
-                )
+        useful = found.useful(found.start)
+        for state, after in useful.items():
+            steps = [concat(found.characters(symbol), Ref(f"{prefix}{to}")) for symbol, to in after.items()]
+            self._names |= {f"{prefix}{to}": f"{prefix}{to}" for to in after.values()}
+            self._add(
+                f"{prefix}{state}",
+                self._body(alternation([*steps, *([EMPTY] if found.accepting(state) else [])])),
+            )
         return f"{prefix}{found.start}" if found.start in useful else self._body(NOTHING)
-
-
-def _leading_to_an_end(found: Automaton, reachable: dict[int, dict[int | str, int]]) -> set[int]:
-    """The states from which some text is accepted: a rule for another would make none."""
-    before: dict[int, list[int]] = {state: [] for state in reachable}
-    for state, after in reachable.items():
-        for to in after.values():
-            before[to].append(state)
-    useful = {state for state in reachable if found.accepting(state)}
-    queue = list(useful)
-    for state in queue:
-        for each in before[state]:
-            if each not in useful:
-                useful.add(each)
-                queue.append(each)
-    return useful
 
 
 def _character(code: int) -> str:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from xgrammar.builtin_structural_tag import get_model_structural_tag
 
 import sglang_lite as sgl
-from sglang_lite.constraints import matching, structural_tag
+from sglang_lite import grammar
+from sglang_lite.constraints import matching, structural_tag, walk
 from sglang_lite.constraints.sampling import sample
 from sglang_lite.constraints.schema import json_schema, parse_json
 from sglang_lite.protocol import JsonSchema, SamplingParams, ValueValidationError
@@ -397,6 +398,20 @@ def in_pieces(family, text, cuts):
     return found
 
 
+@pytest.fixture(params=[False, True], ids=["", "in a hurry"])
+def hurried(request, monkeypatch):
+    """There may be no time to look for lexemes: all are cut into characters then."""
+    known = (grammar._grammar, walk._start)
+    if request.param:
+        monkeypatch.setattr("sglang_lite.constraints.lexing.MAX_SECONDS", 0.0)
+    for cache in known:
+        cache.cache_clear()
+    yield
+    for cache in known:
+        cache.cache_clear()
+
+
+@pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("family", TAGGED)
 def test_arguments_that_were_written_are_allowed(family):
     constraint = calls_constraint(family, SENDING, "required")
