@@ -11,7 +11,7 @@ from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
 from sglang_lite.runtime.kernels.prefix_attention import BLOCK_M, prefix_attention
 from sglang_lite.runtime.kernels.reference import KVCache
 
-_LEAST = 128  # tokens in a decoding program's share
+_LEAST = 64  # tokens in a decoding program's share
 _WIDEST = 256  # head that a program's registers and shared memory have room for
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -48,12 +48,12 @@ class TritonAttention:
     def begin(self, plan: DevicePlan) -> Attend:
         rows, device = plan.decoding, self._needs.device
         work = Work(
-            items=torch.empty((self._items(rows), 3), dtype=torch.int32, device=device),
+            items=torch.empty((self._items(rows), 4), dtype=torch.int32, device=device),
             rows=torch.empty((max(rows, 1), 2), dtype=torch.int32, device=device),
             partials=self._partials,
         )
         if rows:
-            split_work(plan.positions[:rows], plan.shared, work.items, work.rows, least=_LEAST)
+            split_work(plan.positions[:rows], plan.slots, plan.shared, work.items, work.rows, least=_LEAST)
 
         def attend(
             q: torch.Tensor,

@@ -14,18 +14,20 @@ import triton.language as tl
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.plan import DevicePlan, SharedPrefixes, Work
 from sglang_lite.runtime.kernels.reference import KVCache
+from sglang_lite.runtime.kernels.softmax import attend_block, page_of
 
 _ITEMS = 16  # that one program of _split makes
-# Two stages leave a multiprocessor room for two programs, which pays while there are few.
-_LAUNCH = {"BLOCK_N": 128, "num_warps": 4, "num_stages": 2}
-_LAUNCH_MANY = {"BLOCK_N": 128, "num_warps": 4, "num_stages": 3}
+# Small programs, of which a multiprocessor has room for several: while one waits, others work.
+_LAUNCH = {"BLOCK_N": 64, "num_warps": 2, "num_stages": 2}
+_LAUNCH_MANY = {"BLOCK_N": 32, "num_warps": 1, "num_stages": 2}
 _MANY = 1024  # rows times KV heads
-_LAUNCH_FP8 = {"BLOCK_N": 64, "num_warps": 2, "num_stages": 2}
+_LAUNCH_ONE = {"BLOCK_N": 128, "num_warps": 4, "num_stages": 2}  # a single row has no others
+_LAUNCH_FP8 = {"BLOCK_N": 32, "num_warps": 1, "num_stages": 3}
 
 
 @triton.jit(do_not_specialize=["rows", "items"])
 def _split(
-    positions, shared, work, row_work, rows, items,
+    positions, slots, shared, work, row_work, rows, items,
     LEAST: tl.constexpr, SHARED: tl.constexpr, BLOCK: tl.constexpr, ITEMS: tl.constexpr,
 ):  # fmt: skip
     r = tl.arange(0, BLOCK)
@@ -51,57 +53,82 @@ def _split(
     if SHARED:
         start += tl.load(shared + row, mask=real, other=0)
     end = tl.minimum(start + piece, tl.load(positions + row, mask=real, other=0) + 1)
-    tl.store(work + item * 3, tl.where(real, row, -1), mask=item < items)
-    tl.store(work + item * 3 + 1, start, mask=item < items)
-    tl.store(work + item * 3 + 2, end, mask=item < items)
+    tl.store(work + item * 4, tl.where(real, row, -1), mask=item < items)
+    tl.store(work + item * 4 + 1, start, mask=item < items)
+    tl.store(work + item * 4 + 2, end, mask=item < items)
+    tl.store(work + item * 4 + 3, tl.load(slots + row, mask=real, other=0), mask=item < items)
 
 
 def split_work(
-    positions: torch.Tensor, shared: SharedPrefixes | None, work: torch.Tensor, row_work: torch.Tensor, *, least: int
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    shared: SharedPrefixes | None,
+    work: torch.Tensor,
+    row_work: torch.Tensor,
+    *,
+    least: int,
 ) -> None:
     """Cuts the rows' tokens into items.
 
     Args:
-        positions: int32 [rows] of the new tokens.
+        positions, slots: int32 [rows] of the new tokens.
         shared: prefixes that are no part of the work.
-        work: int32 [items, 3] (written); items > rows.
+        work: int32 [items, 4] (written); items > rows.
         row_work: int32 [rows, 2] (written).
         least: tokens in an item, unless its row has no more.
     """
     rows, items = len(positions), len(work)
     _split[(triton.cdiv(items, _ITEMS),)](
-        positions, positions if shared is None else shared.lengths, work, row_work, rows, items,
+        positions, slots, positions if shared is None else shared.lengths, work, row_work, rows, items,
         LEAST=least, SHARED=shared is not None, BLOCK=triton.next_power_of_2(rows), ITEMS=_ITEMS, num_warps=4,
     )  # fmt: skip
 
 
+@triton.jit
+def _merge(acc_buffer, ml_buffer, part, m, total, acc, G: tl.constexpr, DIM: tl.constexpr):
+    """Adds a part's results, which another program has stored (so that they are not in this one's L1 cache)."""
+    g, d = tl.arange(0, acc.shape[0]), tl.arange(0, acc.shape[1])
+    m_part = tl.load(ml_buffer + part * 2, mask=g < G, other=0.0, cache_modifier=".cg")
+    total_part = tl.load(ml_buffer + part * 2 + 1, mask=g < G, other=1.0, cache_modifier=".cg")
+    acc_part = tl.load(
+        acc_buffer + part[:, None] * DIM + d[None, :], mask=(g < G)[:, None] & (d < DIM)[None, :], other=0.0,
+        cache_modifier=".cg",
+    )  # fmt: skip
+    highest = tl.maximum(m, m_part)
+    shift = tl.where(highest == float("-inf"), 0.0, highest)  # both saw nothing: all is beyond the window
+    old, new = tl.exp2(m - shift), tl.exp2(m_part - shift)
+    return highest, total * old + total_part * new, acc * old[:, None] + acc_part * new[:, None]
+
+
 @triton.jit(do_not_specialize=["most_chunks", "window"])
 def _decode(
-    q, q_stride, k, v, v_scales, head_stride, out, work, row_work, slots, positions, page_table, pages_per_slot,
+    q, q_stride, k, v, v_scales, head_stride, out, work, row_work, positions, page_table, pages_per_slot,
     acc_buffer, ml_buffer, counters, prefix_acc, prefix_ml, prefix_chunks, most_chunks, scale, softcap, window,
     G: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr,
     SCALED: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, PREFIX: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
-    wait(PDL)
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
-    row = tl.load(work + item * 3)
-    if row < 0:
+    row = tl.load(work + item * 4)
+    if row < 0:  # at once, so that the next kernel is not kept from its place
         return
-    start = tl.load(work + item * 3 + 1)
-    end = tl.load(work + item * 3 + 2)
-    length = tl.load(positions + row) + 1
+    start = tl.load(work + item * 4 + 1)
+    end = tl.load(work + item * 4 + 2)
     if WINDOW:
-        start = tl.maximum(start, length - window)
-    slot = tl.load(slots + row).to(tl.int64)
+        start = tl.maximum(start, tl.load(positions + row) + 1 - window)
+    slot = tl.load(work + item * 4 + 3).to(tl.int64)
     pages = page_table + slot * pages_per_slot
     k += kv_head.to(tl.int64) * head_stride
     v += kv_head.to(tl.int64) * head_stride
     g = tl.arange(0, BLOCK_G)
     d = tl.arange(0, BLOCK_D)
     n = tl.arange(0, BLOCK_N)
+    page = page_of(pages, start + n, end, PAGE)
+    first = tl.load(row_work + row * 2)
+    count = tl.load(row_work + row * 2 + 1)
+    wait(PDL)
     is_head = (g < G)[:, None] & (d < DIM)[None, :]
     queries = tl.load(
         q + row.to(tl.int64) * q_stride + (kv_head * G + g)[:, None] * DIM + d[None, :], mask=is_head, other=0.0
@@ -111,72 +138,45 @@ def _decode(
     m = tl.full((BLOCK_G,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_G,), tl.float32)
     acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
-    for at in range(start, end, BLOCK_N):
-        token = at + n
-        there = token < end
-        page = tl.load(pages + token // PAGE, mask=there, other=0).to(tl.int64)
-        offset = (page * PAGE + token % PAGE) * DIM
-        keys = tl.load(k + offset[None, :] + d[:, None], mask=there[None, :] & (d < DIM)[:, None], other=0.0)
-        scores = tl.dot(queries, keys.to(queries.dtype), input_precision="ieee") * scale
-        if SOFTCAP:
-            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
-        scores = tl.where(there[None, :], scores * 1.4426950408889634, float("-inf"))
-        highest = tl.maximum(m, tl.max(scores, 1))
-        shrink = tl.exp2(m - highest)
-        weights = tl.exp2(scores - highest[:, None])
-        values = tl.load(v + offset[:, None] + d[None, :], mask=there[:, None] & (d < DIM)[None, :], other=0.0)
-        total = total * shrink + tl.sum(weights, 1)
-        acc = acc * shrink[:, None] + tl.dot(
-            weights.to(queries.dtype), values.to(queries.dtype), input_precision="ieee"
+    clear = start + tl.maximum(end - start, 0) // BLOCK_N * BLOCK_N
+    for at in range(start, clear, BLOCK_N):
+        ahead = page_of(pages, at + BLOCK_N + n, end, PAGE)
+        m, total, acc = attend_block(
+            queries, k, v, page, at + n, None, None, m, total, acc, scale, softcap, DIM, PAGE, False, SOFTCAP, BLOCK_D
         )
-        m = highest
+        page = ahead
+    if clear < end:
+        there = clear + n < end
+        m, total, acc = attend_block(
+            queries, k, v, page, clear + n, there, there[None, :], m, total, acc, scale, softcap, DIM, PAGE, True,
+            SOFTCAP, BLOCK_D,
+        )  # fmt: skip
     heads = (row * KV_HEADS + kv_head) * G + g
     target = out + heads.to(tl.int64)[:, None] * DIM + d[None, :]
-    first = tl.load(row_work + row * 2)
-    count = tl.load(row_work + row * 2 + 1)
-    if count == 1 and not PREFIX:
-        if SCALED:
-            acc *= tl.load(v_scales + kv_head)
-        tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=is_head)
-        return
-    part = ((item * KV_HEADS + kv_head) * G + g).to(tl.int64)
-    tl.store(acc_buffer + part[:, None] * DIM + d[None, :], acc, mask=is_head)
-    tl.store(ml_buffer + part * 2, m, mask=g < G)
-    tl.store(ml_buffer + part * 2 + 1, total, mask=g < G)
-    tl.debug_barrier()  # all threads have stored before one tells
-    finished = tl.atomic_add(counters + row * KV_HEADS + kv_head, 1, sem="acq_rel")
-    if finished == count - 1:
-        m = tl.full((BLOCK_G,), float("-inf"), tl.float32)
-        total = tl.zeros((BLOCK_G,), tl.float32)
-        acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
-        for i in range(first, first + count):
-            part = ((i * KV_HEADS + kv_head) * G + g).to(tl.int64)
-            m_i = tl.load(ml_buffer + part * 2, mask=g < G, other=0.0, cache_modifier=".cg")
-            total_i = tl.load(ml_buffer + part * 2 + 1, mask=g < G, other=1.0, cache_modifier=".cg")
-            acc_i = tl.load(
-                acc_buffer + part[:, None] * DIM + d[None, :], mask=is_head, other=0.0, cache_modifier=".cg"
-            )
-            highest = tl.maximum(m, m_i)
-            shift = tl.where(highest == float("-inf"), 0.0, highest)  # both saw nothing: all is beyond the window
-            old, new = tl.exp2(m - shift), tl.exp2(m_i - shift)
-            total = total * old + total_i * new
-            acc = acc * old[:, None] + acc_i * new[:, None]
-            m = highest
+    last = True
+    if count > 1:
+        part = ((item * KV_HEADS + kv_head) * G + g).to(tl.int64)
+        tl.store(acc_buffer + part[:, None] * DIM + d[None, :], acc, mask=is_head)
+        tl.store(ml_buffer + part * 2, m, mask=g < G)
+        tl.store(ml_buffer + part * 2 + 1, total, mask=g < G)
+        tl.debug_barrier()  # all threads have stored before one tells
+        last = tl.atomic_add(counters + row * KV_HEADS + kv_head, 1, sem="acq_rel") == count - 1
+        if last:
+            tl.store(counters + row * KV_HEADS + kv_head, 0)
+            m = tl.full((BLOCK_G,), float("-inf"), tl.float32)
+            total = tl.zeros((BLOCK_G,), tl.float32)
+            acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
+            for i in range(first, first + count):
+                part = ((i * KV_HEADS + kv_head) * G + g).to(tl.int64)
+                m, total, acc = _merge(acc_buffer, ml_buffer, part, m, total, acc, G, DIM)
+    if last:
         if PREFIX:
             for i in range(0, tl.load(prefix_chunks + row)):
                 part = (((row * most_chunks + i) * KV_HEADS + kv_head) * G + g).to(tl.int64)
-                m_i = tl.load(prefix_ml + part * 2, mask=g < G, other=0.0)
-                total_i = tl.load(prefix_ml + part * 2 + 1, mask=g < G, other=1.0)
-                acc_i = tl.load(prefix_acc + part[:, None] * DIM + d[None, :], mask=is_head, other=0.0)
-                highest = tl.maximum(m, m_i)
-                old, new = tl.exp2(m - highest), tl.exp2(m_i - highest)
-                total = total * old + total_i * new
-                acc = acc * old[:, None] + acc_i * new[:, None]
-                m = highest
+                m, total, acc = _merge(prefix_acc, prefix_ml, part, m, total, acc, G, DIM)
         if SCALED:
             acc *= tl.load(v_scales + kv_head)
         tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=is_head)
-        tl.store(counters + row * KV_HEADS + kv_head, 0)
 
 
 def decode_attention(
@@ -212,7 +212,7 @@ def decode_attention(
     assert len(work.items) * heads * dim <= partials.acc.numel()
     _decode[(kv_heads, len(work.items))](
         q, q.stride(0), keys, values, cache.scales and cache.scales.v[layer], keys.shape[1] * dim, out,
-        work.items, work.rows, plan.slots, plan.positions, plan.page_table, plan.page_table.shape[1],
+        work.items, work.rows, plan.positions, plan.page_table, plan.page_table.shape[1],
         partials.acc, partials.ml, partials.counters, partials.prefix_acc, partials.prefix_ml,
         plan.slots if shared is None else shared.chunks,
         0 if shared is None else shared.most_chunks, scale, softcap or 0.0, window or 0,
@@ -227,4 +227,6 @@ def decode_attention(
 def _launch(keys: torch.Tensor, rows: int) -> dict[str, int]:
     if keys.dtype == torch.float8_e4m3fn:
         return _LAUNCH_FP8
+    if rows == 1:
+        return _LAUNCH_ONE
     return _LAUNCH_MANY if rows * len(keys) >= _MANY else _LAUNCH

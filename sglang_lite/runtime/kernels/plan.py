@@ -51,7 +51,7 @@ class Work:
     """How what a step's decoding rows read is cut among programs.
 
     Attributes:
-        items: int32 [items, 3]: row (-1: none), first token, end. One item's tokens are read by one program, and a
+        items: int32 [items, 4]: row (-1: none), first token, end, slot. An item's tokens are read by one program, and a
             row's items lie side by side.
         rows: int32 [rows, 2]: a row's first item, and how many it has.
         partials: room for what is merged.

@@ -8,11 +8,12 @@ import triton.language as tl
 
 from sglang_lite.runtime.kernels.plan import DevicePlan
 from sglang_lite.runtime.kernels.reference import KVCache
+from sglang_lite.runtime.kernels.softmax import attend_block, page_of
 
 _LAUNCH = {
     16: {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
     64: {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
-    128: {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
+    128: {"BLOCK_N": 128, "num_warps": 8, "num_stages": 2},
 }
 _WIDE = {"BLOCK_N": 32, "num_warps": 4, "num_stages": 2}  # heads of more than 128
 
@@ -52,49 +53,25 @@ def _prefill(
     clear = start
     if not WINDOW:
         clear = position // BLOCK_N * BLOCK_N
-    for at in range(start, clear, BLOCK_N):
-        token = at + n
-        page = tl.load(pages + token // PAGE).to(tl.int64)
-        offset = (page * PAGE + token % PAGE) * DIM
-        keys = tl.load(k + offset[None, :] + d[:, None], mask=(d < DIM)[:, None], other=0.0)
-        scores = tl.dot(queries, keys.to(queries.dtype), input_precision="ieee") * scale
-        if SOFTCAP:
-            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
-        scores *= 1.4426950408889634
-        highest = tl.maximum(m, tl.max(scores, 1))
-        shrink = tl.exp2(m - highest)
-        weights = tl.exp2(scores - highest[:, None])
-        values = tl.load(v + offset[:, None] + d[None, :], mask=(d < DIM)[None, :], other=0.0)
-        total = total * shrink + tl.sum(weights, 1)
-        acc = acc * shrink[:, None] + tl.dot(
-            weights.to(queries.dtype), values.to(queries.dtype), input_precision="ieee"
-        )
-        m = highest
     end = position + count
+    page = page_of(pages, start + n, end, PAGE)
+    for at in range(start, clear, BLOCK_N):
+        ahead = page_of(pages, at + BLOCK_N + n, end, PAGE)
+        m, total, acc = attend_block(
+            queries, k, v, page, at + n, None, None, m, total, acc, scale, softcap, DIM, PAGE, False, SOFTCAP, BLOCK_D
+        )
+        page = ahead
     for at in range(clear, end, BLOCK_N):
+        ahead = page_of(pages, at + BLOCK_N + n, end, PAGE)
         token = at + n
-        there = token < end
-        page = tl.load(pages + token // PAGE, mask=there, other=0).to(tl.int64)
-        offset = (page * PAGE + token % PAGE) * DIM
-        keys = tl.load(k + offset[None, :] + d[:, None], mask=there[None, :] & (d < DIM)[:, None], other=0.0)
-        scores = tl.dot(queries, keys.to(queries.dtype), input_precision="ieee") * scale
-        if SOFTCAP:
-            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
         seen = token[None, :] <= at_position[:, None]
         if WINDOW:
             seen = seen & (token[None, :] > at_position[:, None] - window)
-        scores = tl.where(seen, scores * 1.4426950408889634, float("-inf"))
-        highest = tl.maximum(m, tl.max(scores, 1))
-        # A block may lie before the window of its last queries: nothing seen so far.
-        shift = tl.where(highest == float("-inf"), 0.0, highest)
-        shrink = tl.exp2(m - shift)
-        weights = tl.exp2(scores - shift[:, None])
-        values = tl.load(v + offset[:, None] + d[None, :], mask=there[:, None] & (d < DIM)[None, :], other=0.0)
-        total = total * shrink + tl.sum(weights, 1)
-        acc = acc * shrink[:, None] + tl.dot(
-            weights.to(queries.dtype), values.to(queries.dtype), input_precision="ieee"
-        )
-        m = highest
+        m, total, acc = attend_block(
+            queries, k, v, page, token, token < end, seen, m, total, acc, scale, softcap, DIM, PAGE, True, SOFTCAP,
+            BLOCK_D,
+        )  # fmt: skip
+        page = ahead
     target = out + ((first + i) * HEADS + head)[:, None] * DIM + d[None, :]
     total = tl.where(total > 0, total, 1.0)  # rows that only fill the block may see nothing
     if SCALED:

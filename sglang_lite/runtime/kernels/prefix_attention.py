@@ -9,11 +9,12 @@ import triton.language as tl
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.plan import DevicePlan, Work
 from sglang_lite.runtime.kernels.reference import KVCache
+from sglang_lite.runtime.kernels.softmax import attend_block, page_of
 
 BLOCK_M = 64  # queries, of all rows and query heads, that a program has
 
 
-_LAUNCH = {"BLOCK_N": 64, "num_warps": 4, "num_stages": 2}
+_LAUNCH = {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
 
 
 @triton.jit
@@ -24,7 +25,6 @@ def _prefix(
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
-    wait(PDL)
     kv_head = tl.program_id(0)
     item = items + tl.program_id(1) * 6
     count = tl.load(item + 1)
@@ -45,31 +45,27 @@ def _prefix(
     row = tl.load(order + first + query // G, mask=real, other=0).to(tl.int64)
     head = kv_head * G + query % G
     inside = real[:, None] & (d < DIM)[None, :]
+    page = page_of(pages, start + n, end, PAGE)
+    wait(PDL)
     queries = tl.load(q + (row * q_stride + head * DIM)[:, None] + d[None, :], mask=inside, other=0.0)
     if k.dtype.element_ty == tl.float8e4nv:
         queries = queries.to(tl.float16)  # as in decode_attention
     m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    for at in range(start, end, BLOCK_N):
-        token = at + n
-        there = token < end
-        page = tl.load(pages + token // PAGE, mask=there, other=0).to(tl.int64)
-        offset = (page * PAGE + token % PAGE) * DIM
-        keys = tl.load(k + offset[None, :] + d[:, None], mask=there[None, :] & (d < DIM)[:, None], other=0.0)
-        scores = tl.dot(queries, keys.to(queries.dtype), input_precision="ieee") * scale
-        if SOFTCAP:
-            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
-        scores = tl.where(there[None, :], scores * 1.4426950408889634, float("-inf"))
-        highest = tl.maximum(m, tl.max(scores, 1))
-        shrink = tl.exp2(m - highest)
-        weights = tl.exp2(scores - highest[:, None])
-        values = tl.load(v + offset[:, None] + d[None, :], mask=there[:, None] & (d < DIM)[None, :], other=0.0)
-        total = total * shrink + tl.sum(weights, 1)
-        acc = acc * shrink[:, None] + tl.dot(
-            weights.to(queries.dtype), values.to(queries.dtype), input_precision="ieee"
+    clear = start + (end - start) // BLOCK_N * BLOCK_N
+    for at in range(start, clear, BLOCK_N):
+        ahead = page_of(pages, at + BLOCK_N + n, end, PAGE)
+        m, total, acc = attend_block(
+            queries, k, v, page, at + n, None, None, m, total, acc, scale, softcap, DIM, PAGE, False, SOFTCAP, BLOCK_D
         )
-        m = highest
+        page = ahead
+    if clear < end:
+        there = clear + n < end
+        m, total, acc = attend_block(
+            queries, k, v, page, clear + n, there, there[None, :], m, total, acc, scale, softcap, DIM, PAGE, True,
+            SOFTCAP, BLOCK_D,
+        )  # fmt: skip
     part = ((row * most_chunks + chunk) * KV_HEADS + kv_head) * G + query % G
     tl.store(acc_buffer + part[:, None] * DIM + d[None, :], acc, mask=inside)
     tl.store(ml_buffer + part * 2, m, mask=real)

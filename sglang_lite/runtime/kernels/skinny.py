@@ -15,7 +15,8 @@ from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 
 MOST_ROWS = 32  # beyond, `tiled` or cuBLAS is faster
 SPLIT_OUTPUTS = 4096  # of matrices whose products are split
-_SMALL = 1 << 23  # elements of a matrix whose first weights are worth fetching early
+_HEAD = 1 << 16  # outputs that a language model's head has, and nothing else
+_SMALL = 1 << 24  # elements of a matrix whose first weights are worth fetching early
 
 
 @triton.jit
@@ -24,7 +25,6 @@ def _gemv(
     SCALED: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr,
     PREFETCH: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    start_next(PDL)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     rows = w + n.to(tl.int64)[:, None] * K + k[None, :]
@@ -67,6 +67,7 @@ def _gemv(
             weights = tl.load(rows + later, mask=both, other=0.0, eviction_policy="evict_first")
             if GATE != "":
                 up_weights = tl.load(ups + later, mask=both, other=0.0, eviction_policy="evict_first")
+    start_next(PDL)  # no sooner: programs that wait would take the room of those that have yet to begin
     scale = 1.0
     if NORM:
         scale = tl.rsqrt(tl.sum(squares) / K + eps)
@@ -161,8 +162,8 @@ def linear_one(
         SCALED=scales is not None, ADD=residual is not None, NORM=norm is not None, BIAS=bias is not None, GATE=gate,
         PREFETCH=small,
         BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps,
-        # The programs of a large product would only take room from the kernel before.
-        **(overlapped(x.device) if small else {"PDL": False}),
+        # Before and after the head there is little to overlap with.
+        **(overlapped(x.device) if rows < _HEAD else {"PDL": False}),
     )  # fmt: skip
     return y, total
 
@@ -170,11 +171,13 @@ def linear_one(
 def _gemv_launch(outputs: int, inputs: int, *, small: bool) -> tuple[int, int, int]:
     """BLOCK_N, BLOCK_K and warps; measured on an H200 in whole steps of Llama-8B's and Qwen3-0.6B's shape."""
     if small:
-        return (4, 1024, 4) if outputs <= 4096 and inputs >= 2048 else (8, 512, 4)
-    if outputs >= 65536:
+        if outputs <= 4096 and inputs >= 2048:
+            return 4, 2048 if inputs >= 4096 else 1024, 4
+        return 8, 512, 4
+    if outputs >= _HEAD:
         return 4, 1024, 2
     if outputs > 4096:
-        return 4, 512, 1
+        return (2, 512, 2) if outputs >= 16384 else (4, 512, 1)
     return (4, 512, 4) if inputs >= 8192 else (4, 1024, 2)
 
 

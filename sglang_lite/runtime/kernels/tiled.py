@@ -24,7 +24,6 @@ def _tiled(
     BIAS: tl.constexpr, GATE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    start_next(PDL)
     wait(PDL)
     first = tl.program_id(0) * BLOCK_N
     m, n = tl.arange(0, BLOCK_M), first + tl.arange(0, BLOCK_N)
@@ -35,6 +34,7 @@ def _tiled(
         acc = tl.dot(rows, w.load([first, k]).T, acc)
         if GATE != "":
             up = tl.dot(rows, w.load([N + first, k]).T, up)
+    start_next(PDL)  # no sooner: there are more programs than find room at a time
     if BIAS:
         acc += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
     out = acc.to(y.dtype.element_ty)

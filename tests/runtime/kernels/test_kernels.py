@@ -83,7 +83,7 @@ class Rows:
         items = 2 * rows + 8
         count, prefix = items * self.heads, rows * MOST_CHUNKS * self.heads
         work = Work(
-            items=torch.full((items, 3), 99, dtype=torch.int32, device=DEVICE),
+            items=torch.full((items, 4), 99, dtype=torch.int32, device=DEVICE),
             rows=torch.zeros((rows, 2), dtype=torch.int32, device=DEVICE),
             partials=Partials(
                 torch.full((count, self.dim), float("nan"), device=DEVICE), torch.full((count, 2), float("nan"), device=DEVICE),
@@ -92,7 +92,7 @@ class Rows:
                 torch.full((prefix, 2), float("nan"), device=DEVICE),
             ),
         )  # fmt: skip
-        split_work(plan.positions[:rows], plan.shared, work.items, work.rows, least=16)
+        split_work(plan.positions[:rows], plan.slots, plan.shared, work.items, work.rows, least=16)
         return work
 
     def twin(self, q, rows, **options):
@@ -152,13 +152,15 @@ def test_decoding_reads_every_row_once(lengths, heads, dim, options):
 
 def test_work_is_cut_by_tokens():
     positions = torch.tensor([0, 999, 63, 64, 4000], dtype=torch.int32, device=DEVICE)
+    slots = torch.tensor([7, 0, 3, 3, 9], dtype=torch.int32, device=DEVICE)
     for items in (6, 7, 30, 300):
-        work = torch.zeros((items, 3), dtype=torch.int32, device=DEVICE)
+        work = torch.zeros((items, 4), dtype=torch.int32, device=DEVICE)
         row_work = torch.zeros((5, 2), dtype=torch.int32, device=DEVICE)
-        split_work(positions, None, work, row_work, least=64)
+        split_work(positions, slots, None, work, row_work, least=64)
         covered: dict[int, list[tuple[int, int]]] = {}
-        for row, start, end in work.tolist():
+        for row, start, end, slot in work.tolist():
             if row >= 0:
+                assert slot == slots[row]
                 covered.setdefault(row, []).append((start, end))
         for row, position in enumerate(positions.tolist()):
             first, count = row_work[row].tolist()

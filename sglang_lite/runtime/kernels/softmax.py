@@ -1,0 +1,64 @@
+"""Attention over one block of tokens after another with a running softmax (Milakov and Gimelshein, arXiv:1805.02867).
+
+What all attention kernels have in common. Scores are in base 2.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def page_of(pages, token, end, PAGE: tl.constexpr):
+    """Pages of tokens [N]; 0 from `end` on. To be asked for one block ahead, so that keys need not wait for them."""
+    return tl.load(pages + token // PAGE, mask=token < end, other=0)
+
+
+@triton.jit
+def attend_block(
+    queries, k, v, page, token, there, seen, m, total, acc, scale, softcap,
+    DIM: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Adds a block of N tokens to the running results of M queries.
+
+    Args:
+        queries: [M, BLOCK_D].
+        k, v: of the KV head.
+        page, token: [N].
+        there: [N], tokens that may be read; where MASKED.
+        seen: [M, N] or [1, N], tokens that queries see; where MASKED.
+        m, total, acc: [M], [M] and [M, BLOCK_D]: highest score, sum of weights, weighted values.
+
+    Returns:
+        m, total and acc.
+    """
+    d = tl.arange(0, BLOCK_D)
+    offset = (page.to(tl.int64) * PAGE + token % PAGE) * DIM
+    at_keys = k + offset[None, :] + d[:, None]
+    at_values = v + offset[:, None] + d[None, :]
+    if MASKED:
+        keys = tl.load(at_keys, mask=there[None, :] & (d < DIM)[:, None], other=0.0)
+        values = tl.load(at_values, mask=there[:, None] & (d < DIM)[None, :], other=0.0)
+    elif DIM < BLOCK_D:
+        keys = tl.load(at_keys, mask=(d < DIM)[:, None], other=0.0)
+        values = tl.load(at_values, mask=(d < DIM)[None, :], other=0.0)
+    else:  # masks that are always true cost a tenth
+        keys = tl.load(at_keys)
+        values = tl.load(at_values)
+    scores = tl.dot(queries, keys.to(queries.dtype), input_precision="ieee")
+    if SOFTCAP:
+        scores = softcap * (2.0 * tl.sigmoid(2.0 * scores * scale / softcap) - 1.0)
+        scale = 1.0
+    scale *= 1.4426950408889634
+    if MASKED:
+        scores = tl.where(seen, scores, float("-inf"))
+    highest = tl.maximum(m, tl.max(scores, 1) * scale)
+    shift = highest
+    if MASKED:  # a query may have seen nothing so far
+        shift = tl.where(highest == float("-inf"), 0.0, highest)
+    shrink = tl.exp2(m - shift)
+    weights = tl.exp2(scores * scale - shift[:, None])
+    total = total * shrink + tl.sum(weights, 1)
+    acc = acc * shrink[:, None] + tl.dot(weights.to(queries.dtype), values.to(queries.dtype), input_precision="ieee")
+    return highest, total, acc
