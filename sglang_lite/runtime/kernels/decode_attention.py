@@ -109,10 +109,11 @@ def _decode(
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
+    wait(PDL)
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
     row = tl.load(work + item * 4)
-    if row < 0:  # at once, so that the next kernel is not kept from its place
+    if row < 0:
         return
     start = tl.load(work + item * 4 + 1)
     end = tl.load(work + item * 4 + 2)
@@ -128,7 +129,6 @@ def _decode(
     page = page_of(pages, start + n, end, PAGE)
     first = tl.load(row_work + row * 2)
     count = tl.load(row_work + row * 2 + 1)
-    wait(PDL)
     is_head = (g < G)[:, None] & (d < DIM)[None, :]
     queries = tl.load(
         q + row.to(tl.int64) * q_stride + (kv_head * G + g)[:, None] * DIM + d[None, :], mask=is_head, other=0.0

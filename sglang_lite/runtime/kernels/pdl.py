@@ -1,11 +1,7 @@
 """Programmatic dependent launch (CUDA programming guide, 3.2.7): a kernel is set up while the one before it drains.
 
 A kernel that is launched with `overlapped(device)` calls `start_next()` as soon as the next one would not be in its
-way. It calls `wait()` before it touches anything that another kernel writes, or writes anything that another reads;
-at least one of its programs does, so that it is not through before those that came before it.
-
-But for a step's plan, its page table and its work: the kernels that write those never call `start_next()`, so they are
-through before any later kernel begins.
+way. It calls `wait()` before it touches anything that another kernel writes, or writes anything that another reads.
 """
 
 from __future__ import annotations

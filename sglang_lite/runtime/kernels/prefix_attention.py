@@ -25,6 +25,7 @@ def _prefix(
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
+    wait(PDL)
     kv_head = tl.program_id(0)
     item = items + tl.program_id(1) * 6
     count = tl.load(item + 1)
@@ -46,7 +47,6 @@ def _prefix(
     head = kv_head * G + query % G
     inside = real[:, None] & (d < DIM)[None, :]
     page = page_of(pages, start + n, end, PAGE)
-    wait(PDL)
     queries = tl.load(q + (row * q_stride + head * DIM)[:, None] + d[None, :], mask=inside, other=0.0)
     if k.dtype.element_ty == tl.float8e4nv:
         queries = queries.to(tl.float16)  # as in decode_attention

@@ -25,6 +25,7 @@ def _rope_store(
     BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
+    wait(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     d = tl.arange(0, BLOCK_D)
@@ -35,13 +36,6 @@ def _rope_store(
     # Each element, and the one half the turned part away that is turned into it.
     half: tl.constexpr = TURNED // 2
     pair = tl.where(d < half, d + half, tl.where(d < TURNED, d - half, d))
-    position = tl.load(positions + token).to(tl.int64)
-    slot = tl.load(slots + token).to(tl.int64)
-    page = tl.load(page_table + slot * pages_per_slot + position // PAGE).to(tl.int64)
-    in_turned = d < TURNED
-    c = tl.load(cos + position * TURNED + d, mask=in_turned, other=1.0).to(tl.float32)[None, :]
-    s = tl.load(sin + position * TURNED + d, mask=in_turned, other=0.0).to(tl.float32)[None, :]
-    wait(PDL)
     x = tl.load(row + head[:, None] * DIM + d[None, :], mask=exists, other=0.0)
     y = tl.load(row + head[:, None] * DIM + pair[None, :], mask=exists & turned, other=0.0)
     if SCALED:
@@ -57,6 +51,10 @@ def _rope_store(
                       tl.load(k_norm + pair, mask=d < DIM, other=0.0)[None, :]).to(tl.float32)  # fmt: skip
         x = tl.where(turned, (wide * scale * wx).to(x.dtype), x)
         y = (y.to(tl.float32) * scale * wy).to(x.dtype)
+    position = tl.load(positions + token).to(tl.int64)
+    in_turned = d < TURNED
+    c = tl.load(cos + position * TURNED + d, mask=in_turned, other=1.0).to(tl.float32)[None, :]
+    s = tl.load(sin + position * TURNED + d, mask=in_turned, other=0.0).to(tl.float32)[None, :]
     x = tl.where(turned, x.to(tl.float32) * c + y.to(tl.float32) * s, x.to(tl.float32)).to(x.dtype)
     if KV_SCALED:
         of_q, of_v = head < HEADS, head >= HEADS + KV_HEADS
@@ -65,6 +63,8 @@ def _rope_store(
         x = (x * tl.where(of_q, by, 1.0 / by)[:, None]).to(x.dtype)
     tl.store(row + head[:, None] * DIM + d[None, :], x, mask=exists & is_q)
 
+    slot = tl.load(slots + token).to(tl.int64)
+    page = tl.load(page_table + slot * pages_per_slot + position // PAGE).to(tl.int64)
     target = (page * PAGE + position % PAGE) * DIM
     kv_head = (head - HEADS).to(tl.int64)
     at = kv_head[:, None] * head_stride + target + d[None, :]
