@@ -350,7 +350,7 @@ class StepLoop:
         slots, tokens = batch.slots[step.rows[which]], np.array(sampled.tokens, dtype=np.int32)[which]
         scheduler.learned(slots, tokens)
         full = table.known[slots] >= table.limit[slots]
-        look = full | table.watched[slots] | np.isin(tokens, self._eos)
+        look = full | table.watched[slots] | (tokens[:, None] == self._eos).any(1)
         look |= self._looks[slots] & self._wanted[slots, tokens]
         looked = look.nonzero()[0]
         for row, i, slot, token, at_end in zip(

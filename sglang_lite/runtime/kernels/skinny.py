@@ -154,7 +154,7 @@ def linear_one(
     y = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
     total = x if residual is None else torch.empty_like(x)
     small = rows * inputs <= _SMALL
-    block_n, block_k, warps = _gemv_launch(rows, inputs, small=small)
+    block_n, block_k, warps = _gemv_launch(rows, inputs, weight.element_size(), small=small)
     if gate and small:  # two matrices' worth of registers
         block_n //= 2
     _gemv[(triton.cdiv(outputs, block_n),)](
@@ -168,7 +168,7 @@ def linear_one(
     return y, total
 
 
-def _gemv_launch(outputs: int, inputs: int, *, small: bool) -> tuple[int, int, int]:
+def _gemv_launch(outputs: int, inputs: int, element_size: int, *, small: bool) -> tuple[int, int, int]:
     """BLOCK_N, BLOCK_K and warps; measured on an H200 in whole steps of Llama-8B's and Qwen3-0.6B's shape."""
     if small:
         if outputs <= 4096 and inputs >= 2048:
@@ -177,7 +177,7 @@ def _gemv_launch(outputs: int, inputs: int, *, small: bool) -> tuple[int, int, i
     if outputs >= _HEAD:
         return 4, 1024, 2
     if outputs > 4096:
-        return (2, 512, 2) if outputs >= 16384 else (4, 512, 1)
+        return (2, 512, 2) if outputs >= 16384 and element_size > 1 else (4, 512, 1)
     return (4, 512, 4) if inputs >= 8192 else (4, 1024, 2)
 
 
