@@ -14,7 +14,7 @@ import triton.language as tl
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.plan import DevicePlan, SharedPrefixes, Work
 from sglang_lite.runtime.kernels.reference import KVCache
-from sglang_lite.runtime.kernels.softmax import attend_block, page_of
+from sglang_lite.runtime.kernels.softmax import attend_tokens, page_of
 
 _ITEMS = 16  # that one program of _split makes
 # Small programs, of which a multiprocessor has room for several: while one waits, others work.
@@ -23,6 +23,7 @@ _LAUNCH_MANY = {"BLOCK_N": 32, "num_warps": 1, "num_stages": 2}
 _MANY = 1024  # rows times KV heads
 _LAUNCH_ONE = {"BLOCK_N": 128, "num_warps": 4, "num_stages": 2}  # a single row has no others
 _LAUNCH_FP8 = {"BLOCK_N": 32, "num_warps": 1, "num_stages": 3}
+_WIDE = {"BLOCK_N": 32, "num_warps": 4, "num_stages": 2}  # heads of more than 128: the others' registers overflow
 
 
 @triton.jit(do_not_specialize=["rows", "items"])
@@ -135,22 +136,9 @@ def _decode(
     )
     if k.dtype.element_ty == tl.float8e4nv:
         queries = queries.to(tl.float16)  # e4m3 becomes float16 in half an instruction, bfloat16 in three
-    m = tl.full((BLOCK_G,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK_G,), tl.float32)
-    acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
-    clear = start + tl.maximum(end - start, 0) // BLOCK_N * BLOCK_N
-    for at in range(start, clear, BLOCK_N):
-        ahead = page_of(pages, at + BLOCK_N + n, end, PAGE)
-        m, total, acc = attend_block(
-            queries, k, v, page, at + n, None, None, m, total, acc, scale, softcap, DIM, PAGE, False, SOFTCAP, BLOCK_D
-        )
-        page = ahead
-    if clear < end:
-        there = clear + n < end
-        m, total, acc = attend_block(
-            queries, k, v, page, clear + n, there, there[None, :], m, total, acc, scale, softcap, DIM, PAGE, True,
-            SOFTCAP, BLOCK_D,
-        )  # fmt: skip
+    m, total, acc = attend_tokens(
+        queries, k, v, pages, page, start, end, scale, softcap, DIM, PAGE, SOFTCAP, BLOCK_D, BLOCK_N
+    )
     heads = (row * KV_HEADS + kv_head) * G + g
     target = out + heads.to(tl.int64)[:, None] * DIM + d[None, :]
     last = True
@@ -225,6 +213,8 @@ def decode_attention(
 
 
 def _launch(keys: torch.Tensor, rows: int) -> dict[str, int]:
+    if keys.shape[2] > 128:
+        return _WIDE
     if keys.dtype == torch.float8_e4m3fn:
         return _LAUNCH_FP8
     if rows == 1:

@@ -15,7 +15,11 @@ _LAUNCH = {
     64: {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
     128: {"BLOCK_N": 128, "num_warps": 8, "num_stages": 2},
 }
-_WIDE = {"BLOCK_N": 32, "num_warps": 4, "num_stages": 2}  # heads of more than 128
+_WIDE = {  # heads of more than 128: the others' registers overflow
+    16: {"BLOCK_N": 32, "num_warps": 4, "num_stages": 2},
+    64: {"BLOCK_N": 32, "num_warps": 8, "num_stages": 2},
+    128: {"BLOCK_N": 32, "num_warps": 8, "num_stages": 2},
+}
 
 
 @triton.jit(do_not_specialize=["window"])
@@ -100,12 +104,11 @@ def prefill_attention(
     heads, dim = q.shape[1], q.shape[2]
     keys, values = cache.k[layer], cache.v[layer]
     kv_heads = len(keys)
-    wide = dim > 128
     _prefill[(heads, len(plan.blocks))](
         q, q.stride(0), keys, values, cache.scales and cache.scales.v[layer], keys.shape[1] * dim, out, plan.blocks,
         plan.page_table, plan.page_table.shape[1], scale, softcap or 0.0, window or 0,
         G=heads // kv_heads, DIM=dim, PAGE=plan.page_size, HEADS=heads,
         SCALED=cache.scales is not None, SOFTCAP=softcap is not None, WINDOW=window is not None,
         BLOCK_M=plan.block_size, BLOCK_D=max(16, triton.next_power_of_2(dim)),
-        **(_WIDE if wide else _LAUNCH[plan.block_size]),
+        **(_WIDE if dim > 128 else _LAUNCH)[plan.block_size],
     )  # fmt: skip

@@ -9,12 +9,11 @@ import triton.language as tl
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.plan import DevicePlan, Work
 from sglang_lite.runtime.kernels.reference import KVCache
-from sglang_lite.runtime.kernels.softmax import attend_block, page_of
+from sglang_lite.runtime.kernels.softmax import attend_tokens, page_of
 
 BLOCK_M = 64  # queries, of all rows and query heads, that a program has
-
-
 _LAUNCH = {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
+_WIDE = {"BLOCK_N": 32, "num_warps": 8, "num_stages": 2}  # heads of more than 128: the others' registers overflow
 
 
 @triton.jit
@@ -50,22 +49,9 @@ def _prefix(
     queries = tl.load(q + (row * q_stride + head * DIM)[:, None] + d[None, :], mask=inside, other=0.0)
     if k.dtype.element_ty == tl.float8e4nv:
         queries = queries.to(tl.float16)  # as in decode_attention
-    m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK_M,), tl.float32)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    clear = start + (end - start) // BLOCK_N * BLOCK_N
-    for at in range(start, clear, BLOCK_N):
-        ahead = page_of(pages, at + BLOCK_N + n, end, PAGE)
-        m, total, acc = attend_block(
-            queries, k, v, page, at + n, None, None, m, total, acc, scale, softcap, DIM, PAGE, False, SOFTCAP, BLOCK_D
-        )
-        page = ahead
-    if clear < end:
-        there = clear + n < end
-        m, total, acc = attend_block(
-            queries, k, v, page, clear + n, there, there[None, :], m, total, acc, scale, softcap, DIM, PAGE, True,
-            SOFTCAP, BLOCK_D,
-        )  # fmt: skip
+    m, total, acc = attend_tokens(
+        queries, k, v, pages, page, start, end, scale, softcap, DIM, PAGE, SOFTCAP, BLOCK_D, BLOCK_N
+    )
     part = ((row * most_chunks + chunk) * KV_HEADS + kv_head) * G + query % G
     tl.store(acc_buffer + part[:, None] * DIM + d[None, :], acc, mask=inside)
     tl.store(ml_buffer + part * 2, m, mask=real)
@@ -98,5 +84,6 @@ def prefix_attention(
         q, q.stride(0), keys, values, keys.shape[1] * dim, shared.items, shared.order, plan.page_table,
         plan.page_table.shape[1], partials.prefix_acc, partials.prefix_ml, shared.most_chunks, scale, softcap or 0.0,
         G=heads // kv_heads, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads, SOFTCAP=softcap is not None,
-        BLOCK_M=BLOCK_M, BLOCK_D=max(16, triton.next_power_of_2(dim)), **_LAUNCH, **overlapped(q.device),
+        BLOCK_M=BLOCK_M, BLOCK_D=max(16, triton.next_power_of_2(dim)), **(_WIDE if dim > 128 else _LAUNCH),
+        **overlapped(q.device),
     )  # fmt: skip

@@ -15,7 +15,7 @@ from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 
 MOST_ROWS = 32  # beyond, `tiled` or cuBLAS is faster
 SPLIT_OUTPUTS = 4096  # of matrices whose products are split
-_HEAD = 1 << 16  # outputs that a language model's head has, and nothing else
+_HEAD = 1 << 16  # outputs from which a matrix is most likely a model's head
 _SMALL = 1 << 24  # elements of a matrix whose first weights are worth fetching early
 
 

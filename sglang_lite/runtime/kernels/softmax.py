@@ -62,3 +62,38 @@ def attend_block(
     total = total * shrink + tl.sum(weights, 1)
     acc = acc * shrink[:, None] + tl.dot(weights.to(queries.dtype), values.to(queries.dtype), input_precision="ieee")
     return highest, total, acc
+
+
+@triton.jit
+def attend_tokens(
+    queries, k, v, pages, page, start, end, scale, softcap,
+    DIM: tl.constexpr, PAGE: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """What M queries make of the tokens from `start` to `end`, all of which they see.
+
+    Args:
+        queries, k, v: as `attend_block`.
+        pages: of the sequence.
+        page: [BLOCK_N], `page_of` the first block.
+
+    Returns:
+        m, total and acc, as `attend_block`.
+    """
+    n = tl.arange(0, BLOCK_N)
+    m = tl.full((queries.shape[0],), float("-inf"), tl.float32)
+    total = tl.zeros((queries.shape[0],), tl.float32)
+    acc = tl.zeros((queries.shape[0], BLOCK_D), tl.float32)
+    clear = start + tl.maximum(end - start, 0) // BLOCK_N * BLOCK_N
+    for at in range(start, clear, BLOCK_N):
+        ahead = page_of(pages, at + BLOCK_N + n, end, PAGE)
+        m, total, acc = attend_block(
+            queries, k, v, page, at + n, None, None, m, total, acc, scale, softcap, DIM, PAGE, False, SOFTCAP, BLOCK_D
+        )
+        page = ahead
+    if clear < end:
+        there = clear + n < end
+        m, total, acc = attend_block(
+            queries, k, v, page, clear + n, there, there[None, :], m, total, acc, scale, softcap, DIM, PAGE, True,
+            SOFTCAP, BLOCK_D,
+        )  # fmt: skip
+    return m, total, acc
