@@ -1,0 +1,1 @@
+"""One program a file. Each ends in `CASE`: case.py says what that holds."""
