@@ -1,12 +1,13 @@
 """The formats of strings that are asserted, as languages. Every other `format` is a remark, as the specification says.
 
-Generated strings and finished values are held against the same language.
+Generated strings and finished values are held against the same language, but for host names.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
+from sglang_lite.constraints.automaton import accepts
 from sglang_lite.constraints.nodes import ANY_CHAR, Node, Repeat, intersection
 from sglang_lite.constraints.regex import parse
 
@@ -20,9 +21,22 @@ DATE = (
     f"|{_LEAP_YEAR}-02-29)"
 )
 CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
-_FRACTION = r"(?:\.[0-9]{1,9})?"
+_FRACTION = r"(?:\.[0-9]+)?"
 _OFFSET = "[+-](?:[01][0-9]|2[0-3]):[0-5][0-9]"
-_TIME = f"(?:{CLOCK}{_FRACTION}(?:[Zz]|{_OFFSET})|23:59:60{_FRACTION}(?:[Zz]|[+-]00:00))"  # leap seconds: in UTC
+
+
+def _leap_seconds() -> str:
+    """The last second of a day in UTC, in zones that are quarters of an hour away from it, as all are that are in use:
+    of other offsets an automaton would have to remember 1,440 times of day."""
+    options = [f"23:59:60{_FRACTION}[Zz]"]
+    for offset in range(0, 24 * 60, 15):
+        for sign, minute in (("+", offset - 1), ("-", -offset - 1)):
+            hour, minute = divmod(minute % (24 * 60), 60)
+            options.append(f"{hour:02}:{minute:02}:60{_FRACTION}[{sign}]{offset // 60:02}:{offset % 60:02}")
+    return "|".join(options)
+
+
+_TIME = f"(?:{CLOCK}{_FRACTION}(?:[Zz]|{_OFFSET})|{_leap_seconds()})"
 
 _DAYS, _SECONDS = "[0-9]+D", "[0-9]+S"
 _MONTHS, _MINUTES = f"[0-9]+M(?:{_DAYS})?", f"[0-9]+M(?:{_SECONDS})?"
@@ -41,9 +55,16 @@ _IPV6 = "(?:" + "|".join([  # RFC 3986, 3.2.2
 ]) + ")"  # fmt: skip
 
 _LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
-_HOSTNAME = rf"{_LABEL}(?:\.{_LABEL})*"
+_DOMAIN = rf"{_LABEL}(?:\.{_LABEL})*"
+# Without A-labels (`xn--`, RFC 5890): no automaton can tell the good ones.
+_PLAIN_LABEL = (
+    "(?:[a-wyzA-WYZ0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+    "|[xX](?:[a-mo-zA-MO-Z0-9]|[a-mo-zA-MO-Z0-9-][a-zA-Z0-9-]{0,60}[a-zA-Z0-9])?"
+    "|[xX][nN](?:-?[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,58}[a-zA-Z0-9])?|[a-zA-Z0-9][a-zA-Z0-9-]{59}[a-zA-Z0-9])?)"
+)
 _ATOM = "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+"
-_EMAIL = rf'(?:{_ATOM}(?:\.{_ATOM})*|"(?:[ !#-\[\]-~]|\\[ -~])*")@(?:{_HOSTNAME}|\[(?:{_IPV4}|IPv6:{_IPV6})\])'
+_IPV6_TAG = "[iI][pP][vV]6:"
+_EMAIL = rf'(?:{_ATOM}(?:\.{_ATOM})*|"(?:[ !#-\[\]-~]|\\[ -~])*")@(?:{_DOMAIN}|\[(?:{_IPV4}|{_IPV6_TAG}{_IPV6})\])'
 
 
 def _uri(more: str, query: str = "") -> tuple[str, str]:
@@ -51,7 +72,7 @@ def _uri(more: str, query: str = "") -> tuple[str, str]:
     unreserved, subs = rf"a-zA-Z0-9._~{more}\-", "!$&'()*+,;="
     escaped = "%[0-9a-fA-F]{2}"
     pchar = f"(?:[{unreserved}{subs}:@]|{escaped})"
-    host = rf"(?:\[(?:{_IPV6}|v[0-9a-fA-F]+\.[a-zA-Z0-9._~{subs}:\-]+)\]|(?:[{unreserved}{subs}]|{escaped})*)"
+    host = rf"(?:\[(?:{_IPV6}|[vV][0-9a-fA-F]+\.[a-zA-Z0-9._~{subs}:\-]+)\]|(?:[{unreserved}{subs}]|{escaped})*)"
     authority = f"(?:(?:[{unreserved}{subs}:]|{escaped})*@)?{host}(?::[0-9]*)?"
     abempty, rootless = f"(?:/{pchar}*)*", f"{pchar}+(?:/{pchar}*)*"
     noscheme = f"(?:[{unreserved}{subs}@]|{escaped})+(?:/{pchar}*)*"
@@ -64,12 +85,13 @@ def _uri(more: str, query: str = "") -> tuple[str, str]:
 _UCS = r"\u00A0-\uD7FF\uF900-\uFDCF\uFDF0-\uFFEF" + "".join(
     f"\\U{plane:04X}{'1000' if plane == 14 else '0000'}-\\U{plane:04X}FFFD" for plane in range(1, 15)
 )
+_PRIVATE = r"\uE000-\uF8FF\U000F0000-\U000FFFFD\U00100000-\U0010FFFD"
 _URI, _URI_REFERENCE = _uri("")
-_IRI, _IRI_REFERENCE = _uri(_UCS, query=r"\uE000-\uF8FF\U000F0000-\U000FFFFD\U00100000-\U0010FFFD")
+_IRI, _IRI_REFERENCE = _uri(_UCS, query=_PRIVATE)
 
 _VARIABLE = r"(?:[a-zA-Z0-9_]|%[0-9a-fA-F]{2})(?:\.?(?:[a-zA-Z0-9_]|%[0-9a-fA-F]{2}))*(?::[1-9][0-9]{0,3}|\*)?"
-_URI_TEMPLATE = (  # RFC 6570, 2
-    rf"(?:[!#$&(-;=?-\[\]_a-z~{_UCS}\uE000-\uF8FF]|%[0-9a-fA-F]{{2}}"
+_URI_TEMPLATE = (  # RFC 6570, 2, with the apostrophe of its erratum 6937
+    rf"(?:[!#$&-;=?-\[\]_a-z~{_UCS}{_PRIVATE}]|%[0-9a-fA-F]{{2}}"
     rf"|\{{[+#./;?&=,!@|]?{_VARIABLE}(?:,{_VARIABLE})*\}})*"
 )
 _POINTER = "(?:/(?:[^/~]|~[01])*)*"  # RFC 6901
@@ -80,7 +102,7 @@ _FORMATS = {
     "time": _TIME,
     "duration": _DURATION,  # RFC 3339, appendix A
     "email": _EMAIL,  # RFC 5321, 4.1.2
-    "hostname": _HOSTNAME,  # RFC 1123, 2.1
+    "hostname": rf"{_PLAIN_LABEL}(?:\.{_PLAIN_LABEL})*",  # RFC 1123, 2.1
     "ipv4": _IPV4,
     "ipv6": _IPV6,
     "uri": _URI,
@@ -98,6 +120,31 @@ ASSERTED = frozenset(_FORMATS)
 
 @lru_cache(maxsize=len(_FORMATS))
 def language_of(name: str) -> Node:
-    """The strings of an asserted format."""
+    """The strings of an asserted format; of host names those without A-labels."""
     node = parse(f"(?s){_FORMATS[name]}")
     return intersection(node, Repeat(ANY_CHAR, 1, 253)) if name == "hostname" else node
+
+
+def is_valid(name: str, text: str) -> bool:
+    """The text is of an asserted format."""
+    if accepts(language_of(name), text):
+        return True
+    labels = text.split(".")
+    if name != "hostname" or not any(_is_a_label(label) for label in labels):
+        return False
+    plain = ".".join("x" * len(label) if _is_a_label(label) else label for label in labels)
+    return accepts(language_of(name), plain) and all(map(_decodes, filter(_is_a_label, labels)))
+
+
+def _is_a_label(label: str) -> bool:
+    return label[:4].lower() == "xn--"
+
+
+def _decodes(label: str) -> bool:
+    """The A-label is one of IDNA 2008."""
+    import idna
+
+    try:
+        return idna.encode(idna.decode(label)).decode() == label.lower()
+    except UnicodeError:  # idna's own, too
+        return False

@@ -8,6 +8,7 @@ boundaries, conditionals, atomic and possessive groups are refused with a caret 
 from __future__ import annotations
 
 import re
+import unicodedata
 from functools import lru_cache
 from typing import NoReturn, TypeAlias, cast
 
@@ -89,7 +90,10 @@ def _has_anchor(tree: _Tree, *, at_start: bool) -> bool:
 
 
 _CATEGORY = re.compile(r"\{(\^?)([A-Za-z_]+)\}")
-_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a", "0": "\0"}
+_CHARACTER_NAME = re.compile(r"\{([^}]+)\}")
+_OCTAL = re.compile("0[0-7]{0,2}|[1-7][0-7]{2}")  # of three digits, or of fewer with a zero before them
+_OCTAL_IN_CLASS = re.compile("[0-7]{1,3}")  # where nothing can be a backreference
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a"}
 
 
 class _Parser:
@@ -97,6 +101,7 @@ class _Parser:
         self.pattern, self.ecma = pattern, ecma
         self.at = 0
         self.depth = 0
+        self.names: set[str] = set()  # of groups
         self.ignore_case = self.dot_all = False
 
     def parse(self) -> _Tree:
@@ -127,16 +132,19 @@ class _Parser:
         return False
 
     def global_flags(self) -> None:
-        match = re.match(r"\(\?([a-zA-Z]+)\)", self.pattern)
-        if match:
+        while match := re.compile(r"\(\?([a-zA-Z]+)\)").match(self.pattern, self.at):
             self.set_flags(match[1], "", match.start(1))
             self.at = match.end()
 
     def set_flags(self, on: str, off: str, at: int) -> None:
+        known = "isu" if self.ecma else "isum"
         for flag in on + off:
-            if flag not in "isum":
-                self.fail(f"flag {flag!r} is not supported", at, hint="Supported: i, s, m, u.")
-        # `m` changes only what ^ and $ mean inside the text, where they are refused anyway; `u` is the default.
+            if flag not in known:
+                self.fail(f"flag {flag!r} is not supported", at, hint=f"Supported: {', '.join(known)}.")
+        if set(on) & set(off) or "u" in off:
+            self.fail("flags that are turned on can't be turned off", at)
+        # `m` changes only what ^ and $ mean inside the text, where they are refused anyway (what is searched for may
+        # begin there); `u` is the default.
         self.ignore_case = (self.ignore_case or "i" in on) and "i" not in off
         self.dot_all = (self.dot_all or "s" in on) and "s" not in off
 
@@ -171,22 +179,22 @@ class _Parser:
         for sign, counts in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
             if self.take(sign):
                 return counts
-        match = re.compile(r"\{(\d*)(,?)(\d*)\}").match(self.pattern, self.at)
-        if not match or not (match[1] or match[3]):
+        match = re.compile(r"\{([0-9]*)(,?)([0-9]*)\}").match(self.pattern, self.at)
+        if not match or match[0] == "{}":
             return None  # as in Python, other braces are literal
         if self.ecma and not match[1]:
             self.fail("a repeat without a least count is no repeat in a schema's pattern", hint="Write {0,…}.")
+        if max(len(match[1]), len(match[3])) > 100 or max(int(match[1] or 0), int(match[3] or 0)) > MAX_REPEAT:
+            self.fail(f"repeat counts go up to {MAX_REPEAT:,}")
         least = int(match[1] or 0)
         most = (int(match[3]) if match[3] else None) if match[2] else least
-        if max(least, most or 0) > MAX_REPEAT:
-            self.fail(f"repeat counts go up to {MAX_REPEAT:,}")
         if most is not None and most < least:
             self.fail("min repeat greater than max repeat")
         self.at = match.end()
         return least, most
 
     def atom(self) -> _Tree:
-        char = self.pattern[self.at]
+        start, char = self.at, self.pattern[self.at]
         if char == "(":
             return self.group()
         if char == "[":
@@ -194,8 +202,8 @@ class _Parser:
         if char == ".":
             self.at += 1
             return CharSet(charsets.ALL if self.dot_all else ECMA["."] if self.ecma else charsets.python_class("."))
-        if char in "*+?":
-            self.fail("nothing to repeat")
+        if self.quantifier() is not None:
+            self.fail("nothing to repeat", start)
         for name, at_start in (("^", True), (r"\A", True), ("$", False), (r"\Z", False), (r"\z", False)):
             if self.take(name):
                 return _Anchor(self.at - len(name), at_start=at_start)
@@ -244,8 +252,11 @@ class _Parser:
         if self.take("?"):
             if self.take("P<") or (self.peek("<") and not self.peek("<=") and not self.peek("<!") and self.take("<")):
                 end = self.pattern.find(">", self.at)
-                if end < 0 or not self.pattern[self.at : end].isidentifier():
+                name = self.pattern[self.at : end]
+                if end < 0 or not name.isidentifier() or name in self.names:
                     self.fail("bad group name")
+                if not self.ecma:  # where alternatives may share names
+                    self.names.add(name)
                 self.at = end + 1
             elif not self.take(":"):
                 flags = re.compile(r"([a-zA-Z]*)(?:-([a-zA-Z]+))?:").match(self.pattern, self.at)
@@ -291,9 +302,28 @@ class _Parser:
             return ((8, 8),)
         if char in _ESCAPES:
             return ((ord(_ESCAPES[char]),) * 2,)
+        if octal := (_OCTAL_IN_CLASS if in_class else _OCTAL).match(self.pattern, start + 1):
+            self.at = octal.end()
+            if int(octal[0], 8) > 0o377:
+                self.fail(f"\\{octal[0]} is above \\377, the last octal escape", start)
+            return ((int(octal[0], 8),) * 2,)
+        if char == "N" and not self.ecma:
+            return self.named_character(start)
         if char.isalnum() and char.isascii():
             kind = {"b": "a word boundary", "B": "a word boundary"}.get(char, f"\\{char}")
-            self.fail("a backreference is not supported" if char.isdigit() else f"{kind} is not supported", start)
+            backreference = char.isdigit() and not in_class
+            self.fail("a backreference is not supported" if backreference else f"{kind} is not supported", start)
+        return ((ord(char), ord(char)),)
+
+    def named_character(self, start: int) -> Ranges:
+        name = _CHARACTER_NAME.match(self.pattern, self.at)
+        try:
+            char = unicodedata.lookup(name[1]) if name else ""
+        except KeyError:
+            char = ""
+        if name is None or len(char) != 1:  # some names are of sequences
+            self.fail(r"\N needs the name of a Unicode character in braces", start)
+        self.at = name.end()
         return ((ord(char), ord(char)),)
 
     def code_point(self, kind: str, start: int) -> Ranges:

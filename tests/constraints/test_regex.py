@@ -51,6 +51,69 @@ def test_the_language_is_that_of_python(pattern):
         assert bool(ours.fullmatch(text)) == bool(theirs.fullmatch(text)), text
 
 
+def _escape(random):
+    """An escape that may be octal, a backreference or nothing."""
+    digits = "".join(random.choices("0123456789", weights=[3, 2, 1, 1, 1, 1, 1, 2, 1, 1], k=random.randint(1, 4)))
+    return "\\" + random.choice([digits, digits, digits, *"abfnrtvdDwWsS.-^", "x4a", "u0041", "N{BULLET}", "N{x}", "q"])
+
+
+def _quantifier(random):
+    least, most = (random.choice(["", "", "0", "1", "2", "02"]) for _ in range(2))
+    return random.choice(["", f"{{{least},{most}}}", f"{{{least}}}", f"{{{least}, {most}}}", *"*+?"])
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_escapes_and_quantifiers_are_pythons(seed):
+    rng = random.Random(seed)
+
+    def piece():
+        escape = _escape(rng)
+        atom = rng.choice([escape, escape, f"[{escape}{_escape(rng)}]", f"[^{escape}]", f"({escape})", "a", ""])
+        return atom + _quantifier(rng) + rng.choice(["", "", "", "?", _quantifier(rng)])
+
+    pattern = "".join(piece() for _ in range(rng.randint(1, 3)))
+    try:
+        theirs = re.compile(pattern)
+    except re.error:
+        with pytest.raises(ConstraintError):
+            parse(pattern)
+        return
+    if re.search(r"\+\+|[*?}]\+|\\[1-9]|\\b", pattern):  # what is outside the dialect, or may be
+        try:
+            node = parse(pattern)
+        except ConstraintError:
+            return
+    node = parse(pattern)
+    texts = [sample(Regex(pattern), rng) for _ in range(6)]
+    texts += ["".join(rng.choices("a\0\1\7\x08\n\x40\x410128{},", k=rng.randrange(5))) for _ in range(20)]
+    for text in texts + [text[:-1] for text in texts] + [text + "0" for text in texts]:
+        assert accepts(node, text) == bool(theirs.fullmatch(text)), (pattern, text)
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"\07", r"\012", r"\00", r"\101", r"\0128", r"[\0-\7]", r"[\101\60]{2}", r"[\18]*"]
+)
+def test_octal_escapes_mean_the_same_in_patterns_of_schemas(pattern):
+    node, schema = parse(pattern), parse_schema_pattern(f"^{pattern}$")
+    for text in [sample(Regex(pattern), random.Random(seed)) for seed in range(10)] + [
+        "A",
+        "A0",
+        "0",
+        "\0" + "12",
+        "\n8",
+    ]:
+        assert accepts(node, text) == accepts(schema, text) == bool(re.fullmatch(pattern, text))
+
+
+def test_repeats_without_counts():
+    assert accepts(parse("a{,}"), "aaa")
+    assert accepts(parse("a{,}"), "")
+    assert not accepts(parse("a{,}"), "a{,}")
+    assert accepts(parse("a{}"), "a{}")
+    with pytest.raises(ConstraintError, match="least count"):  # ECMA-262 has it as a text, Python as a repeat
+        parse_schema_pattern("a{,}")
+
+
 @given(st.text(max_size=3))
 def test_classes_hold_exactly_pythons_characters(text):
     for pattern in (r"\w*", r"\W*", r"\d*", r"\D*", r"\s*", r"\S*", ".*", "(?i)[k-s]*", r"[^\w\s]*"):

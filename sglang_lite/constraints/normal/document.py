@@ -31,8 +31,7 @@ _OTHERS = {
     "draft-04": _SINCE_7 | {"const", "contains", "propertyNames"},
     "draft-06": _SINCE_7,
     "draft-07": _SINCE_7 - {"if"},
-    "2019-09": _SINCE_2020 | {"dependencies"},
-    "2020-12": frozenset({"dependencies"}),
+    "2019-09": _SINCE_2020,
 }
 
 
@@ -60,7 +59,7 @@ def escaped(step: str) -> str:
 class Document:
     """
     Args:
-        root: the schema. Its `$schema` says of which draft it is, else it is of 2020-12, and `dependencies` count.
+        root: the schema. Its `$schema` says of which draft it is, else it is of 2020-12. `dependencies` always count.
     """
 
     def __init__(self, root: Any) -> None:
@@ -144,6 +143,12 @@ class Document:
     def child(self, place: Place, *steps: str | int) -> Place:
         """A schema below another."""
         return self._entered(place.child(*steps))
+
+    def below(self, place: Place, pointer: str) -> Place:
+        """What stands at a pointer that begins with a place's."""
+        for step in pointer.removeprefix(place.pointer).split("/")[1:] if place.scope else ():
+            place = self._entered(Place(f"{place.pointer}/{step}", place.scope))
+        return Place(pointer, place.scope)
 
     def _entered(self, place: Place) -> Place:
         resource = self._base(place.pointer)[1]
