@@ -16,9 +16,10 @@ from threading import Thread
 from typing import Any, TypeAlias
 
 from sglang_lite.lang import batch
+from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.default import backend_for
 from sglang_lite.lang.batch import AsyncCrew, Crew, OnError, Report
-from sglang_lite.lang.checkpoint import BatchFile
+from sglang_lite.lang.checkpoint import BatchFile, batch_parts
 from sglang_lite.lang.futures import Cell
 from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.interpreter import NO_PARAMS, Run, RunSettings, StreamExecutor, current_run
@@ -44,6 +45,13 @@ class _Plan:
     @property
     def left(self) -> list[tuple[int, Item]]:
         return [(i, item) for i, item in enumerate(self.items) if i not in self.known]
+
+    def __enter__(self) -> None:
+        """The batch runs; at its end, however it ends, others can have the file."""
+
+    def __exit__(self, *_: object) -> None:
+        if self.file is not None:
+            self.file.close()
 
 
 class _Int(int):
@@ -247,6 +255,8 @@ class SglFunction:
         on_error: OnError = "raise",
         ordered: bool = True,
         checkpoint: str | Path | None = None,
+        version: str | int | None = None,
+        skip_damaged: bool = False,
     ) -> Any:
         """Runs the program once for each item.
 
@@ -260,22 +270,30 @@ class SglFunction:
             on_error: what a failed program does: "raise" BatchError after all have finished (from an iterator: the
                 error itself, when its turn comes), "return" the exception in its place, "skip" leave it out.
             ordered: whether an iterator yields in the order of the items; False yields (index, state) as they finish.
-            checkpoint: a file that keeps finished items: run again, the batch goes on where it was stopped.
+            checkpoint: a file that keeps finished items: run again, the batch goes on where it was stopped. The file
+                is refused after anything has changed that results depend on: arguments, settings and backend, and the
+                program's code and every value that it reads, functions that it calls included (of installed packages
+                the names alone; another version of Python counts as a change). Only one run can have it open.
+            version: of the program: compared instead of its code and what it reads, where those can't be compared or
+                have changed without a meaning.
+            skip_damaged: run the items of damaged lines of the file again, instead of refusing it.
 
         Returns:
             The states in the order of the items, executed to the end.
 
         Raises:
             BatchError: some program failed (on_error="raise"); it carries all results.
+            ProgramError: the checkpoint's file is of another batch, damaged, or open in another run.
         """
         options = _with_seed({name: value for name, value in locals().items() if name in _BATCH_DEFAULTS})
-        plan = self._plan(batch_kwargs, options, num_threads, on_error, checkpoint)
+        plan = self._plan(batch_kwargs, options, num_threads, on_error, checkpoint, version, skip_damaged)
         crew = self._crew({**_RUN_DEFAULTS, **options}, plan)
         progress = batch.Progress(len(plan.items), len(plan.known)) if progress_bar else None
         if generator_style or not ordered:
             outcomes = batch.iterate(functools.partial(crew, True), len(plan.left), plan.known, ordered, progress)
-            return _passed(outcomes, on_error, ordered)
-        results = {**plan.known, **batch.all_results(functools.partial(crew, False), len(plan.left), progress)}
+            return _passed(plan, outcomes, on_error, ordered)
+        with plan:
+            results = {**plan.known, **batch.all_results(functools.partial(crew, False), len(plan.left), progress)}
         if progress is not None:
             progress.close()
         return batch.settle([results[i] for i in range(len(plan.items))], on_error)
@@ -310,16 +328,20 @@ class SglFunction:
         on_error: OnError = "raise",
         ordered: bool = True,
         checkpoint: str | Path | None = None,
+        version: str | int | None = None,
+        skip_damaged: bool = False,
     ) -> Any:
         """`run_batch` for coroutines; with generator_style=True (or ordered=False) it returns an async iterator."""
         options = _with_seed({name: value for name, value in locals().items() if name in _BATCH_DEFAULTS})
-        plan = self._plan(batch_kwargs, options, num_threads, on_error, checkpoint)
+        plan = self._plan(batch_kwargs, options, num_threads, on_error, checkpoint, version, skip_damaged)
         crew = functools.partial(self._async_crew({**_RUN_DEFAULTS, **options}, plan), True)
         progress = batch.Progress(len(plan.items), len(plan.known)) if progress_bar else None
         if generator_style or not ordered:
             outcomes = batch.aiterate(crew, len(plan.left), plan.known, ordered, progress)
-            return _apassed(outcomes, on_error, ordered)
-        results = {i: outcome async for i, outcome in batch.aiterate(crew, len(plan.left), plan.known, False, progress)}
+            return _apassed(plan, outcomes, on_error, ordered)
+        with plan:
+            outcomes = batch.aiterate(crew, len(plan.left), plan.known, False, progress)
+            results = {i: outcome async for i, outcome in outcomes}
         return batch.settle([results[i] for i in range(len(plan.items))], on_error)
 
     def _plan(
@@ -329,13 +351,22 @@ class SglFunction:
         num_threads: str | int,
         on_error: OnError,
         checkpoint: str | Path | None,
+        version: str | int | None,
+        skip_damaged: bool,
     ) -> _Plan:
         """What a batch is to do. Bad items and settings are refused here, before anything runs."""
-        _settings({**_RUN_DEFAULTS, **options})
+        settings = _settings({**_RUN_DEFAULTS, **options})
         batch.check_on_error(on_error)
         items = [self._item(i, item) for i, item in enumerate(batch_kwargs)]
         window = min(_window(num_threads), max(len(items), 1))
-        file = None if checkpoint is None else BatchFile(Path(checkpoint), self.name, items)
+        file = None
+        if checkpoint is not None:
+            parts = batch_parts(self.func, settings, _backend(options), version)
+            file = BatchFile(Path(checkpoint), self.name, parts, items, skip_damaged=skip_damaged)
+        elif version is not None or skip_damaged:
+            raise ParameterError(
+                "skip_damaged" if version is None else "version", "needs a checkpoint.", where=user_location()
+            )
         return _Plan(items, window, file, dict(file.states) if file is not None else {})
 
     def trace(self, *, backend: Any = None, **kwargs: Any) -> Any:
@@ -434,11 +465,9 @@ class _Call:
     ) -> None:
         self._program, self._args = program, args
         self._kwargs = program._bound(args, kwargs, "run")
-        backend, outer = options["backend"], current_run.get()
-        if backend is None and outer is not None:
-            backend = outer.backend
+        outer = current_run.get()
         try:
-            run = Run(backend_for(backend), _settings(options), is_async=program.is_async, outer=outer)
+            run = Run(_backend(options), _settings(options), is_async=program.is_async, outer=outer)
         except ParameterError as error:
             error.where = error.where or user_location()
             raise
@@ -608,6 +637,13 @@ def _with_seed(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
+def _backend(options: dict[str, Any]) -> BaseBackend:
+    """What a run is on: the backend given, else that of the run it is inside, else the default."""
+    outer = current_run.get()
+    given = options["backend"]
+    return backend_for(outer.backend if given is None and outer is not None else given)
+
+
 def _said(value: Any, default: Any) -> bool:
     """A user has given the value: it is no default, of this method or of another."""
     return value is not default and type(value) not in (_Int, _Float)
@@ -674,21 +710,22 @@ def _wanted(outcome: batch.Outcome, on_error: OnError) -> bool:
 
 
 def _passed(
-    outcomes: Generator[tuple[int, batch.Outcome], None, None], on_error: OnError, ordered: bool
+    plan: _Plan, outcomes: Generator[tuple[int, batch.Outcome], None, None], on_error: OnError, ordered: bool
 ) -> Iterator[Any]:
-    with contextlib.closing(outcomes):
+    with plan, contextlib.closing(outcomes):
         for index, outcome in outcomes:
             if _wanted(outcome, on_error):
                 yield outcome if ordered else (index, outcome)
 
 
 async def _apassed(
-    outcomes: AsyncGenerator[tuple[int, batch.Outcome], None], on_error: OnError, ordered: bool
+    plan: _Plan, outcomes: AsyncGenerator[tuple[int, batch.Outcome], None], on_error: OnError, ordered: bool
 ) -> AsyncIterator[Any]:
-    async with contextlib.aclosing(outcomes):
-        async for index, outcome in outcomes:
-            if _wanted(outcome, on_error):
-                yield outcome if ordered else (index, outcome)
+    with plan:
+        async with contextlib.aclosing(outcomes):
+            async for index, outcome in outcomes:
+                if _wanted(outcome, on_error):
+                    yield outcome if ordered else (index, outcome)
 
 
 def _thread(target: Callable[[], None]) -> Thread:

@@ -1,8 +1,11 @@
 """A batch with a checkpoint file: stopped anywhere and run again, no item is lost and none is done twice."""
 
 import asyncio
+import contextvars
+import copy
 import datetime
 import enum
+import gc
 import json
 import os
 import signal
@@ -48,12 +51,17 @@ TEXTS = [f"<{i}>" for i in range(6)]
 
 
 def script():
-    return sgl.ScriptedBackend(lambda call: f"<{call.prompt.messages[0].content[0]}>")
+    return sgl.ScriptedBackend(lambda call: f"<{call.prompt.messages[0].content[0]}>" if call.prompt.messages else "x")
 
 
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "batch.jsonl"
+
+
+def kept(path):
+    """The lines of items."""
+    return [json.loads(line) for line in path.read_text().splitlines()[1:]]
 
 
 def run(path, items=ITEMS, program=square, **options):
@@ -69,7 +77,7 @@ def run(path, items=ITEMS, program=square, **options):
 def test_what_is_finished_is_not_run_again(path):
     assert run(path) == (TEXTS, 6)
     assert run(path) == (TEXTS, 0)
-    assert len(path.read_text().splitlines()) == 6
+    assert len(kept(path)) == 6
 
 
 def test_a_restored_state_is_like_the_one_that_ran(path):
@@ -187,7 +195,7 @@ def test_a_value_that_can_not_be_kept_fails_its_item_and_says_which(path, value)
 
     with pytest.raises(sgl.BatchError, match="1 of 2 programs failed, the first is item 1: checkpoint: odd is a"):
         program.run_batch([(0,), (1,)], backend=script(), checkpoint=path)
-    assert len(path.read_text().splitlines()) == 1
+    assert len(kept(path)) == 1
 
 
 def test_what_has_failed_is_run_again(path):
@@ -233,8 +241,7 @@ def test_coroutines_go_on_too(path):
 def test_many_items_at_once_are_all_kept(path):
     items = [{"x": i} for i in range(200)]
     run(path, items, num_threads=32)
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert sorted(line["index"] for line in lines) == list(range(200))
+    assert sorted(line["index"] for line in kept(path)) == list(range(200))
     assert run(path, items)[1] == 0
 
 
@@ -244,7 +251,7 @@ KILLED = """
 import os, signal, sys
 import sglang_lite as sgl
 
-path, log, last, window, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), 12
+path, log, window, count = sys.argv[1], sys.argv[2], int(sys.argv[4]), 12
 
 def note(i):
     with open(log, "a") as file:
@@ -254,7 +261,7 @@ def note(i):
 def program(s, i):
     s += f"item {i}: " + sgl.gen("a")
     value = s["a"]
-    if i == last:
+    if str(i) == sys.argv[3]:
         os.kill(os.getpid(), signal.SIGKILL)
     note(i)
     return value
@@ -274,7 +281,7 @@ def test_a_killed_batch_goes_on_where_it_was(tmp_path, window):
         return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     def kept():
-        return [json.loads(line)["index"] for line in path.read_bytes().split(b"\n")[:-1]]
+        return [json.loads(line)["index"] for line in path.read_bytes().split(b"\n")[1:-1]]
 
     assert start(last=7).returncode == -signal.SIGKILL
     first = kept()
@@ -294,33 +301,33 @@ def test_a_last_line_cut_anywhere_is_dropped_and_its_item_run_again(path):
     for end in [*range(start, start + 40), *range(start + 40, len(whole), 23)]:
         path.write_bytes(whole[:end])
         assert run(path, ITEMS[:3]) == (TEXTS[:3], 1), f"cut after {end - start} bytes"
-        assert [json.loads(line)["index"] for line in path.read_text().splitlines()] == [0, 1, 2]
+        assert [line["index"] for line in kept(path)] == [0, 1, 2]
 
 
 # ------------------------------------------------------------------------------------------ something else
 
 
-def refused(path, message, items=ITEMS, program=square):
+def refused(path, message, items=ITEMS, program=square, hint="Name another file", **options):
     """Running with the file is refused before anything runs, and the file stays as it is."""
     before, backend = path.read_bytes(), script()
     with pytest.raises(sgl.ProgramError, match=message) as caught:
-        program.run_batch(items, backend=backend, checkpoint=path)
+        program.run_batch(items, **{"backend": backend, **options}, checkpoint=path)
     assert str(path) in str(caught.value)
-    assert "Name another file" in str(caught.value)
+    assert hint in str(caught.value)
     assert path.read_bytes() == before
     assert backend.calls == []
 
 
 def test_other_arguments_are_refused(path):
     run(path, num_threads=1)
-    refused(path, "line 3: item 2 has other arguments now", [*ITEMS[:2], {"x": 9}, *ITEMS[3:]])
-    refused(path, "line 1: item 0 has other arguments now", ITEMS[::-1])
-    refused(path, "line 1: item 0 has other arguments now", [(0,)])
+    refused(path, "line 4: item 2 has other arguments now", [*ITEMS[:2], {"x": 9}, *ITEMS[3:]])
+    refused(path, "line 2: item 0 has other arguments now", ITEMS[::-1])
+    refused(path, "line 2: item 0 has other arguments now", [(0,)])
 
 
 def test_fewer_items_are_refused(path):
     run(path, num_threads=1)
-    refused(path, "line 5: of item 4, and this batch has 4 items", ITEMS[:4])
+    refused(path, "line 6: of item 4, and this batch has 4 items", ITEMS[:4])
 
 
 def test_another_program_is_refused(path):
@@ -343,7 +350,7 @@ def test_another_program_is_refused(path):
         b"[]\n",
         b"\n",
         b"\x80\x81\n",
-        b'{"sglang_lite_batch": 1}\n',
+        b'{"sglang_lite_batch": 2}\n',
     ],
 )
 def test_a_file_of_something_else_is_refused_and_left_alone(path, content):
@@ -351,13 +358,31 @@ def test_a_file_of_something_else_is_refused_and_left_alone(path, content):
     refused(path, "line 1: not of a batch checkpoint")
 
 
-def test_a_line_that_was_changed_is_refused(path):
+def test_a_file_of_another_version_is_refused(path):
     run(path)
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([*lines[:2], "torn in the middle\n", *lines[3:]]))
-    refused(path, "line 3: not of a batch checkpoint")
-    path.write_text("".join([lines[0].replace('"sglang_lite_batch": 1', '"sglang_lite_batch": 99')]))
-    refused(path, "line 1: its version is 99")
+    path.write_text(path.read_text().replace('"sglang_lite_batch": 2', '"sglang_lite_batch": 1'))
+    refused(path, "line 1: its version is 1, this is 2")
+
+
+@pytest.mark.parametrize("damage", [b"torn in the middle", b"", b"[]", b'{"index": "x"}', b"\xff\x00", b'{"index": 1'])
+def test_a_damaged_line_is_named_and_skipped_on_request(path, damage, caplog):
+    run(path, num_threads=1)
+    lines = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([*lines[:3], damage, *lines[4:]]))
+    refused(path, "line 4: is damaged.", hint="skip_damaged=True")
+    assert run(path, skip_damaged=True) == (TEXTS, 1)
+    assert f"{path}, line 4: is damaged and skipped" in caplog.text
+    assert run(path, skip_damaged=True) == (TEXTS, 0)
+
+
+@pytest.mark.parametrize("damage", [b"torn", b"torn\n", b"\n", b'{"index": 1}\n', b"\x00\x00\x00"])
+def test_a_damaged_last_line_is_dropped_and_said(path, damage, caplog):
+    run(path, num_threads=1)
+    lines = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join(lines[:6]) + b"\n" + damage)
+    assert run(path) == (TEXTS, 1)
+    assert f"{path}: the last line was cut short" in caplog.text
+    assert [line["index"] for line in kept(path)] == list(range(6))
 
 
 def test_a_class_that_is_gone_is_told(path):
@@ -367,7 +392,7 @@ def test_a_class_that_is_gone_is_told(path):
 
     program.run_batch([(1,)], backend=script(), checkpoint=path)
     path.write_text(path.read_text().replace(":Colour", ":Color"))
-    refused(path, "line 1: its values can't be made again: AttributeError.*Color", [(1,)], program)
+    refused(path, "line 2: its values can't be made again: AttributeError.*Color", [(1,)], program)
 
 
 def test_a_file_that_can_not_be_written_is_refused_before_anything_runs(tmp_path):
@@ -383,3 +408,225 @@ def test_the_path_may_be_text(path, monkeypatch):
     run("batch.jsonl", ITEMS[:1])
     assert path.exists()
     assert os.fspath(Path("batch.jsonl")) == "batch.jsonl"
+
+
+def test_a_file_that_another_run_has_open_is_refused(path):
+    states = square.run_batch(ITEMS, backend=script(), checkpoint=path, generator_style=True, num_threads=1)
+    assert next(states)["a"] == TEXTS[0]
+    refused(path, "is being written by another run", hint="Wait for its end", num_threads=1)
+    code = (
+        "import sglang_lite as sgl, sys\n"
+        "program = sgl.function(lambda s, x: None)\n"
+        "try: program.run_batch([(1,)], backend=sgl.ScriptedBackend(), checkpoint=sys.argv[1])\n"
+        "except sgl.ProgramError as error: print(error)"
+    )
+    said = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60)
+    assert "is being written by another run" in said.stdout, said.stderr
+    states.close()
+    assert run(path)[0] == TEXTS
+
+
+def test_an_iterator_that_is_dropped_lets_others_have_the_file(path):
+    square.run_batch(ITEMS, backend=script(), checkpoint=path, generator_style=True)
+    gc.collect()
+    assert run(path) == (TEXTS, 6)
+
+
+# ------------------------------------------------------------------------------------------ something has changed
+
+CHANGING = """
+import random
+import threading
+from functools import lru_cache, partial
+
+from pydantic import BaseModel, Field, field_validator
+import sglang_lite as sgl
+
+TEMPLATE = "say {x}"  # template
+WORDS = {"one", "two", "three"}  # words
+LOCK, LOG, CHANCE = threading.Lock(), [], random.random
+COUNT = 0
+
+
+class Shape(BaseModel):
+    sides: int = Field(ge=3)  # field
+
+    @field_validator("sides")
+    def small(cls, value):
+        return value + 0  # method
+
+
+@lru_cache
+def cached(x):
+    return x * 1  # cached
+
+
+def helper(x):
+    return deeper(x) if x in {"b", "a", "c"} else x
+
+
+def deeper(x, *, unused=1):  # keyword default
+    return helper(x + 1)  # deeper
+
+
+@sgl.function
+def inner(s, x):
+    s += "inner"  # inner
+
+
+def scale(factor, x):
+    return factor * x  # scale
+
+
+double = partial(scale, 2)  # partial
+
+
+def make(suffix):
+    calls = 0
+
+    @sgl.function
+    def program(s, x, tone="calm"):  # default
+        global COUNT
+        nonlocal calls
+        COUNT, calls = COUNT + 1, calls + 1
+        LOG, LOCK, CHANCE, sgl
+        s += TEMPLATE.format(x=x) + suffix
+        s += "".join(word for word in sorted(WORDS) if helper(cached(double(x))))
+        s += inner(x) + sgl.gen("a", json_schema=Shape, max_tokens=8)  # body
+
+    return program
+
+
+program = make("!")  # closure
+"""
+
+
+def changing(path, source=CHANGING, **options):
+    """The states of a program that is read from source, and how many calls they took."""
+    namespace = {"__name__": "changing"}
+    exec(compile(source, "changing.py", "exec"), namespace)
+    backend = sgl.ScriptedBackend(lambda call: '{"sides": 4}')
+    namespace["program"].run_batch([{"x": 1}, {"x": 2}], **{"backend": backend, **options}, checkpoint=path)
+    return len(backend.calls)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        ('"say {x}"', '"tell {x}"', "TEMPLATE in program"),
+        ('"three"}', '"four"}', "WORDS in program"),
+        ("ge=3", "ge=4", "__pydantic_fields__ of class Shape"),
+        ("value + 0", "value - 0", "the code of Shape.small"),
+        ("x * 1", "x * 2", "the code of cached"),
+        ("unused=1", "unused=2", "the default of unused in deeper"),
+        ("helper(x + 1)", "helper(x + 2)", "the code of deeper"),
+        ('"inner"', '"outer"', "the code of inner"),
+        ("factor * x", "x * factor", "the code of scale"),
+        ("partial(scale, 2)", "partial(scale, 3)", "double in program"),
+        ('"calm"', '"wild"', "default 1 in program"),
+        ("max_tokens=8", "max_tokens=9", "the code of program"),
+        ('make("!")', 'make("?")', "suffix in program"),
+    ],
+)
+def test_a_change_of_anything_that_the_program_reads_is_refused(path, before, after, named):
+    assert changing(path) == 2
+    with pytest.raises(sgl.ProgramError, match=f"line 1: since it was made, this has changed: .*{named}"):
+        changing(path, CHANGING.replace(before, after))
+    assert changing(path) == 0
+
+
+def test_what_a_program_keeps_for_itself_where_it_stands_and_comments_are_no_change(path):
+    assert changing(path) == 2
+    source = CHANGING.replace("COUNT = 0", "COUNT = 5").replace("calls = 0", "calls = 7").replace("# body", "# text")
+    assert changing(path, f"UNREAD = 1\n\n{source}") == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (dict(seed=8), "the setting seed"),
+        (dict(temperature=0.5), "the setting temperature"),
+        (dict(stop=["x"]), "the setting stop"),
+        (dict(max_new_tokens=7), "the setting max_tokens"),
+        (dict(version=1), "the version"),
+    ],
+)
+def test_other_settings_are_refused(path, options, named):
+    run(path, seed=7)
+    refused(path, f"this has changed: .*{named}", **{"seed": 7, **options})
+
+
+def test_another_backend_is_refused(path):
+    class Other(sgl.ScriptedBackend):
+        pass
+
+    class Named(sgl.ScriptedBackend):
+        def get_model_name(self):
+            return "another"
+
+    run(path)
+    for other in (Other(), Named()):
+        refused(path, "this has changed: the backend", backend=other)
+
+
+def test_what_can_not_change_a_result_may_be_different(path):
+    run(path)
+    assert run(path, num_threads=3, retries=2, timeout=60, on_error="skip") == (TEXTS, 0)
+
+
+def test_what_can_not_be_compared_is_named_and_a_version_is_compared_instead(path):
+    current = contextvars.ContextVar("current", default="x")
+
+    @sgl.function
+    def program(s, x):
+        s += current.get() + sgl.gen("a")
+
+    with pytest.raises(sgl.ParameterError, match=r"current in program is a ContextVar.*`version=`"):
+        run(path, program=program)
+    assert not path.exists()
+    backend = script()
+    for same in ("1", 1):
+        program.run_batch([{"x": 1}], backend=backend, checkpoint=path, version=same)
+    assert len(backend.calls) == 1
+    refused(path, "this has changed: the version", [{"x": 1}], program, version="2")
+    with pytest.raises(sgl.ParameterError, match=r"version: 1\.5 is neither"):
+        run(path, version=1.5)
+    for wrong in (dict(version="1"), dict(skip_damaged=True)):
+        with pytest.raises(sgl.ParameterError, match="needs a checkpoint"):
+            square.run_batch(ITEMS, backend=script(), **wrong)
+
+
+def test_arguments_that_can_not_be_compared_are_refused(path):
+    with pytest.raises(sgl.ParameterError, match=r"batch_kwargs\[1\]: a generator in it can't be compared"):
+        run(path, [{"x": 1}, {"x": (i for i in ())}])
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("value", [*VALUES, add, len, {"f": City}, 1j, ..., str.upper, Path("a")], ids=repr)
+def test_arguments_are_compared_by_their_content(path, value):
+    @sgl.function
+    def program(s, x):
+        s += sgl.user("x") + sgl.assistant(sgl.gen("a"))
+
+    assert run(path, [{"x": value}], program)[1] == 1
+    assert run(path, [{"x": copy.deepcopy(value)}], program)[1] == 0
+    refused(path, "other arguments", [{"x": (value,)}], program)
+
+
+def test_every_process_compares_alike(tmp_path):
+    (tmp_path / "changing.py").write_text(CHANGING)
+    code = (
+        "import changing, sglang_lite as sgl, sys\n"
+        "backend = sgl.ScriptedBackend(lambda call: '{\"sides\": 4}')\n"
+        "changing.program.run_batch([{'x': 1, 'tone': {'a', 'b', 'c'}}], backend=backend, checkpoint=sys.argv[1])\n"
+        "print(len(backend.calls))"
+    )
+    calls = [
+        subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / "batch.jsonl")],
+            capture_output=True, text=True, timeout=60,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+        ).stdout
+        for seed in ("1", "2")
+    ]  # fmt: skip
+    assert calls == ["1\n", "0\n"]

@@ -136,6 +136,13 @@ class BaseBackend:
     def get_model_name(self) -> str:
         return type(self).__name__
 
+    def identity(self) -> tuple[Any, ...]:
+        """What its answers depend on beside the prompt and its parameters, as plain data that is the same in every
+        process. A checkpoint of a batch is only good for the backend that it was made with."""
+        kind, template = type(self), self.get_chat_template()
+        how = None if template is None else getattr(template, "source", template.name)
+        return f"{kind.__module__}.{kind.__qualname__}", self.get_model_name(), how
+
     def get_chat_template(self) -> ChatTemplate | None:
         """How roles become text; None where the model has no template."""
         if self.chat_template is None and self.blocking:

@@ -22,13 +22,18 @@ def as_backend(value: Any) -> BaseBackend:
     """
     if isinstance(value, BaseBackend):
         return value
-    if type(value).__module__.startswith("sglang_lite.runtime"):
+    if is_engine(value):
         from sglang_lite.lang.backend.local import LocalBackend
 
         return LocalBackend(value)
     raise ParameterError(
         "backend", f"a {type(value).__name__} is no backend.", hint="Give an sgl.Engine or a BaseBackend."
     )
+
+
+def is_engine(value: Any) -> bool:
+    """Whether a value is an engine of this process; told by name, as the language does not import the runtime."""
+    return any(kind.__module__ == "sglang_lite.runtime.engine" for kind in type(value).__mro__)
 
 
 def backend_for(value: Any = None) -> BaseBackend:

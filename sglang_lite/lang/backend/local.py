@@ -97,6 +97,11 @@ class LocalBackend(BaseBackend):
     def get_model_name(self) -> str:
         return self.engine.model_name
 
+    def identity(self) -> tuple[Any, ...]:
+        config = self.engine.config
+        model = (str(config.model), config.revision, config.load_format, config.quantization)
+        return *super().identity(), *model, config.device, config.dtype, config.kv_dtype, config.seed
+
     def get_chat_template(self) -> ChatTemplate | None:
         if self.chat_template is None:
             self.chat_template = self.engine.chat_template() or self._registered()

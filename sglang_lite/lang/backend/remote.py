@@ -135,6 +135,9 @@ class RemoteBackend(BaseBackend):
     def get_model_name(self) -> str:
         return self.model_name
 
+    def identity(self) -> tuple[Any, ...]:
+        return *super().identity(), str(getattr(self._client, "base_url", ""))
+
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
         """Lets the model name a choice: it picks, without scores."""
         params = self.select_params

@@ -1,0 +1,313 @@
+"""Digests of what a program's results depend on, the same in every process of one version of Python.
+
+A function is its code, its constants and defaults, and whatever it reads: closures, globals, the functions and classes
+among them, and so on from there. Of installed packages names alone are compared, as versions of them are none of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copyreg
+import dis
+import enum
+import functools
+import hashlib
+import importlib
+import os
+import random
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator, Mapping
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    GetSetDescriptorType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    MethodType,
+    ModuleType,
+    WrapperDescriptorType,
+)
+from typing import Any
+
+from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.default import as_backend, is_engine
+
+_LIBRARIES = ("<frozen ", *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_PLAIN = (type(None), bool, int, float, complex, str, type(...), type(NotImplemented))
+# They keep order among threads and tasks, and no value is read from them.
+_GUARDS = (type(threading.Lock()), type(threading.RLock()), threading.Semaphore, asyncio.Lock, asyncio.Semaphore)
+_CHANCE = getattr(random.random, "__self__", None)  # of the random module: like os.environ, other in every process
+_CLASS_FIELDS = ("__annotations__", "__dataclass_fields__", "__pydantic_fields__")  # what dunder names say of a class
+
+
+class UnreadableError(Exception):
+    """A value that has no content to compare. `kind` is its type's name."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.kind = kind
+
+
+class Fingerprint:
+    """
+    Attributes:
+        parts: digests by what they are of, in words.
+        unreadable: what could not be read, with the name of its type.
+    """
+
+    def __init__(self) -> None:
+        self.parts: dict[str, str] = {}
+        self.unreadable: dict[str, str] = {}
+        self._names: dict[int, str] = {}  # of the functions and classes that were read
+        self._kept: list[Any] = []  # so that no id is used twice
+        self._open: list[int] = []  # values that are being read, which may be inside themselves
+        self._package = ""
+
+    def add(self, name: str, value: Any) -> None:
+        """Adds a part."""
+        try:
+            self.parts[name] = self._value(value)
+        except UnreadableError as error:
+            self.unreadable[name] = error.kind
+        except RecursionError:
+            self.unreadable[name] = f"{type(value).__name__} of too many levels"
+
+    def add_program(self, function: Any) -> None:
+        """Adds a program's body, and the functions of its package wherever that is installed."""
+        self._package = (getattr(function, "__module__", None) or "").partition(".")[0]
+        self.add("the body", function)
+
+    def _name(self, value: Any, words: str) -> str:
+        name, number = words, 1
+        while name in self.parts or name in self._names.values():
+            number += 1
+            name = f"{words} ({number})"
+        self._names[id(value)] = name
+        self._kept.append(value)
+        return name
+
+    def _value(self, value: Any) -> str:
+        kind: Any = type(value)
+        if kind in _PLAIN:
+            return _digest(kind.__name__, repr(value))
+        if kind in (bytes, bytearray):
+            return _digest(kind.__name__, bytes(value))
+        if id(value) in self._open:
+            return _digest("inside", str(len(self._open) - self._open.index(id(value))))
+        self._open.append(id(value))
+        try:
+            return _digest(kind.__qualname__, *self._content(value))
+        finally:
+            self._open.pop()
+
+    def _content(self, value: Any) -> Iterator[str]:
+        """What tells a value from others of its type."""
+        from sglang_lite.lang.function import SglFunction
+
+        match value:
+            case FunctionType():
+                yield self._function(value)
+            case SglFunction():
+                yield from (self._value(value.func), self._value(value.bind_arguments))
+            case CodeType():
+                yield from self._code(value)
+            case ModuleType():
+                yield value.__name__
+            case enum.Enum():
+                yield from (self._class(type(value)), value.name)
+            case type():
+                yield self._class(value)
+            case BaseBackend():
+                yield self._value(value.identity())
+            case MethodType() | classmethod() | staticmethod():
+                yield self._value(value.__func__)
+                if isinstance(value, MethodType):
+                    yield self._value(value.__self__)
+            case BuiltinFunctionType():
+                yield from (value.__qualname__, self._value(value.__self__))
+            case MethodDescriptorType() | WrapperDescriptorType():
+                yield from (value.__qualname__, self._value(value.__objclass__))
+            case property():
+                yield from map(self._value, (value.fget, value.fset, value.fdel))
+            case functools.cached_property():
+                yield self._value(value.func)
+            case list() | tuple() if type(value) in (list, tuple):
+                yield from map(self._value, value)
+            case set() | frozenset() if type(value) in (set, frozenset):
+                yield from sorted(map(self._value, value))
+            case dict() | MappingProxyType() if type(value) in (dict, MappingProxyType):
+                for key, item in value.items():
+                    yield from (self._value(key), self._value(item))
+            case _ if isinstance(value, _GUARDS) or value is _CHANCE or value is os.environ:
+                return
+            case _ if callable(getattr(value, "__wrapped__", None)):  # of lru_cache, say
+                yield self._value(value.__wrapped__)
+            case _ if is_engine(value):
+                yield self._value(as_backend(value).identity())
+            case _:
+                yield from self._pickled(value)
+
+    def _pickled(self, value: Any) -> Iterator[str]:
+        """The content of any other object: what pickle would write of it."""
+        kind = type(value)
+        try:
+            reduce = copyreg.dispatch_table.get(kind)
+            reduced: Any = value.__reduce_ex__(4) if reduce is None else reduce(value)
+        except Exception as error:  # an object's own code
+            raise UnreadableError(kind.__name__) from error
+        if isinstance(reduced, str):  # a name in a module
+            yield from (kind.__module__, reduced)
+            return
+        for part in reduced[:3]:
+            yield self._value(part)
+        for items in reduced[3:5]:
+            yield self._value(None if items is None else list(items))
+
+    def _code(self, code: CodeType) -> Iterator[str]:
+        names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+        yield from map(self._value, (code.co_name, code.co_code, code.co_exceptiontable, code.co_flags, *names))
+        yield from map(self._value, code.co_consts)
+
+    def _function(self, function: FunctionType) -> str:
+        """The name of the part that has the function's code. What it reads is further parts."""
+        known = self._names.get(id(function))
+        if known is not None:
+            return known
+        module, qualname = function.__module__ or "", function.__qualname__
+        installed = self._installed(module, function.__code__.co_filename)
+        if installed and "<" not in qualname:
+            return f"{module}.{qualname}"
+        short = qualname.rpartition("<locals>.")[2]
+        name = self._name(function, f"the code of {short}")
+        self.parts[name] = ""  # taken: functions may call each other
+        self.parts[name] = self._value(function.__code__)
+        for read, value in _read_by(function, follow=not installed, own=self._own).items():
+            self.add(f"{read} in {short}{name.removeprefix(f'the code of {short}')}", value)
+        return name
+
+    def _class(self, kind: type) -> str:
+        """`_function` of a class: its bases and what its body says."""
+        known = self._names.get(id(kind))
+        if known is not None:
+            return known
+        module = kind.__module__
+        if self._installed(module, getattr(sys.modules.get(module), "__file__", None)):
+            return f"{module}.{kind.__qualname__}"
+        name = self._name(kind, f"the class {kind.__name__}")
+        self.parts[name] = _digest(*map(self._value, kind.__bases__))
+        members = {key: value for key, value in vars(kind).items() if _is_said(key, value)}
+        if issubclass(kind, enum.Enum):
+            members = {key: member.value for key, member in kind.__members__.items()}
+        for key, value in members.items():
+            self.add(f"{key} of {name.removeprefix('the ')}", value)
+        return name
+
+    def _own(self, module: ModuleType) -> bool:
+        return not self._installed(module.__name__, getattr(module, "__file__", None))
+
+    def _installed(self, module: str, file: str | None) -> bool:
+        """Whether code is that of a package that is installed, and not the program's own."""
+        package = module.partition(".")[0]
+        if package == "sglang_lite":
+            return True
+        if package == self._package or package == "__main__":
+            return False
+        return file.startswith(_LIBRARIES) if file is not None else module in sys.modules
+
+
+def _digest(*parts: str | bytes) -> str:
+    found = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        content = part.encode(errors="surrogatepass") if isinstance(part, str) else part
+        found.update(f"{len(content)}:".encode() + content)
+    return found.hexdigest()
+
+
+def digest(value: Any) -> str:
+    """A digest of plain data, and of what it has of functions and objects.
+
+    Raises:
+        UnreadableError: something in it has no content to compare.
+    """
+    found = Fingerprint()
+    found.add("", value)
+    for kind in found.unreadable.values():
+        raise UnreadableError(kind)
+    return _digest(*(f"{name}={part}" for name, part in found.parts.items()))
+
+
+def _is_said(key: str, value: Any) -> bool:
+    """Whether a member of a class is what its body says, not what Python or a library has made of that."""
+    if isinstance(value, GetSetDescriptorType | MemberDescriptorType) or key == "_abc_impl":
+        return False
+    dunder = key.startswith("__") and key.endswith("__")
+    return not dunder or key in _CLASS_FIELDS or isinstance(value, FunctionType | classmethod | staticmethod)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """A function's code and that of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _read_by(function: FunctionType, *, follow: bool, own: Any) -> dict[str, Any]:
+    """What a function reads beside its arguments, by name. Names that it sets itself are its memory, and no part of it.
+
+    Args:
+        follow: globals and imports too.
+        own: whether a module's content is to be read, not only its name.
+    """
+    codes = list(_codes(function.__code__))
+    steps = [step for code in codes for step in dis.get_instructions(code)]
+    stored = {step.argval for step in steps if step.opname in ("STORE_GLOBAL", "STORE_DEREF")}
+    read: dict[str, Any] = {}
+    for i, value in enumerate(function.__defaults__ or ()):
+        read[f"default {i + 1}"] = value
+    for name, value in sorted((function.__kwdefaults__ or {}).items()):
+        read[f"the default of {name}"] = value
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        if name not in stored:
+            try:
+                read[name] = cell.cell_contents
+            except ValueError:  # not set yet
+                read[name] = None
+    if not follow:
+        return read
+    given: Mapping[str, Any] = function.__globals__
+    loaded = sorted({step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")} - stored)
+    read.update({name: given[name] for name in loaded if name in given})
+    modules = [(name, value) for name, value in read.items() if isinstance(value, ModuleType)]
+    modules += [(module.__name__, module) for module in _imported(steps, given.get("__package__"))]
+    names = sorted({name for code in codes for name in code.co_names})
+    seen = set[int]()
+    while modules:
+        name, module = modules.pop(0)
+        if id(module) in seen or not own(module):
+            continue
+        seen.add(id(module))
+        found = {f"{name}.{attribute}": vars(module)[attribute] for attribute in names if attribute in vars(module)}
+        read.update(found)
+        modules += [(inner, value) for inner, value in found.items() if isinstance(value, ModuleType)]
+    return read
+
+
+def _imported(steps: list[dis.Instruction], package: str | None) -> Iterator[ModuleType]:
+    """The modules that a function's own import statements name."""
+    for level, names, step in zip(steps, steps[1:], steps[2:]):
+        if step.opname != "IMPORT_NAME":
+            continue
+        try:
+            base = importlib.import_module("." * int(level.argval or 0) + step.argval, package)
+        except Exception:  # the body will say so where it imports it
+            continue
+        yield base
+        for name in names.argval or ():
+            inner = sys.modules.get(f"{base.__name__}.{name}")
+            if inner is not None:
+                yield inner
