@@ -162,7 +162,13 @@ class RequestTimeoutError(BackendError, TimeoutError):
 
 
 class RequestAbortedError(BackendError):
-    """The request was aborted before it finished."""
+    """The request was aborted before it finished.
+
+    Attributes:
+        partial: the result up to there, its `finish_reason` "abort"; None where no single generation was aborted.
+    """
+
+    partial: Generation | None = None
 
 
 class OverloadedError(BackendError):
@@ -580,7 +586,8 @@ class Generation:
         text: the result, stop string trimmed.
         token_ids: every id the model wrote, the stop's included.
         kept_ids: how many of `token_ids` lie wholly within `text`; `spans` are those and what is left.
-        finish_reason: "stop" (end of sequence, stop string or token, complete grammar) or "length".
+        finish_reason: "stop" (end of sequence, stop string or token, complete grammar), "length", or "abort" (of a
+            partial result: see RequestAbortedError).
         matched: the stop string, regex or token id that ended it; None for end of grammar or length.
         usage: tokens and times.
         index: which sample it is, when n > 1.
@@ -591,7 +598,7 @@ class Generation:
     text: str
     token_ids: tuple[int, ...] = ()
     spans: tuple[Span, ...] = ()
-    finish_reason: Literal["stop", "length"] = "stop"
+    finish_reason: Literal["stop", "length", "abort"] = "stop"
     matched: str | int | None = None
     usage: Usage = Usage()
     index: int = 0

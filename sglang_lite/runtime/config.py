@@ -53,6 +53,9 @@ class EngineConfig:
             whatever runs beside it, however its prompt is cut into chunks, and whether it was found in the cache.
             Attention is computed token by token: in bfloat16, decoding reaches 0.6 (one request) to 0.8 (64) of the
             speed, prefill 0.45 (512 tokens) to 0.3 (2,048). On a CPU only.
+        original_logprobs: log-probabilities of generated tokens are the model's own, before penalties, biases, masks
+            and temperature. Else they are those that tokens are drawn with, before top-k, top-p and min-p; greedy ones
+            have temperature 1. Those of prompt tokens and of choices always are the model's own.
         constraint_backend: the engine behind constraints: "llguidance", "xgrammar", "outlines" (regexes and choices);
             "auto" takes for each constraint the fastest that keeps it. One that is named refuses what it can't keep.
         compile_timeout_s: seconds in which a constraint has to be compiled; longer fails its request alone.
@@ -89,6 +92,7 @@ class EngineConfig:
     overlap: bool = True
     jump_forward: Literal["safe", "off"] = "safe"
     deterministic: bool = False
+    original_logprobs: bool = False
     constraint_backend: Literal["auto", "llguidance", "xgrammar", "outlines"] = "auto"
     compile_timeout_s: float = 10.0
     compile_memory_mb: int = 2048
@@ -130,7 +134,7 @@ class EngineConfig:
             ("attention_backend", ("auto", "triton", "torch", "flashinfer", "flash_attn")),
             ("eviction", ("lru", "lfu", "fifo", "slru")),
             ("log_level", (None, "debug", "info", "warning", "error", "critical")),
-            *((name, (True, False)) for name in ("prefix_cache", "overlap", "deterministic", "cuda_graphs")),
+            *((name, (True, False)) for name in _SWITCHES),
         ):
             if getattr(self, name) not in allowed:
                 raise ParameterError(name, f"{getattr(self, name)!r} is not one of {', '.join(map(str, allowed))}.")
@@ -158,6 +162,9 @@ class Sizes:
     max_running: int
     step_tokens: int
     page_size: int
+
+
+_SWITCHES = ("prefix_cache", "overlap", "deterministic", "original_logprobs", "cuda_graphs")
 
 
 def _check_int(name: str, value: object, least: int) -> None:

@@ -29,6 +29,7 @@ from sglang_lite.protocol import (
     Program,
     ProgramResult,
     Prompt,
+    RequestAbortedError,
     SamplingParams,
     Selection,
     SglError,
@@ -396,7 +397,8 @@ class Engine:
         return await offline.async_generate(self, request, stream=stream)
 
     def abort(self, rid: str) -> None:
-        """Ends the request of this name with RequestAbortedError.
+        """Ends the request of this name with RequestAbortedError, which has the result up to there (`partial`). A call
+        of `generate` that waits for it returns that, with a `finish_reason` of type "abort".
 
         Raises:
             ParameterError: no request that is waiting or running has this name.
@@ -521,6 +523,8 @@ def _end_loop(loop: StepLoop, thread: threading.Thread) -> None:
 
 
 def _indexed(sink: Sink, index: int, event: Event) -> None:
+    if isinstance(event, RequestAbortedError) and event.partial is not None:
+        event.partial = replace(event.partial, index=index)
     sink(event if isinstance(event, SglError) else replace(event, index=index))
 
 

@@ -160,8 +160,9 @@ class StepLoop:
         self.post(lambda: self._receive(request))
 
     def abort(self, request: Request) -> None:
-        """Ends a request with RequestAbortedError unless it has ended. Takes effect between two steps."""
-        self.tell(lambda: self._end(request, RequestAbortedError("the request was aborted."), State.ABORTED))
+        """Ends a request with RequestAbortedError, which has the result up to there, unless it has ended. Takes effect
+        between two steps."""
+        self.tell(lambda: self._abort(request))
 
     def fail(self, request: Request, error: SglError) -> None:
         """Ends a request that could not be made ready."""
@@ -424,6 +425,14 @@ class StepLoop:
             self._end(following, error, State.FAILED)
         else:
             self.scheduler.succeed(request, following)
+
+    def _abort(self, request: Request) -> None:
+        if request.ended:
+            return
+        self.scheduler.finish(request, State.ABORTED)
+        error = RequestAbortedError("the request was aborted.")
+        error.partial = request.generation(Finish("abort", None))
+        request.tell(error)
 
     def _end(self, request: Request, error: SglError, state: State) -> None:
         if request.ended:

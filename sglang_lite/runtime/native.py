@@ -355,8 +355,9 @@ class Answer:
             self._logprobs += event.logprobs
             return self._partial(None, cached_tokens)
         if isinstance(event, Generation):
-            answer = self._whole(event)
-            self.outcome = answer
+            self.outcome = answer = self._whole(event, _finish(event))
+        elif isinstance(event, RequestAbortedError) and event.partial is not None:
+            self.outcome = answer = self._whole(event.partial, _failure(event))
         else:
             answer = self._partial(_failure(event), cached_tokens)
             self.outcome = answer if isinstance(event, RequestAbortedError) else event
@@ -365,11 +366,8 @@ class Answer:
     def _partial(self, finish: dict[str, Any] | None, cached_tokens: int) -> dict[str, Any]:
         return self._answer("".join(self._texts), self._ids, finish, cached_tokens, {}, (), self._logprobs)
 
-    def _whole(self, generation: Generation) -> dict[str, Any]:
+    def _whole(self, generation: Generation, finish: dict[str, Any]) -> dict[str, Any]:
         usage = generation.usage
-        finish: dict[str, Any] = {"type": "stop", "matched": generation.matched}
-        if generation.finish_reason == "length":
-            finish = {"type": "length", "length": usage.completion_tokens}
         meta = {"e2e_latency": usage.total_s, "queue_time": usage.queue_s, **generation.meta}
         return self._answer(
             generation.text,
@@ -431,6 +429,12 @@ class Answer:
         first = self._prompt_ids[start]
         text = self._decode((first,)) if params.return_text_in_logprobs is True else None
         return [TokenLogprob(None, first, text), *prompt[min(start, 1) :]]
+
+
+def _finish(generation: Generation) -> dict[str, Any]:
+    if generation.finish_reason == "length":
+        return {"type": "length", "length": generation.usage.completion_tokens}
+    return {"type": "stop", "matched": generation.matched}
 
 
 def _failure(error: SglError) -> dict[str, Any]:

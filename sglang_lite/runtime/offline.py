@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.protocol import BatchError, Delta, OverloadedError, SglError
+from sglang_lite.protocol import BatchError, Delta, Generation, OverloadedError, RequestAbortedError, SglError
 from sglang_lite.runtime.native import Answer, Call, read_request
 from sglang_lite.runtime.request import Event
 
@@ -98,7 +98,7 @@ class Running:
         at, event = item
         ticket, changed = self._tickets[at], [self._answers[at]]
         assert ticket is not None
-        if isinstance(event, SglError):  # ends the other samples of the prompt, too
+        if isinstance(event, SglError) and not isinstance(event, RequestAbortedError):  # ends the other samples, too
             ticket.abort()
             changed = [answer for answer, t in zip(self._answers, self._tickets) if t is ticket]
         changed = [answer for answer in changed if answer.outcome is None]
@@ -135,7 +135,8 @@ class Running:
 
 
 def _post(post: Callable[[tuple[int, Event]], object], first: int, event: Event) -> None:
-    index = 0 if isinstance(event, SglError) else event.index
+    result = event.partial if isinstance(event, RequestAbortedError) else event
+    index = result.index if isinstance(result, Delta | Generation) else 0
     post((first + index, event))
 
 

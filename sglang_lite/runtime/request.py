@@ -57,7 +57,7 @@ _NEXT = {
 class Finish:
     """Why a generation ended: see Generation."""
 
-    reason: Literal["stop", "length"]
+    reason: Literal["stop", "length", "abort"]
     matched: str | int | None
 
 

@@ -183,6 +183,19 @@ def test_rows_that_share_a_prefix_read_it_together(device, on_cpu, monkeypatch):
     assert max(len(group.rows) for groups in found for group in groups) == 4
 
 
+def test_log_probabilities_of_a_draw_are_those_of_the_cpu(device, on_cpu):
+    """What is drawn differs, but not what it is drawn from."""
+    params = SamplingParams(
+        temperature=0.6, max_tokens=1, return_logprob=True, top_logprobs_num=8, logit_bias=((7, 2.0),), ignore_eos=True
+    )
+    engine = device(page_size=4, max_running=4)
+    for constraint in (None, Regex("[a-f]{3}x")):
+        for prompt in prompts(2):
+            ours, theirs = (each.complete(prompt, params, constraint).output_logprobs[0] for each in (engine, on_cpu))
+            assert [i for _, i, _ in ours.top] == [i for _, i, _ in theirs.top]
+            assert [v for v, _, _ in ours.top] == pytest.approx([v for v, _, _ in theirs.top], abs=1e-4)
+
+
 def test_log_probabilities_penalties_and_biases(device, on_cpu):
     params = greedy(
         return_logprob=True, top_logprobs_num=3, logprob_start_len=0, frequency_penalty=0.4, repetition_penalty=1.2,

@@ -284,6 +284,46 @@ def test_an_aborted_request_says_so(small):
     assert small.generate("ab", GREEDY, rid="mine")["meta_info"]["id"] == "mine"  # the name is free again
 
 
+def test_an_aborted_request_that_did_not_stream_keeps_what_it_has(small):
+    async def main():
+        samples = asyncio.ensure_future(
+            small.async_generate("ab", {**FOR_EVER, "sampling_seed": 3, "n": 2}, rid="mine")
+        )
+        scored = asyncio.ensure_future(small.async_generate("ab", FOR_EVER, rid="too", return_logprob=True))
+        await asyncio.sleep(0)
+        await small.async_generate("ba", {"max_new_tokens": 20, "ignore_eos": True})  # they run beside it
+        for rid in ("mine", "too"):
+            small.abort(rid)
+        return await samples, await scored
+
+    samples, scored = asyncio.run(main())
+    whole = small.generate("ab", {**FOR_EVER, "sampling_seed": 3, "n": 2})
+    for part, all_of_it in zip(samples, whole):
+        count = len(part["output_ids"])
+        assert 10 < count < 400
+        assert part["output_ids"] == all_of_it["output_ids"][:count]
+        assert part["text"] == all_of_it["text"][:count]
+        assert part["meta_info"]["completion_tokens"] == count
+        assert part["meta_info"]["finish_reason"]["type"] == "abort"
+    assert samples[0]["text"] != samples[1]["text"]
+    ids = [token for _, token, _ in scored["meta_info"]["output_token_logprobs"]]
+    assert ids == scored["output_ids"]
+    assert len(ids) > 10
+
+
+def test_one_aborted_before_it_ran_has_nothing(engine):
+    async def main():
+        asked = {"regex": "a{1,9}(b|c)d{7}e", "max_new_tokens": 400}
+        task = asyncio.ensure_future(engine.async_generate("ab", asked, rid="mine"))
+        await asyncio.sleep(0)
+        engine.abort("mine")  # while its grammar is compiled
+        return await task
+
+    answer = asyncio.run(main())
+    assert (answer["text"], answer["output_ids"]) == ("", [])
+    assert answer["meta_info"]["finish_reason"]["status_code"] == 499
+
+
 def test_one_that_fails_leaves_the_others_their_results(small):
     def fail(tokens, logits):
         raise LookupError("mine")

@@ -9,7 +9,7 @@ import torch
 import sglang_lite as sgl
 from sglang_lite.protocol import Delta, Generation, SamplingParams, Span
 from sglang_lite.runtime.engine import Engine
-from sglang_lite.runtime.execute.sampler import SamplingTable, sample, sample_seed, uniforms
+from sglang_lite.runtime.execute.sampler import Masks, SamplingTable, Special, sample, sample_seed, uniforms
 from sglang_lite.runtime.sampling_params import resolve_params
 from tests.runtime import scripted
 
@@ -69,6 +69,7 @@ def test_frequencies_are_the_probabilities():
         ({"top_p": 0.65}, 2),
         ({"min_p": 0.4}, 3),
         ({"top_p": 0.85, "top_k": 2}, 2),
+        ({"top_p": 0.75, "top_k": 3, "min_p": 0.1}, 3),
     ):
         table = SamplingTable(1)
         table.set(0, resolve_params(SamplingParams(**options), 5), seed=1)
@@ -308,6 +309,59 @@ def test_prompt_logprobs_have_their_text_and_survive_a_retraction():
         top = generation.output_logprobs[0].top
         assert (top[0][2], len(top)) == (generation.text[0], 2)
     assert sum(scripted.ended(events).meta["num_retractions"] for events in started) > 0
+
+
+def first_logits(prompt):
+    return torch.from_numpy(scripted.logits_of(scripted.hashes([scripted.LETTERS.index(c) for c in prompt])[-1:]))[0]
+
+
+def everything(**options):
+    """The first token's log-probability and those of all tokens."""
+    ids = tuple(range(scripted.VOCAB))
+    options = {"temperature": 0.5, "ignore_eos": True, "max_tokens": 1, **options}
+    return SamplingParams(return_logprob=True, token_ids_logprob=ids, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, lambda logits: logits / 0.5),
+        ({"top_p": 0.5, "min_p": 0.3, "top_k": 4}, lambda logits: logits / 0.5),
+        ({"temperature": 0}, lambda logits: logits),
+        ({"top_k": 1}, lambda logits: logits),
+        ({"logit_bias": ((5, 3.0),)}, lambda logits: (logits + 3.0 * (torch.arange(scripted.VOCAB) == 5)) / 0.5),
+    ],
+)
+def test_log_probabilities_are_those_of_the_draw_before_its_filters(small, options, expected):
+    first = small.complete("abc", everything(**options)).output_logprobs[0]
+    logprobs = expected(first_logits("abc")).log_softmax(-1)
+    assert [value for value, _, _ in first.ids] == pytest.approx(logprobs.tolist(), abs=1e-5)
+    assert first.logprob == pytest.approx(float(logprobs[first.token_id]), abs=1e-5)
+
+
+def test_a_constraint_leaves_log_probabilities_of_what_it_allows():
+    logits = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    params = resolve_params(
+        SamplingParams(temperature=0.5, return_logprob=True, token_ids_logprob=(0, 1, 2, 3), seed=1), 4
+    )
+    table = SamplingTable(1)
+    table.set(0, params, seed=1)
+    at = np.zeros(1, dtype=np.int32)
+    special = {0: Special(params, at, 1)}
+    masks = Masks(np.array([[0b0101]], dtype=np.int32), at)
+    allowed = (torch.tensor([1.0, 3.0]) / 0.5).log_softmax(-1).tolist()
+    never = torch.finfo(torch.float32).min
+    first = sample(logits.clone(), table, at, at, special, masks).logprobs[0]
+    assert [value for value, _, _ in first.ids] == pytest.approx([allowed[0], never, allowed[1], never])
+    first = sample(logits.clone(), table, at, at, special, masks, original_logprobs=True).logprobs[0]
+    assert [value for value, _, _ in first.ids] == pytest.approx(logits[0].log_softmax(-1).tolist())
+
+
+def test_log_probabilities_of_the_model_itself_on_demand():
+    with Engine.of(scripted.loaded(), original_logprobs=True) as engine:
+        params = everything(logit_bias=((5, 3.0),))
+        first = engine.complete("abc", params).output_logprobs[0]
+    assert [value for value, _, _ in first.ids] == pytest.approx(first_logits("abc").log_softmax(-1).tolist(), abs=1e-5)
 
 
 # --------------------------------------------------------------------------------------------------- determinism

@@ -23,13 +23,19 @@ def make_runner(
         pages: in the KV pool.
     """
     if not model.fused:
-        return Runner(model, table, sampling, pages * sizes.page_size, one_by_one=config.deterministic)
+        return Runner(
+            model, table, sampling, pages * sizes.page_size, one_by_one=config.deterministic,
+            original_logprobs=config.original_logprobs,
+        )  # fmt: skip
     from sglang_lite.runtime.execute.device import DeviceRunner  # needs Triton
     from sglang_lite.runtime.models.device_decoder import DeviceDecoder
 
     assert isinstance(model, DeviceDecoder)
     sizes_to_capture = graph_sizes(sizes.max_running) if config.cuda_graphs and model.device.type == "cuda" else ()
-    runner = DeviceRunner(model, table, sampling, pages, sizes.step_tokens, config.attention_backend, sizes_to_capture)
+    runner = DeviceRunner(
+        model, table, sampling, pages, sizes.step_tokens, config.attention_backend, sizes_to_capture,
+        original_logprobs=config.original_logprobs,
+    )  # fmt: skip
     if model.device.type == "cuda":
         runner.warm_up()
     return runner

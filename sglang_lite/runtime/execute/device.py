@@ -21,7 +21,7 @@ from sglang_lite.runtime.attention.choose import make_attention
 from sglang_lite.runtime.cache.pages import Ints
 from sglang_lite.runtime.cache.table import SlotTable
 from sglang_lite.runtime.execute.device_inputs import BLOCK_SIZES, DeviceInputs, device_inputs
-from sglang_lite.runtime.execute.sampler import Masks, Sampled, SamplingTable, Special, adjust, describe
+from sglang_lite.runtime.execute.sampler import Masks, Sampled, SamplingTable, Special, adjust, describe, drawn_from
 from sglang_lite.runtime.execute.scoring import score
 from sglang_lite.runtime.execute.shared import MOST_CHUNKS, SharedWork, shared_work
 from sglang_lite.runtime.kernels import sampling as draws
@@ -69,7 +69,7 @@ class PendingTokens:
     positions: Ints
     special: dict[int, Special]
     masks: Masks | None
-    raw: dict[int, torch.Tensor]
+    logprobs: dict[int, torch.Tensor]
     errors: dict[int, SglError]
     waiting: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
 
@@ -87,7 +87,7 @@ class PendingTokens:
             elif self.masks is None or self.masks.rows[i] < 0:  # a grammar says better why nothing can follow
                 errors[i] = ModelError(f"no token can follow at position {self.positions[i]}: all logits are -inf.")
         tokens = [max(token, 0) for token in tokens]
-        logprobs = {i: describe(row, tokens[i], self.special[i].params) for i, row in self.raw.items()}
+        logprobs = {i: describe(row, tokens[i], self.special[i].params) for i, row in self.logprobs.items()}
         waited = None if self.waiting is None else self.waiting[0].elapsed_time(self.waiting[1]) / 1000
         return Sampled(tokens, logprobs, errors, waited)
 
@@ -102,6 +102,7 @@ class DeviceRunner:
         step_tokens: most tokens in a step.
         attention: the backend's name, or "auto".
         graphs: batch sizes to capture, where attention can be.
+        original_logprobs: as `execute.sampler.sample` takes it.
 
     Raises:
         ParameterError: that attention can't run the model.
@@ -116,8 +117,11 @@ class DeviceRunner:
         step_tokens: int,
         attention: str = "auto",
         graphs: tuple[int, ...] = (),
+        *,
+        original_logprobs: bool = False,
     ) -> None:
         self._model, self._table, self._sampling = model, table, sampling
+        self._original_logprobs = original_logprobs
         self._device = device = model.device
         self._slots = slots = len(table.length)
         self._cache = model.allocate_cache((pages + 1) * table.page_size)
@@ -202,14 +206,16 @@ class DeviceRunner:
             assert forward.hidden is not None
             logits = self._model.raw_logits(forward.hidden[self._staging.send(forward.last[rows].astype(np.int32))])
         slots, positions = batch.slots[rows], batch.ends[rows]
-        raw: dict[int, torch.Tensor] = {}
+        reported = [i for i, row in special.items() if row.params.return_logprob]
+        logprobs: dict[int, torch.Tensor] = {}
         errors: dict[int, SglError] = {}
         softcap = self._model.spec.logit_softcap
         if special:
             logits = logits.float()
             if softcap is not None:
                 logits, softcap = torch.tanh(logits / softcap) * softcap, None
-            raw = {i: logits[i].log_softmax(-1) for i, row in special.items() if row.params.return_logprob}
+            if self._original_logprobs:
+                logprobs = {i: logits[i].log_softmax(-1) for i in reported}
             for i, row in special.items():
                 try:
                     adjust(logits[i], row)
@@ -218,13 +224,18 @@ class DeviceRunner:
         where = self._staging.send_all(slots, positions - 1)
         tokens = torch.empty(len(rows), dtype=torch.int32, device=self._device)
         device_masks, mask_rows = self._send_masks(masks)
+        if not self._original_logprobs:
+            for i in reported:
+                if masks is not None and device_masks is not None and masks.rows[i] >= 0:
+                    _forbid(logits[i], device_masks[masks.rows[i]])
+                logprobs[i] = drawn_from(logits[i], special[i].params)
         draw(
             logits, where[0], where[1], self._device_sampling, self._drawn, tokens,
             masks=device_masks, mask_rows=mask_rows, softcap=softcap,
         )  # fmt: skip
         host, done = self._staging.fetch(tokens)
         waiting = None if begins is None or forward.done is None else (forward.done, begins)
-        return PendingTokens(host, done, positions, special, masks, raw, errors, waiting)
+        return PendingTokens(host, done, positions, special, masks, logprobs, errors, waiting)
 
     def allocate_masks(self, rows: int, words: int) -> Ints:
         """Where the loop writes the masks of a step: memory that is copied to the device as it is. It is free again
@@ -525,6 +536,12 @@ class Staging:
         if count > len(self._buffers[self._now]):
             self._buffers[self._now] = torch.empty(2 * count, dtype=torch.int32, pin_memory=True)
             self._arrays[self._now] = self._buffers[self._now].numpy()
+
+
+def _forbid(logits: torch.Tensor, words: torch.Tensor) -> None:
+    """Rules out what the bits of int32 words [ceil(V / 32)] do not allow, in logits [V], as the draw's kernel does."""
+    bits = (words.unsqueeze(1) >> torch.arange(32, device=words.device)) & 1
+    logits.masked_fill_(bits.view(-1)[: len(logits)] == 0, float("-inf"))
 
 
 def _token_sizes(most: int) -> list[int]:

@@ -43,6 +43,7 @@ class Runner:
         sampling: parameters by slot.
         cache_slots: size of the KV cache in tokens.
         one_by_one: each token's attention is computed by itself.
+        original_logprobs: as `sample` takes it.
     """
 
     def __init__(
@@ -53,10 +54,11 @@ class Runner:
         cache_slots: int,
         *,
         one_by_one: bool = False,
+        original_logprobs: bool = False,
     ) -> None:
         self._model, self._table, self._sampling = model, table, sampling
         self._cache = model.allocate_cache(cache_slots)
-        self._one_by_one = one_by_one
+        self._one_by_one, self._original_logprobs = one_by_one, original_logprobs
         self._drawn: Ints = np.zeros(len(table.length), dtype=np.int32)  # each slot's last token
 
     @property
@@ -99,6 +101,9 @@ class Runner:
             return Sampled((), {})
         logits = self._model.logits(forward.hidden[forward.last[torch.from_numpy(rows)]])
         slots = forward.batch.slots[rows]
-        sampled = sample(logits, self._sampling, slots, forward.batch.ends[rows], special, masks)
+        sampled = sample(
+            logits, self._sampling, slots, forward.batch.ends[rows], special, masks,
+            original_logprobs=self._original_logprobs,
+        )  # fmt: skip
         self._drawn[slots] = sampled.tokens
         return sampled

@@ -97,6 +97,8 @@ def sample(
     positions: Ints,
     special: Mapping[int, Special],
     masks: Masks | None = None,
+    *,
+    original_logprobs: bool = False,
 ) -> Sampled:
     """Draws one token a row.
 
@@ -105,11 +107,10 @@ def sample(
         slots, positions: of the rows [R].
         special: by row.
         masks: where some rows have one.
-
-    Log-probabilities are the model's own: before penalties, biases, masks and temperature.
+        original_logprobs: log-probabilities are those of `logits` as they come, else those that `_draw` filters.
     """
     reported = [i for i, row in special.items() if row.params.return_logprob]
-    raw = {i: logits[i].log_softmax(-1) for i in reported}
+    logprobs = {i: logits[i].log_softmax(-1) for i in reported if original_logprobs}
     errors: dict[int, SglError] = {}
     for i, row in special.items():
         try:
@@ -121,6 +122,7 @@ def sample(
         for i in masked:
             allowed = np.unpackbits(masks.words[masks.rows[i]].view(np.uint8), bitorder="little")[: logits.shape[1]]
             logits[i].masked_fill_(torch.from_numpy(allowed) == 0, float("-inf"))
+    logprobs = logprobs or {i: drawn_from(logits[i], special[i].params) for i in reported}
     picked = logits.argmax(-1)
     highest = logits.gather(1, picked.unsqueeze(1)).squeeze(1)  # NaN, where a row has one
     for i in (~highest.isfinite()).nonzero()[:, 0].tolist():
@@ -133,7 +135,15 @@ def sample(
         rows = torch.from_numpy(drawn)
         picked[rows] = _draw(logits[rows], table, slots[drawn], positions[drawn])
     tokens: list[int] = picked.tolist()
-    return Sampled(tokens, {i: describe(raw[i], tokens[i], special[i].params) for i in reported}, errors)
+    return Sampled(tokens, {i: describe(logprobs[i], tokens[i], special[i].params) for i in reported}, errors)
+
+
+def drawn_from(logits: torch.Tensor, params: ResolvedParams) -> torch.Tensor:
+    """The log-probabilities [V] that a token is drawn with before top-k, top-p and min-p, from logits [V] that have
+    everything else but the temperature. Greedy rows have temperature 1, and what is ruled out has the smallest number
+    there is: as SGLang."""
+    scaled = logits if params.greedy else logits / params.temperature
+    return scaled.log_softmax(-1).clamp_min_(torch.finfo(logits.dtype).min)
 
 
 def describe(logprobs: torch.Tensor, token: int, params: ResolvedParams) -> TokenLogprob:
