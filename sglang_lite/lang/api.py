@@ -128,8 +128,10 @@ def gen(
         constraint: what sgl.grammar.check takes: an sgl.Regex, sgl.Grammar or sgl.Choices, a schema, a type …
         timeout: seconds after which the generation fails with RequestTimeoutError.
         retries: how often it is tried again when the backend fails, the value is invalid or `check` refuses it; each
-            time from the text before it, with another seed.
-        check: a function of the value that says whether it will do; of several samples each must.
+            time from the text before it, with another seed. At temperature 0 an answer that was refused would come
+            again: the refusal is raised at once.
+        check: a function of the value that returns whether it will do (a bool), or raises; of several samples each
+            must.
         backend: what to run this node on, instead of the run's backend.
         reasoning: the model type whose reasoning goes into `<name>_reasoning_content`, not into the variable. A
             constraint is the answer's alone, on backends that enforce constraints in order; elsewhere all the text's.

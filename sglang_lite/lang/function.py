@@ -26,7 +26,7 @@ from sglang_lite.lang.interpreter import NO_PARAMS, Run, RunSettings, StreamExec
 from sglang_lite.lang.ir import SglCall
 from sglang_lite.lang.params import sampling_params
 from sglang_lite.lang.state import ProgramState, in_event_loop, user_location
-from sglang_lite.protocol import ParameterError, ProgramError, RequestAbortedError, SamplingParams
+from sglang_lite.protocol import Location, ParameterError, ProgramError, RequestAbortedError, SamplingParams
 
 logger = logging.getLogger("sglang_lite")
 
@@ -88,6 +88,11 @@ class SglFunction:
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         if not parameters or parameters[0].kind not in positional:
             raise ParameterError("function", f"{self.name} has no parameter for the state.", hint="def program(s, …):")
+        if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
+            raise ParameterError(
+                "function", f"{self.name} has a `yield`, so that calling it would run nothing of it.",
+                hint="Add to the state or return; readers follow a run with stream=True.", where=user_location(),
+            )  # fmt: skip
         self.func = func
         self.num_api_spec_tokens = num_api_spec_tokens
         self.bind_arguments = dict(bind_arguments or {})
@@ -484,7 +489,7 @@ class _Call:
         token = current_run.set(run)
         try:
             result = program.func(state, *self._args, **self._kwargs)
-            state.ret_value = asyncio.run(result) if program.is_async else result
+            state.ret_value = asyncio.run(result) if program.is_async else _plain(program, result)
         except BaseException as error:
             state.stream_executor.abandon(error)
             raise
@@ -592,7 +597,7 @@ class NestedCall(SglCall):
             )  # fmt: skip
         kwargs = program._bound(self._args, dict(self._kwargs), program.name)
         self._added, self._state = True, branch.facade()
-        self._state.ret_value = program.func(self._state, *self._args, **kwargs)
+        self._state.ret_value = _plain(program, program.func(self._state, *self._args, **kwargs))
 
     @property
     def state(self) -> ProgramState:
@@ -627,6 +632,17 @@ class NestedCall(SglCall):
 
     def __repr__(self) -> str:
         return f"Call({self._program.name})"
+
+
+def _plain(program: SglFunction, result: Any) -> Any:
+    """What a plain body returned. Raises ProgramError: a coroutine, which has not run."""
+    if inspect.iscoroutine(result):
+        result.close()
+        where = Location(program.func.__code__, 0) if inspect.isfunction(program.func) else user_location()
+        raise ProgramError(
+            f"{program.name} returned a coroutine, which nobody awaits.", hint="Make it `async def`.", where=where
+        )
+    return result
 
 
 def _with_seed(options: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sglang_lite.constraints.matching import validate
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.choices import ChoicesDecision
 from sglang_lite.lang.futures import located
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _NO_OPTIONS = GenOptions()
 _HOPELESS = (ParameterError, ConstraintError, CapabilityError, TemplateError, EngineClosedError)
+_STOPS = ("stop", "stop_token_ids", "stop_regex")
+_SAME_AGAIN = "It was not tried again, as `retries` at temperature 0 give the same answer: set a temperature."
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts, doubling
 
 
@@ -96,23 +99,40 @@ async def agenerate(branch: StreamExecutor, op: GenOp) -> None:
     retries = run.settings.retries if options.retries is None else options.retries
     live = not retries and options.check is None  # text that may be taken back is not shown while it comes
 
+    answered, greedy = False, op.params.temperature == 0 or op.params.top_k == 1
+
     async def ask(attempt: int) -> tuple[list[Generation], list[Any]]:
+        nonlocal answered
+        answered = False
         async with _limit(options.timeout, "no answer within the node's timeout of"):
             generations = await _ask(branch, op, options, attempt, live=live)
+        answered = True
         values = _values(op, generations)
         if options.check is not None:
             for value, generation in zip(values, generations):
                 await _check(options.check, value, generation.text)
         return generations, values
 
-    generations, values = await _attempts(branch, retries, ask)
+    def same_again(error: Exception) -> bool:
+        return greedy and (answered or isinstance(error, ValueValidationError))
+
+    generations, values = await _attempts(branch, retries, ask, same_again)
     if not live:
         _Show(branch, op, options.reasoning).end(generations[0])
     _accept(branch, op, generations, values)
 
 
-async def _attempts(branch: StreamExecutor, retries: int, ask: Callable[[int], Awaitable[_T]]) -> _T:
-    """Asks until there is an answer, the run's time is over, or `retries` more attempts have failed."""
+async def _attempts(
+    branch: StreamExecutor,
+    retries: int,
+    ask: Callable[[int], Awaitable[_T]],
+    same_again: Callable[[Exception], bool] = lambda _: False,
+) -> _T:
+    """Asks until there is an answer, the run's time is over, or `retries` more attempts have failed.
+
+    Args:
+        same_again: an attempt has failed by what would be so in the next one.
+    """
     deadline = branch.run.deadline
     left = None if deadline is None else deadline - time.monotonic()
     attempt = 0
@@ -122,6 +142,12 @@ async def _attempts(branch: StreamExecutor, retries: int, ask: Callable[[int], A
                 return await ask(attempt)
             except Exception as error:  # foreign backends raise anything
                 if attempt >= retries or isinstance(error, _HOPELESS):
+                    raise
+                if same_again(error):
+                    if isinstance(error, SglError):
+                        error.hint = _SAME_AGAIN
+                    else:
+                        error.add_note(_SAME_AGAIN)
                     raise
                 if not isinstance(error, ValueValidationError):
                     await asyncio.sleep(min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE))
@@ -155,6 +181,7 @@ def generate(branch: StreamExecutor, op: GenOp) -> None:
     """`agenerate` on a thread of the backend's pool, for blocking hooks and nodes that wait for nothing else."""
     show = _Show(branch, op, None) if branch.log is not None else None
     generations = _call_hooks(branch.backend, branch, op, show)
+    _hold(branch, op, generations)
     if show is not None:
         show.end(generations[0])
     _accept(branch, op, generations, _values(op, generations))
@@ -193,6 +220,8 @@ async def _ask(branch: StreamExecutor, op: GenOp, options: GenOptions, attempt: 
         done.sort(key=lambda g: g.index)
     if not done:
         raise ProgramError(f"{type(backend).__name__} ended without an answer.")
+    if not backend.enforces:
+        _hold(branch, op, done)
     if show is not None:
         show.end(done[0])
     return done
@@ -283,6 +312,24 @@ def _values(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
     return texts
 
 
+def _hold(branch: StreamExecutor, op: GenOp, generations: Sequence[Generation]) -> None:
+    """Holds finished texts against the node's constraint. (`_values` does it with JSON, the branch with a grammar that
+    spans several nodes.)
+
+    Raises:
+        ValueValidationError: a text breaks it.
+    """
+    constraint = op.constraint
+    if constraint is None or branch.walk is not None or isinstance(constraint, JsonSchema):
+        return
+    given = (op.node.params, branch.run.settings.params)
+    if any(not isinstance(getattr(params, stop), Unset) for params in given for stop in _STOPS):
+        return  # they may end it anywhere
+    for generation in generations:
+        if generation.finish_reason == "stop" and generation.matched is None:
+            validate(constraint, generation.text)
+
+
 def _split(op: GenOp, text: str) -> tuple[str, str]:
     """Reasoning and answer. In one that is constrained marks of reasoning may be part of a value."""
     assert op.node.options is not None
@@ -302,8 +349,12 @@ async def _check(check: Callable[[Any], Any], value: Any, text: str) -> None:
         verdict = await _elsewhere(lambda job: threading.Thread(target=job, daemon=True).start(), partial(check, value))
     if inspect.isawaitable(verdict):
         verdict = await verdict
+    name = getattr(check, "__name__", "check")
+    if type(verdict).__name__ not in ("bool", "bool_"):  # numpy's too
+        raise ParameterError(
+            "check", f"{name} returned {verdict!r:.60}, not True or False.", hint="Return whether the value will do."
+        )
     if not verdict:
-        name = getattr(check, "__name__", "check")
         raise ValueValidationError(f"{name} refused the value {value!r}.", text=text, value=value)
 
 

@@ -442,3 +442,41 @@ def test_a_refused_awaited_call_is_an_error_too():
 
     with pytest.raises(sgl.ParameterError, match="missing a required argument: 'a'"):
         asyncio.run(main())
+
+
+# ------------------------------------------------------------------------------------- bodies that would run nothing
+
+
+def test_a_body_with_a_yield_is_refused_where_it_is_decorated():
+    def plain(s):
+        s += "x"
+        yield s
+
+    async def coroutine(s):
+        s += "x"
+        yield s
+
+    def decorate():
+        for body in (plain, coroutine):
+            with pytest.raises(sgl.ParameterError, match="has a `yield`") as caught:
+                sgl.function(body)  # here
+            assert caught.value.where.line == line_here(decorate)
+
+    decorate()
+
+
+def test_a_plain_body_that_returns_a_coroutine_is_an_error():
+    async def forgotten(s):
+        s += "x"
+
+    def program(s):  # here
+        return forgotten(s)
+
+    for call in (
+        lambda: sgl.function(program).run(backend=BACKEND),
+        lambda: asyncio.run(sgl.function(program).arun(backend=BACKEND)),
+        lambda: sgl.function(lambda s: s.__iadd__(sgl.function(program)())).run(backend=BACKEND),
+    ):
+        with pytest.raises(sgl.ProgramError, match="returned a coroutine, which nobody awaits") as caught:
+            call()
+        assert caught.value.where.line == line_here(program)

@@ -1,6 +1,7 @@
 """What steers a generation: time limits, retries, checks, other backends, seeds, cancelling."""
 
 import asyncio
+import re
 import threading
 import time
 from contextvars import ContextVar, copy_context
@@ -202,6 +203,29 @@ def test_a_stream_shows_nothing_of_an_attempt_that_was_refused():
     assert "".join(state.text_iter()) == "x yes yes"
 
 
+@pytest.mark.parametrize("check", [lambda v: v == "yes", lambda v: {"yes": True}[v]], ids=["refuses", "raises"])
+@pytest.mark.parametrize("greedy", [dict(temperature=0), dict(top_k=1)], ids=str)
+@pytest.mark.parametrize("of_run", [False, True])
+def test_what_is_refused_at_temperature_0_is_not_generated_again_and_says_so(check, greedy, of_run):
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a", check=check, retries=3, **({} if of_run else greedy))  # here
+
+    backend = sgl.ScriptedBackend(default="no")
+    state = program.run(backend=backend, **(greedy if of_run else {}))
+    with pytest.raises(sgl.SglError) as caught:
+        state["a"]
+    said = [str(caught.value), *getattr(caught.value.__cause__, "__notes__", [])]
+    assert any("`retries` at temperature 0 give the same answer: set a temperature" in text for text in said)
+    assert caught.value.where.line == line_here(program)
+    assert len(backend.calls) == 1
+
+
+def test_at_temperature_0_what_the_backend_failed_at_is_tried_again():
+    backend = Failing(OSError("1"), sgl.OverloadedError("2"))
+    assert run("x", sgl.gen("a", retries=2, temperature=0), backend=backend)["a"] == "fine"
+
+
 @pytest.mark.parametrize("retries", [-1, True, 1.5])
 def test_retries_are_a_whole_number(retries):
     with pytest.raises(sgl.ParameterError, match="retries"):
@@ -257,6 +281,23 @@ def test_a_check_that_raises_fails_the_node_with_its_cause():
     with pytest.raises(sgl.ProgramError, match="KeyError: 'x'") as caught:
         state["a"]
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("verdict", [None, 1, "yes", [], re.match("a", "a")], ids=repr)
+def test_a_check_that_returns_no_bool_is_an_error_and_no_refusal(verdict):
+    def judge_it(value):
+        return verdict
+
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a", check=judge_it, retries=3)  # here
+
+    backend = sgl.ScriptedBackend(default="x")
+    state = program.run(backend=backend)
+    with pytest.raises(sgl.ParameterError, match=r"check: judge_it returned .*, not True or False") as caught:
+        state["a"]
+    assert caught.value.where.line == line_here(program)
+    assert len(backend.calls) == 1
 
 
 def test_a_check_that_never_ends_is_ended_by_the_runs_time_limit():

@@ -8,6 +8,7 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.lang.choices import ChoicesDecision
 from sglang_lite.lang.pool import ThreadPool
+from sglang_lite.protocol import Generation
 from tests.lang.fakes import line_here, within
 
 
@@ -386,3 +387,48 @@ def test_a_coroutine_awaits_programs_on_hooks():
         return [state["a"] for state in states]
 
     assert within(10, lambda: asyncio.run(main())) == [["<1>"] * 4] * 20
+
+
+# ------------------------------------------------------------------------------- answers that break their constraint
+
+
+def saying(text, meta=None):
+    """A backend that has never heard of constraints: with blocking hooks, or with a coroutine."""
+
+    class Hook(sgl.BaseBackend):
+        def generate(self, s, sampling_params):
+            return text, meta or {}
+
+    class Coroutine(sgl.BaseBackend):
+        async def agenerate(self, prompt, params, constraint, *, stream):
+            yield Generation(text, finish_reason="length" if meta else "stop")
+
+    return [Hook(), Coroutine()]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("options", [{}, {"retries": 1}], ids=str)
+@pytest.mark.parametrize(
+    "constraint", [dict(regex="[0-9]+"), dict(constraint=sgl.Choices(["a", "b"])), dict(dtype=bool), dict(type=int)],
+    ids=str,
+)  # fmt: skip
+def test_an_answer_that_breaks_its_constraint_is_an_error(constraint, options, stream):
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a", **constraint, **options)  # here
+
+    for backend in saying("oh no"):
+        state = program.run(backend=backend, stream=stream)
+        with pytest.raises(sgl.ValueValidationError) as caught:
+            state["a"]
+        assert caught.value.text == "oh no"
+        assert caught.value.where.line == line_here(program)
+
+
+def test_an_answer_that_keeps_its_constraint_or_was_cut_is_none():
+    for backend in saying("12"):
+        assert run("x", sgl.gen("a", regex="[0-9]+"), backend=backend)["a"] == "12"
+    for backend in saying("12, 1", {"finish_reason": {"type": "length"}}):
+        assert run("x", sgl.gen("a", regex="[0-9]+(, [0-9]+)*"), backend=backend)["a"] == "12, 1"
+    for backend in saying("12,"):
+        assert run("x", sgl.gen("a", regex="[0-9]+(, [0-9]+)*", stop=" "), backend=backend)["a"] == "12,"

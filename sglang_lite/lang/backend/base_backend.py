@@ -74,12 +74,14 @@ class BaseBackend:
 
     Attributes:
         capabilities: what it can honour.
+        enforces: what it generates keeps its constraint for certain; else every answer is held against it.
         chat_template: how roles become text.
         support_concate_and_append: SGLang's flag for joining KV caches. Texts are joined, whatever it says.
         max_threads: of the pool that runs blocking hooks.
     """
 
     capabilities: Capabilities = EVERYTHING
+    enforces = False
     support_concate_and_append = False
     max_threads = 64
 

@@ -37,6 +37,7 @@ class LocalBackend(BaseBackend):
     """
 
     capabilities = Capabilities(ALL_CONSTRAINTS)
+    enforces = True
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()

@@ -67,6 +67,7 @@ class ScriptedBackend(BaseBackend):
     """
 
     capabilities = Capabilities(ALL_CONSTRAINTS, images=True)
+    enforces = True
 
     def __init__(
         self,
