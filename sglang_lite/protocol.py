@@ -422,11 +422,17 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of a prompt. With `ids`, those tokens are final (a model wrote them) and are never retokenised;
-    neighbouring spans without ids are tokenised as one text."""
+    """A stretch of a prompt. Neighbouring spans without ids are tokenised as one text.
+
+    Attributes:
+        ids: tokens that are final (a model wrote them) and are never retokenised.
+        special: a special token that is written out in the text is that token. False for what users and tools say: it
+            is its characters and nothing else, together with the text around it too.
+    """
 
     text: str
     ids: tuple[int, ...] | None = None
+    special: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,9 +480,10 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class TextSegment:
-    """Text, as it is."""
+    """Text, as it is; `special` as in Span."""
 
     text: str
+    special: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -491,12 +498,13 @@ class GenSegment:
 @dataclass(frozen=True, slots=True)
 class SelectSegment:
     """A choice among texts. `pick` says which one goes into the text, from the scores of all; None takes the one with
-    the largest mean log-probability per token."""
+    the largest mean log-probability per token. `special` as in Span, of the choices."""
 
     name: str | None
     choices: tuple[str, ...]
     pick: Callable[[Selection], str] | None = None
     unconditional: bool = False
+    special: bool = True
 
 
 @dataclass(frozen=True, slots=True)

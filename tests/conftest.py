@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # Before torch is there: the tests run on the CPU everywhere, and `make test-gpu` runs on a GPU what is made for one.
@@ -14,6 +15,9 @@ if not os.environ.get("SGLANG_LITE_TEST_GPU"):
     os.environ["TRITON_INTERPRET"] = "1"
 
 import sglang_lite as sgl
+
+hypothesis.settings.register_profile("no deadline", deadline=None)  # other work on the machine is no failure
+hypothesis.settings.load_profile("no deadline")
 
 
 @pytest.fixture(scope="session")

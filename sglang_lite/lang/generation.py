@@ -367,7 +367,7 @@ def _accept(branch: StreamExecutor, op: GenOp, generations: Sequence[Generation]
         raise ProgramError(f"the backend gave {len(generations)} of {op.params.n} samples.")
     first, options = generations[0], op.node.options or _NO_OPTIONS
     own = options.backend is None
-    spans = first.spans if first.spans and own else (Span(first.text),)
+    spans = first.spans if first.spans and own else (Span(first.text, special=False),)
     if options.reasoning is not None:
         thoughts, answers = zip(*(_split(op, g.text) for g in generations))
         branch.append([Reasoned(spans, answers[0])])
@@ -375,10 +375,8 @@ def _accept(branch: StreamExecutor, op: GenOp, generations: Sequence[Generation]
             op.thoughts.set(list(thoughts) if several else thoughts[0])
         if op.thoughts_log is not None:
             op.thoughts_log.close()
-    elif spans[0].ids is None and len(spans) == 1:
-        branch.append((first.text,))
     else:
-        branch.append([span if span.ids is not None else span.text for span in spans])
+        branch.append(spans)
     op.cell.record = list(generations) if several else first
     branch.run.played(op.cell.record)
     op.cell.set(list(values) if several else values[0])
@@ -395,16 +393,19 @@ async def play_run(branch: StreamExecutor, run: Sequence[Any]) -> AsyncGenerator
     Args:
         run: the operations; the first and the last one are generations or selections.
     """
-    from sglang_lite.lang.interpreter import GrammarOp, TextOp
+    from sglang_lite.lang.interpreter import GrammarOp, TextOp, TurnOp
 
     op, segments, decisions = run[0], list[Segment](), dict[int, ChoicesDecision]()
+    outside = branch.cur_role is None  # of turns
     if branch.walk is not None:
         segments.append(GrammarSegment(branch.walk.constraint, branch.walk.text))
     for each in run:
         if isinstance(each, str):
-            segments.append(TextSegment(each))
+            segments.append(TextSegment(each, outside))
         elif isinstance(each, TextOp):
-            segments.append(TextSegment(each.text))
+            segments.append(TextSegment(each.text, outside))
+        elif isinstance(each, TurnOp):
+            outside = each.role is None
         elif isinstance(each, GrammarOp):
             segments.append(GrammarSegment(None if each.walk is None else each.walk.constraint))
         elif isinstance(getattr(each, "node", None), SglGen):
@@ -412,7 +413,7 @@ async def play_run(branch: StreamExecutor, run: Sequence[Any]) -> AsyncGenerator
         elif isinstance(getattr(each, "node", None), SglSelect):
             unconditional = each.node.choices_method.requires_unconditional_logprobs
             pick = partial(_decide, each, decisions)
-            segments.append(SelectSegment(each.node.name, each.node.choices, pick, unconditional))
+            segments.append(SelectSegment(each.node.name, each.node.choices, pick, unconditional, outside))
     stream = branch.log is not None
     show = _Show(branch, op, None) if stream else None
     begun = False

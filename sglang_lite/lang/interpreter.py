@@ -200,7 +200,10 @@ class SelectOp:
 
 @dataclass(slots=True)
 class ImageOp:
+    """An image, and what stands for it in the text of a chat template."""
+
     image: Image
+    token: str
     where: Location | None
 
 
@@ -273,7 +276,8 @@ class HookOp:
 
 
 Op: TypeAlias = (
-    str
+    str  # text of the program
+    | Span  # text of a chat template inside a turn
     | GenOp
     | SelectOp
     | ImageOp
@@ -506,8 +510,7 @@ class StreamExecutor:
             raise self.backend.refusal("image", "images", "Describe what it shows, or use another backend.", where)
         token = getattr(self.run.template, "image_token", "")
         for image in images:
-            self._put(ImageOp(image, where))
-            self._put(token)
+            self._put(ImageOp(image, token, where))
         self.tell("fill_image", self)
 
     def _declare(self, name: str | None, where: Location | None, kind: Any = None) -> tuple[Cell, TextLog | None]:
@@ -545,7 +548,7 @@ class StreamExecutor:
             system = template.default_system_prompt
             if system and not self._turns and role != "system":
                 self._begin_turn("system", where)
-                self._put(system)
+                self._put(Span(system))
                 self._end_turn("system", where)
             prefix, suffix = template.get_prefix_and_suffix(role, [{"role": r, "content": ""} for r in self._turns])
         except Exception as error:  # templates are foreign code
@@ -935,13 +938,16 @@ class StreamExecutor:
         return task
 
     def write(self, text: str) -> None:
-        """Appends text."""
+        """Appends text of the program. In a turn it names no special tokens."""
         if text:
-            if self.walk is not None:
-                self.walk.push(text)
-            self._pieces.append(text)
-            if self.log is not None:
-                self.log.append(text)
+            self._write(text if self._turn is None else Span(text, special=False), text)
+
+    def _write(self, piece: str | Span, text: str) -> None:
+        if self.walk is not None:
+            self.walk.push(text)
+        self._pieces.append(piece)
+        if self.log is not None:
+            self.log.append(text)
 
     def append(self, pieces: Sequence[Piece]) -> None:
         """Appends what a backend has generated: its text was logged while it came."""
@@ -966,21 +972,12 @@ class StreamExecutor:
 
     def _spans(self, same_model: bool) -> tuple[Span, ...]:
         spans: list[Span] = []
-        constant: list[str] = []
         for piece in self._pieces:
             if isinstance(piece, str):
-                constant.append(piece)
+                spans.append(Span(piece))
             elif not isinstance(piece, Image):
-                for span in (piece,) if isinstance(piece, Span) else piece.spans:
-                    if span.ids is None or not same_model:
-                        constant.append(span.text)
-                    else:
-                        if constant:
-                            spans.append(Span("".join(constant)))
-                            constant.clear()
-                        spans.append(span)
-        if constant:
-            spans.append(Span("".join(constant)))
+                found = (piece,) if isinstance(piece, Span) else piece.spans
+                spans += found if same_model else [Span(s.text, special=s.special and s.ids is None) for s in found]
         return tuple(spans)
 
     def _images(self) -> tuple[Image, ...]:
@@ -1013,8 +1010,14 @@ class StreamExecutor:
         self.write(op.text)
         return True
 
+    def _span_at_once(self, op: Span) -> bool:
+        self._write(op, op.text)
+        return True
+
     def _image_at_once(self, op: ImageOp) -> bool:
         self._pieces.append(op.image)
+        if op.token:
+            self._write(Span(op.token), op.token)
         return True
 
     def _fork_at_once(self, op: ForkOp) -> bool:
@@ -1143,6 +1146,7 @@ class StreamExecutor:
 _AT_ONCE: dict[type, Callable[[StreamExecutor, Any], bool]] = {
     GenOp: generation.at_once,
     SelectOp: generation.select_at_once,
+    Span: StreamExecutor._span_at_once,
     ImageOp: StreamExecutor._image_at_once,
     TurnOp: StreamExecutor._turn_at_once,
     ScopeOp: StreamExecutor._scope_at_once,

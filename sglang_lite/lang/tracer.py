@@ -50,7 +50,7 @@ from sglang_lite.lang.ir import (
     SglVarScopeEnd,
 )
 from sglang_lite.lang.state import ProgramState, ProgramStateGroup, in_event_loop, user_location
-from sglang_lite.protocol import Location, ParameterError, ProgramError
+from sglang_lite.protocol import Location, ParameterError, ProgramError, Span
 
 if TYPE_CHECKING:
     from sglang_lite.lang.function import SglFunction
@@ -262,6 +262,8 @@ class TraceExecutor(StreamExecutor):
             case str():
                 if op:
                     state._append(SglConstantText(op))
+            case Span():
+                state._append(SglConstantText(op.text))
             case GrammarOp():
                 self._ahead = None  # what symbols stand for is not known
             case TextOp():

@@ -19,6 +19,9 @@ class EngineConfig:
         revision: branch, tag or commit of a hub id.
         load_format: "auto" reads the checkpoint; "dummy" draws random weights of its shape.
         chat_template: a Jinja template or the path of one, instead of the model's own.
+        special_tokens_in_roles: what a program writes into a turn (users' text, tools' results, choices, variables)
+            names special tokens, as text outside turns, chat templates and `generate`'s prompts always do: with True
+            a user who writes `<|im_end|>` ends the turn.
         device: "cpu", "cuda" or "cuda:1"; "auto" is the GPU where there is one that can be used.
         dtype: "bfloat16", "float32", "float16"; "int8" quantises weights and activations (CPUs with VNNI: faster for
             many rows, less exact); "auto" is bfloat16 where the device computes in it, else float32.
@@ -75,6 +78,7 @@ class EngineConfig:
     revision: str | None = None
     load_format: Literal["auto", "dummy"] = "auto"
     chat_template: str | None = None
+    special_tokens_in_roles: bool = False
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
     quantization: Literal["fp8"] | None = None
@@ -153,6 +157,9 @@ class EngineConfig:
             if name not in known:
                 raise ParameterError(name, "Engine has no such parameter.", hint=f"It has: {', '.join(sorted(known))}.")
         return EngineConfig(**values)
+
+
+_SWITCHES = ("special_tokens_in_roles", "prefix_cache", "overlap", "deterministic", "cuda_graphs")
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,6 @@ from sglang_lite.protocol import (
     SamplingParams,
     Selection,
     SglError,
-    Span,
 )
 from sglang_lite.runtime import native, offline
 from sglang_lite.runtime.cache.eviction import EVICTION
@@ -55,7 +54,6 @@ from sglang_lite.runtime.sampling_params import LogitProcessor, shown
 from sglang_lite.runtime.schedule.policy import POLICIES
 from sglang_lite.runtime.schedule.scheduler import Scheduler
 from sglang_lite.runtime.selecting import Selecting
-from sglang_lite.runtime.tokens.token_log import TokenLog
 from sglang_lite.text.chat_template import JinjaTemplate
 from sglang_lite.version import __version__
 
@@ -150,7 +148,10 @@ class Engine:
         runner = self._runner = make_runner(loaded.model, store.table, sampling, pages, sizes, config)
         self._longest = longest
         self._scheduler = Scheduler(store, sizes.step_tokens, POLICIES[config.policy])
-        self.intake = Intake(config.max_queued + sizes.max_running, config.seed, loaded, longest)
+        self.intake = Intake(
+            config.max_queued + sizes.max_running, config.seed, loaded, longest,
+            all_special=config.special_tokens_in_roles,
+        )  # fmt: skip
         self._closed = False
         threads = min(config.threads or os.cpu_count() or 1, _MASK_THREADS)
         self._compiler = Compiler(loaded.tokenizer, loaded.vocab_size, self._eos, config, threads)
@@ -297,9 +298,10 @@ class Engine:
         """
         if not choices or not all(choices):
             raise ParameterError("choices", "at least one, and none empty.")
-        spans = prompt.spans if isinstance(prompt, Prompt) else (Span(prompt),)
+        log = self.intake.log(prompt)
+        special = isinstance(prompt, str) or prompt.role is None  # in a turn they are its content
         selecting = Selecting(self, tuple(choices), self.intake.counted(sink))
-        selecting.start(TokenLog(self.tokenizer, spans), unconditional=unconditional, namespace=namespace)
+        selecting.start(log, unconditional=unconditional, namespace=namespace, special=special)
         return Ticket(selecting.abort)
 
     def select(self, prompt: Prompt | str, choices: Sequence[str], *, unconditional: bool = False) -> Selection:
@@ -330,9 +332,7 @@ class Engine:
             ParameterError, OverloadedError, EngineClosedError: as `submit`.
         """
         self._check_open()
-        spans = prompt.spans if isinstance(prompt, Prompt) else (Span(prompt),)
-        log = TokenLog(self.tokenizer, spans)
-        player = Player(self, program, log, sink, stream=stream, namespace=namespace)
+        player = Player(self, program, self.intake.log(prompt), sink, stream=stream, namespace=namespace)
         player.sink = self.intake.counted(sink)  # from here on nothing is refused any more
         if player.constraints:
             self._compiler.request_all(player.constraints).add_done_callback(partial(self._start_program, player))

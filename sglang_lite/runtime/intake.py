@@ -26,7 +26,7 @@ from sglang_lite.runtime.execute.sampler import sample_seed
 from sglang_lite.runtime.load import LoadedModel
 from sglang_lite.runtime.request import Request, Sink
 from sglang_lite.runtime.sampling_params import ResolvedParams, resolve_params, shown
-from sglang_lite.runtime.tokens.token_log import tokenise
+from sglang_lite.runtime.tokens.token_log import TokenLog
 
 
 class Ticket:
@@ -52,10 +52,14 @@ class Intake:
         seed: of the requests that set none; None for fresh randomness.
         loaded: the engine's model.
         longest: longest sequence in tokens, prompt and answer.
+        all_special: every text can name special tokens.
     """
 
-    def __init__(self, most_open: int, seed: int | None, loaded: LoadedModel, longest: int) -> None:
+    def __init__(
+        self, most_open: int, seed: int | None, loaded: LoadedModel, longest: int, *, all_special: bool = False
+    ) -> None:
         self._most_open, self._first_seed, self._loaded, self._longest = most_open, seed, loaded, longest
+        self._all_special = all_special
         self._ids = itertools.count()
         self._draws = itertools.count()
         self._lock = threading.Lock()
@@ -69,10 +73,7 @@ class Intake:
             ParameterError: it is empty, not text, or has an image.
         """
         if isinstance(prompt, str | Prompt):
-            if isinstance(prompt, Prompt) and prompt.images:
-                raise ParameterError("prompt", f"{self._loaded.name} can't see images.")
-            spans = prompt.spans if isinstance(prompt, Prompt) else (Span(prompt),)
-            ids = tokenise(self._loaded.tokenizer, spans)
+            ids = self.log(prompt).ids()
         elif isinstance(prompt, list | tuple):
             ids = list(prompt)
         else:
@@ -80,6 +81,17 @@ class Intake:
         if not ids:
             raise ParameterError("prompt", "is empty.", hint="A model continues text: give it at least one token.")
         return ids
+
+    def log(self, prompt: Prompt | str) -> TokenLog:
+        """A prompt that can grow.
+
+        Raises:
+            ParameterError: it has an image.
+        """
+        if isinstance(prompt, Prompt) and prompt.images:
+            raise ParameterError("prompt", f"{self._loaded.name} can't see images.")
+        spans = prompt.spans if isinstance(prompt, Prompt) else (Span(prompt),)
+        return TokenLog(self._loaded.tokenizer, spans, all_special=self._all_special)
 
     def request(
         self,

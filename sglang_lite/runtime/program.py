@@ -144,7 +144,9 @@ class Player:
 
         selecting = Selecting(self.engine, tuple(choices), ended)
         self._selecting.add(selecting)
-        selecting.start(log, unconditional=segment.unconditional, namespace=self.namespace)
+        selecting.start(
+            log, unconditional=segment.unconditional, namespace=self.namespace, special=segment.special
+        )  # fmt: skip
 
     def tell(self, path: tuple[int, ...], name: str | None, event: Delta | Generation | Selection) -> None:
         if not self._ended:
@@ -212,7 +214,7 @@ class _Branch:
         self._player, self._segments, self._log, self._path, self._done = player, segments, log, path, done
         self._within = within
         self._at = 0
-        self._pieces: list[str] = []
+        self._spans: list[Span] = []
         self._children: list[_Branch] = []
         self._unfinished = 0  # of the children
         self._joining = False
@@ -221,7 +223,7 @@ class _Branch:
     @property
     def text(self) -> str:
         """What it has added."""
-        return "".join(self._pieces)
+        return "".join(span.text for span in self._spans)
 
     def go_on(self) -> None:
         """Plays on as a request of its own."""
@@ -240,8 +242,8 @@ class _Branch:
             path, segment = (*self._path, self._at), self._segments[self._at]
             self._at += 1
             match segment:
-                case TextSegment(text):
-                    self._write(text)
+                case TextSegment(text, special):
+                    self._write((Span(text, special=special),))
                 case GenSegment():
                     return self._generate(path, segment)
                 case SelectSegment():
@@ -274,8 +276,7 @@ class _Branch:
 
         def follow(generation: Generation) -> Request | None:
             self._player.gone(request)
-            self._log.append(generation.spans)
-            self._wrote(generation.text)
+            self._write(generation.spans)
             try:
                 following = self._next()
             except SglError as error:
@@ -301,7 +302,7 @@ class _Branch:
             self._player.fail(failure)
             return
         self._player.tell(path, segment.name, outcome)
-        self._write(picked)
+        self._write((Span(picked, special=segment.special),))
         self.go_on()
 
     def _fork(self, path: tuple[int, ...], branches: Sequence[Sequence[Segment]]) -> None:
@@ -328,17 +329,14 @@ class _Branch:
 
     def _join(self) -> None:
         for child in self._children:
-            self._write(child.text)
+            self._write(child._spans)
         self._children.clear()
 
-    def _write(self, text: str) -> None:
-        self._log.append((Span(text),))
-        self._wrote(text)
-
-    def _wrote(self, text: str) -> None:
-        self._pieces.append(text)
+    def _write(self, spans: Sequence[Span]) -> None:
+        self._log.append(spans)
+        self._spans += spans
         if self._within is not None:
-            self._within.text += text
+            self._within.text += "".join(span.text for span in spans)
 
 
 def _likeliest(selection: Selection) -> str:

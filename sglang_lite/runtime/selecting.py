@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sglang_lite.protocol import ChoiceScore, Generation, SamplingParams, Selection, SglError, Usage
+from sglang_lite.protocol import ChoiceScore, Generation, SamplingParams, Selection, SglError, Span, Usage
 from sglang_lite.runtime.request import Event, Request
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
@@ -38,19 +38,21 @@ class Selecting:
         self._requests: list[Request] = []
         self._unconditional = False
 
-    def start(self, log: TokenLog, *, unconditional: bool, namespace: str) -> None:
+    def start(self, log: TokenLog, *, unconditional: bool, namespace: str, special: bool) -> None:
         """Submits the requests.
 
         Args:
             unconditional: score the choices without the prompt, too.
+            special: special tokens can be written out in a choice.
 
         Raises:
             ParameterError: the prompt is too long.
         """
-        rows = self._rows(log)
+        choices = [Span(choice, special=special) for choice in self._choices]
+        rows = self._rows(log, choices)
         self._unconditional = unconditional
         if unconditional:
-            rows += [(self._engine.tokenizer.encode(choice), 1) for choice in self._choices]
+            rows += [(log.encode([choice], alone=True), 1) for choice in choices]
         self._requests = [
             self._engine.intake.request(
                 ids, _SCORE, partial(self._row_done, row), namespace=namespace, score_from=start
@@ -65,10 +67,10 @@ class Selecting:
         for request in self._requests:
             self._engine.abort_request(request)
 
-    def _rows(self, log: TokenLog) -> list[tuple[list[int], int]]:
+    def _rows(self, log: TokenLog, choices: Sequence[Span]) -> list[tuple[list[int], int]]:
         """For each choice the ids of prompt and choice, and from where on they are scored."""
         tail = log.encode(log.open) if log.open or not log.fixed else []
-        together = [log.encode(log.open + choice) for choice in self._choices]
+        together = [log.encode([*log.open, choice]) for choice in choices]
         start = min(_common_length(tail, ids) for ids in together)
         start = len(log.fixed) + min(start, *(len(ids) - 1 for ids in together))
         if start == 0:  # nothing precedes the first token, so a document's start stands there

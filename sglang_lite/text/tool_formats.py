@@ -186,6 +186,10 @@ MARKS = frozenset({
     "<|START_THINKING|>", "<|END_THINKING|>", "<cofl:tool_calls>", "</cofl:tool_calls>",
 })  # fmt: skip
 
+# Of these, those that say nothing about whose turn it is, in text of any kind, as long as a tokenizer does not call
+# them special.
+SPOKEN = MARKS - {"<|open|>", "<|close|>", "<|sep|>"}
+
 _HARMONY_TOKENS = frozenset({"<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>"})
 
 

@@ -18,27 +18,31 @@ class TokenLog:
     Args:
         tokenizer: the model's.
         spans: what it starts with.
+        all_special: every text can name special tokens, whatever its span says.
     """
 
-    def __init__(self, tokenizer: Tokenizer, spans: Iterable[Span] = ()) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, spans: Iterable[Span] = (), *, all_special: bool = False) -> None:
+        self._tokenizer, self._all_special = tokenizer, all_special
         self.fixed: list[int] = []  # up to the last generated token
-        self.open = ""  # the text after it
+        self.open: list[Span] = []  # the text after it
         self.append(spans)
 
     def append(self, spans: Iterable[Span]) -> None:
         for span in spans:
-            if span.ids is None:
-                self.open += span.text
-            else:
+            if span.ids is not None:
                 if self.open:
                     self.fixed += self.encode(self.open)
-                    self.open = ""
+                    self.open = []
                 self.fixed += span.ids
+            elif span.text:
+                self.open.append(span)
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of text after the fixed ones. The beginning-of-sequence id is added once, before the first text."""
-        return self._tokenizer.encode(text, first=not self.fixed)
+    def encode(self, spans: Iterable[Span], *, alone: bool = False) -> list[int]:
+        """The ids of texts after the fixed ones, or of a prompt of their own. The beginning-of-sequence id is added
+        once, before the first text."""
+        if self._all_special:
+            spans = [Span(span.text) for span in spans]
+        return self._tokenizer.encode_spans(spans, first=alone or not self.fixed)
 
     def ids(self) -> list[int]:
         """The ids of the whole prompt."""
@@ -46,21 +50,16 @@ class TokenLog:
 
     def copy(self) -> TokenLog:
         """One that grows by itself."""
-        twin = TokenLog(self._tokenizer)
-        twin.fixed, twin.open = list(self.fixed), self.open
+        twin = TokenLog(self._tokenizer, all_special=self._all_special)
+        twin.fixed, twin.open = list(self.fixed), list(self.open)
         return twin
-
-
-def tokenise(tokenizer: Tokenizer, spans: Iterable[Span]) -> list[int]:
-    """The ids of a prompt."""
-    return TokenLog(tokenizer, spans).ids()
 
 
 def kept_spans(tokenizer: Tokenizer, ids: tuple[int, ...], text: str, *, skip_special: bool = True) -> tuple[Span, ...]:
     """How a generation enters the prompt that follows it.
 
     The longest run of its tokens whose text lies within `text` (a stop may cut inside a token) keeps its ids; what is
-    left of the text is tokenised with what comes next.
+    left of the text is tokenised with what comes next, and names no special tokens.
 
     Args:
         ids: what the model wrote.
@@ -78,4 +77,4 @@ def kept_spans(tokenizer: Tokenizer, ids: tuple[int, ...], text: str, *, skip_sp
         if not decoder.pending:
             kept, length = count, at
     head = (Span(text[:length], ids[:kept]),) if kept else ()
-    return (*head, Span(text[length:])) if length < len(text) else head
+    return (*head, Span(text[length:], special=False)) if length < len(text) else head

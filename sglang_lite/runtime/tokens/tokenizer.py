@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from sglang_lite.protocol import ModelError, ParameterError
-from sglang_lite.text.tool_formats import marks_among
+from sglang_lite.protocol import ModelError, ParameterError, Span
+from sglang_lite.text.tool_formats import SPOKEN, marks_among
 
 # The pre-tokenizers that GGUF files name in `tokenizer.ggml.pre`: the pattern that splits text before BPE, and
 # whether whole words in the vocabulary skip the merges.
@@ -62,7 +63,9 @@ class Tokenizer:
         continuation: encodes text that continues other text, where that differs (SentencePiece adds a space to the
             start of a text).
         starts_segments: text after a special token is encoded like the start of a text.
-        splits_at_special: special tokens take no blanks around them, so text can be cut there and encoded in pieces.
+        control: the tokens that text can name, by id, and that text of a span without `special` never becomes; None
+            for those of `special_ids`.
+        unknown_ids: those of them that stand for characters without a token.
     """
 
     def __init__(
@@ -77,10 +80,14 @@ class Tokenizer:
         chat_template: str | None = None,
         continuation: Backend | None = None,
         starts_segments: bool = False,
-        splits_at_special: bool = True,
+        control: Mapping[int, AddedToken] | None = None,
+        unknown_ids: Iterable[int] = (),
     ) -> None:
-        backend.no_truncation()
-        backend.no_padding()
+        self._continuation = continuation or backend
+        for each in (backend, self._continuation):
+            each.no_truncation()
+            each.no_padding()
+            each.encode_special_tokens = True  # as text: where they are tokens is said here
         self.backend = backend
         self.token_bytes = list(token_bytes)
         self._with_byte: dict[int, NDArray[np.bool_]] = {}
@@ -89,11 +96,13 @@ class Tokenizer:
         self.eos_ids = frozenset(eos_ids)
         self.special_tokens = dict(special_tokens or {})
         self.chat_template = chat_template
-        self._continuation = continuation or backend
         self._starts_segments = starts_segments
-        self._special_id = {self.token_bytes[i].decode("utf-8", "replace"): i for i in self.special_ids}
-        longest_first = sorted(self._special_id, key=len, reverse=True) if splits_at_special else []
-        self._at_special = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
+        if control is None:
+            control = {i: AddedToken(self.token_bytes[i].decode("utf-8", "replace")) for i in self.special_ids}
+        self._control = control
+        self._control_id = {token.content: i for i, token in control.items()}
+        self._at_control = _pattern(control.values())
+        self._never_text = frozenset(control) - frozenset(unknown_ids)
         self._encode_block = lru_cache(maxsize=2048)(self._encode_uncached)
         self._cuts = self._can_cut()
 
@@ -109,24 +118,48 @@ class Tokenizer:
         return self._with_byte[byte]
 
     def encode(self, text: str, *, first: bool = True) -> list[int]:
-        """The ids of `text`.
+        """`encode_spans` of one text, in which special tokens can be written out."""
+        return self.encode_spans((Span(text),), first=first)
+
+    def encode_spans(self, spans: Iterable[Span], *, first: bool = True) -> list[int]:
+        """The ids of texts as one text.
 
         Args:
-            text: any text; special tokens written out become their ids.
-            first: it starts a prompt: the beginning-of-sequence id goes before it, unless the text has it already.
+            spans: whose ids are not looked at.
+            first: they start a prompt: the beginning-of-sequence id goes before them, unless they begin with it.
 
         Raises:
-            ParameterError: it has unpaired surrogates.
+            ParameterError: a text has unpaired surrogates.
         """
         ids: list[int] = []
-        if first and self.bos_id is not None and not text.startswith(self.special_tokens.get("bos_token", "\0")):
-            ids.append(self.bos_id)
-        for i, piece in enumerate(self._at_special.split(text) if self._at_special else [text]):
-            if i % 2:  # a special token: split() alternates
-                ids.append(self._special_id[piece])
-            elif piece:
-                ids += self._encode_piece(piece, first if i == 0 else self._starts_segments)
+        before: int | None = None
+        for text, after in self._parts(spans):
+            if before is not None and self._control[before].rstrip:
+                text = text.lstrip()
+            if after is not None and self._control[after].lstrip:
+                text = text.rstrip()
+            if text:
+                starts = first if before is None else self._starts_segments and before in self.special_ids
+                ids += self._encode_piece(text, starts)
+            if after is not None:
+                ids.append(after)
+            before = after
+        if first and self.bos_id is not None and ids[:1] != [self.bos_id]:
+            ids.insert(0, self.bos_id)
         return ids
+
+    def _parts(self, spans: Iterable[Span]) -> Iterator[tuple[str, int | None]]:
+        """Text, and the control token after it, again and again; None after the last text. A token is one that stands
+        wholly in spans that may have it."""
+        text = ""
+        for special, group in groupby((span for span in spans if span.text), key=lambda span: span.special):
+            run = "".join([span.text for span in group])
+            start = 0
+            for found in self._at_control.finditer(run) if special and self._at_control else ():
+                yield text + run[start : found.start()], self._control_id[found[0]]
+                text, start = "", found.end()
+            text += run[start:]
+        yield text, None
 
     def _encode_piece(self, text: str, first: bool) -> list[int]:
         ids: list[int] = []
@@ -142,14 +175,22 @@ class Tokenizer:
     def _encode_uncached(self, text: str, first: bool) -> array[int]:
         backend = self.backend if first else self._continuation
         try:
-            return array("i", backend.encode(text, add_special_tokens=False).ids)
+            encoding = backend.encode(text, add_special_tokens=False)
         except TypeError:  # what `tokenizers` says to text that has no UTF-8
             raise ParameterError("prompt", "is no valid Unicode: it has unpaired surrogates.") from None
+        ids = array("i", encoding.ids)
+        if self._never_text.isdisjoint(ids):
+            return ids
+        # A vocabulary's own pieces, or an added token that the library does not call special: no part of it is it.
+        cuts = [a + 1 for i, (a, b) in zip(ids, encoding.offsets) if i in self._never_text and b - a > 1]
+        if not cuts:  # one character, which can't be spelled in another way
+            return array("i", [i for i in ids if i not in self._never_text])
+        parts = [self._encode_uncached(text[a:b], first and not a) for a, b in pairwise([0, *cuts, len(text)])]
+        return sum(parts, array("i"))
 
     def _can_cut(self) -> bool:
         """Text encoded in blocks gives the ids of the whole."""
-        skipped = self.special_ids if self._at_special else frozenset()
-        if any(_SPANS_CUT.search(b) for i, b in enumerate(self.token_bytes) if i not in skipped):
+        if any(_SPANS_CUT.search(b) for i, b in enumerate(self.token_bytes) if i not in self._control):
             return False
         ends = [*(cut.start() for cut in _CUT.finditer(_PROBE)), len(_PROBE)]
         blocks = [self._encode_uncached(_PROBE[a:b], not a) for a, b in zip([0, *ends], ends)]
@@ -190,40 +231,72 @@ def tokenizer_from_folder(folder: Path, most: int | None = None) -> Tokenizer:
     if most is not None and any(token["id"] >= most for token in description.get("added_tokens", ())):
         description["added_tokens"] = [token for token in description["added_tokens"] if token["id"] < most]
         backend = Backend.from_str(json.dumps(description))
+    config = _read_json(folder / "tokenizer_config.json")
+    template_file = folder / "chat_template.jinja"
+    template = template_file.read_text() if template_file.exists() else config.get("chat_template")
+    if isinstance(template, list):  # several named templates
+        template = next((t["template"] for t in template if t.get("name") == "default"), None)
     added = description.get("added_tokens", ())
+    control = {t["id"]: t for t in added if t["special"] or _is_control(t["content"], template)}
     texts = marks_among(token["content"] for token in added)
     marks = [token for token in added if token["special"] and token["content"] in texts]
     if marks:  # they are text, for whoever reads it and for grammars
         for token in marks:
             token["special"] = False
         backend = Backend.from_str(json.dumps(description))
-    config = _read_json(folder / "tokenizer_config.json")
     special_tokens = {
         name: token if isinstance(token, str) else token["content"]
         for name, token in config.items()
         if name.endswith("_token") and isinstance(token, str | dict)
     }
-    template_file = folder / "chat_template.jinja"
-    template = template_file.read_text() if template_file.exists() else config.get("chat_template")
-    if isinstance(template, list):  # several named templates
-        template = next((t["template"] for t in template if t.get("name") == "default"), None)
     bos = special_tokens.get("bos_token")
     adds_bos = bos is not None and backend.token_to_id(bos) in backend.encode("a").ids
     eos = backend.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
     prefixed = _prefix_space(description)
-    special = [t for t in description.get("added_tokens", []) if t["special"]]
+    unknown = backend.token_to_id(_unknown_token(description["model"]))
     return Tokenizer(
         backend,
         _byte_table(backend, description, str(folder)),
-        [t["id"] for t in special],
+        [t["id"] for t in added if t["special"]],
         bos_id=backend.token_to_id(bos) if adds_bos and bos else None,
         eos_ids=() if eos is None else (eos,),
         special_tokens=special_tokens,
         chat_template=template,
         continuation=Backend.from_str(json.dumps(prefixed)) if prefixed else None,
         starts_segments='"Prepend"' in json.dumps(description.get("normalizer")),
-        splits_at_special=not any(t[flag] for t in special for flag in ("lstrip", "rstrip", "single_word")),
+        control={
+            i: AddedToken(t["content"], lstrip=t["lstrip"], rstrip=t["rstrip"], single_word=t["single_word"])
+            for i, t in control.items()
+        },
+        unknown_ids=() if unknown is None else (unknown,),
     )
+
+
+def _unknown_token(model: Mapping[str, Any]) -> str:
+    """What a tokenizer's model has for a character without a token; "" for nothing."""
+    if model.get("unk_id") is not None:  # Unigram
+        return str(model["vocab"][model["unk_id"]][0])
+    return model.get("unk_token") or ""
+
+
+_MARKED = re.compile(r"<[|｜].+|.+[|｜]>", re.DOTALL)
+_BRACKETED = re.compile(r"[^\w\s].+[^\w\s]", re.DOTALL)
+
+
+def _is_control(token: str, template: object) -> bool:
+    """Whether an added token that its tokenizer does not call special is one for all that: some that begin turns are
+    not. Blanks, words and what a model says itself are text."""
+    if token in SPOKEN:
+        return False
+    written = isinstance(template, str) and token in template
+    return bool(_MARKED.fullmatch(token) or (written and _BRACKETED.fullmatch(token)))
+
+
+def _pattern(tokens: Iterable[AddedToken]) -> re.Pattern[str] | None:
+    """Finds the tokens in a text, the longest where several begin."""
+    longest_first = sorted((token for token in tokens if token.content), key=lambda t: len(t.content), reverse=True)
+    found = [rf"(?<!\w){re.escape(t.content)}(?!\w)" if t.single_word else re.escape(t.content) for t in longest_first]
+    return re.compile("|".join(found)) if found else None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -353,6 +426,11 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], label: str) -> Tokenizer:
             )
     except KeyError as error:
         raise ModelError(f"{label}: the metadata key {error} is missing.") from error
+    template = metadata.get("tokenizer.chat_template")
+    unknown = [i for i, t in enumerate(types) if t == _UNKNOWN]
+    named = [
+        i for i, t in enumerate(types) if t == _CONTROL or (t == _USER_DEFINED and _is_control(tokens[i], template))
+    ]
     marks = marks_among(tokens)
     types = [_USER_DEFINED if t == _CONTROL and tokens[i] in marks else t for i, t in enumerate(types)]
     special = [i for i, t in enumerate(types) if t in (_CONTROL, _UNKNOWN)]
@@ -373,9 +451,11 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], label: str) -> Tokenizer:
         bos_id=names["bos_token"] if adds_bos else None,
         eos_ids=[i for i in ends if i is not None],
         special_tokens=special_tokens,
-        chat_template=metadata.get("tokenizer.chat_template"),
+        chat_template=template,
         continuation=continuation,
         starts_segments=continuation is not None,
+        control={i: AddedToken(tokens[i]) for i in (*named, *unknown)},
+        unknown_ids=unknown,
     )
 
 
