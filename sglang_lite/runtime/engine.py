@@ -34,7 +34,7 @@ from sglang_lite.protocol import (
     Selection,
     SglError,
 )
-from sglang_lite.runtime import native, offline
+from sglang_lite.runtime import native, offline, openmp
 from sglang_lite.runtime.cache.eviction import EVICTION
 from sglang_lite.runtime.cache.store import KVStore
 from sglang_lite.runtime.config import EngineConfig
@@ -129,6 +129,8 @@ class Engine:
         device = loaded.model.device
         if device.type == "cuda":
             torch.cuda.set_device(device)  # of this thread: kernels are launched there
+        else:
+            openmp.say_if_unbound()
         sizes = self._sizes = config.sized(gpu=device.type == "cuda")
         pool = config.max_total_tokens or max(self.context_length, sizes.max_running * 512)
         if device.type == "cuda" and config.max_total_tokens is None:
