@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_lite.constraints import matching
 from sglang_lite.constraints.compose import language_of
 from sglang_lite.constraints.given import Grammar as Grammar
-from sglang_lite.constraints.given import Source, as_constraint
+from sglang_lite.constraints.given import Source, as_constraint, type_of
 from sglang_lite.constraints.normal import document_of, normalise
 from sglang_lite.constraints.normal.pointers import said_by
 from sglang_lite.constraints.normal.style import in_style
@@ -62,7 +62,8 @@ class Report:
     Attributes:
         refused: why it is refused, with JSON Pointers into a schema ("" elsewhere): all there is to be changed.
         enforced: JSON Pointers of a schema's keywords that every text keeps.
-        checked: what is not enforced but checked in the finished value, which `enforce="best_effort"` asked for.
+        checked: what is not enforced but checked in the finished value: what `enforce="best_effort"` asked for, and
+            of a Python type what no schema says, as a validator's function; with JSON Pointers into the schema.
         remarks: JSON Pointers of a schema's keywords that demand nothing, as formats and names that are not known.
         rules: how large the grammar is.
         example: a text that it allows; None if it is refused, or every text is very long.
@@ -105,6 +106,8 @@ def check(constraint: Source, model: str | Path | Engine | None = None) -> Repor
         refused = ((error.pointer or "", str(error)),)
     seconds = time.perf_counter() - began
     enforced, remarks = _said_by(known)
+    kind = type_of(constraint)
+    checked += kind.checked if kind is not None else ()
     left = {pointer for pointer, _ in (*refused, *checked)}
     enforced = tuple(pointer for pointer in enforced if pointer not in left)
     if refused:
@@ -137,26 +140,30 @@ def matches(constraint: Source, text: str, model: str | Path | Engine | None = N
         ConstraintError: a constraint that is not valid or can't be enforced.
         ModelError: there is no such model.
     """
-    known = as_constraint(constraint)
+    known, kind = as_constraint(constraint), type_of(constraint)
     engine = _engine(*_tokens(model))
     grammar = _compiled(known, model)
     texts: list[str | None] = [text]
-    if isinstance(known, JsonSchema):
-        try:
+    try:
+        if isinstance(known, JsonSchema):
             texts.append(in_style(known, matching.validate(known, text)))
-        except ValueValidationError:
-            return False
+        if kind is not None:
+            kind.parse(text)
+    except ValueValidationError:
+        return False
     return any(_generates(grammar, engine, each) for each in texts if each is not None)
 
 
 def validate(constraint: Source, text: str) -> Any:
-    """The value of a finished text: for a JSON schema what it spells, else the text.
+    """The value of a finished text: for a Python type one of it, for a JSON schema what the text spells, else the text.
 
     Raises:
         ValueValidationError: the text is not what the constraint allows.
         ConstraintError: a constraint that is not valid.
     """
-    return matching.validate(as_constraint(constraint), text)
+    kind = type_of(constraint)
+    value = matching.validate(as_constraint(constraint), text)
+    return value if kind is None else kind.parse(text)
 
 
 # ---------------------------------------------------------------------------------------------------------- masks

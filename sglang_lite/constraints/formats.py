@@ -44,10 +44,10 @@ _DURATION_TIME = f"T(?:[0-9]+H(?:{_MINUTES})?|{_MINUTES}|{_SECONDS})"
 _DURATION = f"P(?:(?:{_DAYS}|{_MONTHS}|[0-9]+Y(?:{_MONTHS})?)(?:{_DURATION_TIME})?|{_DURATION_TIME}|[0-9]+W)"
 
 _BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-_IPV4 = rf"{_BYTE}(?:\.{_BYTE}){{3}}"
+IPV4 = rf"{_BYTE}(?:\.{_BYTE}){{3}}"
 _H16 = "[0-9a-fA-F]{1,4}"
-_LS32 = f"(?:{_H16}:{_H16}|{_IPV4})"
-_IPV6 = "(?:" + "|".join([  # RFC 3986, 3.2.2
+_LS32 = f"(?:{_H16}:{_H16}|{IPV4})"
+IPV6 = "(?:" + "|".join([  # RFC 3986, 3.2.2
     f"(?:{_H16}:){{6}}{_LS32}", f"::(?:{_H16}:){{5}}{_LS32}", f"(?:{_H16})?::(?:{_H16}:){{4}}{_LS32}",
     *(f"(?:(?:{_H16}:){{0,{n}}}{_H16})?::{rest}" for n, rest in (
         (1, f"(?:{_H16}:){{3}}{_LS32}"), (2, f"(?:{_H16}:){{2}}{_LS32}"), (3, f"{_H16}:{_LS32}"), (4, _LS32),
@@ -64,7 +64,7 @@ _PLAIN_LABEL = (
 )
 _ATOM = "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+"
 _IPV6_TAG = "[iI][pP][vV]6:"
-_EMAIL = rf'(?:{_ATOM}(?:\.{_ATOM})*|"(?:[ !#-\[\]-~]|\\[ -~])*")@(?:{_DOMAIN}|\[(?:{_IPV4}|{_IPV6_TAG}{_IPV6})\])'
+_EMAIL = rf'(?:{_ATOM}(?:\.{_ATOM})*|"(?:[ !#-\[\]-~]|\\[ -~])*")@(?:{_DOMAIN}|\[(?:{IPV4}|{_IPV6_TAG}{IPV6})\])'
 
 
 def _uri(more: str, query: str = "") -> tuple[str, str]:
@@ -72,7 +72,7 @@ def _uri(more: str, query: str = "") -> tuple[str, str]:
     unreserved, subs = rf"a-zA-Z0-9._~{more}\-", "!$&'()*+,;="
     escaped = "%[0-9a-fA-F]{2}"
     pchar = f"(?:[{unreserved}{subs}:@]|{escaped})"
-    host = rf"(?:\[(?:{_IPV6}|[vV][0-9a-fA-F]+\.[a-zA-Z0-9._~{subs}:\-]+)\]|(?:[{unreserved}{subs}]|{escaped})*)"
+    host = rf"(?:\[(?:{IPV6}|[vV][0-9a-fA-F]+\.[a-zA-Z0-9._~{subs}:\-]+)\]|(?:[{unreserved}{subs}]|{escaped})*)"
     authority = f"(?:(?:[{unreserved}{subs}:]|{escaped})*@)?{host}(?::[0-9]*)?"
     abempty, rootless = f"(?:/{pchar}*)*", f"{pchar}+(?:/{pchar}*)*"
     noscheme = f"(?:[{unreserved}{subs}@]|{escaped})+(?:/{pchar}*)*"
@@ -103,8 +103,8 @@ _FORMATS = {
     "duration": _DURATION,  # RFC 3339, appendix A
     "email": _EMAIL,  # RFC 5321, 4.1.2
     "hostname": rf"{_PLAIN_LABEL}(?:\.{_PLAIN_LABEL})*",  # RFC 1123, 2.1
-    "ipv4": _IPV4,
-    "ipv6": _IPV6,
+    "ipv4": IPV4,
+    "ipv6": IPV6,
     "uri": _URI,
     "uri-reference": f"(?:{_URI}|{_URI_REFERENCE})",
     "iri": _IRI,

@@ -10,7 +10,7 @@ from sglang_lite.constraints.ebnf import parse as parse_ebnf
 from sglang_lite.constraints.lark import parse as parse_lark
 from sglang_lite.constraints.regex import parse as parse_regex
 from sglang_lite.constraints.schema import json_schema
-from sglang_lite.constraints.types import value_type
+from sglang_lite.constraints.types import ValueType, value_type
 from sglang_lite.protocol import Constraint, ConstraintError, Ebnf, Lark, Regex
 
 Source: TypeAlias = Constraint | Mapping[str, Any] | Any  # a constraint, a schema, or a Python type
@@ -37,6 +37,15 @@ def as_constraint(source: Source) -> Constraint:
         return json_schema(source)
     found = value_type(source).constraint
     return Regex("(?s).*") if found is None else found
+
+
+def type_of(source: Source) -> ValueType | None:
+    """The Python type that stands for a constraint, None for what else does.
+
+    Raises:
+        ConstraintError: nothing that does.
+    """
+    return None if isinstance(source, (*get_args(Constraint), str, Mapping, bool)) else value_type(source)
 
 
 def check_written(constraint: Constraint) -> Constraint:

@@ -20,18 +20,13 @@ from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_or
 
 from typing_extensions import TypedDict
 
-from sglang_lite.constraints.formats import CLOCK, DATE
+from sglang_lite.constraints.formats import DATE
 from sglang_lite.constraints.schema import json_schema
+from sglang_lite.constraints.type_patterns import FLOAT, INT, MAX_INT, TIME, ZONE
 from sglang_lite.protocol import Choices, Constraint, ConstraintError, Regex, ValueValidationError
 
-# JSON's safe integers: an unbounded one lets a small model write digits for ever.
-MAX_INT = 2**53 - 1
-INT = r"-?(?:0|[1-9][0-9]{0,15})"
-FLOAT = r"-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,15})?"
 NUMBER_ENDS = " \n,;:)"
 NUMBER_END = f"[{NUMBER_ENDS}]?"
-_TIME = CLOCK + r"(?:\.[0-9]{1,6})?"
-_ZONE = r"(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +39,14 @@ class ValueType:
         parse: the value of a text; raises ValueValidationError.
         stop: what ends the text of a number, and is no part of it. The constraint allows one such character after
             the number, so that a model which would go on with text need not go on with digits.
+        checked: what the constraint does not say, and `parse` checks: JSON Pointers into its schema, and why.
     """
 
     annotation: Any
     constraint: Constraint | None
     parse: Callable[[str], Any]
     stop: tuple[str, ...] = ()
+    checked: tuple[tuple[str, str], ...] = ()
 
 
 def value_type(annotation: Any) -> ValueType:
@@ -62,14 +59,16 @@ def value_type(annotation: Any) -> ValueType:
     Raises:
         ConstraintError: the type has no JSON schema.
     """
+    today = datetime.date.today()
     try:
-        return _value_type(annotation)
+        return _value_type(annotation, today)
     except TypeError:  # unhashable metadata in Annotated
-        return _value_type.__wrapped__(annotation)
+        return _value_type.__wrapped__(annotation, today)
 
 
 @lru_cache(maxsize=512)
-def _value_type(annotation: Any) -> ValueType:
+def _value_type(annotation: Any, today: datetime.date) -> ValueType:
+    """`today` is what some dates are compared with."""
     if annotation is str:
         return ValueType(annotation, None, lambda text: text)
     if annotation in (int, float):
@@ -79,19 +78,21 @@ def _value_type(annotation: Any) -> ValueType:
         )
     if annotation is bool:
         return ValueType(annotation, Choices(("true", "false")), _reader(annotation, json.loads))
-    iso = {datetime.date: DATE, datetime.time: _TIME + _ZONE, datetime.datetime: f"{DATE}T{_TIME}{_ZONE}"}
+    iso = {datetime.date: DATE, datetime.time: f"{TIME}{ZONE}?", datetime.datetime: f"{DATE}T{TIME}{ZONE}?"}
     if isinstance(annotation, type) and annotation in iso:
         return ValueType(annotation, Regex(iso[annotation]), _reader(annotation, str))
     members = _members(annotation)
     if members is not None:
         return ValueType(annotation, Choices(tuple(members)), partial(_member, members))
-    schema = _schema(annotation)
+    from sglang_lite.constraints.type_schema import schema_of  # pydantic takes a while to load
+
+    schema, checked = schema_of(_adapter(annotation), str(annotation))
     if schema.get("type") == "integer":
         if "exclusiveMinimum" not in schema:
             schema.setdefault("minimum", -MAX_INT)
         if "exclusiveMaximum" not in schema:
             schema.setdefault("maximum", MAX_INT)
-    return ValueType(annotation, json_schema(schema), _reader(annotation, json.loads))
+    return ValueType(annotation, json_schema(schema), _reader(annotation, json.loads), checked=checked)
 
 
 def _members(annotation: Any) -> dict[str, Any] | None:
@@ -136,6 +137,8 @@ def _adapter(annotation: Any) -> Any:
         return TypeAdapter(for_pydantic(annotation))
     except (PydanticSchemaGenerationError, PydanticUserError, NameError) as error:
         raise ConstraintError(f"type: {annotation!r} is no type that can be generated: {error}") from error
+    except ImportError as error:  # of what pydantic checks such values with
+        raise ConstraintError(f"type: {annotation!r} needs a package: {error}.") from error
 
 
 def for_pydantic(annotation: Any) -> Any:
@@ -155,25 +158,6 @@ def for_pydantic(annotation: Any) -> Any:
     if origin in (list, dict, tuple, set):
         return origin[tuple(map(for_pydantic, arguments))]
     return annotation
-
-
-def _schema(annotation: Any) -> dict[str, Any]:
-    from pydantic import PydanticUserError
-    from pydantic.json_schema import GenerateJsonSchema
-
-    class WithoutLeapSeconds(GenerateJsonSchema):  # which the formats have, and Python's types have not
-        def time_schema(self, schema: Any) -> dict[str, Any]:
-            return {**super().time_schema(schema), "pattern": "^..:..:[0-5]"}
-
-        def datetime_schema(self, schema: Any) -> dict[str, Any]:
-            return {**super().datetime_schema(schema), "pattern": "^.{17}[0-5]"}
-
-    adapter = _adapter(annotation)
-    try:
-        schema: dict[str, Any] = adapter.json_schema(schema_generator=WithoutLeapSeconds)
-    except PydanticUserError as error:
-        raise ConstraintError(f"type: {annotation!r} has no JSON schema: {error}") from error
-    return schema
 
 
 def _reader(annotation: Any, load: Callable[[str], Any]) -> Callable[[str], Any]:

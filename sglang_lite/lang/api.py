@@ -119,8 +119,8 @@ def gen(
         dtype: int, float, bool or str: text that spells such a value; the result stays text.
         choices, choices_method: as `select`, which generates nothing: what says how to generate is of no use beside it.
         regex: text that matches from beginning to end; docs/constraints.md has the dialect.
-        json_schema: text that is JSON valid under a schema: schema text, a dict, a pydantic model, or what
-            sgl.grammar.json_schema makes of one with its options.
+        json_schema: text that is JSON valid under a schema: schema text, a dict, a pydantic model (whose objects have
+            no members but its fields), or what sgl.grammar.json_schema makes of a schema with its options.
         type: a Python type: the variable's value is of it, and the text is whatever spells it.
         tools: functions the model may call: the variable is a ToolCall or the answer's text; see tools.py.
         tool_choice: "auto"; "required": one of the tools is called; or one of them, or its name: that one is.
@@ -202,7 +202,12 @@ def _constraint(kind: str, given: Any) -> Constraint:
     if kind == "json_schema":
         if isinstance(given, JsonSchema):
             return given
-        return checked_schema(given.model_json_schema() if hasattr(given, "model_json_schema") else given)
+        if isinstance(given, str | Mapping):
+            return checked_schema(given)
+        written = value_type(given).constraint
+        if not isinstance(written, JsonSchema):
+            raise ParameterError("json_schema", f"{given!r} is not written as JSON.", hint="Use type=.")
+        return written
     if not isinstance(given, str):
         raise ParameterError(kind, f"{given!r} is not a string.")
     return check_written(_WRITTEN[kind](given))

@@ -18,7 +18,14 @@ from typing_extensions import TypedDict
 
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.constraints.types import ValueType, for_pydantic
-from sglang_lite.protocol import JsonSchema, Location, ParameterError, ProgramError, ValueValidationError
+from sglang_lite.protocol import (
+    ConstraintError,
+    JsonSchema,
+    Location,
+    ParameterError,
+    ProgramError,
+    ValueValidationError,
+)
 from sglang_lite.text.tool_calls import call_text, calls_constraint, parse_answer
 
 
@@ -74,7 +81,7 @@ class Toolbox:
             ParameterError: no tools, two of one name, a parameter without a type or of one that JSON can't spell, or a
                 choice that is none.
         """
-        from pydantic import TypeAdapter
+        from sglang_lite.constraints.type_schema import schemas_of  # pydantic takes a while to load
 
         if not tools:
             raise ParameterError("tools", "the list is empty.")
@@ -91,9 +98,8 @@ class Toolbox:
             by_name = {wanted: by_name[wanted]}
         elif choice not in ("auto", "required"):
             raise ParameterError("tool_choice", f"{choice!r} is not 'auto', 'required' or one of the tools.")
-        schemas, shared = TypeAdapter.json_schemas([(n, "validation", reader) for n, (_, reader) in by_name.items()])
-        found = {name: schemas[name, "validation"] for name in by_name}
-        return Toolbox(by_name, found, shared, choice != "auto")
+        schemas, shared = schemas_of([(name, reader) for name, (_, reader) in by_name.items()])
+        return Toolbox(by_name, schemas, shared, choice != "auto")
 
     def value_type(self, family: str | None) -> ValueType:
         """What text spells a call or an answer; values are ToolCall or str.
@@ -170,6 +176,8 @@ def _arguments(tool: Callable[..., Any]) -> Any:
     """A pydantic adapter for a function's arguments by name."""
     from pydantic import PydanticUserError, TypeAdapter, with_config
 
+    from sglang_lite.constraints.type_schema import schema_of
+
     fields: dict[str, Any] = {}
     try:
         hints = inspect.get_annotations(tool, eval_str=True)
@@ -182,8 +190,8 @@ def _arguments(tool: Callable[..., Any]) -> Any:
             fields[parameter.name] = kind if parameter.default is parameter.empty else NotRequired[kind]
         arguments: Any = TypedDict(f"{tool.__name__}_arguments", fields)  # type: ignore[misc] # made at run time
         adapter = TypeAdapter(with_config({"extra": "forbid"})(arguments))
-        adapter.json_schema()
-    except (PydanticUserError, NameError, TypeError) as error:
+        schema_of(adapter, tool.__name__)
+    except (ConstraintError, PydanticUserError, NameError, TypeError) as error:
         raise ParameterError(
             "tools", f"{tool.__name__}: a parameter's type can't be written as JSON: {error}"
         ) from error

@@ -2,18 +2,23 @@
 
 import datetime
 import enum
+import os
 import random
 import re
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypedDict
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, TypeAdapter
 
+import sglang_lite as sgl
 from sglang_lite.constraints.regex import parse, to_python
 from sglang_lite.constraints.sampling import sample
-from sglang_lite.constraints.types import value_type
+from sglang_lite.constraints.types import for_pydantic, value_type
 from sglang_lite.protocol import Choices, ConstraintError, JsonSchema, Regex, ValueValidationError
+from tests.constraints.python_types import CHECKED, HELD, USUAL, WRONG, Checked, CheckedWhole, Plain
+
+SAMPLES = int(os.environ.get("SGLANG_LITE_TYPE_SAMPLES", "12"))
 
 
 class Colour(enum.Enum):
@@ -109,3 +114,62 @@ def test_a_members_time_has_no_leap_second():
     kind, rng = value_type(Moment), random.Random(1)
     texts = [sample(kind.constraint, rng) for _ in range(300)]
     assert all(isinstance(kind.parse(text), Moment) for text in texts)
+
+
+@pytest.mark.parametrize("annotation", [*HELD, *CHECKED], ids=lambda a: str(a)[:60])
+def test_a_random_text_is_read_or_check_says_what_is_not_enforced(annotation):
+    kind = value_type(annotation)
+    assert bool(kind.checked) == (annotation in CHECKED)
+    if kind.constraint is None or kind.checked:
+        return
+    for seed in range(SAMPLES):
+        text = sample(kind.constraint, random.Random(seed))
+        for end in kind.stop:
+            text = text.removesuffix(end)
+        kind.parse(text)
+        if kind.stop == () and isinstance(kind.constraint, JsonSchema):
+            TypeAdapter(for_pydantic(annotation)).validate_json(text)
+
+
+@pytest.mark.parametrize(("annotation", "text"), USUAL, ids=lambda each: str(each)[:60])
+def test_texts_that_people_write_are_in_the_language(annotation, text):
+    assert sgl.grammar.matches(annotation, text)
+
+
+@pytest.mark.parametrize(("annotation", "text"), WRONG, ids=lambda each: str(each)[:60])
+def test_texts_that_pydantic_refuses_are_not(annotation, text):
+    constraint = value_type(annotation).constraint
+    assert not sgl.grammar.matches(constraint, text)
+
+
+def test_check_names_what_is_checked_when_a_text_is_read():
+    assert sgl.grammar.check(Plain).checked == ()
+    assert sgl.grammar.check(list[Checked]).checked == (
+        ("/$defs/Checked/properties/a", "by the function Checked.check_a"),
+    )
+    assert [pointer for pointer, _ in sgl.grammar.check(CheckedWhole).checked] == [""]
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        dict[tuple[int, int], str],
+        dict[None, int],
+        list[Literal[b"x"]],
+        type[int],
+        list[enum.Enum("Pairs", {"A": (1, 2)})],
+    ],
+    ids=str,
+)
+def test_types_that_json_has_no_values_of_are_refused_by_name(annotation):
+    with pytest.raises(ConstraintError, match=r"type: .* has no JSON schema: .*WithJsonSchema"):
+        value_type(annotation)
+
+
+def test_a_value_of_a_type_comes_of_its_text():
+    assert sgl.grammar.validate(Point, '{"x": 1}') == Point(1)
+    assert sgl.grammar.validate(int, "3") == 3
+    with pytest.raises(ValueValidationError):
+        sgl.grammar.validate(Checked, '{"a": 1, "b": ""}')
+    assert not sgl.grammar.matches(Checked, '{"a": 1, "b": ""}')
+    assert sgl.grammar.matches(Checked, '{"a": 2, "b": ""}')
