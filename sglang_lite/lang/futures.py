@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Protocol
 
-from sglang_lite.lang.loop import on_executor
+from sglang_lite.lang.loop import forks, on_executor
 from sglang_lite.protocol import Location, ProgramError, RequestTimeoutError, SglError
 
 
@@ -48,16 +48,21 @@ watched = _Watched()  # set by a crew on its own threads
 class Cell:
     """The value of a node: set once or failed once, read any number of times.
 
-    Attributes:
+    Args:
         where: the user's line that made it.
+        made: `forks()` when what sets it was started; None for now.
+
+    Attributes:
+        where: as given.
         record: what the backend said about the node (a list for several samples); None for values set by hand.
         kind: the Python type of the value, where one was asked for.
     """
 
-    __slots__ = ("_callbacks", "_done", "_error", "_lock", "_value", "kind", "record", "where")
+    __slots__ = ("_callbacks", "_done", "_error", "_lock", "_made", "_value", "kind", "record", "where")
 
-    def __init__(self, where: Location | None = None) -> None:
+    def __init__(self, where: Location | None = None, made: int | None = None) -> None:
         self.where = where
+        self._made = forks() if made is None else made
         self.record: Any = None
         self.kind: Any = None
         self._lock = threading.Lock()
@@ -117,9 +122,10 @@ class Cell:
 
         Raises:
             RequestTimeoutError: not within `timeout` seconds.
+            ProgramError: what sets it is not in this process, or runs on this thread.
         """
         if not self._done:
-            _refuse_on_executor()
+            _refuse_in_vain(self._made, self.where)
             settled = threading.Lock()
             settled.acquire()
             self.when_done(settled.release)
@@ -147,7 +153,12 @@ class Cell:
         return self.result()
 
 
-def _refuse_on_executor() -> None:
+def _refuse_in_vain(made: int, where: Location | None = None) -> None:
+    if made != forks():
+        raise ProgramError(
+            "the program runs in the process that this one is a forked copy of, and nothing will come here.",
+            hint="Read it there, or run the program in this process.", where=where,
+        )  # fmt: skip
     if on_executor():
         raise ProgramError(
             "waiting here would stop what it waits for: this coroutine or rule runs where programs are executed.",
@@ -168,6 +179,7 @@ class TextLog:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._made = forks()
         self._pieces: list[tuple[str, dict[str, Any] | None]] = []
         self._closed = False
         self._error: BaseException | None = None
@@ -208,7 +220,7 @@ class TextLog:
             if ended:
                 break
             if not pieces:
-                _refuse_on_executor()
+                _refuse_in_vain(self._made)
                 ready.acquire()
         self._raise()
 

@@ -49,7 +49,7 @@ from sglang_lite.lang.ir import (
     SglVarScopeBegin,
     SglVarScopeEnd,
 )
-from sglang_lite.lang.loop import executor
+from sglang_lite.lang.loop import executor, forks
 from sglang_lite.lang.results import total_usage, usages_of
 from sglang_lite.protocol import (
     UNSET,
@@ -114,13 +114,14 @@ class Run:
         is_async: the body is a coroutine, whose event loop no read may block.
         body: the task of a streaming coroutine body, which nobody else may hold.
         loop: the event loop that a coroutine body runs on, where that is the caller's.
+        made: `forks()` when it began.
         plain: neither retries nor a timeout are to be watched.
         context: of whoever has run it: what is played elsewhere is played in copies of it.
     """
 
     __slots__ = (
         "_inside", "_last_end", "_records", "_seeds", "_started", "_template", "backend", "body", "body_open",
-        "context", "deadline", "is_async", "loop", "plain", "settings", "timeout",
+        "context", "deadline", "is_async", "loop", "made", "plain", "settings", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -132,7 +133,7 @@ class Run:
         if outer is not None and outer.deadline is not None and outer.deadline < (self.deadline or math.inf):
             self.deadline, self.timeout = outer.deadline, outer.timeout
         self.plain = self.deadline is None and not settings.retries
-        self.body_open = True
+        self.body_open, self.made = True, forks()
         self.body: Any = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self.context = _NO_CONTEXT
@@ -701,7 +702,7 @@ class StreamExecutor:
                 raise ProgramError(f"the variable scope {name!r} is still open.", where=where)
             if not self.run.body_open or current_run.get() is self.run:
                 raise self._unknown(name, where)
-            return self._promises.setdefault(name, Cell(where))
+            return self._promises.setdefault(name, Cell(where, self.run.made))
 
     def _unknown(self, name: str, where: Location | None = None) -> SglError:
         if self._failure is not None:  # it may have been about to be made
@@ -727,7 +728,7 @@ class StreamExecutor:
 
     def read(self, what: Callable[[StreamExecutor], Any], where: Location | None = None) -> Cell:
         """A cell for something about the branch as it is after everything queued so far."""
-        cell = Cell(where)
+        cell = Cell(where, self.run.made)
         self._put(ReadOp(cell, what))
         return cell
 

@@ -46,6 +46,7 @@ class Mailbox:
 
 _executor: Mailbox | None = None
 _lock = threading.Lock()
+_forks = 0
 
 
 def executor() -> Mailbox:
@@ -66,14 +67,20 @@ def on_executor() -> bool:
     return _executor is not None and asyncio._get_running_loop() is _executor.loop
 
 
+def forks() -> int:
+    """How many forks this process is away from the first one. What was made at another number waits for threads that
+    are not here."""
+    return _forks
+
+
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     loop.run_forever()
 
 
 def _forget() -> None:
-    global _executor, _lock
-    _executor, _lock = None, threading.Lock()
+    global _executor, _lock, _forks
+    _executor, _lock, _forks = None, threading.Lock(), _forks + 1
 
 
 os.register_at_fork(after_in_child=_forget)  # threads do not survive a fork

@@ -6,6 +6,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from sglang_lite.lang.loop import forks
+
 
 class ThreadPool:
     """Runs jobs on at most `size` daemon threads, started when they are needed and ended when they long were not.
@@ -21,6 +23,10 @@ class ThreadPool:
 
     def __init__(self, size: int, name: str, idle: float = 5.0) -> None:
         self._size, self._name, self._longest = size, name, idle
+        self._begin()
+
+    def _begin(self) -> None:
+        self._made = forks()
         self._lock = threading.Lock()
         self._jobs: deque[Callable[[], object]] = deque()
         self._idle: list[threading.Lock] = []
@@ -29,6 +35,8 @@ class ThreadPool:
 
     def submit(self, job: Callable[[], object]) -> None:
         """Runs `job` soon. It must deal with its own exceptions."""
+        if self._made != forks():  # none of the threads is in this process
+            self._begin()
         with self._lock:
             self._jobs.append(job)
             self._wake_one()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -38,6 +40,7 @@ from sglang_lite.runtime import native, offline, openmp
 from sglang_lite.runtime.cache.eviction import EVICTION
 from sglang_lite.runtime.cache.store import KVStore
 from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.core import Core
 from sglang_lite.runtime.execute import make_runner, memory
 from sglang_lite.runtime.execute.sampler import SamplingTable
 from sglang_lite.runtime.grammar.base import CompiledGrammar
@@ -95,25 +98,15 @@ class Engine:
         """
         if config.log_level is not None:
             logger.setLevel(config.log_level.upper())
-        ready: Future[StepLoop] = Future()
-
-        def main() -> None:
-            try:
-                if config.threads is not None:
-                    torch.set_num_threads(config.threads)
-                loop = self._build(config, load())
-            except BaseException as error:  # raised again in the constructor
-                ready.set_exception(error)
-                return
-            ready.set_result(loop)
-            loop.run()
-            self._runner.close()
-
-        self._thread = threading.Thread(target=main, name="sglang_lite-engine", daemon=True)
+        ready: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=_run, args=(weakref.ref(self), config, load, ready), name="sglang_lite-engine", daemon=True
+        )
         self._thread.start()
-        self._loop = ready.result()
-        # At exit too: Python ends daemon threads wherever they are, and within torch's code that aborts the process.
-        self._close = weakref.finalize(self, _end_loop, self._loop, self._thread)
+        try:
+            ready.result()
+        finally:
+            del ready  # a failure refers to this frame: no cycle
 
     def _build(self, config: EngineConfig, loaded: LoadedModel) -> StepLoop:
         self.config = config
@@ -147,7 +140,7 @@ class Engine:
             priority=EVICTION[config.eviction],
         )
         sampling = SamplingTable(sizes.max_running)
-        runner = self._runner = make_runner(loaded.model, store.table, sampling, pages, sizes, config)
+        runner = make_runner(loaded.model, store.table, sampling, pages, sizes, config)
         self._longest = longest
         self._scheduler = Scheduler(store, sizes.step_tokens, POLICIES[config.policy])
         self.intake = Intake(
@@ -157,10 +150,16 @@ class Engine:
         self._closed = False
         threads = min(config.threads or os.cpu_count() or 1, _MASK_THREADS)
         self._compiler = Compiler(loaded.tokenizer, loaded.vocab_size, self._eos, config, threads)
-        return StepLoop(
+        loop = self._loop = StepLoop(
             self._scheduler, runner, sampling, self._eos, loaded.vocab_size, MaskFiller(threads),
             overlap=config.overlap, jump=config.jump_forward == "safe",
         )  # fmt: skip
+        self._runner = runner  # last: an engine that fails to start keeps no tensors
+        self._core = Core(loop, self.intake, self._compiler, self.tokenizer, self.vocab_size)
+        # At exit Python runs no finalizers of ours, but `_end_all`, which waits for the threads, too.
+        self._end = weakref.finalize(self, loop.close)
+        self._end.atexit = False
+        return loop
 
     # --------------------------------------------------------------------------------------- one request
 
@@ -204,16 +203,16 @@ class Engine:
         make = partial(self.intake.request, ids, params, sink, stream=stream, namespace=namespace)
         requests = [make()]
         requests += [make(index=i) for i in range(1, requests[0].params.n)]
-        ticket = Ticket(partial(self._abort, requests), requests)
+        ticket = Ticket(partial(_abort, self._loop, requests), requests)
         counted = self.intake.counted(sink, len(requests), rid, ticket)
         for index, request in enumerate(requests):
             request.sink = partial(_indexed, counted, index) if index else counted
             request.priority, request.processor = priority, logit_processor
         if constraint is None:
-            self._start(requests)
+            _start(self._loop, requests)
         else:
             compiled = self._compiler.request_all({constraint})
-            compiled.add_done_callback(partial(self._start_constrained, requests, constraint))
+            compiled.add_done_callback(partial(_start_constrained, self._loop, requests, constraint))
         return ticket
 
     def complete(
@@ -223,43 +222,12 @@ class Engine:
         constraint: Constraint | None = None,
     ) -> Generation:
         """Like `submit` with one sample, and waits for the result."""
+        self._check_wait("complete")
         if isinstance(params.n, int) and params.n > 1:
             raise ParameterError("n", "complete gives one generation.", hint="Use generate or submit.")
         future: Future[Generation] = Future()
         self.submit(prompt, params, constraint, sink=_into(future))
         return future.result()
-
-    def _start(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            self._loop.submit(request)
-
-    def _abort(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            self._loop.abort(request)
-
-    def start_now(self, request: Request) -> None:
-        """Starts a request that is part of something counted."""
-        self._loop.submit(request)
-
-    def abort_request(self, request: Request) -> None:
-        self._loop.abort(request)
-
-    def _start_constrained(
-        self, requests: Sequence[Request], constraint: Constraint, compiled: Future[dict[Constraint, CompiledGrammar]]
-    ) -> None:
-        try:
-            grammar = compiled.result()[constraint]
-            for request in requests:
-                request.matcher = grammar.matcher()
-            self._start(requests)
-        except Exception as error:  # even a grammar engine's failure must end the requests, not vanish in the pool
-            failure = error if isinstance(error, SglError) else ConstraintError(f"no mask can be made: {error!r}")
-            for request in requests:
-                self._loop.fail(request, copy(failure))  # programs add their own places to it
-
-    def continued(self, whole: CompiledGrammar, text: str, part: CompiledGrammar | None) -> CompiledGrammar:
-        """A compiled grammar that goes on from a text; see Continuation."""
-        return self._compiler.continued(whole, text, part)
 
     def compile_grammar(self, constraint: Constraint) -> CompiledGrammar:
         """Makes a constraint ready. May take long.
@@ -268,14 +236,20 @@ class Engine:
             ConstraintError: it can't be enforced.
             EngineClosedError: the engine is closed.
         """
+        self._check_open()
         try:
             return self._compiler.request(constraint).result()
         except SglError as error:
             raise copy(error) from error
 
     def _check_open(self) -> None:
+        self._loop.check_process()
         if self._closed:
             raise EngineClosedError("the engine is closed.")
+
+    def _check_wait(self, name: str) -> None:
+        self._loop.check_wait(name)
+        self._check_open()
 
     # ----------------------------------------------------------------------------------------- selection
 
@@ -298,16 +272,18 @@ class Engine:
         Raises:
             ParameterError, OverloadedError, EngineClosedError: as `submit`.
         """
+        self._check_open()
         if not choices or not all(choices):
             raise ParameterError("choices", "at least one, and none empty.")
         log = self.intake.log(prompt)
         special = isinstance(prompt, str) or prompt.role is None  # in a turn they are its content
-        selecting = Selecting(self, tuple(choices), self.intake.counted(sink))
+        selecting = Selecting(self._core, tuple(choices), self.intake.counted(sink))
         selecting.start(log, unconditional=unconditional, namespace=namespace, special=special)
         return Ticket(selecting.abort)
 
     def select(self, prompt: Prompt | str, choices: Sequence[str], *, unconditional: bool = False) -> Selection:
         """Like `submit_select`, and waits for the result."""
+        self._check_wait("select")
         future: Future[Selection] = Future()
         self.submit_select(prompt, choices, sink=_into(future), unconditional=unconditional)
         return future.result()
@@ -334,27 +310,19 @@ class Engine:
             ParameterError, OverloadedError, EngineClosedError: as `submit`.
         """
         self._check_open()
-        player = Player(self, program, self.intake.log(prompt), sink, stream=stream, namespace=namespace)
+        player = Player(self._core, program, self.intake.log(prompt), sink, stream=stream, namespace=namespace)
         player.sink = self.intake.counted(sink)  # from here on nothing is refused any more
         if player.constraints:
-            self._compiler.request_all(player.constraints).add_done_callback(partial(self._start_program, player))
+            self._compiler.request_all(player.constraints).add_done_callback(
+                partial(_start_program, self._loop, player)
+            )
         else:
             self._loop.post(player.start)
         return Ticket(partial(self._loop.tell, player.abort))
 
-    def _start_program(self, player: Player, compiled: Future[dict[Constraint, CompiledGrammar]]) -> None:
-        try:
-            player.compiled(compiled.result())
-            self._loop.post(player.start)
-        except SglError as error:
-            failure = copy(error)
-            try:
-                self._loop.post(lambda: player.fail(failure))
-            except EngineClosedError:
-                player.fail(failure)
-
     def play(self, prompt: Prompt | str, program: Program) -> tuple[ProgramResult, list[Played]]:
         """Like `run_program`, and waits for the result."""
+        self._check_wait("play")
         played: list[Played] = []
         future: Future[ProgramResult] = Future()
         settle = _into(future)
@@ -382,6 +350,7 @@ class Engine:
             ParameterError, OverloadedError, EngineClosedError: as `submit`; nothing was generated.
             BatchError: some of a list failed; it has the others' results.
         """
+        self._check_wait("generate")
         request.update(prompt=prompt, sampling_params=sampling_params, input_ids=input_ids)
         return offline.generate(self, request, stream=stream)
 
@@ -395,6 +364,7 @@ class Engine:
         **request: Any,
     ) -> Any:
         """Like `generate`, for asyncio; with `stream`, what is awaited is an asynchronous iterator."""
+        self._check_open()
         request.update(prompt=prompt, sampling_params=sampling_params, input_ids=input_ids)
         return await offline.async_generate(self, request, stream=stream)
 
@@ -405,6 +375,7 @@ class Engine:
         Raises:
             ParameterError: no request that is waiting or running has this name.
         """
+        self._loop.check_process()
         self.intake.ticket(rid).abort()
 
     def encode(self, prompt: str | Sequence[str]) -> Any:
@@ -446,6 +417,7 @@ class Engine:
         Raises:
             ModelError: it can't be read, or is another architecture; the engine goes on as it was.
         """
+        self._check_wait("update_weights")
         config = replace(self.config, model=path, revision=None)
         location = resolve(path, None)
 
@@ -473,6 +445,7 @@ class Engine:
 
     def flush_cache(self) -> int:
         """Drops every cached prefix that no request is using; returns how many tokens that freed."""
+        self._check_wait("flush_cache")
         store = self._scheduler.store
         return self._loop.call(store.flush) * store.page_size
 
@@ -481,6 +454,7 @@ class Engine:
         constraints compiled, found compiled, and of those to be compiled found on disk; and of the last 4,096 steps
         with grammars median, 99th percentile and maximum of the seconds that their masks took, and that the device
         (on a CPU: the step) waited for them; and rows that went on a step later, as their masks took too long."""
+        self._check_wait("stats")
         scheduler, store = self._scheduler, self._scheduler.store
 
         def count() -> dict[str, Any]:
@@ -502,10 +476,13 @@ class Engine:
         return self._loop.call(count)
 
     def close(self) -> None:
-        """Stops the engine; requests that have not ended fail with EngineClosedError. May be called again."""
+        """Stops the engine and gives its memory back; requests that have not ended fail with EngineClosedError. May be
+        called again. An engine that nobody refers to any more is closed, too."""
         self._closed = True
+        if self._loop.is_copy:
+            return  # the threads and processes are those of the other process
         self._compiler.close()
-        self._close()
+        self._end()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -518,10 +495,80 @@ class Engine:
         self.close()
 
 
-def _end_loop(loop: StepLoop, thread: threading.Thread) -> None:
-    loop.close()
-    if threading.current_thread() is not thread:
-        thread.join()
+_running: dict[threading.Thread, StepLoop] = {}
+
+
+def _run(
+    engine: weakref.ref[Engine], config: EngineConfig, load: Callable[[], LoadedModel], ready: Future[None]
+) -> None:
+    """An engine's thread. While the loop runs it has no reference to the engine, whose end is the loop's end."""
+    thread = threading.current_thread()
+    try:
+        loop = _running[thread] = _built(engine, config, load)
+    except BaseException as error:  # raised again in the constructor
+        traceback.clear_frames(error.__traceback__)  # whoever keeps the error keeps no tensors
+        ready.set_exception(error)
+        return
+    ready.set_result(None)
+    loop.run()
+    del _running[thread]
+
+
+def _built(engine: weakref.ref[Engine], config: EngineConfig, load: Callable[[], LoadedModel]) -> StepLoop:
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    loaded, built = load(), engine()
+    if built is None:
+        raise EngineClosedError("its constructor was interrupted.")
+    return built._build(config, loaded)
+
+
+@atexit.register
+def _end_all() -> None:
+    """Python ends daemon threads wherever they are, and within torch's code that aborts the process."""
+    for thread, loop in list(_running.items()):
+        if not loop.is_copy:
+            loop.close()
+            thread.join()
+
+
+def _start(loop: StepLoop, requests: Sequence[Request]) -> None:
+    for request in requests:
+        loop.submit(request)
+
+
+def _abort(loop: StepLoop, requests: Sequence[Request]) -> None:
+    for request in requests:
+        loop.abort(request)
+
+
+def _start_constrained(
+    loop: StepLoop,
+    requests: Sequence[Request],
+    constraint: Constraint,
+    compiled: Future[dict[Constraint, CompiledGrammar]],
+) -> None:
+    try:
+        grammar = compiled.result()[constraint]
+        for request in requests:
+            request.matcher = grammar.matcher()
+        _start(loop, requests)
+    except Exception as error:  # even a grammar engine's failure must end the requests, not vanish in the pool
+        failure = error if isinstance(error, SglError) else ConstraintError(f"no mask can be made: {error!r}")
+        for request in requests:
+            loop.fail(request, copy(failure))  # programs add their own places to it
+
+
+def _start_program(loop: StepLoop, player: Player, compiled: Future[dict[Constraint, CompiledGrammar]]) -> None:
+    try:
+        player.compiled(compiled.result())
+        loop.post(player.start)
+    except SglError as error:
+        failure = copy(error)
+        try:
+            loop.post(lambda: player.fail(failure))
+        except EngineClosedError:
+            player.fail(failure)
 
 
 def _indexed(sink: Sink, index: int, event: Event) -> None:

@@ -58,8 +58,11 @@ class Intake:
     def __init__(
         self, most_open: int, seed: int | None, loaded: LoadedModel, longest: int, *, all_special: bool = False
     ) -> None:
-        self._most_open, self._first_seed, self._loaded, self._longest = most_open, seed, loaded, longest
+        self._most_open, self._first_seed, self._longest = most_open, seed, longest
         self._all_special = all_special
+        # Not `loaded` itself: nothing that outlives the engine's thread may hold its model.
+        self._model_name, self._tokenizer = loaded.name, loaded.tokenizer
+        self._vocab_size, self._eos_ids = loaded.vocab_size, loaded.eos_ids
         self._ids = itertools.count()
         self._draws = itertools.count()
         self._lock = threading.Lock()
@@ -89,9 +92,9 @@ class Intake:
             ParameterError: it has an image.
         """
         if isinstance(prompt, Prompt) and prompt.images:
-            raise ParameterError("prompt", f"{self._loaded.name} can't see images.")
+            raise ParameterError("prompt", f"{self._model_name} can't see images.")
         spans = prompt.spans if isinstance(prompt, Prompt) else (Span(prompt),)
-        return TokenLog(self._loaded.tokenizer, spans, all_special=self._all_special)
+        return TokenLog(self._tokenizer, spans, all_special=self._all_special)
 
     def request(
         self,
@@ -119,8 +122,8 @@ class Intake:
             params=resolved,
             seed=self._seed() if resolved.seed is None else sample_seed(resolved.seed, index),
             sink=sink,
-            tokenizer=self._loaded.tokenizer,
-            ends=frozenset(resolved.stop_token_ids) | (frozenset() if resolved.ignore_eos else self._loaded.eos_ids),
+            tokenizer=self._tokenizer,
+            ends=frozenset(resolved.stop_token_ids) | (frozenset() if resolved.ignore_eos else self._eos_ids),
             stream=stream,
             namespace=namespace,
             score_from=score_from if score_from is not None else start if start >= 0 else None,
@@ -132,7 +135,7 @@ class Intake:
         Raises:
             ParameterError: a bad parameter, an id that is no token's, or the prompt does not fit.
         """
-        vocab_size = self._loaded.vocab_size
+        vocab_size = self._vocab_size
         resolved = resolve_params(params, vocab_size)
         try:
             array = np.array(ids)
@@ -145,7 +148,7 @@ class Intake:
         if room < (1 if resolved.max_tokens else 0):
             raise ParameterError(
                 "prompt",
-                f"{len(ids):,} tokens long; {self._loaded.name} takes {self._longest:,}, the answer included.",
+                f"{len(ids):,} tokens long; {self._model_name} takes {self._longest:,}, the answer included.",
                 hint="Shorten it, or raise context_length and max_total_tokens.",
             )
         if resolved.return_logprob and resolved.logprob_start_len > len(ids):

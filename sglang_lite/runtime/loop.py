@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lite.protocol import (
+    BackendError,
     EngineClosedError,
     RequestAbortedError,
     SglError,
@@ -66,6 +69,10 @@ class Runs(Protocol):
     def sample(
         self, forward: Any, rows: NDArray[np.int64], special: dict[int, Special], masks: Masks | None
     ) -> Drawn: ...
+
+    def close(self) -> None:
+        """Gives the memory back. Nothing can be run any more."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,22 +131,60 @@ class StepLoop:
         self._closing = False  # told to stop; read and written on the loop's thread
         self._ended = False  # takes no more commands; under the lock
         self._lock = threading.Lock()
+        self._process = os.getpid()
+        self._thread: int | None = None  # that runs it
 
     # ------------------------------------------------------------------------------------- any thread
+
+    @property
+    def is_copy(self) -> bool:
+        """This process is a forked copy, which has no such thread."""
+        return os.getpid() != self._process
+
+    def check_process(self) -> None:
+        """To be called before any lock is taken: in a forked copy it may be held by a thread that is not there.
+
+        Raises:
+            EngineClosedError: this process is a forked copy.
+        """
+        if self.is_copy:
+            raise EngineClosedError(
+                f"the engine runs in process {self._process}, and this one ({os.getpid()}) is a forked copy of it.",
+                hint="Start an engine in this process (and make it the default backend here), or start processes with "
+                'multiprocessing\'s "spawn" method.',
+            )
+
+    def check_wait(self, name: str) -> None:
+        """
+        Raises:
+            BackendError: `name` was called on the loop's own thread, which would wait for itself.
+            EngineClosedError: as `check_process`.
+        """
+        self.check_process()
+        if threading.get_ident() == self._thread:
+            raise BackendError(
+                f"{name} was called on the engine's own thread, by a logit processor or a sink, and waits for it.",
+                hint="Call it on another thread; submit() and its like don't wait.",
+            )
 
     def post(self, command: Callable[[], object]) -> None:
         """Runs `command` on the loop's thread, soon.
 
         Raises:
-            EngineClosedError: the loop has ended; nothing was posted.
+            EngineClosedError: the loop has ended, or runs in another process; nothing was posted.
         """
+        self.check_process()
         with self._lock:
             if self._ended:
                 raise EngineClosedError("the engine is closed.") from self.crash
             self._inbox.put(command)
 
     def call(self, command: Callable[[], T]) -> T:
-        """Runs `command` on the loop's thread and returns its result. Not to be called on that thread."""
+        """Runs `command` on the loop's thread and returns its result.
+
+        Raises:
+            EngineClosedError: the loop has ended.
+        """
         future: Future[T] = Future()
 
         def run() -> None:
@@ -173,17 +218,18 @@ class StepLoop:
                 request.tell(error)
 
     def close(self) -> None:
-        """Tells the loop to end; every request that has not ended fails."""
+        """Tells the loop to end; every request that has not ended fails. Takes no lock: whoever collects garbage calls
+        it, whatever it holds."""
+        self._inbox.put(self._stop)
 
-        def stop() -> None:
-            self._closing = True
-
-        self.tell(stop)
+    def _stop(self) -> None:
+        self._closing = True
 
     # --------------------------------------------------------------------------------- the loop's thread
 
     def run(self) -> None:
         """The loop itself, on the thread that calls it, until `close`."""
+        self._thread = threading.get_ident()
         try:
             while True:
                 if self.scheduler.idle and self._in_flight is None:
@@ -198,7 +244,9 @@ class StepLoop:
             self.crash = crash
             error = EngineClosedError(f"the engine's loop crashed: {crash!r}")
             error.__cause__ = crash
-        self._closing = True
+            traceback.clear_frames(crash.__traceback__)  # whoever keeps the error keeps no tensors
+        self._closing, self._in_flight = True, None
+        self._masks = self._masks[:0].copy()  # on a GPU, memory that stays where it is
         self._filler.close()
         with self._lock:
             self._ended = True
@@ -207,6 +255,7 @@ class StepLoop:
                 request.state = State.FAILED
                 request.tell(error)
         self._run_commands()
+        self._runner.close()
 
     def _run_commands(self) -> None:
         while True:

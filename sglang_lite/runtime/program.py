@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from sglang_lite.protocol import (
     Constraint,
@@ -30,15 +30,13 @@ from sglang_lite.protocol import (
     TextSegment,
     Unset,
 )
+from sglang_lite.runtime.core import Core
 from sglang_lite.runtime.grammar.base import CompiledGrammar
 from sglang_lite.runtime.grammar.continuing import walked
 from sglang_lite.runtime.request import Event, Request
 from sglang_lite.runtime.sampling_params import resolve_params
 from sglang_lite.runtime.selecting import Selecting
 from sglang_lite.runtime.tokens.token_log import TokenLog
-
-if TYPE_CHECKING:
-    from sglang_lite.runtime.engine import Engine
 
 ProgramSink: TypeAlias = Callable[["Played | ProgramResult | SglError"], None]
 
@@ -47,7 +45,7 @@ class Player:
     """One program that is being played. After `start` everything happens on the engine's thread.
 
     Args:
-        engine: that plays it.
+        core: of the engine that plays it.
         program: checked here.
         log: the prompt it goes on from.
         sink: gets what each segment brings, and last a ProgramResult or an SglError.
@@ -59,9 +57,9 @@ class Player:
     """
 
     def __init__(
-        self, engine: Engine, program: Program, log: TokenLog, sink: ProgramSink, *, stream: bool, namespace: str
+        self, core: Core, program: Program, log: TokenLog, sink: ProgramSink, *, stream: bool, namespace: str
     ) -> None:
-        self.engine, self.stream, self.namespace = engine, stream, namespace
+        self.core, self.stream, self.namespace = core, stream, namespace
         self.sink = sink
         self._ended = False
         self._live: set[Request] = set()
@@ -70,7 +68,7 @@ class Player:
         self._parts, self._wholes = set[Constraint](), set[Constraint]()
         for segment in _all(program.segments):
             if isinstance(segment, GenSegment):
-                resolve_params(segment.params, engine.vocab_size)
+                resolve_params(segment.params, core.vocab_size)
                 if not isinstance(segment.params.n, Unset) and segment.params.n != 1:
                     raise ParameterError("n", "a generation inside a program has one sample.", hint="Fork instead.")
                 if segment.constraint is not None:
@@ -102,14 +100,14 @@ class Player:
             return
         self._ended = True
         for request in list(self._live):
-            self.engine.abort_request(request)
+            self.core.loop.abort(request)
         for selecting in list(self._selecting):
             selecting.abort()
         self.sink(error)
 
     def submit(self, request: Request) -> None:
         self._live.add(request)
-        self.engine.start_now(request)
+        self.core.loop.submit(request)
 
     def request(
         self, log: TokenLog, segment: GenSegment, within: _Within | None, sink: Callable[[Event], None]
@@ -120,12 +118,12 @@ class Player:
             ParameterError: the prompt has grown too long.
             ConstraintError: the text before it does not go on in the grammar.
         """
-        request = self.engine.intake.request(
+        request = self.core.intake.request(
             log.ids(), segment.params, sink, stream=self.stream, namespace=self.namespace
         )
         grammar = None if segment.constraint is None else self.grammars[segment.constraint]
         if within is not None:
-            grammar = self.engine.continued(within.grammar, within.text, grammar)
+            grammar = self.core.compiler.continued(within.grammar, within.text, grammar)
         request.matcher = None if grammar is None else grammar.matcher()
         return request
 
@@ -142,7 +140,7 @@ class Player:
             self._selecting.discard(selecting)
             sink(outcome)
 
-        selecting = Selecting(self.engine, tuple(choices), ended)
+        selecting = Selecting(self.core, tuple(choices), ended)
         self._selecting.add(selecting)
         selecting.start(
             log, unconditional=segment.unconditional, namespace=self.namespace, special=segment.special

@@ -5,14 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from sglang_lite.protocol import ChoiceScore, Generation, SamplingParams, Selection, SglError, Span, Usage
+from sglang_lite.runtime.core import Core
 from sglang_lite.runtime.request import Event, Request
 from sglang_lite.runtime.tokens.token_log import TokenLog
-
-if TYPE_CHECKING:
-    from sglang_lite.runtime.engine import Engine
 
 _SCORE = SamplingParams(max_tokens=0, return_logprob=True)
 
@@ -30,8 +27,8 @@ class Selecting:
         sink: called once.
     """
 
-    def __init__(self, engine: Engine, choices: tuple[str, ...], sink: Callable[[Selection | SglError], None]) -> None:
-        self._engine, self._choices, self._sink = engine, choices, sink
+    def __init__(self, core: Core, choices: tuple[str, ...], sink: Callable[[Selection | SglError], None]) -> None:
+        self._core, self._choices, self._sink = core, choices, sink
         self._lock = threading.Lock()
         self._ended = False
         self._results: dict[int, Generation] = {}
@@ -54,18 +51,16 @@ class Selecting:
         if unconditional:
             rows += [(log.encode([choice], alone=True), 1) for choice in choices]
         self._requests = [
-            self._engine.intake.request(
-                ids, _SCORE, partial(self._row_done, row), namespace=namespace, score_from=start
-            )
+            self._core.intake.request(ids, _SCORE, partial(self._row_done, row), namespace=namespace, score_from=start)
             for row, (ids, start) in enumerate(rows)
         ]
         for request in self._requests:
-            self._engine.start_now(request)
+            self._core.loop.submit(request)
 
     def abort(self) -> None:
         """Ends it with RequestAbortedError, unless it has ended."""
         for request in self._requests:
-            self._engine.abort_request(request)
+            self._core.loop.abort(request)
 
     def _rows(self, log: TokenLog, choices: Sequence[Span]) -> list[tuple[list[int], int]]:
         """For each choice the ids of prompt and choice, and from where on they are scored."""
@@ -79,7 +74,7 @@ class Selecting:
         return [(log.fixed + ids, start) for ids in together]
 
     def _document_start(self) -> int:
-        tokenizer = self._engine.tokenizer
+        tokenizer = self._core.tokenizer
         if tokenizer.bos_id is not None:
             return tokenizer.bos_id
         return min(tokenizer.eos_ids, default=0)
@@ -130,7 +125,7 @@ class Selecting:
         """The log-probabilities of a choice without the prompt; nothing precedes its first token but a document's
         start, where the model has such a token."""
         found = tuple(e.logprob for e in self._results[row].prompt_logprobs)
-        has_start = self._engine.tokenizer.bos_id == self._requests[row].tokens[0]
+        has_start = self._core.tokenizer.bos_id == self._requests[row].tokens[0]
         return found if has_start else (None, *found)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from typing import Any
 
@@ -12,6 +13,14 @@ from sglang_lite.protocol import ParameterError
 
 logger = logging.getLogger("sglang_lite")
 _starting = threading.Lock()
+
+
+def _forget() -> None:
+    global _starting
+    _starting = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)  # a thread that is not in the copy may have it
 
 
 def as_backend(value: Any) -> BaseBackend:

@@ -1,0 +1,28 @@
+"""What requests under way refer to instead of their engine, so that an engine ends when nobody else refers to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sglang_lite.runtime.grammar.compile import Compiler
+from sglang_lite.runtime.intake import Intake
+from sglang_lite.runtime.loop import StepLoop
+from sglang_lite.runtime.tokens.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """
+    Attributes:
+        loop: runs requests; has the model until it ends.
+        intake: makes requests.
+        compiler: makes grammars.
+        tokenizer: the model's.
+        vocab_size: the model's.
+    """
+
+    loop: StepLoop
+    intake: Intake
+    compiler: Compiler
+    tokenizer: Tokenizer
+    vocab_size: int
