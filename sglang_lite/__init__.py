@@ -74,11 +74,13 @@ if TYPE_CHECKING:
         Regex,
         RequestAbortedError,
         RequestTimeoutError,
+        SamplingParams,
         SglError,
         TemplateError,
         UnknownVariableError,
         ValueValidationError,
     )
+    from sglang_lite.runtime.config import EngineConfig
     from sglang_lite.runtime.engine import Engine
 
 _HOMES = {
@@ -103,9 +105,10 @@ _HOMES = {
     "protocol": (
         "BackendError", "BatchError", "CapabilityError", "Choices", "ConstraintError", "DownloadError",
         "EngineClosedError", "ModelError", "OverloadedError", "ParameterError", "ProgramError", "RefusalError", "Regex",
-        "RequestAbortedError", "RequestTimeoutError", "SglError", "TemplateError", "UnknownVariableError",
-        "ValueValidationError",
+        "RequestAbortedError", "RequestTimeoutError", "SamplingParams", "SglError", "TemplateError",
+        "UnknownVariableError", "ValueValidationError",
     ),
+    "runtime.config": ("EngineConfig",),
     "runtime.engine": ("Engine",),
 }  # fmt: skip
 _HOME = {name: f"sglang_lite.{home}" for home, names in _HOMES.items() for name in names}

@@ -78,3 +78,9 @@ def test_grammar_check_for_a_models_tokens(written, capsys, model_file):
     assert main(["grammar", "check", file, "--model", str(model_file), "--match", '"two"']) == 0
     assert "matches: yes" in capsys.readouterr().out
     assert main(["grammar", "check", file, "--model", "no-such-model"]) == 1
+
+
+@pytest.mark.parametrize("arguments", [["models"], ["models", "list"]])
+def test_models_are_listed(arguments, capsys):
+    assert main(arguments) == 0
+    assert capsys.readouterr().out.startswith("smollm2-135m")

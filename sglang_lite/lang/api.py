@@ -110,12 +110,33 @@ def gen(
     backend: Any = None,
     reasoning: str | None = None,
 ) -> SglGen | SglSelect:
-    """A generation. What is None comes from the run.
+    """A generation. What is None comes from the run (`program.run(temperature=…)`). What that does not set either has
+    the default that stands here in parentheses on an engine of this process, and the provider's on a remote model.
 
     Args:
         name: of the variable that gets the result.
-        max_tokens … return_text_in_logprobs, seed … logit_bias: see SamplingParams. With `n` > 1 the variable is a
-            list; the first sample continues the text and is what streams show.
+        max_tokens: most tokens to generate, at least 0 (128).
+        min_tokens: no end of sequence and no stop before this many tokens (0).
+        n: how many independent samples (1). With more the variable is a list; the first sample continues the text and
+            is what streams show.
+        stop: text, or some, that ends the generation and is no part of the result.
+        stop_token_ids: token ids that end it.
+        stop_regex: patterns of Python's `re` that end it as soon as the text contains a match.
+        temperature: 0 takes the likeliest token (1.0).
+        top_p: draw from the likeliest tokens that have this probability together, above 0 and at most 1 (1.0).
+        top_k: draw from this many of the likeliest; -1 for all (-1).
+        min_p: leave out tokens less likely than this share of the likeliest, 0 to 1 (0.0).
+        frequency_penalty: for each occurrence of a token in the output, -2 to 2 (0.0).
+        presence_penalty: once for tokens in the output, -2 to 2 (0.0).
+        ignore_eos: go on after an end-of-sequence token (False).
+        return_logprob: report tokens' log-probabilities in the metadata, `s.get_meta_info(name)` (False).
+        logprob_start_len: with them, those of prompt tokens from this position on; -1 for none (-1).
+        top_logprobs_num: with them, so many of the likeliest tokens at each position (0).
+        return_text_in_logprobs: with them, each token's text (False).
+        seed: draws depend on it and on the token's position alone; without one each call draws anew.
+        include_stop: keep what has ended it in the text (False).
+        repetition_penalty: for tokens in the prompt or the output, above 0 and at most 2 (1.0).
+        logit_bias: what is added to the logits of token ids.
         dtype: int, float, bool or str: text that spells such a value; the result stays text.
         choices, choices_method: as `select`, which generates nothing: what says how to generate is of no use beside it.
         regex: text that matches from beginning to end; docs/constraints.md has the dialect.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_type_hints
 
 from sglang_lite.protocol import ParameterError
 
 DEFAULT_MODEL = "smollm2-135m"
+_Constructor = TypeVar("_Constructor", bound=Callable[..., None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,8 @@ class EngineConfig:
             without CUDA graphs. One that is named and can't is refused. Without a meaning on a CPU.
         threads: CPU threads; None for one per physical core.
         seed: of the requests that set none; None for fresh randomness.
-        log_level: of this package's messages, for the whole process; None leaves it as it is.
+        log_level: of this package's messages, for the whole process, in letters of any case; they are shown on standard
+            error where the caller has set up no logging. None leaves it as it is.
     """
 
     model: str = DEFAULT_MODEL
@@ -127,6 +131,8 @@ class EngineConfig:
                 "step_tokens", f"{self.step_tokens} is less than max_running ({self.max_running}).",
                 hint="Every running request takes one token of a step.",
             )  # fmt: skip
+        if isinstance(self.log_level, str):
+            object.__setattr__(self, "log_level", self.log_level.lower())
         for name, allowed in (
             ("load_format", ("auto", "dummy")),
             ("dtype", ("auto", "float32", "bfloat16", "float16", "int8")),
@@ -159,7 +165,25 @@ class EngineConfig:
         return EngineConfig(**values)
 
 
-_SWITCHES = ("special_tokens_in_roles", "prefix_cache", "overlap", "deterministic", "cuda_graphs")
+_SWITCHES = (
+    "special_tokens_in_roles", "prefix_cache", "overlap", "deterministic", "original_logprobs", "cuda_graphs",
+)  # fmt: skip
+
+
+FIELDS = (EngineConfig.__doc__ or "").partition("Attributes:\n")[2].rstrip()  # for other docstrings
+
+
+def takes_fields(constructor: _Constructor) -> _Constructor:
+    """Gives a constructor that takes the fields as keywords, and the model also by position, their signature."""
+    this = next(iter(inspect.signature(constructor).parameters.values()))
+    kinds = get_type_hints(EngineConfig)
+    first, *others = [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=kinds[f.name])
+        for f in fields(EngineConfig)
+    ]
+    first = first.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    constructor.__dict__["__signature__"] = inspect.Signature([this, first, *others], return_annotation=None)
+    return constructor
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +193,6 @@ class Sizes:
     max_running: int
     step_tokens: int
     page_size: int
-
-
-_SWITCHES = ("prefix_cache", "overlap", "deterministic", "original_logprobs", "cuda_graphs")
 
 
 def _check_int(name: str, value: object, least: int) -> None:

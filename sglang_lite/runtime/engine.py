@@ -36,10 +36,10 @@ from sglang_lite.protocol import (
     Selection,
     SglError,
 )
-from sglang_lite.runtime import native, offline, openmp
+from sglang_lite.runtime import messages, native, offline, openmp
 from sglang_lite.runtime.cache.eviction import EVICTION
 from sglang_lite.runtime.cache.store import KVStore
-from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.config import FIELDS, EngineConfig, takes_fields
 from sglang_lite.runtime.core import Core
 from sglang_lite.runtime.execute import make_runner, memory
 from sglang_lite.runtime.execute.sampler import SamplingTable
@@ -66,21 +66,28 @@ _MASK_THREADS = 4  # more are no faster, and hold up the loop
 
 
 class Engine:
-    """
+    __doc__ = f"""A model, ready to run: for programs (`sgl.set_default_backend`, `run(backend=…)`), and by itself.
+
     Args:
-        **config: the fields of EngineConfig. SGLang's ServerArgs of the same meaning (`model_path` …) are taken, too.
+{FIELDS}
+
+    SGLang's ServerArgs of the same meaning (`model_path` …) are taken, too.
 
     Raises:
         ParameterError: an unknown parameter or a bad value.
         ModelError: the model can't be found, read or run.
     """
 
-    def __init__(self, **config: Any) -> None:
+    @takes_fields
+    def __init__(self, model: str | os.PathLike[str] | None = None, **config: Any) -> None:
+        if model is not None:
+            config["model"] = os.fspath(model)
         settings = EngineConfig.make(**native.engine_settings(config))
         path = resolve(settings.model, settings.revision)
         started = time.perf_counter()
         self._launch(settings, lambda: load_model(settings, path))
-        logger.info("%s loaded in %.1f s", self.model_name, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        messages.say(f"{self._ready_line}; ready after {seconds:.1f} s.", settings.log_level)
 
     @classmethod
     def of(cls, loaded: LoadedModel, **config: Any) -> Engine:
@@ -96,8 +103,7 @@ class Engine:
         that computes, and with more teams than cores each product waits for sleeping threads (measured: 13 ms a token
         instead of 8).
         """
-        if config.log_level is not None:
-            logger.setLevel(config.log_level.upper())
+        messages.set_level(config.log_level)
         ready: Future[None] = Future()
         self._thread = threading.Thread(
             target=_run, args=(weakref.ref(self), config, load, ready), name="sglang_lite-engine", daemon=True
@@ -142,6 +148,8 @@ class Engine:
         sampling = SamplingTable(sizes.max_running)
         runner = make_runner(loaded.model, store.table, sampling, pages, sizes, config)
         self._longest = longest
+        kind = str(getattr(getattr(loaded.model, "precision", None), "compute", config.dtype)).removeprefix("torch.")
+        self._ready_line = f"{loaded.name} on {device}, {kind}, room for {pages * sizes.page_size:,} tokens"
         self._scheduler = Scheduler(store, sizes.step_tokens, POLICIES[config.policy])
         self.intake = Intake(
             config.max_queued + sizes.max_running, config.seed, loaded, longest,

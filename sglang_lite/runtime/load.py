@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sglang_lite.protocol import ModelError, ParameterError
+from sglang_lite.runtime import messages
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.models.decoder import Decoder, Precision
 from sglang_lite.runtime.models.kv_scales import kv_scales
@@ -69,6 +71,7 @@ def load_model(config: EngineConfig, path: Path) -> LoadedModel:
             ),
             device,
             config.context_length or spec.max_positions,
+            partial(messages.progress, level=config.log_level),
         )
     if model.precision.cache.itemsize == 1:
         model.kv_scales = kv_scales(model, source.kv_scales(spec.num_kv_heads), tokenizer.bos_id)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +72,7 @@ class Decoder:
         precision: numeric formats.
         device: where it runs.
         max_positions: longest sequence that will be run.
+        watch: goes through the numbers of the layers while they are read.
 
     Raises:
         ModelError: a tensor is missing, misshapen or left over.
@@ -85,6 +87,7 @@ class Decoder:
         precision: Precision,
         device: torch.device,
         max_positions: int,
+        watch: Callable[[Iterable[int]], Iterable[int]] = iter,
     ) -> None:
         self.spec, self.precision, self.device = spec, precision, device
         reader = _Reader(spec, source, precision, device, fused=self.fused)
@@ -94,7 +97,7 @@ class Decoder:
         self.embedding, self.head = reader.embedding_and_head()
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=precision.compute).item()
         self.layers: list[_Layer] = []
-        for i in range(spec.num_layers):
+        for i in watch(range(spec.num_layers)):
             self.layers.append(reader.layer(i))
             _return_freed_memory()
         self.norm = reader.norm("model.norm", spec.hidden_size)

@@ -1,0 +1,49 @@
+"""What an engine says while it starts: a bar while weights are read, and one line when it is ready.
+
+Both go to standard error where somebody watches it (a terminal or a notebook), unless `log_level` asks for warnings
+and errors alone; the line is a log message of level "info" where those are shown.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable
+from typing import TypeVar
+
+logger = logging.getLogger("sglang_lite")
+_T = TypeVar("_T")
+
+
+def set_level(level: str | None) -> None:
+    """Shows this package's messages of a level and above, also where the caller has set up no logging."""
+    if level is None:
+        return
+    logger.setLevel(level.upper())
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        handler.addFilter(lambda record: not logging.getLogger().handlers)  # the caller's, set up later, say it instead
+        logger.addHandler(handler)
+
+
+def progress(parts: Iterable[_T], level: str | None) -> Iterable[_T]:
+    """The parts of a model that are loaded, with a bar that shows how far they are."""
+    from tqdm.auto import tqdm
+
+    bar: Iterable[_T] = tqdm(
+        parts, desc="Loading", unit="layer", leave=False, delay=0.5, disable=not _watched(level)
+    )  # fmt: skip
+    return bar
+
+
+def say(line: str, level: str | None) -> None:
+    """One line about the engine."""
+    if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
+        logger.info(line)
+    elif _watched(level):
+        print(line, file=sys.stderr)
+
+
+def _watched(level: str | None) -> bool:
+    return level in (None, "debug", "info") and (sys.stderr.isatty() or "ipykernel" in sys.modules)

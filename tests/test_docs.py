@@ -1,0 +1,83 @@
+"""The snippets of the README and the docs: they compile, name what there is, and run where they need no network."""
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import sglang_lite as sgl
+from sglang_lite.runtime.config import EngineConfig
+
+ROOT = Path(__file__).parent.parent
+SNIPPETS = [
+    pytest.param(text, id=f"{path.name}-{i}")
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md")
+    for i, text in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL))
+]
+
+
+def test_there_are_snippets():
+    assert len(SNIPPETS) >= 4
+
+
+@pytest.mark.parametrize("text", SNIPPETS)
+def test_a_snippet_compiles_and_names_what_there_is(text):
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "sgl":
+            assert hasattr(sgl, node.attr)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("sgl."):
+            accepts(getattr(sgl, node.func.attr), node)
+
+
+def accepts(callee, call):
+    given = {keyword.arg: None for keyword in call.keywords}
+    inspect.signature(callee).bind(*call.args, **given)
+    if callee is sgl.Engine:
+        EngineConfig.make(**{k.arg: ast.literal_eval(k.value) for k in call.keywords})
+
+
+def test_the_first_program_of_the_readme_runs(engine, capsys):
+    sgl.set_default_backend(engine)
+    exec(compile(SNIPPETS[0].values[0], "README.md", "exec"), {"__name__": "readme"})
+    assert "name='Maria Lopez' age=34" in capsys.readouterr().out
+
+
+def test_the_program_of_coroutines_in_the_readme_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    better = sgl.function(lambda s, question: s.assistant(sgl.gen("better")))
+    backend = sgl.ScriptedBackend({"grade": "3"}, default="a plan")
+    sgl.set_default_backend(backend)
+    text = next(p.values[0] for p in SNIPPETS if "async def answer" in p.values[0])
+    names = {"sgl": sgl, "better": better, "items": [{"question": "Why?"}]}
+    exec(compile(text, "README.md", "exec"), names)
+    assert [state["better"] for state in names["states"]] == ["a plan"]
+
+
+def test_the_grammar_over_several_nodes_runs(engine):
+    text = next(p.values[0] for p in SNIPPETS if "s.grammar(Person)" in p.values[0])
+    from pydantic import BaseModel
+
+    class Person(BaseModel):
+        name: str
+        age: int
+
+    def program(s):
+        s += "A person: "
+        exec(compile(text, "constraints.md", "exec"), {"sgl": sgl, "Person": Person, "s": s})
+
+    state = sgl.function(program).run(backend=engine, temperature=0, max_new_tokens=12)
+    assert isinstance(state["age"], int)
+
+
+def test_help_of_an_engine_and_of_gen_has_every_parameter_with_its_default():
+    for callee in (sgl.Engine, sgl.gen):
+        for name in inspect.signature(callee).parameters:
+            assert re.search(rf"^ +([\w, ]+, )?{name}(, [\w, ]+)?: ", callee.__doc__, re.MULTILINE), name
+    shown = inspect.signature(sgl.Engine).parameters
+    assert {name: p.default for name, p in shown.items()} == {
+        name: field.default for name, field in EngineConfig.__dataclass_fields__.items()
+    }
+    assert "(128)" in sgl.gen.__doc__
