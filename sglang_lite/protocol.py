@@ -6,7 +6,7 @@ Data only. Nothing here knows how a prompt is rendered, how a model is run or ho
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -260,10 +260,11 @@ class Choices:
     options: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        given: Any = self.options  # a list is no key of a cache
-        if isinstance(given, str) or not all(isinstance(option, str) for option in given):
-            raise ConstraintError(f"choices: {given!r} is not a list of texts.")
-        object.__setattr__(self, "options", tuple(given))
+        given: Any = self.options
+        options = (None,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+        if not all(isinstance(option, str) for option in options):
+            raise ConstraintError(f"choices: {given!r:.80} is not a list of texts.")
+        object.__setattr__(self, "options", options)  # a list is no key of a cache
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, overload
 
 from sglang_lite.constraints.given import Source, as_constraint, check_written
 from sglang_lite.constraints.schema import json_schema as checked_schema
 from sglang_lite.constraints.types import value_type
 from sglang_lite.lang.backend.default import as_backend
-from sglang_lite.lang.choices import ChoicesSamplingMethod, token_length_normalized
+from sglang_lite.lang.choices import ChoicesSamplingMethod, method_of, token_length_normalized
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.ir import (
@@ -28,6 +28,7 @@ from sglang_lite.lang.ir import (
     SglVideo,
     as_expr,
 )
+from sglang_lite.lang.params import check_limits
 from sglang_lite.lang.params import gen_params as sampling_params
 from sglang_lite.lang.tools import Toolbox
 from sglang_lite.protocol import Constraint, Ebnf, JsonSchema, Lark, ParameterError, Regex
@@ -89,8 +90,8 @@ def gen(
     top_logprobs_num: int | None = None,
     return_text_in_logprobs: bool | None = None,
     dtype: Any = None,
-    choices: Sequence[str] | None = None,
-    choices_method: ChoicesSamplingMethod | None = None,
+    choices: Iterable[str] | None = None,
+    choices_method: ChoicesSamplingMethod | str | None = None,
     regex: str | None = None,
     json_schema: str | Mapping[str, Any] | type | JsonSchema | None = None,
     *,
@@ -176,7 +177,8 @@ def gen(
         for parameter, value in own.items():
             if value is not None:
                 raise ParameterError(parameter, "a generation among choices scores them, and generates nothing.")
-        return select(name, choices, temperature or 0.0, choices_method or token_length_normalized)
+        method = token_length_normalized if choices_method is None else choices_method
+        return select(name, choices, 0.0 if temperature is None else temperature, method)
     if choices_method is not None:
         raise ParameterError("choices_method", "needs choices.")
     params = sampling_params(
@@ -185,7 +187,7 @@ def gen(
         return_text_in_logprobs, seed, include_stop, repetition_penalty, logit_bias,
     )  # fmt: skip
     options = None
-    if timeout is not None or retries is not None or check or backend is not None or reasoning is not None:
+    if timeout is not None or retries is not None or check is not None or backend is not None or reasoning is not None:
         options = _options(timeout, retries, check, backend, reasoning)
     if not kinds:
         return SglGen(name, params, None, None, (), options)
@@ -206,10 +208,7 @@ def gen(
 
 
 def _options(timeout: Any, retries: Any, check: Any, backend: Any, reasoning: Any) -> GenOptions:
-    if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
-        raise ParameterError("timeout", f"{timeout!r} is not a number of seconds above 0.")
-    if retries is not None and (isinstance(retries, bool) or not isinstance(retries, int) or retries < 0):
-        raise ParameterError("retries", f"{retries!r} is not a whole number of at least 0.")
+    check_limits(timeout, retries)
     if check is not None and not callable(check):
         raise ParameterError("check", f"{check!r} is not a function.")
     if reasoning is not None:
@@ -291,9 +290,9 @@ def gen_string(
 
 def select(
     name: str | None = None,
-    choices: Sequence[str] | None = None,
+    choices: Iterable[str] | None = None,
     temperature: float = 0.0,
-    choices_method: ChoicesSamplingMethod = token_length_normalized,
+    choices_method: ChoicesSamplingMethod | str = token_length_normalized,
     *,
     multi: bool | Multi = False,
 ) -> SglSelect:
@@ -303,24 +302,30 @@ def select(
         name: of the variable that gets the choice.
         choices: at least one text, none empty, none twice.
         temperature: 0 takes the best by the method; more draws from the softmax of the method's scores.
-        choices_method: how the scores are compared; see choices.py.
+        choices_method: how the scores are compared, or its name ("greedy_token_selection" …); see choices.py.
         multi: several answers: the variable is a list. Choices are added one by one, ", " between them, until a line
             end scores better; `Multi(separator, end)` sets the two.
 
     Raises:
         ParameterError: no choices, or bad ones.
     """
-    if choices is None or isinstance(choices, str) or not list(choices):
-        raise ParameterError("choices", f"{choices!r} is not a list of at least one text.")
-    for choice in choices:
+    if name is not None and not isinstance(name, str):
+        raise ParameterError("name", f"{name!r:.60} is not a string.")
+    texts = () if isinstance(choices, str) or not isinstance(choices, Iterable) else tuple(choices)
+    if not texts:
+        raise ParameterError("choices", f"{choices!r:.80} is not a list of at least one text.")
+    for choice in texts:
         if not isinstance(choice, str) or not choice:
             raise ParameterError("choices", f"{choice!r} is not a non-empty text.")
-    if len(set(choices)) < len(choices):
+    if len(set(texts)) < len(texts):
         raise ParameterError("choices", "the same text stands in it twice.")
-    if not isinstance(temperature, int | float) or not 0 <= temperature < float("inf"):
+    real = isinstance(temperature, int | float) and not isinstance(temperature, bool)
+    if not real or not 0 <= temperature < float("inf"):
         raise ParameterError("temperature", f"{temperature!r} is not a number of at least 0.")
     several = (Multi() if multi else None) if isinstance(multi, bool) else multi
-    return SglSelect(name, tuple(choices), float(temperature), choices_method, several)
+    if several is not None and not isinstance(several, Multi):
+        raise ParameterError("multi", f"{multi!r:.60} is not True, False or a Multi.")
+    return SglSelect(name, texts, float(temperature), method_of(choices_method), several)
 
 
 def image(expr: Any) -> SglImage:
@@ -341,6 +346,8 @@ def separate_reasoning(expr: SglExpr | None = None, model_type: str | None = Non
     """
     if expr is None or model_type is None:
         raise ParameterError("separate_reasoning", "needs an expression and a model_type.")
+    if not isinstance(expr, SglExpr):
+        raise ParameterError("separate_reasoning", f"a {builtins.type(expr).__name__} is no expression.")
     ReasoningParser(model_type)
     return SglExprList((SglSeparateReasoning(model_type, expr),))
 

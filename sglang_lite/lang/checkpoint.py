@@ -101,8 +101,10 @@ class BatchFile:
         self.states: dict[int, ProgramState] = {}
         try:
             self._file = open(path, "a+b")  # noqa: SIM115 # closed by close
-        except OSError as error:
-            raise ParameterError("checkpoint", f"{path} can't be written: {error}") from error
+        except (OSError, ValueError) as error:
+            raise ParameterError(
+                "checkpoint", f"{str(path)!r} can't be written: {error}", where=user_location()
+            ) from error
         self._finalizer = weakref.finalize(self, self._file.close)
         try:
             self._read()

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_lite.protocol import ParameterError
+
 
 @dataclass
 class ChoicesDecision:
@@ -167,6 +169,29 @@ class UnconditionalLikelihoodNormalized(ChoicesSamplingMethod):
 token_length_normalized = TokenLengthNormalized()
 greedy_token_selection = GreedyTokenSelection()
 unconditional_likelihood_normalized = UnconditionalLikelihoodNormalized()
+
+METHODS: dict[str, ChoicesSamplingMethod] = {
+    "token_length_normalized": token_length_normalized,
+    "greedy_token_selection": greedy_token_selection,
+    "greedy": greedy_token_selection,
+    "unconditional_likelihood_normalized": unconditional_likelihood_normalized,
+}
+
+
+def method_of(given: Any) -> ChoicesSamplingMethod:
+    """A rule, or one of ours by its name.
+
+    Raises:
+        ParameterError: it is neither.
+    """
+    found = METHODS.get(given) if isinstance(given, str) else given
+    if not isinstance(found, ChoicesSamplingMethod):
+        raise ParameterError(
+            "choices_method",
+            f"{given!r:.60} is no method.",
+            hint=f"Give a ChoicesSamplingMethod or {', '.join(METHODS)}.",
+        )
+    return found
 
 
 def _values(entries: list[Any]) -> list[float]:

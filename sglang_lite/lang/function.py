@@ -7,8 +7,9 @@ import contextlib
 import functools
 import inspect
 import logging
+import numbers
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from sglang_lite.lang.futures import Cell
 from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.interpreter import NO_PARAMS, Run, RunSettings, StreamExecutor, current_run
 from sglang_lite.lang.ir import SglCall
-from sglang_lite.lang.params import sampling_params
+from sglang_lite.lang.params import check_flags, check_limits, sampling_params
 from sglang_lite.lang.state import ProgramState, in_event_loop, user_location
 from sglang_lite.protocol import Location, ParameterError, ProgramError, RequestAbortedError, SamplingParams
 
@@ -84,7 +85,12 @@ class SglFunction:
         bind_arguments: Mapping[str, Any] | None = None,
     ) -> None:
         self.name: str = getattr(func, "__name__", repr(func))
-        parameters = list(inspect.signature(func).parameters.values())
+        try:
+            parameters = list(inspect.signature(func).parameters.values())
+        except (TypeError, ValueError) as error:
+            raise ParameterError(
+                "function", f"{func!r:.60} is no Python function.", hint="def program(s, …):", where=user_location()
+            ) from error
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         if not parameters or parameters[0].kind not in positional:
             raise ParameterError("function", f"{self.name} has no parameter for the state.", hint="def program(s, …):")
@@ -176,6 +182,7 @@ class SglFunction:
             The state, when the body has returned. Reading from it waits for what is still being generated.
         """
         own, options = self._sorted(args, kwargs, locals())
+        check_flags(use_thread=options["use_thread"])
         call = _Call(self, args, own, options)
         if options["stream"]:
             _thread(call.run_streaming)
@@ -291,7 +298,10 @@ class SglFunction:
             ProgramError: the checkpoint's file is of another batch, damaged, or open in another run.
         """
         options = _with_seed({name: value for name, value in locals().items() if name in _BATCH_DEFAULTS})
-        plan = self._plan(batch_kwargs, options, num_threads, on_error, checkpoint, version, skip_damaged)
+        plan = self._plan(
+            batch_kwargs, options, num_threads, on_error, checkpoint, version, skip_damaged=skip_damaged,
+            progress_bar=progress_bar, generator_style=generator_style, ordered=ordered,
+        )  # fmt: skip
         crew = self._crew({**_RUN_DEFAULTS, **options}, plan)
         progress = batch.Progress(len(plan.items), len(plan.known)) if progress_bar else None
         if generator_style or not ordered:
@@ -338,7 +348,10 @@ class SglFunction:
     ) -> Any:
         """`run_batch` for coroutines; with generator_style=True (or ordered=False) it returns an async iterator."""
         options = _with_seed({name: value for name, value in locals().items() if name in _BATCH_DEFAULTS})
-        plan = self._plan(batch_kwargs, options, num_threads, on_error, checkpoint, version, skip_damaged)
+        plan = self._plan(
+            batch_kwargs, options, num_threads, on_error, checkpoint, version, skip_damaged=skip_damaged,
+            progress_bar=progress_bar, generator_style=generator_style, ordered=ordered,
+        )  # fmt: skip
         crew = functools.partial(self._async_crew({**_RUN_DEFAULTS, **options}, plan), True)
         progress = batch.Progress(len(plan.items), len(plan.known)) if progress_bar else None
         if generator_style or not ordered:
@@ -357,18 +370,25 @@ class SglFunction:
         on_error: OnError,
         checkpoint: str | Path | None,
         version: str | int | None,
-        skip_damaged: bool,
+        **flags: bool,
     ) -> _Plan:
         """What a batch is to do. Bad items and settings are refused here, before anything runs."""
+        if isinstance(batch_kwargs, str) or not isinstance(batch_kwargs, Iterable):
+            raise ParameterError(
+                "batch_kwargs", f"{batch_kwargs!r:.60} is not a list of arguments.", where=user_location()
+            )
+        check_flags(**flags)
         settings = _settings({**_RUN_DEFAULTS, **options})
         batch.check_on_error(on_error)
         items = [self._item(i, item) for i, item in enumerate(batch_kwargs)]
         window = min(_window(num_threads), max(len(items), 1))
         file = None
         if checkpoint is not None:
+            if not isinstance(checkpoint, str | Path):
+                raise ParameterError("checkpoint", f"{checkpoint!r:.60} is no path.", where=user_location())
             parts = batch_parts(self.func, settings, _backend(options), version)
-            file = BatchFile(Path(checkpoint), self.name, parts, items, skip_damaged=skip_damaged)
-        elif version is not None or skip_damaged:
+            file = BatchFile(Path(checkpoint), self.name, parts, items, skip_damaged=flags["skip_damaged"])
+        elif version is not None or flags["skip_damaged"]:
             raise ParameterError(
                 "skip_damaged" if version is None else "version", "needs a checkpoint.", where=user_location()
             )
@@ -671,14 +691,15 @@ def _settings(options: dict[str, Any]) -> RunSettings:
     if plain and not options["retries"]:
         return _PLAIN
     timeout, retries = options["timeout"], options["retries"]
-    if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
-        raise ParameterError("timeout", f"{timeout!r} is not a number of seconds above 0.")
-    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-        raise ParameterError("retries", f"{retries!r} is not a whole number of at least 0.")
+    check_limits(timeout, retries)
+    check_flags(stream=options["stream"])
+    seed = options["seed"]
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, numbers.Integral)):
+        raise ParameterError("seed", f"{seed!r:.60} is not a whole number.")
     if "max_new_tokens" in given:
         given["max_tokens"] = given.pop("max_new_tokens")
     params: SamplingParams = sampling_params(given) if given else NO_PARAMS
-    return RunSettings(params, options["stream"], options["seed"], timeout, retries)
+    return RunSettings(params, options["stream"], None if seed is None else int(seed), timeout, retries)
 
 
 def _defaults(method: Callable[..., Any]) -> dict[str, Any]:

@@ -313,14 +313,14 @@ def _values(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
 
 
 def _hold(branch: StreamExecutor, op: GenOp, generations: Sequence[Generation]) -> None:
-    """Holds finished texts against the node's constraint. (`_values` does it with JSON, the branch with a grammar that
-    spans several nodes.)
+    """Holds finished texts against the node's constraint. (`_values` does it with types and JSON, the branch with a
+    grammar that spans several nodes.)
 
     Raises:
         ValueValidationError: a text breaks it.
     """
     constraint = op.constraint
-    if constraint is None or branch.walk is not None or isinstance(constraint, JsonSchema):
+    if constraint is None or branch.walk is not None or op.node.value_type or isinstance(constraint, JsonSchema):
         return
     given = (op.node.params, branch.run.settings.params)
     if any(not isinstance(getattr(params, stop), Unset) for params in given for stop in _STOPS):

@@ -48,6 +48,7 @@ from sglang_lite.lang.ir import (
     SglSeparateReasoning,
     SglVarScopeBegin,
     SglVarScopeEnd,
+    not_addable,
 )
 from sglang_lite.lang.loop import executor, forks
 from sglang_lite.lang.results import total_usage, usages_of
@@ -365,9 +366,7 @@ class StreamExecutor:
         elif isinstance(expr, SglExpr):
             self._submit_node(expr, where)
         else:
-            raise ParameterError(
-                "+=", f"a {type(expr).__name__} can't be added to a program.", hint="Turn it into text.", where=where
-            )
+            raise not_addable("+=", expr, where)
 
     def _submit_node(self, node: SglExpr, where: Location | None) -> None:
         match node:
@@ -676,6 +675,7 @@ class StreamExecutor:
 
     def cell(self, name: str, where: Location | None = None) -> Cell:
         """The variable's cell. From outside a body that is still running, waits for the name to be declared."""
+        check_name(name, where)
         cell = self._cells.get(name)
         while cell is None:
             promise = self._promise(name, where)
@@ -686,6 +686,7 @@ class StreamExecutor:
 
     async def acell(self, name: str, where: Location | None = None) -> Cell:
         """`cell` for coroutines."""
+        check_name(name, where)
         cell = self._cells.get(name)
         while cell is None:
             promise = self._promise(name, where)
@@ -1202,6 +1203,12 @@ def _fail_op(op: Op, failure: SglError) -> None:
         op.cell.fail(failure)
         if isinstance(op, GenOp) and op.thoughts is not None:
             op.thoughts.fail(failure)
+
+
+def check_name(name: Any, where: Location | None) -> None:
+    """Raises ParameterError: this is no name of a variable."""
+    if not isinstance(name, str):
+        raise ParameterError("name", f"{name!r:.60} is not a string.", where=where)
 
 
 def nothing(branch: StreamExecutor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -63,7 +64,20 @@ def as_expr(value: Any) -> SglExpr:
         return SglConstantText(value)
     if isinstance(value, SglExpr):
         return value
-    raise ParameterError("+", f"a {type(value).__name__} can't be added to a program.", hint="Turn it into text first.")
+    raise not_addable("+", value)
+
+
+def not_addable(operator: str, value: Any, where: Location | None = None) -> ParameterError:
+    """The error for what is neither text nor an expression."""
+    hint = "Turn it into text."
+    if inspect.isawaitable(value):
+        hint = "Await it first: s += await s.get(…)."
+        if inspect.iscoroutine(value):
+            value.close()  # nobody will await it, and this error says so
+    elif hasattr(value, "bind_arguments"):
+        hint = "Call it: s += program(…)."
+    kind = "None" if value is None else f"a {type(value).__name__}"
+    return ParameterError(operator, f"{kind} can't be added to a program.", hint=hint, where=where)
 
 
 class SglExprList(SglExpr):
@@ -79,7 +93,7 @@ class SglExprList(SglExpr):
 
     def walk(self) -> Iterator[SglExpr]:
         for expr in self.expr_list:
-            yield from expr.walk()
+            yield from as_expr(expr).walk()
 
     def __repr__(self) -> str:
         return f"ExprList({list(self.expr_list)!r})"
@@ -90,6 +104,10 @@ class SglConstantText(SglExpr):
     """Text, as it is."""
 
     value: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.value, str):
+            raise not_addable("SglConstantText", self.value)
 
     def __repr__(self) -> str:
         return f"Constant({self.value!r})"
@@ -195,6 +213,14 @@ class SglGen(SglExpr):
     options: GenOptions | None = None
     tools: Toolbox | None = None
 
+    def __post_init__(self) -> None:
+        if type(self.params) is not SamplingParams:
+            raise ParameterError(
+                "SglGen",
+                f"{self.params!r:.60} is no SamplingParams.",
+                hint="Use gen(), which takes SGLang's arguments.",
+            )
+
     @property
     def sampling_params(self) -> SglSamplingParams:
         """The parameters as SGLang's backends read them."""
@@ -210,6 +236,11 @@ class Multi:
 
     separator: str = ", "
     end: str = "\n"
+
+    def __post_init__(self) -> None:
+        for name in ("separator", "end"):
+            if not isinstance(text := getattr(self, name), str) or not text:
+                raise ParameterError(name, f"{text!r} is not a non-empty text.")
 
 
 @dataclass(frozen=True, slots=True)

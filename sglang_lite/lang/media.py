@@ -35,7 +35,7 @@ def load_image(source: Any, where: Location | None = None) -> Image:
     if isinstance(source, str | os.PathLike):
         try:
             data = Path(source).read_bytes()
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise ParameterError("image", f"{os.fspath(source)!r} can't be read: {error}", where=where) from error
     elif isinstance(source, bytes | bytearray | memoryview):
         data = bytes(source)

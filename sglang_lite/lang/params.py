@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -41,6 +42,23 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
     """
     values = {name: _checked(name, value) for name, value in given.items() if value is not None}
     return SamplingParams(**values)
+
+
+def check_limits(timeout: Any, retries: Any) -> None:
+    """Raises ParameterError: a time limit or a number of retries that is none. None says nothing."""
+    if timeout is not None:
+        real = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+        if not real or not 0 < timeout < math.inf:
+            raise ParameterError("timeout", f"{timeout!r} is not a number of seconds above 0.")
+    if retries is not None and (isinstance(retries, bool) or not isinstance(retries, int) or retries < 0):
+        raise ParameterError("retries", f"{retries!r} is not a whole number of at least 0.")
+
+
+def check_flags(**flags: Any) -> None:
+    """Raises ParameterError: one of them is neither True nor False."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise ParameterError(name, f"{value!r:.60} is not True or False.")
 
 
 def _checked(name: str, value: Any) -> Any:

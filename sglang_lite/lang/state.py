@@ -12,7 +12,15 @@ from typing import Any
 
 from sglang_lite.constraints.given import Source, as_constraint, check_written
 from sglang_lite.lang.futures import Cell, TextLog
-from sglang_lite.lang.interpreter import Mark, StreamExecutor, all_messages, current_run, nothing, whole_text
+from sglang_lite.lang.interpreter import (
+    Mark,
+    StreamExecutor,
+    all_messages,
+    check_name,
+    current_run,
+    nothing,
+    whole_text,
+)
 from sglang_lite.lang.ir import (
     SglExpr,
     SglExprList,
@@ -23,6 +31,7 @@ from sglang_lite.lang.ir import (
     SglVarScopeBegin,
     SglVarScopeEnd,
     as_expr,
+    not_addable,
 )
 from sglang_lite.lang.results import meta_info, probabilities, total_usage, usages_of
 from sglang_lite.protocol import (
@@ -125,9 +134,7 @@ class ProgramState:
     # ------------------------------------------------------------------------------------------ writing
 
     def __iadd__(self, other: Any) -> ProgramState:
-        if other is None:
-            raise ParameterError("+=", "None can't be added to a program.", where=user_location())
-        if other is not self._submitted:  # `s += s.user(…)` adds the turn once
+        if other is None or other is not self._submitted:  # `s += s.user(…)` adds the turn once
             self.stream_executor.submit(other, user_location())
         self._submitted = None
         return self
@@ -154,6 +161,7 @@ class ProgramState:
 
     def var_scope(self, name: str) -> _Scope:
         """`with s.var_scope("x"):` collects the text added inside into a variable."""
+        check_name(name, user_location())
         return _Scope(self, SglVarScopeBegin(name), SglVarScopeEnd(name))
 
     def grammar(self, constraint: Source) -> _Scope:
@@ -180,6 +188,12 @@ class ProgramState:
         """Runs another program by itself, on this one's backend, and returns its state (of an async program: an
         awaitable of it). It has a seed if this one has, and ends with it: by its timeout, or when it is cancelled.
         `s += program(…)` instead lets it go on with this state's text."""
+        from sglang_lite.lang.function import SglFunction
+
+        if not isinstance(program, SglFunction):
+            raise ParameterError(
+                "call", f"{program!r:.60} is no program.", hint="Decorate it with @sgl.function.", where=user_location()
+            )
         executor = self.stream_executor
         seed = executor._node_seed()
         inherited = {"backend": executor.backend, "seed": None if isinstance(seed, Unset) else seed}
@@ -189,6 +203,7 @@ class ProgramState:
         return program.run(*args, **kwargs)
 
     def set_var(self, name: str, value: Any) -> None:
+        check_name(name, user_location())
         self.stream_executor._name(name, Cell.of(value))
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -209,7 +224,7 @@ class ProgramState:
             UnknownVariableError: there is no such variable.
             SglError: the node that makes it has failed; the error names the line of the program.
         """
-        cell = self.stream_executor._cells.get(name)
+        cell = self.stream_executor._cells.get(name) if type(name) is str else None
         if cell is None:
             cell = self.stream_executor.cell(name, user_location())
         return self._wait(cell, name)
@@ -264,7 +279,7 @@ class ProgramState:
 
     def __contains__(self, name: str) -> bool:
         """Whether there is such a variable; it may not have its value yet."""
-        return name in self.stream_executor._cells
+        return isinstance(name, str) and name in self.stream_executor._cells
 
     def get_meta_info(self, name: str) -> dict[str, Any] | None:
         """What the backend reported about a variable, in SGLang's shape; None for variables set by hand."""
@@ -494,7 +509,7 @@ class ProgramStateGroup:
             )  # fmt: skip
         for state, item in zip(self.states, each):
             if item is None:
-                raise ParameterError("+=", "None can't be added to a program.", where=where)
+                raise not_addable("+=", item, where)
             state.stream_executor.submit(item, where)
         return self
 

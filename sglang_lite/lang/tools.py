@@ -83,8 +83,7 @@ class Toolbox:
         """
         from sglang_lite.constraints.type_schema import schemas_of  # pydantic takes a while to load
 
-        if not tools:
-            raise ParameterError("tools", "the list is empty.")
+        check_tools(tools)
         by_name: dict[str, tuple[Callable[..., Any], Any]] = {}
         for tool in tools:
             name = getattr(tool, "__name__", "")
@@ -148,6 +147,14 @@ class Toolbox:
         return ToolCall(name, dict(bound.arguments), tool)
 
 
+def check_tools(tools: Any, where: Location | None = None) -> None:
+    """Raises ParameterError: this is no list of functions."""
+    if not isinstance(tools, Sequence) or isinstance(tools, str):
+        raise ParameterError("tools", f"{tools!r:.60} is not a list of functions.", where=where)
+    if not tools:
+        raise ParameterError("tools", "the list is empty.", where=where)
+
+
 def _exactly(**properties: Any) -> dict[str, Any]:
     """The schema of an object with these properties and no others."""
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
@@ -180,8 +187,14 @@ def _arguments(tool: Callable[..., Any]) -> Any:
 
     fields: dict[str, Any] = {}
     try:
+        parameters = inspect.signature(tool).parameters.values()
+    except (TypeError, ValueError) as error:  # of some that are written in C
+        raise ParameterError(
+            "tools", f"{tool.__name__} has no signature.", hint="Give a function around it."
+        ) from error
+    try:
         hints = inspect.get_annotations(tool, eval_str=True)
-        for parameter in inspect.signature(tool).parameters.values():
+        for parameter in parameters:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
                 raise ParameterError("tools", f"{tool.__name__}: the parameter {parameter} can't be given by name.")
             if parameter.name not in hints:
@@ -222,11 +235,16 @@ def use_tools(
         ToolError: a tool raised, or no answer came within max_steps calls.
     """
     from sglang_lite.lang.api import gen
-    from sglang_lite.lang.state import user_location
+    from sglang_lite.lang.interpreter import check_name
+    from sglang_lite.lang.state import ProgramState, user_location
 
     where: Location | None = user_location()
+    if not isinstance(s, ProgramState):
+        raise ParameterError("s", f"{s!r:.60} is no state of a program.", where=where)
     if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0:
         raise ParameterError("max_steps", f"{max_steps!r} is not a whole number of at least 0.", where=where)
+    check_name(name, where)
+    check_tools(tools, where)
     for tool in tools:
         if inspect.iscoroutinefunction(tool):
             raise ParameterError(

@@ -63,7 +63,7 @@ FORMATS = {
 
 def format_of(model_type: str) -> Format:
     """Raises ParameterError: an unknown model type."""
-    known = FORMATS.get(model_type.lower())
+    known = FORMATS.get(model_type.lower()) if isinstance(model_type, str) else None
     if known is None:
         raise ParameterError("model_type", f"{model_type!r} is unknown.", hint=f"Known: {', '.join(FORMATS)}.")
     return known

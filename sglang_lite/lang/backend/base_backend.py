@@ -74,7 +74,7 @@ class BaseBackend:
 
     Attributes:
         capabilities: what it can honour.
-        enforces: what it generates keeps its constraint for certain; else every answer is held against it.
+        enforces: its answers keep their constraints, or it raises; else every answer is held against its constraint.
         chat_template: how roles become text.
         support_concate_and_append: SGLang's flag for joining KV caches. Texts are joined, whatever it says.
         max_threads: of the pool that runs blocking hooks.

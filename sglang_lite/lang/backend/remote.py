@@ -90,6 +90,7 @@ class RemoteBackend(BaseBackend):
         ParameterError: it refuses the arguments.
     """
 
+    enforces = True
     select_params = SamplingParams()  # of the generation that makes a selection
 
     def __init__(

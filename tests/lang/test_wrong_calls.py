@@ -1,0 +1,258 @@
+"""Wrong calls of everything that is public: each is one of our errors, with the line of the program that made it."""
+
+import asyncio
+import sys
+
+import numpy as np
+import pytest
+
+import sglang_lite as sgl
+from sglang_lite.lang.ir import SglConstantText, SglExprList, SglGen, SglRoleBegin
+from sglang_lite.runtime.config import EngineConfig
+
+BACKEND = sgl.ScriptedBackend(default="x")
+NAN = float("nan")
+program = sgl.function(lambda s, x=1: None)
+
+
+def tool(a: int) -> int:
+    return a
+
+
+def image(source):
+    return sgl.user(sgl.image(source))
+
+
+# What is called, with the state of a program that runs.
+CALLS = [
+    # generations
+    lambda s: sgl.gen(["a"]),
+    lambda s: sgl.gen("a", "10"),
+    lambda s: sgl.gen("a", 1.5),
+    lambda s: sgl.gen("a", True),
+    lambda s: sgl.gen("a", n="2"),
+    lambda s: sgl.gen("a", temperature="0"),
+    lambda s: sgl.gen("a", temperature=[1]),
+    lambda s: sgl.gen("a", temperature=True),
+    lambda s: sgl.gen("a", top_p=1j),
+    lambda s: sgl.gen("a", top_k=1.0),
+    lambda s: sgl.gen("a", stop=3),
+    lambda s: sgl.gen("a", stop=[None]),
+    lambda s: sgl.gen("a", stop=b"x"),
+    lambda s: sgl.gen("a", stop_token_ids="12"),
+    lambda s: sgl.gen("a", stop_token_ids=12),
+    lambda s: sgl.gen("a", stop_token_ids=["a"]),
+    lambda s: sgl.gen("a", stop_regex=[3]),
+    lambda s: sgl.gen("a", logit_bias=[1]),
+    lambda s: sgl.gen("a", logit_bias={"a": 1}),
+    lambda s: sgl.gen("a", logit_bias={1: "x"}),
+    lambda s: sgl.gen("a", seed="x"),
+    lambda s: sgl.gen("a", seed=1.0),
+    lambda s: sgl.gen("a", ignore_eos=1),
+    lambda s: sgl.gen("a", return_logprob="yes"),
+    lambda s: sgl.gen("a", top_logprobs_num="x"),
+    lambda s: sgl.gen("a", timeout="x"),
+    lambda s: sgl.gen("a", timeout=True),
+    lambda s: sgl.gen("a", timeout=NAN),
+    lambda s: sgl.gen("a", timeout=float("inf")),
+    lambda s: sgl.gen("a", retries="x"),
+    lambda s: sgl.gen("a", check="x"),
+    lambda s: sgl.gen("a", check=False),
+    lambda s: sgl.gen("a", backend=sgl.ScriptedBackend),
+    lambda s: sgl.gen("a", backend=EngineConfig()),
+    lambda s: sgl.gen("a", reasoning=3),
+    lambda s: sgl.gen("a", reasoning=["qwen3"]),
+    lambda s: sgl.gen_int(3),
+    lambda s: sgl.gen_string("a", temperature="x"),
+    # constraints
+    lambda s: sgl.gen("a", dtype=[int]),
+    lambda s: sgl.gen("a", dtype=list[int]),
+    lambda s: sgl.gen("a", regex=b"x"),
+    lambda s: sgl.gen("a", json_schema=3),
+    lambda s: sgl.gen("a", json_schema=[1]),
+    lambda s: sgl.gen("a", json_schema={"a": {1, 2}}),
+    lambda s: sgl.gen("a", type=sys),
+    lambda s: sgl.gen("a", type=3),
+    lambda s: sgl.gen("a", ebnf=3),
+    lambda s: sgl.gen("a", ebnf="root ::= ("),
+    lambda s: sgl.gen("a", lark="start: ("),
+    lambda s: sgl.gen("a", constraint=3),
+    lambda s: sgl.gen("a", constraint=[1]),
+    lambda s: sgl.gen("a", constraint=sgl.Regex(None)),
+    lambda s: sgl.Choices(3),
+    lambda s: sgl.Choices("abc"),
+    lambda s: s.grammar(3),
+    lambda s: s.grammar(sgl.Regex("(")),
+    # selections
+    lambda s: sgl.select(3, ["a"]),
+    lambda s: sgl.select("a", 3),
+    lambda s: sgl.select("a", (c for c in "")),
+    lambda s: sgl.select("a", [None]),
+    lambda s: sgl.select("a", [["a"]]),
+    lambda s: sgl.gen("a", choices=3),
+    lambda s: sgl.gen("a", choices=["a"], temperature="hot"),
+    lambda s: sgl.gen("a", choices=["a"], choices_method="best"),
+    lambda s: sgl.select("a", ["a"], choices_method=3),
+    lambda s: sgl.select("a", ["a"], choices_method=type(sgl.greedy_token_selection)),
+    lambda s: sgl.select("a", ["a"], choices_method=None),
+    lambda s: sgl.select("a", ["a"], True),
+    lambda s: sgl.select("a", ["a"], None),
+    lambda s: sgl.select("a", ["a"], NAN),
+    lambda s: sgl.select("a", ["a"], multi="x"),
+    lambda s: sgl.select("a", ["a"], multi=sgl.Multi(3, 4)),
+    # expressions
+    lambda s: s.__iadd__(SglGen("x", 10)),
+    lambda s: s.__iadd__(SglConstantText(3)),
+    lambda s: s.__iadd__(SglExprList([3])),
+    lambda s: s.__iadd__(SglRoleBegin(3)),
+    lambda s: s.__iadd__(s.get("a")),
+    lambda s: s.__iadd__(sgl.gen("a") + s.get("a")),
+    lambda s: s.__iadd__(sgl.user(s.get("a"))),
+    lambda s: s.__iadd__(s),
+    lambda s: s.__iadd__(sgl.gen),
+    lambda s: s.__iadd__(program),
+    lambda s: s.__iadd__(c for c in "ab"),
+    lambda s: sgl.user(3),
+    lambda s: sgl.assistant(["a"]),
+    lambda s: sgl.system(b"x"),
+    lambda s: s.user(3),
+    lambda s: sgl.separate_reasoning(sgl.gen("a"), 3),
+    lambda s: sgl.separate_reasoning("x", "qwen3"),
+    lambda s: s.__iadd__(sgl.separate_reasoning(sgl.gen(), "qwen3")),
+    # images
+    lambda s: s.__iadd__(image(None)),
+    lambda s: s.__iadd__(image(3)),
+    lambda s: s.__iadd__(image(b"")),
+    lambda s: s.__iadd__(image("/tmp")),
+    lambda s: s.__iadd__(image("a\0b")),
+    lambda s: s.__iadd__(image("a" * 5000)),
+    lambda s: s.__iadd__(image(np.zeros((2, 2)))),
+    lambda s: s.__iadd__(image(np.array([None]))),
+    lambda s: s.__iadd__(sgl.user(sgl.video("/nowhere", "2"))),
+    # branches, variables, streams
+    lambda s: s.fork("2"),
+    lambda s: s.fork(2.0),
+    lambda s: s.fork(-1),
+    lambda s: s.fork(2).__iadd__(3),
+    lambda s: s.fork(2).__iadd__(c for c in "ab"),
+    lambda s: s.fork(2).__iadd__(lambda i: None),
+    lambda s: s.fork(2).__iadd__(["a", 3]),
+    lambda s: s.fork(2).__setitem__(0, 3),
+    lambda s: s.fork(2).join("x"),
+    lambda s: s.fork(2).join(["x"]),
+    lambda s: s.var_scope(3),
+    lambda s: s.var_scope([3]),
+    lambda s: s[3],
+    lambda s: s[[3]],
+    lambda s: s.__setitem__([1], 2),
+    lambda s: s.__setitem__(3, 2),
+    lambda s: s.set_var(None, 2),
+    lambda s: s.get_meta_info(3),
+    lambda s: s.usage([3]),
+    lambda s: s.probs([1]),
+    lambda s: list(s.text_iter(3)),
+    lambda s: list(s.text_iter([3])),
+    lambda s: list(s.partial_iter(3)),
+    lambda s: s.checkpoint().rollback(),
+    # programs inside
+    lambda s: s.call(3),
+    lambda s: s.call(len),
+    lambda s: s.call(program, 1, 2, 3),
+    lambda s: s.call(program, nope=3),
+    lambda s: s.__iadd__(program(1, 2, 3)),
+    lambda s: s.__iadd__(program(zz=3)),
+    lambda s: program(1, 2, 3)["a"],
+    # tools
+    lambda s: sgl.gen("a", tools="abc"),
+    lambda s: sgl.gen("a", tools=len),
+    lambda s: sgl.gen("a", tools=3),
+    lambda s: sgl.gen("a", tools=[3]),
+    lambda s: sgl.gen("a", tools=[print]),
+    lambda s: sgl.gen("a", tools=[lambda x: 1]),
+    lambda s: sgl.gen("a", tools=[int]),
+    lambda s: sgl.gen("a", tools=[tool], tool_choice=3),
+    lambda s: sgl.gen("a", tools=[tool], tool_choice=[tool]),
+    lambda s: sgl.use_tools(s, None),
+    lambda s: sgl.use_tools(s, []),
+    lambda s: sgl.use_tools(s, [3]),
+    lambda s: sgl.use_tools(3, [tool]),
+    lambda s: sgl.use_tools(s, [tool], max_steps="x"),
+    lambda s: sgl.use_tools(s, [tool], name=3),
+    # programs
+    lambda s: sgl.function(3),
+    lambda s: sgl.function("x"),
+    lambda s: sgl.function(dict),
+    lambda s: sgl.function(lambda: None),
+    lambda s: sgl.function(lambda *s: None),
+    lambda s: program.run(1, 2, 3),
+    lambda s: program.run(zz=1),
+    lambda s: program.run(max_new_tokens="x"),
+    lambda s: program.run(stream="x"),
+    lambda s: program.run(use_thread="x"),
+    lambda s: program.run(seed="x"),
+    lambda s: program.run(seed=1.5),
+    lambda s: program.run(timeout="x"),
+    lambda s: program.run(timeout=NAN),
+    lambda s: program.run(retries="x"),
+    lambda s: program.run(backend="x"),
+    lambda s: program.run(backend=sgl.ScriptedBackend),
+    lambda s: program.run_batch(None),
+    lambda s: program.run_batch(3),
+    lambda s: program.run_batch([3]),
+    lambda s: program.run_batch("abc"),
+    lambda s: program.run_batch([{1: 2}]),
+    lambda s: program.run_batch([{"z": 2}]),
+    lambda s: program.run_batch([(1,)], num_threads="x"),
+    lambda s: program.run_batch([(1,)], on_error=[]),
+    lambda s: program.run_batch([(1,)], progress_bar="x"),
+    lambda s: program.run_batch([(1,)], generator_style="x"),
+    lambda s: program.run_batch([(1,)], ordered="x"),
+    lambda s: program.run_batch([(1,)], seed="x"),
+    lambda s: program.run_batch([(1,)], checkpoint=3),
+    lambda s: program.run_batch([(1,)], checkpoint=b"x"),
+    lambda s: program.run_batch([(1,)], checkpoint="a\0b"),
+    lambda s: program.run_batch([(1,)], checkpoint=""),
+    lambda s: program.run_batch([(1,)], skip_damaged="x"),
+    lambda s: program.bind(z=3),
+    lambda s: program.trace(z=3),
+    lambda s: program.trace(backend="x"),
+    lambda s: program.cache("x"),
+    lambda s: sgl.set_default_backend("x"),
+    lambda s: sgl.flush_cache("x"),
+    lambda s: sgl.get_server_info("x"),
+    lambda s: sgl.ScriptedBackend(3),
+    lambda s: sgl.grammar.check(3),
+    lambda s: sgl.grammar.matches("x", 3),
+]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=[str(i) for i in range(len(CALLS))])
+def test_a_wrong_call_is_one_of_our_errors_at_its_line(call):
+    with pytest.raises(sgl.SglError) as caught:
+        state = sgl.function(lambda s: call(s)).run(backend=BACKEND)
+        state.sync()
+    error = caught.value
+    assert type(error.__cause__) is not AssertionError
+    assert error.where is not None
+    assert (error.where.file, error.where.line) == (__file__, call.__code__.co_firstlineno)
+
+
+def test_an_unawaited_read_says_that_it_is_to_be_awaited():
+    async def body(s):
+        s += sgl.gen("a")
+        s += s.get("a")
+
+    with pytest.raises(sgl.ParameterError, match=r"\+=: a coroutine can't be added to a program. Await it first"):
+        asyncio.run(sgl.function(body).arun(backend=BACKEND))
+
+
+@pytest.mark.parametrize("choices", [("a", "b"), {"a": 1, "b": 2}, (c for c in "ab")], ids=lambda c: type(c).__name__)
+@pytest.mark.parametrize("method", ["greedy", "greedy_token_selection", sgl.greedy_token_selection], ids=str)
+def test_choices_may_be_anything_that_gives_texts_and_methods_have_names(choices, method):
+    texts = choices if isinstance(choices, tuple | dict) else (c for c in "ab")  # one that was gone through is empty
+    for node in (
+        sgl.select("x", texts, choices_method=method),
+        sgl.gen("x", choices=["a", "b"], choices_method=method),
+    ):
+        assert node.choices == ("a", "b")
+        assert node.choices_method is sgl.greedy_token_selection
