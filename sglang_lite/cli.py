@@ -29,6 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check.add_argument("file", type=Path, help=f"a file that ends in {', '.join(_KINDS)}")
     check.add_argument("--match", metavar="TEXT", help="also tell whether the text is allowed; 1 if it is not")
     check.add_argument("--model", help="whose tokens to compile for; else a token per byte")
+    check.add_argument(
+        "--closed", action="store_true", help="objects have the members that the schema names, no others"
+    )
     check.add_argument("--best-effort", action="store_true", help="leave what can't be enforced of a schema to a check")
     check.set_defaults(run=_grammar)
     warm = commands.add_parser("warm", help="load a model once, so that its GPU kernels are compiled and cached")
@@ -88,20 +91,20 @@ def _bench(options: argparse.Namespace) -> int:
     return 0
 
 
-def _json_schema(text: str, best_effort: bool) -> Constraint:
+def _json_schema(text: str, options: argparse.Namespace) -> Constraint:
     from sglang_lite.constraints.schema import json_schema
 
-    return json_schema(text, enforce="best_effort" if best_effort else "strict")
+    return json_schema(text, enforce="best_effort" if options.best_effort else "strict", closed=options.closed)
 
 
-def _structural_tag(text: str, best_effort: bool) -> Constraint:
+def _structural_tag(text: str, options: argparse.Namespace) -> Constraint:
     from sglang_lite.constraints.structural_tag import parse
 
     return parse(text)
 
 
 # What a file holds, by its ending. The longest one counts.
-_KINDS: dict[str, Callable[[str, bool], Constraint]] = {
+_KINDS: dict[str, Callable[[str, argparse.Namespace], Constraint]] = {
     ".tag.json": _structural_tag,
     ".json": _json_schema,
     ".regex": lambda text, _: Regex(text.removesuffix("\n")),
@@ -121,7 +124,7 @@ def _grammar(options: argparse.Namespace) -> int:
         text = options.file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError("FILE", f"{options.file}: {error}") from error
-    constraint = kind(text, options.best_effort)
+    constraint = kind(text, options)
     report = grammar.check(constraint, options.model)
     for title, pointers in (("enforced", report.enforced), ("says nothing", report.remarks)):
         if pointers:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from sglang_lite.constraints import closing
 from sglang_lite.constraints.normal import wellformed
 from sglang_lite.constraints.validator import faults
 from sglang_lite.protocol import ConstraintError, JsonSchema, ValueValidationError
@@ -18,12 +19,15 @@ def json_schema(
     enforce: Literal["strict", "best_effort"] = "strict",
     format: Literal["assert", "annotate"] = "assert",
     separators: tuple[str, str] = (", ", ": "),
+    closed: bool = False,
 ) -> JsonSchema:
     """A checked constraint from schema text or a schema.
 
     Args:
         source: of draft 2020-12, or the draft that its `$schema` says.
         enforce, format, separators: see JsonSchema.
+        closed: objects whose members the schema names have no others, unless it says `additionalProperties` or
+            `unevaluatedProperties` itself. False: others are allowed, as the specification says.
 
     Raises:
         ConstraintError: not JSON, or not a valid schema; with the JSON Pointer of the fault.
@@ -42,6 +46,11 @@ def json_schema(
     if (comma.strip(" \t\r\n"), colon.strip(" \t\r\n")) != (",", ":"):
         raise ConstraintError(f"json_schema: separators are a comma and a colon with blanks, not {separators!r}.")
     wellformed.check_text(text)
+    if closed:
+        try:
+            text = json.dumps(closing.closed(json.loads(text)))
+        except RecursionError as error:
+            raise ConstraintError("json_schema: nested too deeply.") from error
     return JsonSchema(text, enforce, format, (comma, colon))
 
 
