@@ -32,6 +32,7 @@ from sglang_lite.protocol import (
     InOrder,
     JsonSchema,
     Lark,
+    Number,
     OneOf,
     ParameterError,
     Regex,
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 __all__ = [
-    "Choices", "Ebnf", "Grammar", "InOrder", "JsonSchema", "Lark", "OneOf", "Regex", "Repeated", "Report",
+    "Choices", "Ebnf", "Grammar", "InOrder", "JsonSchema", "Lark", "Number", "OneOf", "Regex", "Repeated", "Report",
     "StructuralTag", "Tag", "TaggedObject", "Tags", "check", "json_schema", "matches", "validate",
 ]  # fmt: skip
 

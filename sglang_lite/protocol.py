@@ -254,6 +254,18 @@ class TaggedObject:
 
 
 @dataclass(frozen=True, slots=True)
+class Number:
+    """A number as it is written in free text, which ends where the text goes on with anything else. That is no part of
+    it. The digits may be grouped by commas in threes.
+
+    Attributes:
+        kind: "integer", or "float" for one that may have a fraction and an exponent.
+    """
+
+    kind: Literal["integer", "float"]
+
+
+@dataclass(frozen=True, slots=True)
 class Choices:
     """Exactly one of `options`, which may be given as any sequence."""
 
@@ -349,6 +361,7 @@ Constraint: TypeAlias = (
     Regex
     | JsonSchema
     | TaggedObject
+    | Number
     | Choices
     | Ebnf
     | Lark

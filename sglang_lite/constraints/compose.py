@@ -24,6 +24,7 @@ from sglang_lite.constraints.nodes import (
     repeat,
 )
 from sglang_lite.constraints.normal import normalise, tagged
+from sglang_lite.constraints.number import PATTERNS
 from sglang_lite.constraints.regex import parse
 from sglang_lite.protocol import (
     Choices,
@@ -34,6 +35,7 @@ from sglang_lite.protocol import (
     InOrder,
     JsonSchema,
     Lark,
+    Number,
     OneOf,
     Regex,
     Repeated,
@@ -70,6 +72,8 @@ def _language_of(constraint: Constraint) -> Language:
             return pruned(_joined(outer, {name: _inner(schema) for name, schema in schemas.items()}))
         case Regex(pattern):
             return pruned(Language(_START, {_START: parse(pattern)}))
+        case Number(kind):
+            return language_of(Regex(PATTERNS[kind]))
         case Choices(options):
             return pruned(Language(_START, {_START: alternation(map(literal, options))}))
         case Continuation():

@@ -10,7 +10,6 @@ from sglang_lite.constraints.formats import CLOCK, DATE, IPV4, IPV6
 
 # JSON's safe integers: an unbounded one lets a small model write digits for ever.
 MAX_INT = 2**53 - 1
-INT = r"-?(?:0|[1-9][0-9]{0,15})"
 FLOAT = r"-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,15})?"
 NUMBER_DIGITS = 15  # that a decimal number keeps on its way through a JSON parser
 

@@ -10,6 +10,7 @@ import datetime
 import enum
 import inspect
 import json
+import re
 import sys
 import types
 import typing
@@ -21,12 +22,12 @@ from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_or
 from typing_extensions import TypedDict
 
 from sglang_lite.constraints.formats import DATE
+from sglang_lite.constraints.number import PATTERNS
 from sglang_lite.constraints.schema import json_schema
-from sglang_lite.constraints.type_patterns import FLOAT, INT, MAX_INT, TIME, ZONE
-from sglang_lite.protocol import Choices, Constraint, ConstraintError, Regex, ValueValidationError
+from sglang_lite.constraints.type_patterns import MAX_INT, TIME, ZONE
+from sglang_lite.protocol import Choices, Constraint, ConstraintError, Number, Regex, ValueValidationError
 
-NUMBER_ENDS = " \n,;:)"
-NUMBER_END = f"[{NUMBER_ENDS}]?"
+_ENDS = " \n"  # that may come with the text of a number, from who ends it by them
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +38,12 @@ class ValueType:
         annotation: the type.
         constraint: what the text must look like; None for `str`, which is any text.
         parse: the value of a text; raises ValueValidationError.
-        stop: what ends the text of a number, and is no part of it. The constraint allows one such character after
-            the number, so that a model which would go on with text need not go on with digits.
         checked: what the constraint does not say, and `parse` checks: JSON Pointers into its schema, and why.
     """
 
     annotation: Any
     constraint: Constraint | None
     parse: Callable[[str], Any]
-    stop: tuple[str, ...] = ()
     checked: tuple[tuple[str, str], ...] = ()
 
 
@@ -72,10 +70,7 @@ def _value_type(annotation: Any, today: datetime.date) -> ValueType:
     if annotation is str:
         return ValueType(annotation, None, lambda text: text)
     if annotation in (int, float):
-        number, read = INT if annotation is int else FLOAT, _reader(annotation, json.loads)
-        return ValueType(
-            annotation, Regex(number + NUMBER_END), lambda text: read(text.rstrip(NUMBER_ENDS)), tuple(NUMBER_ENDS)
-        )
+        return ValueType(annotation, Number("integer" if annotation is int else "float"), _number_reader(annotation))
     if annotation is bool:
         return ValueType(annotation, Choices(("true", "false")), _reader(annotation, json.loads))
     iso = {datetime.date: DATE, datetime.time: f"{TIME}{ZONE}?", datetime.datetime: f"{DATE}T{TIME}{ZONE}?"}
@@ -93,6 +88,26 @@ def _value_type(annotation: Any, today: datetime.date) -> ValueType:
         if "exclusiveMaximum" not in schema:
             schema.setdefault("maximum", MAX_INT)
     return ValueType(annotation, json_schema(schema), _reader(annotation, json.loads), checked=checked)
+
+
+def number_text(number: Number) -> ValueType:
+    """Text of a number that Python reads."""
+    return ValueType(None, number, _plain)
+
+
+def _plain(text: str) -> str:
+    return text.rstrip(_ENDS).replace(",", "")
+
+
+def _number_reader(annotation: type) -> Callable[[str], Any]:
+    read = _reader(annotation, str)
+
+    def number(text: str) -> Any:
+        if re.fullmatch(PATTERNS["float"], text.rstrip(_ENDS)) is None:
+            raise ValueValidationError(f"{text!r} is no number.", text=text)
+        return read(_plain(text))
+
+    return number
 
 
 def _members(annotation: Any) -> dict[str, Any] | None:

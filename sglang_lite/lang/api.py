@@ -8,7 +8,7 @@ from typing import Any, overload
 
 from sglang_lite.constraints.given import Source, as_constraint, check_written
 from sglang_lite.constraints.schema import json_schema as checked_schema
-from sglang_lite.constraints.types import value_type
+from sglang_lite.constraints.types import number_text, value_type
 from sglang_lite.lang.backend.default import as_backend
 from sglang_lite.lang.choices import ChoicesSamplingMethod, method_of, token_length_normalized
 from sglang_lite.lang.function import SglFunction
@@ -31,7 +31,7 @@ from sglang_lite.lang.ir import (
 from sglang_lite.lang.params import check_limits
 from sglang_lite.lang.params import gen_params as sampling_params
 from sglang_lite.lang.tools import Toolbox
-from sglang_lite.protocol import Constraint, Ebnf, JsonSchema, Lark, ParameterError, Regex
+from sglang_lite.protocol import Constraint, Ebnf, JsonSchema, Lark, Number, ParameterError, Regex
 from sglang_lite.text.reasoning import ReasoningParser
 
 
@@ -138,7 +138,9 @@ def gen(
         include_stop: keep what has ended it in the text (False).
         repetition_penalty: for tokens in the prompt or the output, above 0 and at most 2 (1.0).
         logit_bias: what is added to the logits of token ids.
-        dtype: int, float, bool or str: text that spells such a value; the result stays text.
+        dtype: int, float, bool or str: text that spells such a value; the result stays text. A number ends where the
+            model goes on with anything else, which is dropped, or at `max_tokens`; the commas of grouped thousands are
+            left out of the result.
         choices, choices_method: as `select`, which generates nothing: what says how to generate is of no use beside it.
         regex: text that matches from beginning to end; docs/constraints.md has the dialect.
         json_schema: text that is JSON valid under a schema: schema text, a dict, a pydantic model (whose objects have
@@ -190,21 +192,21 @@ def gen(
     if timeout is not None or retries is not None or check is not None or backend is not None or reasoning is not None:
         options = _options(timeout, retries, check, backend, reasoning)
     if not kinds:
-        return SglGen(name, params, None, None, (), options)
+        return SglGen(name, params, None, None, options)
     if tools is not None:
         toolbox = Toolbox.of(tools, "auto" if tool_choice is None else tool_choice)
         spelled = toolbox.value_type(None)
-        return SglGen(name, params, spelled.constraint, spelled, (), options, toolbox)
+        return SglGen(name, params, spelled.constraint, spelled, options, toolbox)
     if type is not None:
         wanted = value_type(type)
-        return SglGen(name, params, wanted.constraint, wanted, wanted.stop, options)
+        return SglGen(name, params, wanted.constraint, wanted, options)
     if dtype is not None:
         if not isinstance(dtype, str | builtins.type) or dtype not in DTYPES:
             raise ParameterError("dtype", f"{dtype!r} is not int, float, bool or str.", hint="type= takes any type.")
-        pattern, stops = DTYPES[dtype]
-        return SglGen(name, params, Regex(pattern), None, stops, options)
+        asked = DTYPES[dtype]
+        return SglGen(name, params, asked, number_text(asked) if isinstance(asked, Number) else None, options)
     wanted_text = _constraint(kinds[0], given[_KINDS.index(kinds[0])])
-    return SglGen(name, params, wanted_text, None, (), options)
+    return SglGen(name, params, wanted_text, None, options)
 
 
 def _options(timeout: Any, retries: Any, check: Any, backend: Any, reasoning: Any) -> GenOptions:
@@ -255,7 +257,7 @@ def gen_int(
     top_logprobs_num: int | None = None,
     return_text_in_logprobs: bool | None = None,
 ) -> SglGen:
-    """`gen` of the text of a whole number; the result stays text."""
+    """`gen` of the text of a whole number, which ends as `gen` says of `dtype`; the result stays text."""
     given = {key: value for key, value in locals().items() if key != "name"}
     node = gen(name, dtype=int, **given)
     assert isinstance(node, SglGen)

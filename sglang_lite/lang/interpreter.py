@@ -34,6 +34,7 @@ from sglang_lite.lang.choices import token_length_normalized
 from sglang_lite.lang.futures import Cell, TextLog, located
 from sglang_lite.lang.generation import Reasoned
 from sglang_lite.lang.ir import (
+    NUMBER_STOPS,
     SglCall,
     SglConstantText,
     SglExpr,
@@ -49,6 +50,7 @@ from sglang_lite.lang.ir import (
     SglVarScopeBegin,
     SglVarScopeEnd,
     not_addable,
+    number_as_regex,
 )
 from sglang_lite.lang.loop import executor, forks
 from sglang_lite.lang.results import total_usage, usages_of
@@ -60,6 +62,7 @@ from sglang_lite.protocol import (
     InOrder,
     Location,
     Message,
+    Number,
     ParameterError,
     ProgramError,
     Prompt,
@@ -455,10 +458,13 @@ class StreamExecutor:
             node = replace(node, constraint=spelled.constraint, value_type=spelled)
         constraint = node.constraint
         reasoning = None if options is None else options.reasoning
-        if reasoning is not None and constraint is not None and InOrder in backend.capabilities.constraints:
+        known, stops = backend.capabilities.constraints, tuple[str, ...]()
+        if isinstance(constraint, Number) and (Number not in known or (reasoning is not None and InOrder in known)):
+            constraint = number_as_regex(constraint)
+            stops = NUMBER_STOPS if reasoning is None else ()  # a blank would end the reasoning
+        if reasoning is not None and constraint is not None and InOrder in known:
             constraint = reasoned(reasoning, constraint)
-            node = replace(node, stop=())  # which are of the answer, whose end the constraint knows
-        params = self._params(node)
+        params = self._params(node, stops)
         held = constraint if self._grammar is None else Continuation(self._grammar, part=constraint)
         if held is not None or backend.capabilities is not EVERYTHING:
             backend.check(node, params, held, where)
@@ -475,12 +481,10 @@ class StreamExecutor:
             op.thoughts, op.thoughts_log = self._declare(name, where)
         return op
 
-    def _params(self, node: SglGen) -> SamplingParams:
-        """What the node said, over what the run said; and the stops of the chat template."""
+    def _params(self, node: SglGen, more: tuple[str, ...]) -> SamplingParams:
+        """What the node said, over what the run said; and more stops, those of the chat template too."""
         params = merge(self.run.settings.params, node.params)
         seed = self._node_seed()
-        thinks = node.options is not None and node.options.reasoning is not None
-        more = () if thinks else node.stop  # a blank would end the reasoning
         if self._role is not None:
             more += tuple(self.run.template.stop_str)
         return _completed(params, more, seed) if more or seed is not UNSET else params

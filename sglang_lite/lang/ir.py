@@ -15,6 +15,7 @@ from sglang_lite.protocol import (
     Image,
     JsonSchema,
     Location,
+    Number,
     ParameterError,
     Regex,
     SamplingParams,
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
     from sglang_lite.constraints.types import ValueType
     from sglang_lite.lang.tools import Toolbox
 
-# What `dtype=` stands for: bounded, and each is a value that Python reads. A number may be followed by one blank or
-# line end, which ends it (NUMBER_STOPS) and is not part of the result: a model that would go on with text can say so,
-# where otherwise only more digits were left.
+# Patterns of values that Python reads: what `dtype=bool` and `str` stand for, and numbers on backends that can't end
+# them where the model does (`number_as_regex`). Those are bounded, and a blank or line end may come after them, which
+# ends them (NUMBER_STOPS) and is not part of the result: else a model that goes on with text could only write digits.
 REGEX_INT = r"[-+]?[0-9]{1,16}[ \n]?"
 REGEX_FLOAT = r"[-+]?[0-9]{1,16}(?:\.[0-9]{1,16})?[ \n]?"
 NUMBER_STOPS = (" ", "\n")
@@ -199,7 +200,6 @@ class SglGen(SglExpr):
         params: what `gen` was told; the rest comes from the run.
         constraint: what the output must be.
         value_type: reads the text into a typed value; None leaves it text.
-        stop: strings that end the value of a number, beside those of `params`.
         options: None where all are at their defaults.
         tools: that it may call. How it writes that depends on the model: `constraint` and `value_type` are of a model
             without a format of its own.
@@ -209,7 +209,6 @@ class SglGen(SglExpr):
     params: SamplingParams = SamplingParams()
     constraint: Constraint | None = None
     value_type: ValueType | None = None
-    stop: tuple[str, ...] = ()
     options: GenOptions | None = None
     tools: Toolbox | None = None
 
@@ -402,6 +401,8 @@ class SglSamplingParams:
             name = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}.get(field.name, field.name)
             if not isinstance(value, Unset) and name in SglSamplingParams.__dataclass_fields__:
                 found[name] = list(value) if isinstance(value, tuple) else value
+        if isinstance(constraint, Number):
+            constraint = number_as_regex(constraint)
         if isinstance(constraint, Regex):
             found["regex"] = constraint.pattern
         elif isinstance(constraint, JsonSchema):
@@ -414,11 +415,16 @@ class SglSamplingParams:
         return replace(self)
 
 
-DTYPES: dict[Any, tuple[str, tuple[str, ...]]] = {
-    int: (REGEX_INT, NUMBER_STOPS),
-    float: (REGEX_FLOAT, NUMBER_STOPS),
-    bool: (REGEX_BOOL, ()),
-    str: (REGEX_STR, ()),
+def number_as_regex(number: Number) -> Regex:
+    """For who can't end a number where the model does. Goes with NUMBER_STOPS."""
+    return Regex(REGEX_INT if number.kind == "integer" else REGEX_FLOAT)
+
+
+DTYPES: dict[Any, Constraint] = {
+    int: Number("integer"),
+    float: Number("float"),
+    bool: Regex(REGEX_BOOL),
+    str: Regex(REGEX_STR),
 }
 DTYPES.update({"int": DTYPES[int], "float": DTYPES[float], "bool": DTYPES[bool], "str": DTYPES[str]})
 DTYPES["string"] = DTYPES[str]

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_lite.constraints.number import NumberText
 from sglang_lite.protocol import ConstraintError, Delta, Generation, ModelError, SglError, TokenLogprob, Usage
 from sglang_lite.runtime.cache.pages import Ints
 from sglang_lite.runtime.cache.store import Holding
@@ -197,10 +198,11 @@ class Request:
         token = tokens[-1]
         if logprob is not None:
             self.logprobs.append(self._with_text(logprob))
+        ends = self._ends_at(token)
         complete = self.matcher is not None and self._accept(self.matcher, token)
-        if token in self.ends:
+        if ends:
             return Finish("stop", token)
-        piece = self._decoder.push(tokens)
+        piece = self._decoder.push(tokens) if self._number is None else self._number.take()
         certain = self._stops.push(piece) if self._decoded >= self.params.min_tokens else self._stops.skip(piece)
         self._decoded += len(tokens)
         self._unsent += tokens
@@ -212,10 +214,22 @@ class Request:
     def take_masked(self, token: int) -> Finish | None:
         """`take` where the request is `masked_only`."""
         assert self.matcher is not None
+        ends = self._ends_at(token)
         complete = self._accept(self.matcher, token)
-        if token in self.ends:
+        if ends:
             return Finish("stop", token)
         return Finish("stop", None) if complete else None
+
+    def _ends_at(self, token: int) -> bool:
+        """The token that comes next ends it. Inside of its grammar the model's own end is text, if it spells any."""
+        if token not in self.ends:
+            return False
+        return self.matcher is None or token in self.params.stop_token_ids or self.matcher.complete
+
+    @property
+    def _number(self) -> NumberText | None:
+        """Its text, where that is a number: less than its tokens say."""
+        return None if self.matcher is None else self.matcher.number
 
     @staticmethod
     def _accept(matcher: Matcher, token: int) -> bool:
@@ -275,13 +289,19 @@ class Request:
     def generation(self, finish: Finish) -> Generation:
         """The result. Called once, after the request was let go, when `tokens` is complete."""
         output = tuple(self.tokens[self.prompt_len :].tolist())
-        params = self.params
-        written = output
-        if isinstance(finish.matched, int):  # a token, which is kept if it is wanted and is text
-            stop = self.tokenizer.decode(output[-1:], skip_special=params.skip_special_tokens)
-            written = output if stop and params.include_stop else output[:-1]
+        params, number = self.params, self._number
+        written, logprobs = output, self.logprobs
+        if number is not None:
+            number.close()
+            written, logprobs = output[: number.tokens], logprobs[: number.tokens]
+            rest = number.take()
+        else:
+            if isinstance(finish.matched, int):  # a token, which is kept if it is wanted and is text
+                stop = self.tokenizer.decode(output[-1:], skip_special=params.skip_special_tokens)
+                written = output if stop and params.include_stop else output[:-1]
+            rest = self._decoder.push(written[self._decoded :])  # and nothing of a character that has only begun
         if self._stops.matched is None:
-            self._add(self._stops.flush() + self._decoder.push(written[self._decoded :]) + self._decoder.flush())
+            self._add(self._stops.flush() + rest)
         elif params.include_stop:
             self._add(self._stops.matched_text)
         text = "".join(self._text)
@@ -293,7 +313,7 @@ class Request:
             finish_reason=finish.reason,
             matched=finish.matched,
             usage=self._usage(len(output)),
-            output_logprobs=tuple(self.logprobs),
+            output_logprobs=tuple(logprobs),
             prompt_logprobs=tuple(map(self._with_text, self.prompt_logprobs)),
             meta={"num_retractions": self.retractions, **chosen},
         )
@@ -304,7 +324,8 @@ class Request:
             return
         self._text.append(text)
         if self.stream:
-            ids, self._unsent = tuple(self._unsent), []
+            count = len(self._unsent) if self._number is None else self._number.tokens - self._sent
+            ids, self._unsent = tuple(self._unsent[:count]), self._unsent[count:]
             self.tell(Delta(text, ids, tuple(self.logprobs[self._sent : self._sent + len(ids)])))
             self._sent += len(ids)
 

@@ -15,7 +15,7 @@ import sglang_lite as sgl
 from sglang_lite.constraints.regex import parse, to_python
 from sglang_lite.constraints.sampling import sample
 from sglang_lite.constraints.types import for_pydantic, value_type
-from sglang_lite.protocol import Choices, ConstraintError, JsonSchema, Regex, ValueValidationError
+from sglang_lite.protocol import Choices, ConstraintError, JsonSchema, Number, Regex, ValueValidationError
 from tests.constraints.python_types import CHECKED, HELD, USUAL, WRONG, Checked, CheckedWhole, Plain
 
 SAMPLES = int(os.environ.get("SGLANG_LITE_TYPE_SAMPLES", "12"))
@@ -74,17 +74,14 @@ def test_whatever_satisfies_the_constraint_can_be_read(annotation):
     kind = value_type(annotation)
     rng = random.Random(1)
     for _ in range(30):
-        text = sample(kind.constraint, rng)
-        for end in kind.stop:
-            text = text.removesuffix(end)
-        kind.parse(text)
+        kind.parse(sample(kind.constraint, rng))
 
 
-def test_scalars_are_bare_and_bounded_and_the_rest_is_json():
+def test_scalars_are_bare_and_the_rest_is_json():
     assert value_type(str).constraint is None
     assert value_type(Colour).constraint == Choices(("red", "blue"))
     assert isinstance(value_type(Model).constraint, JsonSchema)
-    assert not re.fullmatch(to_python(parse(value_type(int).constraint.pattern)), "9" * 17)
+    assert value_type(int).constraint == Number("integer")
 
 
 @pytest.mark.parametrize("day", ["2023-02-29", "1900-02-29", "2024-04-31", "0000-01-01", "2024-13-01"])
@@ -124,10 +121,8 @@ def test_a_random_text_is_read_or_check_says_what_is_not_enforced(annotation):
         return
     for seed in range(SAMPLES):
         text = sample(kind.constraint, random.Random(seed))
-        for end in kind.stop:
-            text = text.removesuffix(end)
         kind.parse(text)
-        if kind.stop == () and isinstance(kind.constraint, JsonSchema):
+        if isinstance(kind.constraint, JsonSchema):
             TypeAdapter(for_pydantic(annotation)).validate_json(text)
 
 

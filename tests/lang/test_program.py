@@ -8,7 +8,7 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.lang.backend.scripted import Call
-from sglang_lite.protocol import UNSET, JsonSchema, Regex
+from sglang_lite.protocol import UNSET, JsonSchema, Number, Regex
 
 
 def echo(call: Call) -> str:
@@ -103,8 +103,8 @@ def test_constraints_reach_the_backend():
     assert state["s"].endswith('"')
     assert float(state["f"]) is not None
     kinds = [type(call.constraint) for call in backend.calls]
-    assert kinds == [Regex, Regex, JsonSchema, Regex, Regex, Regex, Regex]
-    assert backend.calls[0].params.stop == (" ", "\n")
+    assert kinds == [Number, Regex, JsonSchema, Regex, Regex, Number, Number]
+    assert backend.calls[0].params.stop is UNSET
 
 
 def test_typed_values_and_their_text():

@@ -11,7 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 import sglang_lite as sgl
 from sglang_lite.constraints.partial import partial_reader
-from sglang_lite.protocol import Choices, JsonSchema, Regex
+from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.ir import REGEX_FLOAT, REGEX_INT
+from sglang_lite.protocol import Choices, Generation, JsonSchema, Number, Regex
 from sglang_lite.text.reasoning import FORMATS
 
 
@@ -198,17 +200,66 @@ def test_branches_gather_values_and_texts():
     assert (state["x"], state.raw("x")) == ([10, 11], ["10", "11"])
 
 
-@pytest.mark.parametrize("end", [" ", "\n", ",", ";", ":", ")"])
+@pytest.mark.parametrize("end", [" ", "\n", ",", ";", ":", ")", ".", ". ", "st", "-", "²"])
 def test_a_number_ends_where_text_goes_on(end):
     state = generated(f"42{end}and so on", type=int)
     assert (state["x"], state.raw("x")) == (42, "42")
     state = generated(f"4.5{end}and so on", type=float, include_stop=True)
-    assert (state["x"], state.raw("x")) == (4.5, f"4.5{end}")
+    assert (state["x"], state.raw("x")) == (4.5, "4.5")
+
+
+@pytest.mark.parametrize(("text", "whole", "floating"), [
+    ("2,873,000.", 2_873_000, 2_873_000.0), ("1, 2 and 3", 1, 1.0), ("-1,250.75 m", -1250, -1250.75), ("+7", 7, 7.0),
+    ("007", 7, 7.0), ("3e8 m/s", 3, 3e8),
+])  # fmt: skip
+def test_the_commas_of_grouped_thousands_are_read_and_dropped(text, whole, floating):
+    for kind, value in ((int, whole), (float, floating)):
+        state = generated(text, type=kind)
+        assert (state["x"], type(state["x"])) == (value, kind)
+        assert text.startswith(state.raw("x"))
+        plain = generated(text, dtype=kind)
+        assert plain["x"] == state.raw("x").replace(",", "")
+        assert kind(plain["x"]) == value
+        assert plain.raw("x") == state.raw("x")
+
+
+@pytest.mark.parametrize("text", ["", "-", "about 5", "None"])
+def test_what_is_no_number_is_an_error(text):
+    from sglang_lite.constraints.types import value_type
+
+    for kind in (int, float):
+        with pytest.raises(sgl.ValueValidationError):
+            value_type(kind).parse(text)
+    with pytest.raises(sgl.ValueValidationError):
+        value_type(int).parse("9" * 5000)  # more than Python reads
+
+
+class RegexOnly(BaseBackend):
+    """Knows regexes and no numbers: the interface before there were any."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.text, self.asked = text, []
+
+    async def agenerate(self, prompt, params, constraint, *, stream):
+        self.asked.append((params, constraint))
+        yield Generation(self.text)
+
+
+@pytest.mark.parametrize(("kind", "pattern", "text"), [(int, REGEX_INT, "42\n"), (float, REGEX_FLOAT, "4.5 ")])
+def test_a_backend_that_knows_no_numbers_is_given_a_pattern(kind, pattern, text):
+    for how in ("type", "dtype"):
+        backend = RegexOnly(text)
+        state = sgl.function(lambda s, how=how: s.__iadd__(sgl.gen("x", **{how: kind}, stop="."))).run(backend=backend)
+        assert state["x"] == (kind(text) if how == "type" else text.strip())
+        ((params, constraint),) = backend.asked
+        assert constraint == Regex(pattern)
+        assert {".", " ", "\n"} == set(params.stop)
 
 
 @pytest.mark.parametrize(
     ("kind", "constraint"),
-    [(int, Regex), (float, Regex), (bool, Choices), (Colour, Choices), (City, JsonSchema), (int | None, JsonSchema)],
+    [(int, Number), (float, Number), (bool, Choices), (Colour, Choices), (City, JsonSchema), (int | None, JsonSchema)],
 )
 def test_the_backend_is_given_a_constraint(kind, constraint):
     script = sgl.ScriptedBackend()

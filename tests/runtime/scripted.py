@@ -109,11 +109,12 @@ class SteppedEngine(Engine):
 
     Args:
         retract_every: steps after which some running request is put back.
+        model: a LoadedModel other than the scripted one.
         **config: of EngineConfig.
     """
 
-    def __init__(self, *, retract_every=0, seed=0, **config):
-        self.loop = self._loop = self._build(EngineConfig.make(**config), loaded())
+    def __init__(self, *, retract_every=0, seed=0, model=None, **config):
+        self.loop = self._loop = self._build(EngineConfig.make(**config), model or loaded())
         self.store, self.scheduler = self._scheduler.store, self._scheduler
         self._retract_every, self._random = retract_every, random.Random(seed)
 

@@ -132,7 +132,7 @@ class Forcing:
     """After some tokens, the next ones are given."""
 
     engine = ForcingEngine()
-    finished, complete, error = False, True, ""
+    number, finished, complete, error = None, False, True, ""
 
     def __init__(self):
         self.given, self.kept = [], None

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from sglang_lite.constraints.types import NUMBER_ENDS
 from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
 from sglang_lite.lang.backend.structured import NUMBERS, answer_text, form_of
 from sglang_lite.lang.chat_template import ChatTemplate as PlainTemplate
+from sglang_lite.lang.ir import NUMBER_STOPS
 from sglang_lite.lang.loop import executor
 from sglang_lite.protocol import (
     UNSET,
@@ -28,6 +28,7 @@ from sglang_lite.protocol import (
     JsonSchema,
     Location,
     Message,
+    Number,
     OverloadedError,
     ParameterError,
     Prompt,
@@ -42,7 +43,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.text.chat_template import ChatTemplate
 
-JSON = frozenset({JsonSchema, Choices})  # the constraints of a model with structured outputs
+JSON = frozenset({JsonSchema, Choices, Number})  # the constraints of a model with structured outputs
 
 
 class TokenUsage:
@@ -155,7 +156,7 @@ class RemoteBackend(BaseBackend):
     ) -> None:
         if constraint is not None:
             if not isinstance(params.stop, Unset):
-                if not set(params.stop) <= set(NUMBER_ENDS) or form_of(constraint) not in NUMBERS:
+                if not set(params.stop) <= set(NUMBER_STOPS) or form_of(constraint) not in NUMBERS:
                     raise self.refusal(node, "stop together with a constraint", "Leave stop out.", where)
                 params = replace(params, stop=UNSET)  # of a number in JSON, which ends by itself
             if JsonSchema in self.capabilities.constraints and form_of(constraint) is not None:

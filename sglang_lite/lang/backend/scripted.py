@@ -11,6 +11,7 @@ from random import Random
 from typing import TypeAlias
 
 from sglang_lite.constraints.matching import validate
+from sglang_lite.constraints.number import first_number
 from sglang_lite.constraints.sampling import sample
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.chat_template import get_chat_template
@@ -22,6 +23,7 @@ from sglang_lite.protocol import (
     Continuation,
     Delta,
     Generation,
+    Number,
     ParameterError,
     Prompt,
     SamplingParams,
@@ -59,8 +61,8 @@ class ScriptedBackend(BaseBackend):
         latency: seconds each call takes, or a function of the Call.
         seed: of random texts; those of a call that has a seed of its own depend on that one.
 
-    An answer is cut at the node's stop strings and after `max_tokens` words. One that breaks the node's constraint is
-    an error, as it could not have been generated.
+    An answer is cut at the node's stop strings, at the end of the number that was asked for, and after `max_tokens`
+    words. One that breaks the node's constraint is an error, as it could not have been generated.
 
     Attributes:
         calls: every Call, in order.
@@ -150,6 +152,9 @@ class ScriptedBackend(BaseBackend):
             text = self._default if call.constraint is None else _sampled(call.constraint, draw)
         stops = StopMatcher(() if isinstance(params.stop, Unset) else params.stop)
         text = stops.push(text) + (stops.flush() if stops.matched is None else "")
+        number = call.constraint.part if isinstance(call.constraint, Continuation) else call.constraint
+        if isinstance(number, Number):
+            text = first_number(number, text) or text
         words = _TOKEN.findall(text)
         limit = math.inf if isinstance(params.max_tokens, Unset) else params.max_tokens
         cut = len(words) > limit

@@ -13,7 +13,7 @@ from sglang_lite.constraints.regex import parse, to_python
 from sglang_lite.constraints.schema import parse_json
 from sglang_lite.constraints.types import value_type
 from sglang_lite.lang.ir import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
-from sglang_lite.protocol import Choices, Constraint, JsonSchema, Regex, ValueValidationError
+from sglang_lite.protocol import Choices, Constraint, JsonSchema, Number, Regex, ValueValidationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,8 @@ def form_of(constraint: Constraint) -> Form | None:
     match constraint:
         case Choices(options):
             return Form(_wrapped({"type": "string", "enum": list(options)}), bare=True)
+        case Number(kind):
+            return Form(_wrapped({"type": "integer" if kind == "integer" else "number"}), bare=True)
         case Regex():
             schema = _TYPES.get(constraint)
             return None if schema is None else Form(_wrapped(schema), bare=constraint != Regex(REGEX_STR))
@@ -71,10 +73,8 @@ def _moved(schema: Any) -> Any:
     return moved
 
 
-# The regexes that `type=` and `dtype=` stand for, as JSON types. What came is read by the type, which checks the rest.
+# The regexes that types stand for, as JSON types. What came is read by the type, which checks the rest.
 _TYPES: dict[Any, dict[str, Any]] = {
-    value_type(int).constraint: {"type": "integer"},
-    value_type(float).constraint: {"type": "number"},
     value_type(datetime.date).constraint: {"type": "string", "format": "date"},
     value_type(datetime.time).constraint: {"type": "string", "format": "time"},
     value_type(datetime.datetime).constraint: {"type": "string", "format": "date-time"},
@@ -97,6 +97,8 @@ def answer_text(constraint: Constraint, answer: str) -> str:
     if not form.wrapped:
         return answer
     value = parse_json(form.constraint, answer)["value"]
+    if constraint == Number("integer"):
+        value = int(value)  # JSON has 24.0, too
     return value if form.bare and isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

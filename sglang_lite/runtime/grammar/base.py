@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_lite.constraints.number import NumberText
 from sglang_lite.protocol import Constraint, ConstraintError
 
 Mask = NDArray[np.int32]  # words of a row, least significant bit first: bit i is token i
@@ -34,6 +35,7 @@ class Matcher(Protocol):
         parts: the matchers whose masks make up its own: itself, for most.
         line: masks of matchers of one line can't be made at the same time.
         place: matchers in the same place have the same mask.
+        number: its text, which ends before the token that ends it; None for what is not a number.
     """
 
     @property
@@ -47,6 +49,9 @@ class Matcher(Protocol):
 
     @property
     def place(self) -> Hashable: ...
+
+    @property
+    def number(self) -> NumberText | None: ...
 
     def known(self) -> Mask | None:
         """The mask of where it is now: bit i is set for every token i that may come next. None: it has to be made."""

@@ -16,12 +16,23 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sglang_lite.protocol import Constraint, ConstraintError, Continuation, EngineClosedError, JsonSchema, SglError
+from sglang_lite.constraints.number import PATTERNS
+from sglang_lite.protocol import (
+    Constraint,
+    ConstraintError,
+    Continuation,
+    EngineClosedError,
+    JsonSchema,
+    Number,
+    Regex,
+    SglError,
+)
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.grammar.base import CompiledGrammar, GrammarEngine
 from sglang_lite.runtime.grammar.choose import fastest
 from sglang_lite.runtime.grammar.continuing import ContinuedGrammar
 from sglang_lite.runtime.grammar.kept import SLOW_S, KeptGrammars
+from sglang_lite.runtime.grammar.number import NumberGrammar
 from sglang_lite.runtime.grammar.simple import is_simple
 from sglang_lite.runtime.grammar.vocabulary import Vocabulary, mask_of
 from sglang_lite.runtime.grammar.worker import OverBudgetError, Worker
@@ -138,6 +149,8 @@ class Compiler:
         Raises:
             ConstraintError: it can't be enforced.
         """
+        if isinstance(constraint, Number):
+            return NumberGrammar(constraint, self._vocabulary(), partial(self.build, Regex(PATTERNS[constraint.kind])))
         name = fastest(constraint) if self._backend == "auto" else self._backend
         return self._engine(name).compile(constraint)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+from sglang_lite.constraints.number import NumberText
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.runtime.grammar.base import CompiledGrammar, MakesMasks, Mask, Matcher, next_mask
 
@@ -71,6 +72,10 @@ class PartMatcher:
         return id(self)
 
     place = line
+
+    @property
+    def number(self) -> NumberText | None:
+        return self._part.number
 
     def known(self) -> Mask | None:
         whole, part = self._whole.known(), self._part.known()

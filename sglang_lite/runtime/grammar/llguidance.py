@@ -63,6 +63,8 @@ class LlguidanceMatcher:
         states: of the language, where others share them.
     """
 
+    number = None
+
     def __init__(self, engine: LlguidanceEngine, inner: Any, line: object, first: Mask, states: States | None) -> None:
         self.engine, self._inner, self.line = engine, inner, line
         self._kept: Mask | None = first

@@ -27,6 +27,8 @@ _END = b"\0"
 
 
 class OutlinesMatcher:
+    number = None
+
     def __init__(self, engine: OutlinesEngine, index: Any) -> None:
         self.engine = engine
         self.error = ""
@@ -113,7 +115,7 @@ class OutlinesEngine:
         self.not_eos = ~vocabulary.eos_mask()
         ids: dict[bytes, list[int]] = {}
         for i, token in enumerate(vocabulary.tokens):
-            if token and _END not in token:
+            if token and _END not in token and i not in vocabulary.eos_ids:
                 ids.setdefault(token, []).append(i)
         self._ids, self._longest = ids, max(map(len, ids), default=0)
         # Its own notion of the end is given an id that no token has.

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from sglang_lite.protocol import Choices, Constraint, Ebnf, JsonSchema, Regex
+from sglang_lite.protocol import Choices, Constraint, Ebnf, JsonSchema, Number, Regex
 
 MAX_PATTERN_CHARS = 200
 MAX_GRAMMAR_CHARS = 300
@@ -35,6 +35,8 @@ def is_simple(constraint: Constraint) -> bool:
             return len(pattern) <= MAX_PATTERN_CHARS and _counts(pattern) <= MAX_COUNT
         case Ebnf(grammar):
             return len(grammar) <= MAX_GRAMMAR_CHARS and "{" not in grammar
+        case Number():
+            return True
         case Choices(options):
             return sum(map(len, options)) + len(options) <= MAX_CHOICES_CHARS
         case JsonSchema(text):

@@ -20,6 +20,8 @@ from sglang_lite.runtime.grammar.vocabulary import Vocabulary
 class XgrammarMatcher:
     """Where the text may end, the mask is made at once and kept: only it tells whether anything else can come."""
 
+    number = None
+
     def __init__(self, engine: XgrammarEngine, inner: Any, first: Mask) -> None:
         self.engine, self.inner = engine, inner
         self.error = ""

@@ -9,8 +9,8 @@ from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 
 class IncrementalDecoder:
-    """Concatenated pushes equal `tokenizer.decode` of all ids, for any split and any bytes: an unfinished UTF-8
-    sequence waits for its end.
+    """Concatenated pushes equal `tokenizer.decode` of all ids, for any split and any bytes, without an unfinished UTF-8
+    sequence at the end: it waits for the rest.
 
     Args:
         tokenizer: whose byte table is used.
@@ -29,7 +29,3 @@ class IncrementalDecoder:
     def pending(self) -> bool:
         """The bytes so far end inside a character."""
         return bool(self._utf8.getstate()[0])
-
-    def flush(self) -> str:
-        """What is left of an unfinished character, at the end."""
-        return self._utf8.decode(b"", final=True)

@@ -351,6 +351,7 @@ def test_a_schema_that_strict_mode_does_not_take_is_asked_for_without_it_and_che
     ("type_", "answer", "value", "schema"),
     [
         (int, 42, 42, {"type": "integer"}),
+        (int, 24.0, 24, {"type": "integer"}),
         (float, 1e-05, 1e-05, {"type": "number"}),
         (bool, "true", True, {"type": "string", "enum": ["true", "false"]}),
         (Literal["a", 2], "2", 2, {"type": "string", "enum": ["a", "2"]}),
