@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from sglang_lite.protocol import TemplateError
 
-MAX_TEMPLATE_CHARS = 1_000_000
+MAX_TEMPLATE_CHARS = 200_000
 
 
 class ChatTemplate(Protocol):
@@ -36,7 +36,7 @@ class ChatTemplate(Protocol):
 
 
 class JinjaTemplate:
-    """A model's own template, rendered in jinja2's sandbox.
+    """A model's own template, rendered in jinja2's sandbox, within the limits of bounded_jinja.py.
 
     Args:
         source: the Jinja text, as `tokenizer.chat_template` holds it.
@@ -59,36 +59,37 @@ class JinjaTemplate:
         special_tokens: Mapping[str, str] | None = None,
         name: str = "the model's chat template",
     ) -> None:
-        from jinja2 import TemplateError as JinjaError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+        from sglang_lite.text.bounded_jinja import BoundedEnvironment, metered
 
         if len(source) > MAX_TEMPLATE_CHARS:
             raise TemplateError(f"{name}: {len(source):,} characters, the limit is {MAX_TEMPLATE_CHARS:,}.")
         self.name, self.source = name, source
         self._special_tokens = dict(special_tokens or {})
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        environment = BoundedEnvironment(
+            {"tojson": _to_json}, {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         )
-        environment.filters["tojson"] = _to_json
-        environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+        self._metered = metered
         try:
             self._template = environment.from_string(source)
-        except JinjaError as error:
-            raise TemplateError(f"{name} is not valid: {error}") from error
+        except Exception as error:  # jinja2's own, and Python's of what is nested too deeply
+            raise TemplateError(f"{name} is not valid: {_said(error)}") from error
         self._turn = lru_cache(maxsize=256)(self._find_turn)
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False) -> str:
         """The whole conversation as text.
 
         Raises:
-            TemplateError: the template refused these messages or failed.
+            TemplateError: the template refused these messages, failed, or does or writes too much.
         """
         try:
-            return self._template.render(
-                messages=list(messages), add_generation_prompt=add_generation_prompt, **self._special_tokens
-            )
+            with self._metered():
+                return self._template.render(
+                    messages=list(messages), add_generation_prompt=add_generation_prompt, **self._special_tokens
+                )
         except Exception as error:  # templates are foreign code: whatever they raise is a template's failure
-            raise TemplateError(f"{self.name} failed on {[m['role'] for m in messages]}: {error}") from error
+            roles = [m["role"] for m in messages]
+            more = f" and {len(roles) - 8} more" if len(roles) > 8 else ""
+            raise TemplateError(f"{self.name} failed on {roles[:8]}{more}: {_said(error)}") from error
 
     def get_prefix_and_suffix(self, role: str, hist_messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
         """See ChatTemplate.
@@ -138,6 +139,11 @@ def _mark(turn: int) -> str:
     return f"\ue000{turn}\ue001"  # private-use characters survive trimming and occur in no template
 
 
+def _said(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    return text if len(text) <= 1000 else f"{text[:1000]}…"
+
+
 def _to_json(value: object, indent: int | None = None, **options: Any) -> str:
     return json.dumps(value, indent=indent, ensure_ascii=options.get("ensure_ascii", False))
 
@@ -147,4 +153,4 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
+    return datetime.now().strftime(format[:1000])

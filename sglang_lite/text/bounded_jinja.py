@@ -1,0 +1,534 @@
+"""Jinja for templates that nobody here wrote: work and size are counted, and end at a limit.
+
+A step is about a node of the template that is evaluated, a character one that is written, wherever to. What can loop
+or allocate, and where it is counted:
+
+- loops (recursive ones, and those with `if`), macros, `call` blocks and blocks: each turn, by the size of its body;
+- output, `{% set %}…{% endset %}`, `{% filter %}`, macros' texts: each `{{ … }}`, by its characters;
+- `+`, `*`, `%`, `**` and the other arithmetic, `~`: before anything is computed; integers have a largest size, too;
+- lists, tuples and dictionaries, `dict(…)`, `namespace(…)`: their size with all that is in them, which sharing makes
+  exponential (`[x, x]`); so writing, comparing, sorting and hashing them is bounded;
+- comparisons, `in`, tests and slices: by the size of their operands;
+- calls: methods of texts, lists and dictionaries are those of a list here, and those that allocate are asked for
+  the size of their result first (`center`, `replace`, `join`, `format` …);
+- filters: those that iterate take a bounded number of items; those that allocate, as above. There is no `lipsum`, and
+  none of the filters that are of no use to a prompt and have no bound (`pprint`, `striptags`, `urlize`, `wordwrap`,
+  `xmlattr`, `filesizeformat`);
+- constants are not folded, so nothing of this happens while a template is compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import types
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NoReturn, cast
+
+from jinja2 import Environment, nodes, pass_context, pass_environment
+from jinja2.filters import make_attrgetter
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+
+MAX_STEPS = 10_000_000
+MAX_CHARS = 10_000_000  # written by a template, and of one value
+MAX_ITEMS = 100_000  # of one value, and of all that is in it
+MAX_BITS = 4_096  # of an integer
+MAX_WIDTH = 10_000  # of a formatted field
+
+_TURN = 10  # steps of a turn of a loop beside its body, of a call and of a filter
+_PER_STEP = 64  # characters that are copied or compared in about a step
+_CONTAINERS: tuple[type, ...] = (list, tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
+_FORMAT = re.compile(r"%(?:\([^()]*\))?[#0 +-]*(\*|\d*)(?:\.(\*|\d*))?")
+
+
+class LimitError(Exception):
+    """A template does or writes too much."""
+
+
+class _Meter:
+    __slots__ = ("chars", "steps")
+
+    def __init__(self) -> None:
+        self.steps = self.chars = 0
+
+
+_meter: ContextVar[_Meter] = ContextVar("_meter")
+
+
+@contextmanager
+def metered() -> Iterator[None]:
+    """Everything inside is one rendering, with the limits for one."""
+    before = _meter.set(_Meter())
+    try:
+        yield
+    finally:
+        _meter.reset(before)
+
+
+def _step(count: int) -> None:
+    meter = _meter.get()
+    meter.steps += count
+    if meter.steps > MAX_STEPS:
+        raise LimitError(f"it takes more than {MAX_STEPS:,} steps.")
+
+
+def _write(count: int) -> None:
+    meter = _meter.get()
+    meter.chars += count
+    if meter.chars > MAX_CHARS:
+        raise LimitError(f"it writes more than {MAX_CHARS:,} characters.")
+
+
+def _allow(chars: int) -> None:
+    """A text of so many characters may be made, and is counted."""
+    if chars > MAX_CHARS:
+        raise LimitError(f"it makes a text of {chars:,} characters; the limit is {MAX_CHARS:,}.")
+    _step(1 + chars // _PER_STEP)
+
+
+def _too_many(items: int) -> NoReturn:
+    raise LimitError(f"it makes a value of {items:,} items or more; the limit is {MAX_ITEMS:,}.")
+
+
+def _measure(value: Any) -> int:
+    """Counts a value with all that is in it. Returns its characters."""
+    if type(value) is str:
+        _allow(len(value))
+        return len(value)
+    items = chars = 0
+    stack = [value]
+    while stack:
+        part = stack.pop()
+        inside: Iterable[Any] = ()
+        if isinstance(part, str | bytes):
+            chars += len(part)
+        elif isinstance(part, Mapping):
+            inside, items = (*part.keys(), *part.values()), items + 2 * len(part)
+        elif isinstance(part, Namespace):
+            attributes: dict[str, Any] = object.__getattribute__(part, "_Namespace__attrs")
+            inside, items = attributes.values(), items + len(attributes)
+        elif isinstance(part, _CONTAINERS):
+            inside, items = cast(Collection[Any], part), items + len(cast(Collection[Any], part))
+        elif isinstance(part, int):
+            chars += part.bit_length() // 3
+        if items > MAX_ITEMS:
+            _too_many(items)
+        stack.extend(inside)
+    _allow(chars)
+    _step(3 * items)
+    return chars
+
+
+def _touch(value: Any) -> Any:
+    """Counts what it costs to read all of a value."""
+    if not isinstance(value, bool | float | types.NoneType):
+        _measure(value)
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        _touch(value)
+    return str(value)
+
+
+def _items(value: Any) -> list[Any]:
+    """What a value gives when it is iterated."""
+    found = []
+    for item in value:
+        _step(1)
+        found.append(item)
+        if len(found) > MAX_ITEMS:
+            _too_many(len(found))
+    return found
+
+
+# ------------------------------------------------------------------------------------------- texts that grow
+
+
+def _width(value: Any) -> None:
+    if isinstance(value, int) and abs(value) > MAX_CHARS:
+        _allow(abs(value))
+
+
+def _replaced(text: str, old: Any = "", new: Any = "", *_: Any) -> None:
+    _allow(len(text))
+    _allow(len(text) + text.count(str(old)) * len(str(new)))
+
+
+def _joined(separator: str, items: Sequence[Any]) -> None:
+    _allow(sum(len(item) if isinstance(item, str) else _measure(item) for item in items) + len(items) * len(separator))
+
+
+def _indented(text: str, width: Any = 4, *_: Any) -> None:
+    _width(width)
+    _allow(len(text) + (text.count("\n") + 1) * (len(width) if isinstance(width, str) else int(width)))
+
+
+def _printed(text: str, values: Any) -> None:
+    """Of `text % values`."""
+    if len(text) > MAX_WIDTH:
+        raise LimitError(f"it formats with a text of {len(text):,} characters; the limit is {MAX_WIDTH:,}.")
+    fields = 0
+    for match in _FORMAT.finditer(text):
+        fields += 1
+        for width in match.groups():
+            if width == "*" or (width and int(width) > MAX_WIDTH):
+                raise LimitError(f"it formats a field {width} wide; the limit is {MAX_WIDTH:,}.")
+    _allow(
+        len(text) + fields * (_measure(values) + MAX_WIDTH) if fields > 16 else len(text) + fields * _measure(values)
+    )
+
+
+class _Formatter(SandboxedFormatter):
+    """Of `text.format(…)`."""
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        _touch(value)
+        return super().convert_field(value, conversion)
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        _touch(value)
+        for number in re.findall(r"\d+", format_spec[: 4 * MAX_WIDTH]):
+            if len(number) > 9 or int(number) > MAX_WIDTH:
+                raise LimitError(f"it formats a field {number} wide; the limit is {MAX_WIDTH:,}.")
+        text = super().format_field(value, format_spec)
+        _write(len(text))
+        return text
+
+
+# --------------------------------------------------------------------------------------------------- methods
+
+_READING = (
+    "count", "endswith", "find", "index", "rfind", "rindex", "startswith", "isalnum", "isalpha", "isascii", "isdecimal",
+    "isdigit", "islower", "isnumeric", "isspace", "istitle", "isupper", "partition", "rpartition", "removeprefix",
+    "removesuffix", "split", "rsplit", "splitlines", "strip", "lstrip", "rstrip", "capitalize", "casefold", "lower",
+    "swapcase", "title", "upper",
+)  # fmt: skip
+_TEXT_METHODS: dict[str, Callable[..., None]] = {
+    **dict.fromkeys(_READING, lambda text, *_, **__: _allow(len(text))),
+    **dict.fromkeys(("center", "ljust", "rjust", "zfill"), lambda text, width, *_: _width(width)),
+    "expandtabs": lambda text, tabsize=8: _allow(len(text) + text.count("\t") * int(tabsize)),
+    "replace": _replaced,
+}
+_METHODS: dict[type, frozenset[str]] = {
+    list: frozenset({"copy", "count", "index"}),
+    tuple: frozenset({"count", "index"}),
+    dict: frozenset({"copy", "get", "items", "keys", "values"}),
+    int: frozenset({"bit_length", "is_integer"}),
+    float: frozenset({"is_integer"}),
+}
+
+
+def _check_method(owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Refuses a method that has no bound, or would do too much. Returns its arguments."""
+    if isinstance(owner, str):
+        if name == "join" and len(args) == 1:
+            args = (_items(args[0]),)
+            _joined(owner, args[0])
+            return args
+        if name in _TEXT_METHODS:
+            _TEXT_METHODS[name](owner, *args, **kwargs)
+            return args
+    for kind, names in _METHODS.items():
+        if isinstance(owner, kind) and name in names:
+            if name in ("count", "index"):
+                _touch(owner)
+            return args
+    raise LimitError(f"it calls {type(owner).__name__}.{name}, which is not for templates.")
+
+
+# --------------------------------------------------------------------------------------------------- filters
+
+
+@pass_environment
+def _sum(environment: Environment, value: Iterable[Any], attribute: str | int | None = None, start: Any = 0) -> Any:
+    numbers = list(value) if attribute is None else [make_attrgetter(environment, attribute)(item) for item in value]
+    if not all(isinstance(number, int | float) for number in (*numbers, start)):
+        raise LimitError("it adds up what are no numbers.")
+    return sum(numbers, start)
+
+
+def _batch(value: Any, count: Any, *_: Any, **__: Any) -> None:
+    if isinstance(count, int) and count > MAX_ITEMS:
+        _too_many(count)
+
+
+def _rounded(value: Any, precision: Any = 0, *_: Any, **__: Any) -> None:
+    if isinstance(precision, int) and abs(precision) > 300:
+        raise LimitError(f"it rounds to {precision:,} digits; the limit is 300.")
+
+
+def _whole(value: Any, *_: Any, **__: Any) -> None:
+    if isinstance(value, str) and len(value) > MAX_BITS // 4:
+        raise LimitError(f"it reads an integer of {len(value):,} digits; the limit is {MAX_BITS // 4:,}.")
+
+
+def _json(value: Any, indent: Any = None, *_: Any) -> None:
+    _touch(value)
+    if isinstance(indent, int | str) and (indent if isinstance(indent, int) else len(indent)) > 100:
+        raise LimitError("it indents JSON by more than 100 characters.")
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+# The filters there are: whether the value is iterated, is text, or neither; and what is asked first.
+_ITERATED: dict[str, Callable[..., None]] = {
+    **dict.fromkeys(("list", "map", "select", "reject", "selectattr", "rejectattr", "sum"), _nothing),
+    **dict.fromkeys(("sort", "unique", "min", "max", "groupby"), lambda value, *_, **__: _touch(value)),
+    **dict.fromkeys(("batch", "slice"), _batch),
+    "join": lambda value, d="", *_: _joined(str(d), value),
+}
+_TEXTS: dict[str, Callable[..., None]] = {
+    **dict.fromkeys(
+        (  # they read it all
+            "capitalize",
+            "e",
+            "escape",
+            "forceescape",
+            "lower",
+            "safe",
+            "string",
+            "title",
+            "trim",
+            "truncate",
+            "upper",
+            "urlencode",
+            "wordcount",
+        ),
+        lambda value, *_, **__: _touch(value),
+    ),
+    "center": lambda value, width=80: _width(width),
+    "format": lambda value, *args, **kwargs: _printed(_text(value), kwargs or args),
+    "indent": lambda value, *args, **kwargs: _indented(_text(value), *args, **kwargs),
+    "replace": lambda value, *args: _replaced(_text(value), *args),
+}
+_OTHERS: dict[str, Callable[..., None]] = {
+    **dict.fromkeys(("abs", "attr", "count", "d", "default", "first", "float", "last", "length", "random"), _nothing),
+    **dict.fromkeys(("dictsort", "items", "reverse"), lambda value, *_, **__: _touch(value)),
+    "int": _whole,
+    "round": _rounded,
+    "tojson": lambda value, indent=None, **_: _json(value, indent),
+}
+_COMPARING = (  # of the tests
+    "==", "eq", "equalto", "!=", "ne", "<", "lt", "lessthan", "<=", "le", ">", "gt", "greaterthan", ">=", "ge", "in",
+    "upper", "lower",
+)  # fmt: skip
+
+
+def _result(value: Any) -> Any:
+    """What came out of a call or filter, counted."""
+    if isinstance(value, str | list | tuple | dict):
+        _measure(value)
+    return value
+
+
+def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    check = {**_ITERATED, **_TEXTS, **_OTHERS}[name]
+    at = 1 if hasattr(function, "jinja_pass_arg") else 0
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        _step(_TURN)
+        before, value, rest = args[:at], args[at], args[at + 1 :]
+        if name in _ITERATED:
+            value = _items(value)
+        check(value, *rest, **kwargs)
+        result = function(*before, value, *rest, **kwargs)
+        # Generators are run here, so that what they do is counted to the filter.
+        return _result(_items(result) if isinstance(result, types.GeneratorType) else result)
+
+    return run
+
+
+def _bounded_test(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        _step(1)
+        if name in _COMPARING:
+            for arg in args:
+                _touch(arg)
+        return function(*args, **kwargs)
+
+    return run
+
+
+# ------------------------------------------------------------------------------------------------ the environment
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """A sandbox whose templates are to be rendered within `metered()`. They raise LimitError.
+
+    Args:
+        filters, functions: beside Jinja's.
+    """
+
+    intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
+
+    def __init__(self, filters: Mapping[str, Callable[..., Any]], functions: Mapping[str, Callable[..., Any]]) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,
+            extensions=["jinja2.ext.loopcontrols"],
+            finalize=_written,
+        )
+        own = {**self.filters, "sum": _sum, **filters}
+        self.filters = {name: _bounded_filter(name, own[name]) for name in (*_ITERATED, *_TEXTS, *_OTHERS)}
+        self.tests = {name: _bounded_test(name, test) for name, test in dict[str, Any](self.tests).items()}
+        del self.globals["lipsum"]
+        self.globals.update(functions)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        _Counting().visit(tree)
+        tree.set_environment(self)
+        return tree
+
+    # ------------------------------------------------------------- what templates are rewritten to call
+
+    def step(self, count: int) -> bool:
+        _step(count)
+        return True
+
+    def measured(self, value: Any) -> Any:
+        return _touch(value)
+
+    def concatenated(self, *values: Any) -> str:
+        texts = [_text(value) for value in values]
+        _allow(sum(map(len, texts)))
+        return "".join(texts)
+
+    # ------------------------------------------------------------------------------------- jinja2's hooks
+
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        owner = getattr(function, "__self__", None)
+        if owner is self:
+            return function(*args)
+        _step(_TURN)
+        if isinstance(function, types.BuiltinFunctionType | types.MethodType) and not _is_helper(owner):
+            args = _check_method(owner, function.__name__, args, kwargs)
+        return _result(super().call(context, function, *args, **kwargs))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        for number in (left, right):
+            if isinstance(number, int) and number.bit_length() > MAX_BITS:
+                raise LimitError(
+                    f"it computes with an integer of {number.bit_length():,} bits; the limit is {MAX_BITS:,}."
+                )
+        if operator == "%" and isinstance(left, str):
+            _printed(left, right)
+        elif operator == "+" and isinstance(left, str) and isinstance(right, str):
+            _allow(len(left) + len(right))
+        elif operator == "+" and isinstance(left, list | tuple) and isinstance(right, list | tuple):
+            if len(left) + len(right) > MAX_ITEMS:
+                _too_many(len(left) + len(right))
+        elif operator == "*":
+            for value, times in ((left, right), (right, left)):
+                if isinstance(times, int) and isinstance(value, str):
+                    _allow(len(value) * times)
+                elif isinstance(times, int) and isinstance(value, list | tuple) and len(value) * times > MAX_ITEMS:
+                    _too_many(len(value) * times)
+        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length() * abs(right)
+            if bits > MAX_BITS:
+                raise LimitError(f"it computes an integer of up to {bits:,} bits; the limit is {MAX_BITS:,}.")
+        return _result(super().call_binop(context, operator, left, right))
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        if super().wrap_str_format(value) is None:
+            return None
+        text = str(value.__self__)
+        is_map = value.__name__ == "format_map"
+
+        def formatted(*args: Any, **kwargs: Any) -> str:
+            _allow(len(text))
+            return _Formatter(self).vformat(text, () if is_map else args, args[0] if is_map else kwargs)
+
+        return formatted
+
+
+def _is_helper(owner: Any) -> bool:
+    """One of Jinja's own objects (a loop, a cycler), whose methods are in Python and small."""
+    return type(owner).__module__.startswith("jinja2.")
+
+
+@pass_context
+def _written(context: Context, value: Any) -> str:
+    text = _text(value)
+    _step(_TURN)
+    _write(len(text))
+    return text
+
+
+class _Counting(NodeTransformer):
+    """Rewrites a template so that it counts what it does."""
+
+    def _in_body(self, node: Any) -> Any:
+        self.generic_visit(node)
+        node.body.insert(0, nodes.ExprStmt(_call("step", nodes.Const(_TURN + _weight(node.body)))))
+        return node
+
+    visit_Macro = visit_CallBlock = visit_Block = _in_body
+
+    def visit_For(self, node: nodes.For) -> nodes.For:
+        self._in_body(node)
+        if node.test is not None:
+            node.test = nodes.And(_call("step", nodes.Const(_TURN + _weight([node.test]))), node.test)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _call("concatenated", *node.nodes)
+
+    def _literal(self, node: Any) -> Any:
+        self.generic_visit(node)
+        if (
+            getattr(node, "ctx", "load") != "load"
+            or not node.items
+            or all(isinstance(i, nodes.Const) for i in node.items)
+        ):
+            return node
+        return _call("measured", node)
+
+    visit_List = visit_Tuple = visit_Dict = _literal
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        node.expr = _measured(node.expr)
+        for operand in node.ops:
+            operand.expr = _measured(operand.expr)
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        if isinstance(node.arg, nodes.Slice):
+            node.node = _measured(node.node)
+        return node
+
+
+def _call(name: str, *args: nodes.Expr) -> nodes.Call:
+    return nodes.Call(nodes.EnvironmentAttribute(name), list(args), [], None, None)
+
+
+def _measured(node: nodes.Expr) -> nodes.Expr:
+    return node if isinstance(node, nodes.Const) else _call("measured", node)
+
+
+def _weight(body: Iterable[nodes.Node]) -> int:
+    """Steps of a body: its nodes, and its text."""
+    weight, stack = 0, list(body)
+    while stack:
+        node = stack.pop()
+        weight += 1
+        if isinstance(node, nodes.TemplateData):
+            weight += len(node.data) // _PER_STEP
+        stack.extend(node.iter_child_nodes())
+    return weight
