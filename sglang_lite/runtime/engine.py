@@ -150,7 +150,10 @@ class Engine:
         self._longest = longest
         kind = str(getattr(getattr(loaded.model, "precision", None), "compute", config.dtype)).removeprefix("torch.")
         self._ready_line = f"{loaded.name} on {device}, {kind}, room for {pages * sizes.page_size:,} tokens"
-        self._scheduler = Scheduler(store, sizes.step_tokens, POLICIES[config.policy])
+        rounds = isinstance(loaded.model, Decoder) and not loaded.model.fused and loaded.model.precision.rounds
+        self._scheduler = Scheduler(
+            store, sizes.step_tokens, POLICIES[config.policy], last_alone=rounds and not config.deterministic
+        )
         self.intake = Intake(
             config.max_queued + sizes.max_running, config.seed, loaded, longest,
             all_special=config.special_tokens_in_roles,

@@ -5,13 +5,18 @@ import threading
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import sglang_lite as sgl
 from sglang_lite.protocol import Delta, Generation, SamplingParams, Span
+from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.engine import Engine
 from sglang_lite.runtime.execute.sampler import Masks, SamplingTable, Special, sample, sample_seed, uniforms
+from sglang_lite.runtime.load import load_model, pick_device
+from sglang_lite.runtime.models.layers.linear import Bf16Linear, DenseLinear
 from sglang_lite.runtime.sampling_params import resolve_params
 from tests.runtime import scripted
+from tests.runtime.models.tiny import VOCAB, randomise, save
 
 CHAT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 
@@ -380,6 +385,57 @@ def asked(i):
 
 def bits(generation):
     return generation.token_ids, generation.output_logprobs
+
+
+def test_in_float32_tokens_are_the_same_alone_in_a_batch_and_from_the_cache(engine):
+    params = [SamplingParams(temperature=i % 2, seed=i, max_tokens=7, ignore_eos=True) for i in range(8)]
+    requests = [(QUESTIONS[i], params[i], {}) for i in range(8)]
+    engine.flush_cache()
+    alone = [engine.complete(*request[:2]).token_ids for request in requests]
+    cached = [g.token_ids for g in run_all(engine, requests)]
+    engine.flush_cache()
+    assert [g.token_ids for g in run_all(engine, requests)] == alone == cached
+
+
+def test_a_gpu_refuses_to_be_deterministic(monkeypatch):
+    monkeypatch.setattr("sglang_lite.runtime.load._no_gpu", lambda name: None)
+    with pytest.raises(sgl.ParameterError, match="deterministic: is for CPUs only"):
+        pick_device(EngineConfig(device="cuda", deterministic=True))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_in_16_bits_a_prompt_alone_gives_the_same_bits_from_an_empty_and_a_warm_cache(tmp_path, dtype, monkeypatch):
+    """Though products of few rows are computed differently, as on CPUs with units for 16 bits."""
+    for kind in (DenseLinear, Bf16Linear):
+        plain = kind.__call__
+        monkeypatch.setattr(kind, "__call__", lambda self, x, plain=plain: plain(self, x) * (1 + 2**-6 * (len(x) <= 3)))
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=160, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, bos_token_id=0, eos_token_id=1, pad_token_id=None,
+    )  # fmt: skip
+    model = str(save(randomise(LlamaForCausalLM(config)), tmp_path))
+    with sgl.Engine(model=model, dtype=dtype, device="cpu", step_tokens=64) as engine:
+        for length in (2, 3, 40, 64, 65, 150):
+            ids = [(7 * i + length) % VOCAB for i in range(length)]
+            first, again = engine.complete(ids, asked(0)), engine.complete(ids, asked(0))
+            assert (first.usage.cached_tokens, again.usage.cached_tokens) == (0, length - 1)
+            assert bits(again) == bits(first)
+
+
+def test_in_16_bits_logits_are_float32(tmp_path):
+    """They are not so far apart that the best ones are equal, and as exact as the last hidden state."""
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=160, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, bos_token_id=0, eos_token_id=1, pad_token_id=None, tie_word_embeddings=False,
+    )  # fmt: skip
+    reference = randomise(LlamaForCausalLM(config))
+    folder = save(reference, tmp_path)
+    hidden = torch.randn(5, 64, generator=torch.Generator().manual_seed(0)).bfloat16() * 20
+    exact = hidden.double() @ reference.lm_head.weight.detach().double().T
+    for deterministic in (False, True):
+        model = load_model(EngineConfig(device="cpu", dtype="bfloat16", deterministic=deterministic), folder).model
+        assert ((model.logits(hidden) - exact).abs() < exact.abs().max() * 5e-4).all()  # half precision's weights
+        assert model.logits(hidden).unique().numel() == exact.numel()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

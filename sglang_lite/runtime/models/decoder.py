@@ -16,7 +16,15 @@ import torch
 import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.reference import AttentionPlan, KVCache, KVScales, attention, copy_kv, store_kv
-from sglang_lite.runtime.models.layers.linear import Linear, RowByRow, has_one_path, make_linear, stacked, stacked_shape
+from sglang_lite.runtime.models.layers.linear import (
+    Linear,
+    RowByRow,
+    has_one_path,
+    make_head,
+    make_linear,
+    stacked,
+    stacked_shape,
+)
 from sglang_lite.runtime.models.layers.rope import RotaryTable, rotate
 from sglang_lite.runtime.models.spec import ModelSpec, RopeSpec
 from sglang_lite.runtime.models.weights.fp8 import ScaledRows
@@ -46,6 +54,11 @@ class Precision:
     fp8: bool = False
     keep_fp8: bool = False
     one_path: bool = False
+
+    @property
+    def rounds(self) -> bool:
+        """So coarsely that the same row computed in another way often gives another token."""
+        return self.int8 or min(self.compute.itemsize, self.cache.itemsize) < 4
 
 
 @dataclass(slots=True)
@@ -219,12 +232,18 @@ class _Reader:
         embedding = self._table("model.embed_tokens.weight")
         if not self.spec.tied_embeddings:
             head = self.source.take("lm_head.weight", (self.spec.vocab_size, self.spec.hidden_size))
-            return embedding, self.make([head], None, quantise=False)
+            return embedding, self.head(head)
         if self.source.has("lm_head.weight"):
             # `.bin` files repeat the table. A head that differs is meant, whatever the config says: so transformers.
             table = self._table("lm_head.weight")
-            return embedding, self.make([embedding if torch.equal(table, embedding) else table], None, quantise=False)
-        return embedding, self.make([embedding], None, quantise=False)
+            return embedding, self.head(embedding if torch.equal(table, embedding) else table)
+        return embedding, self.head(embedding)
+
+    def head(self, weight: Weight) -> Linear:
+        p = self.precision
+        if self.fused or p.int8 or p.weights == torch.float32:
+            return self.make([weight], None, quantise=False)
+        return self._steady(make_head([weight], one_path=p.one_path), *stacked_shape([weight]))
 
     def layer(self, i: int) -> _Layer:
         s = self.spec
@@ -294,10 +313,13 @@ class _Reader:
             device=self.device,
             one_path=p.one_path,
         )
-        return self._steady(linear, sum(part.shape[0] for part in parts), parts[0].shape[1]) if p.one_path else linear
+        return self._steady(linear, *stacked_shape(parts))
 
     def _steady(self, linear: Linear, outputs: int, inputs: int) -> Linear:
-        """The product as it is where rows do not influence each other, else row by row. Each shape is tried once."""
+        """The product as it is where rows do not influence each other or may do so, else row by row. Each shape is
+        tried once."""
+        if not self.precision.one_path:
+            return linear
         if (outputs, inputs) not in self._one_path:
             steady = has_one_path(linear, inputs, self.precision.compute)
             self._one_path[outputs, inputs] = steady

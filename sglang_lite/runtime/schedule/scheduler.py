@@ -37,12 +37,16 @@ class Scheduler:
         store: pages and slots.
         step_tokens: most tokens in a step; running requests come first, prompts share what is left.
         policy: the order of admission.
+        last_alone: the last token of a prompt that runs alone has a step of its own, as it has where the cache has all
+            tokens before it. So what follows is computed from the same bits.
     """
 
-    def __init__(self, store: KVStore, step_tokens: int, policy: Policy) -> None:
+    def __init__(self, store: KVStore, step_tokens: int, policy: Policy, *, last_alone: bool = False) -> None:
         self.store = store
         self._step_tokens = step_tokens
         self._policy = policy
+        self._last_alone = last_alone
+        self._alone = -1  # the id of the request that was admitted when nothing else ran or waited
         self._reserve = Reserve()
         self._admissions = 0
         self._fresh: list[Request] = []
@@ -78,6 +82,8 @@ class Scheduler:
                 continue  # retracted for one before it
             start = int(table.computed[request.slot])
             end = min(int(table.length[request.slot]), start + budget)
+            if request.id == self._alone and start < request.prompt_len and end == table.length[request.slot]:
+                end = max(end - 1, start + 1)
             if end > start and self._make_room(request, end):
                 chunks.append((request, start, end))
                 budget -= end - start
@@ -286,6 +292,9 @@ class Scheduler:
             admitted.append(request)
             promised += needed
         self._leave_queue(admitted)
+        if self._last_alone:
+            alone = len(admitted) == 1 and [*self.requests()] == admitted and admitted[0].ending is None
+            self._alone = admitted[0].id if alone else -1
 
     def _start(self, request: Request) -> None:
         self.store.table.limit[request.slot] = request.limit

@@ -17,13 +17,13 @@ Linear: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 
 class DenseLinear:
-    """Weights as they are, through torch."""
+    """Weights as they are, through torch; activations and results are in their format."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.weight, self.bias = weight, bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
 
 
 # Up to this many rows a product only waits for weights, and half-size ones win although they are unpacked on the way.
@@ -54,7 +54,8 @@ class Bf16Linear:
 
 
 class Float32Linear:
-    """float32 weights through oneDNN. Unlike MKL's, its products give a row the same bits beside any number of others.
+    """float32 weights through oneDNN, of activations in any format. Unlike MKL's, its products give a row the same bits
+    beside any number of others.
 
     Args:
         parts: matrices [N_i, K] that are stacked along N.
@@ -66,7 +67,22 @@ class Float32Linear:
         self.bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")  # type: ignore[no-any-return] # torch.ops is untyped
+        return torch.ops.mkldnn._linear_pointwise(x.float(), self.weight, self.bias, "none", [], "")  # type: ignore[no-any-return] # torch.ops is untyped
+
+
+class Float16Linear:
+    """float16 weights, of activations in any format; sums and results are float32. Through FBGEMM, which reads as few
+    bytes as 16-bit products do. Weights lie between -65,504 and 65,504.
+
+    Args:
+        parts: matrices [N_i, K] that are stacked along N.
+    """
+
+    def __init__(self, parts: Sequence[Weight]) -> None:
+        self.weight = torch.ops.quantized.linear_prepack_fp16(stacked(parts, torch.float32), None)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.quantized.linear_dynamic_fp16(x.float(), self.weight)  # type: ignore[no-any-return] # torch.ops is untyped
 
 
 class PairedLinear:
@@ -182,6 +198,20 @@ def make_linear(
     if one_path and not quantise:  # 8-bit products are exact
         return PairedLinear(_dense_linear(parts, bias, dtype, device, one_path=True))
     return Int8Linear(parts, bias) if quantise else _dense_linear(parts, bias, dtype, device, one_path=False)
+
+
+def make_head(parts: Sequence[Weight], *, one_path: bool) -> Linear:
+    """The product that gives the logits of a model in 16 bits on a CPU. Its sums and results are float32: logits of 16
+    bits lie so far apart (0.125 between 16 and 32) that the largest ones are often equal.
+
+    Args:
+        parts, one_path: as `make_linear`.
+    """
+    if one_path:
+        return PairedLinear(Float32Linear(parts, None))
+    if "fbgemm" in torch.backends.quantized.supported_engines:
+        return Float16Linear(parts)
+    return DenseLinear(stacked(parts, torch.float32), None)
 
 
 def _dense_linear(

@@ -1,0 +1,23 @@
+"""The benchmark runs, on a model without meaning."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.runtime.models.tiny import VOCAB, randomise, save
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "reproducible.py"
+
+
+def test_equal_answers_are_counted(tmp_path):
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, bos_token_id=0, eos_token_id=1, pad_token_id=None,
+    )  # fmt: skip
+    model = str(save(randomise(LlamaForCausalLM(config)), tmp_path))
+    command = [sys.executable, str(SCRIPT), "--prompts", "3", "--new", "4", "--rows", "2", "--model", model]
+    for options in ([], ["--deterministic", "--temperature", "1"]):
+        shown = subprocess.run([*command, *options], check=True, capture_output=True, text=True).stdout
+        assert shown.count("3 of 3 equal (100.0%)") == 3
