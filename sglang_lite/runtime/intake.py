@@ -5,10 +5,13 @@ Knows nothing of how they are run.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import secrets
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,6 +70,7 @@ class Intake:
         self._draws = itertools.count()
         self._lock = threading.Lock()
         self._open = 0  # what was submitted and has not ended
+        self._queue: deque[tuple[Callable[[], object], int]] = deque()  # who waits for room, and for how much
         self._tickets: dict[str, Ticket] = {}  # of that, what has a name
 
     def prompt_ids(self, prompt: Prompt | str | Sequence[int]) -> list[int]:
@@ -195,9 +199,65 @@ class Intake:
                     left -= 1
                     if not left and rid is not None:
                         del self._tickets[rid]
+                self._call_next()
             sink(event)
 
         return counted
+
+    def wait_for_room(self, call: Callable[[], object], count: int, *, first: bool = False) -> None:
+        """Calls back once, on any thread, when so many requests could be submitted: now, or in the order of asking as
+        others end. The room is not kept: who is called tries again, and then waits as the first, or says that it left.
+
+        Raises:
+            OverloadedError: there never will be.
+        """
+        if count > self._most_open:
+            raise OverloadedError(
+                f"{count:,} samples at once; {self._most_open:,} may wait or run.", hint="Raise max_queued."
+            )
+        with self._lock:
+            if self._open + count > self._most_open:
+                self._queue.insert(0 if first else len(self._queue), (call, count))
+                return
+        call()
+
+    def leave(self, call: Callable[[], object]) -> None:
+        """Who was or is to be called back wants no room any more; the next one in the order gets it."""
+        with self._lock:
+            waiting = next((place for place in self._queue if place[0] is call), None)
+            if waiting is not None:
+                self._queue.remove(waiting)
+        self._call_next()
+
+    def _call_next(self) -> None:
+        with self._lock:
+            if not self._queue or self._open + self._queue[0][1] > self._most_open:
+                return
+            call, _ = self._queue.popleft()
+        call()
+
+    async def admitted(self, submit: Callable[[], Ticket], count: int) -> Ticket:
+        """What `submit()` gives, as soon as there is room for `count` requests.
+
+        Raises:
+            SglError: as `submit`; but OverloadedError only where there never will be room.
+        """
+        call: Callable[[], object] | None = None
+        try:
+            while True:
+                try:
+                    ticket = submit()
+                    call = None
+                    return ticket
+                except OverloadedError:
+                    first, loop = call is not None, asyncio.get_running_loop()
+                    room = loop.create_future()
+                    call = partial(loop.call_soon_threadsafe, _resolve, room)
+                    self.wait_for_room(call, count, first=first)
+                await room
+        finally:
+            if call is not None:
+                self.leave(call)
 
     def ticket(self, rid: str) -> Ticket:
         """What was submitted under this name.
@@ -210,3 +270,8 @@ class Intake:
         if ticket is None:
             raise ParameterError("rid", f"{shown(rid)} is no request that is waiting or running.")
         return ticket
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

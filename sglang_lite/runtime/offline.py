@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import queue
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sglang_lite.protocol import BatchError, Delta, Generation, OverloadedError, RequestAbortedError, SglError
 from sglang_lite.runtime.native import Answer, Call, read_request
@@ -19,23 +19,25 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.intake import Ticket
 
 
+Post: TypeAlias = "Callable[[tuple[int, Event] | None], object]"
+
+
 class Running:
     """A native request under way: its events, and the answers they make.
 
     Args:
         engine: that runs it.
-        post: called on the engine's thread with each event; what it is called with is to be handed to `take`, wherever
-            the caller wants that to happen.
+        post: called on the engine's thread with each event, and with None when there is room for more; what it is
+            called with is to be handed to `take`, wherever the caller wants that to happen.
         request: what `read_request` takes.
         stream: events come as text comes.
 
     Raises:
-        ParameterError, OverloadedError, EngineClosedError: one of the prompts was refused; nothing runs.
+        ParameterError, OverloadedError, EngineClosedError: one of the prompts was refused, or has more samples than may
+            ever wait; nothing runs. Where others leave no room, it waits for its turn.
     """
 
-    def __init__(
-        self, engine: Engine, post: Callable[[tuple[int, Event]], object], request: Mapping[str, Any], *, stream: bool
-    ) -> None:
+    def __init__(self, engine: Engine, post: Post, request: Mapping[str, Any], *, stream: bool) -> None:
         calls, self._is_list = read_request(**request)
         self._engine, self._post, self._stream = engine, post, stream
         self._answers: list[Answer] = []
@@ -55,6 +57,7 @@ class Running:
         self._tickets: list[Ticket | None] = [None] * len(self._answers)  # the samples of a call share theirs
         self._open = len(self._answers)
         self._running = 0  # samples whose last event has not come
+        self._call: Callable[[], object] | None = None  # by which the engine says that it has room, if it is to
         self._submit()
 
     def _submit(self) -> None:
@@ -76,25 +79,32 @@ class Running:
             except OverloadedError:
                 if self._running:
                     return
-                raise
+                first = self._call is not None
+                self._call = partial(self._post, None)
+                self._engine.intake.wait_for_room(self._call, call.samples, first=first)
+                return
             except SglError:
                 self.abort()
                 raise
             self._waiting.popleft()
             self._tickets[first : first + call.samples] = [ticket] * call.samples
             self._running += call.samples
+            self._call = None
 
     @property
     def open(self) -> bool:
         """Something is still to come."""
         return self._open > 0
 
-    def take(self, item: tuple[int, Event]) -> list[dict[str, Any]]:
+    def take(self, item: tuple[int, Event] | None) -> list[dict[str, Any]]:
         """The answers that an event changes, as they are now.
 
         Raises:
             SglError: why the only one failed, where answers are streamed.
         """
+        if item is None:
+            self._submit()
+            return []
         at, event = item
         ticket, changed = self._tickets[at], [self._answers[at]]
         assert ticket is not None
@@ -129,12 +139,51 @@ class Running:
     def abort(self) -> None:
         """Ends what has not ended."""
         self._waiting.clear()
+        call, self._call = self._call, None
+        if call is not None:
+            self._engine.intake.leave(call)
         for answer, ticket in zip(self._answers, self._tickets):
             if ticket is not None and answer.outcome is None:
                 ticket.abort()
 
 
-def _post(post: Callable[[tuple[int, Event]], object], first: int, event: Event) -> None:
+class Stream(Iterator[dict[str, Any]]):
+    """Answers as they come. Closed or dropped, it ends what runs, before its first answer too."""
+
+    def __init__(self, running: Running, answers: Generator[dict[str, Any], None, None]) -> None:
+        self._running, self._answers = running, answers
+
+    def __next__(self) -> dict[str, Any]:
+        return next(self._answers)
+
+    def close(self) -> None:
+        """Ends what runs."""
+        self._answers.close()
+        self._running.abort()
+
+    def __del__(self) -> None:
+        self._running.abort()
+
+
+class AsyncStream(AsyncIterator[dict[str, Any]]):
+    """`Stream` for coroutines."""
+
+    def __init__(self, running: Running, answers: AsyncGenerator[dict[str, Any], None]) -> None:
+        self._running, self._answers = running, answers
+
+    async def __anext__(self) -> dict[str, Any]:
+        return await anext(self._answers)
+
+    async def aclose(self) -> None:
+        """Ends what runs."""
+        await self._answers.aclose()
+        self._running.abort()
+
+    def __del__(self) -> None:
+        self._running.abort()
+
+
+def _post(post: Post, first: int, event: Event) -> None:
     result = event.partial if isinstance(event, RequestAbortedError) else event
     index = result.index if isinstance(result, Delta | Generation) else 0
     post((first + index, event))
@@ -142,10 +191,10 @@ def _post(post: Callable[[tuple[int, Event]], object], first: int, event: Event)
 
 def generate(engine: Engine, request: Mapping[str, Any], *, stream: bool) -> Any:
     """See `Engine.generate`."""
-    events: queue.SimpleQueue[tuple[int, Event]] = queue.SimpleQueue()
+    events: queue.SimpleQueue[tuple[int, Event] | None] = queue.SimpleQueue()
     running = Running(engine, events.put, request, stream=stream)
 
-    def answers() -> Iterator[dict[str, Any]]:
+    def answers() -> Generator[dict[str, Any], None, None]:
         try:
             while running.open:
                 yield from running.take(events.get())
@@ -153,23 +202,23 @@ def generate(engine: Engine, request: Mapping[str, Any], *, stream: bool) -> Any
             running.abort()
 
     if stream:
-        return answers()
+        return Stream(running, answers())
     deque(answers(), maxlen=0)
     return running.results()
 
 
 async def async_generate(engine: Engine, request: Mapping[str, Any], *, stream: bool) -> Any:
     """See `Engine.async_generate`."""
-    events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+    events: asyncio.Queue[tuple[int, Event] | None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
-    def post(item: tuple[int, Event]) -> None:
+    def post(item: tuple[int, Event] | None) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
             loop.call_soon_threadsafe(events.put_nowait, item)
 
     running = Running(engine, post, request, stream=stream)
 
-    async def answers() -> AsyncIterator[dict[str, Any]]:
+    async def answers() -> AsyncGenerator[dict[str, Any], None]:
         try:
             while running.open:
                 for answer in running.take(await events.get()):
@@ -178,7 +227,7 @@ async def async_generate(engine: Engine, request: Mapping[str, Any], *, stream: 
             running.abort()
 
     if stream:
-        return answers()
+        return AsyncStream(running, answers())
     async for _ in answers():
         pass
     return running.results()

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -414,3 +415,113 @@ def test_weights_are_updated_between_steps_and_nothing_of_the_old_ones_stays(tmp
         assert last["meta_info"]["completion_tokens"] == 180
         assert last["meta_info"]["num_retractions"] == 1
         assert engine.get_server_info()["model_path"] == new
+
+
+# ------------------------------------------------------------------------------------------ room, and streams dropped
+
+
+def test_gathered_requests_wait_for_room_as_a_list_does():
+    prompts = [scripted.LETTERS[1 + i % 20] * (1 + i // 20) for i in range(60)]
+    params = [{**GREEDY, "n": 1 + i % 3} for i in range(60)]
+
+    async def gathered(engine):
+        answers = await asyncio.gather(*(engine.async_generate(p, q) for p, q in zip(prompts, params)))
+        cancelled = [asyncio.ensure_future(engine.async_generate(p, GREEDY)) for p in prompts]
+        await asyncio.sleep(0)
+        for task in cancelled[::2]:
+            task.cancel()
+        await asyncio.wait(cancelled)
+        return answers, [task.result()["text"] for task in cancelled[1::2]]
+
+    with Engine.of(scripted.loaded(), max_running=2, max_queued=3) as engine:
+        answers, left = asyncio.run(gathered(engine))
+        alone = [engine.generate(p, GREEDY) for p in prompts]
+        assert left == [answer["text"] for answer in alone[1::2]]
+        assert [a["text"] if isinstance(a, dict) else a[0]["text"] for a in answers] == [a["text"] for a in alone]
+        with ThreadPoolExecutor(60) as threads:
+            assert list(threads.map(lambda p: engine.generate(p, GREEDY)["text"], prompts)) == [
+                a["text"] for a in alone
+            ]
+        with pytest.raises(sgl.OverloadedError, match="6 samples at once; 5 may wait or run"):
+            engine.generate("ab", {**GREEDY, "n": 6})
+        with pytest.raises(sgl.OverloadedError):  # the low level says so at once
+            for _ in range(6):
+                engine.submit("ab", SamplingParams(max_tokens=400, ignore_eos=True), sink=lambda event: None)
+
+
+def test_programs_wait_for_room_too():
+    @sgl.function
+    def program(s, i):
+        s += scripted.LETTERS[1 + i % 20] + sgl.gen("a", max_tokens=3)
+        s += sgl.select("b", ["ab", "cd"]) + sgl.gen("c", n=2, max_tokens=2)
+        s["a"]
+
+    async def gathered():
+        return await asyncio.gather(*(program.arun(i, seed=1, backend=engine) for i in range(40)))
+
+    with Engine.of(scripted.loaded(), max_running=2, max_queued=2) as engine:
+        states = asyncio.run(gathered())
+        assert [s.text() for s in states] == [program.run(i, seed=1, backend=engine).text() for i in range(40)]
+
+
+def test_who_waits_for_room_is_told_when_the_engine_is_closed():
+    async def gathered(engine):
+        tasks = [asyncio.ensure_future(engine.async_generate("ab", FOR_EVER)) for _ in range(12)]
+        await asyncio.sleep(0)
+        await asyncio.to_thread(engine.close)
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    outcomes = asyncio.run(gathered(Engine.of(scripted.loaded(), max_running=1, max_queued=2)))
+    assert {type(outcome) for outcome in outcomes} <= {sgl.EngineClosedError, sgl.RequestAbortedError}
+
+
+class Held:
+    """A logit processor that holds its request at its fourth token until the stream was left."""
+
+    def __init__(self):
+        self.tokens, self.left = 0, threading.Event()
+
+    def __call__(self, tokens, logits):
+        self.tokens += 1
+        if self.tokens == 4:
+            assert self.left.wait(30)
+        return logits
+
+    def ends_in(self, engine):
+        """The number of tokens, once nothing runs any more."""
+        self.left.set()
+        while engine.stats()["running"] or engine.stats()["waiting"]:
+            pass
+        return self.tokens
+
+
+@pytest.mark.parametrize("end", ["close", "drop"])
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_stream_that_is_left_ends_its_request(small, end, begun):
+    held = Held()
+    stream = small.generate("ab", FOR_EVER, stream=True, custom_logit_processor=held)
+    if begun:
+        next(stream)
+    if end == "close":
+        stream.close()
+        assert list(stream) == []
+    del stream
+    assert held.ends_in(small) < 20
+
+
+@pytest.mark.parametrize("end", ["close", "drop"])
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_asynchronous_stream_that_is_left_ends_its_request(small, end, begun):
+    held = Held()
+
+    async def leave():
+        stream = await small.async_generate("ab", FOR_EVER, stream=True, custom_logit_processor=held)
+        if begun:
+            await anext(stream)
+        if end == "close":
+            await stream.aclose()
+            assert [answer async for answer in stream] == []
+        del stream
+        return await asyncio.to_thread(held.ends_in, small)
+
+    assert asyncio.run(leave()) < 20

@@ -51,7 +51,8 @@ class LocalBackend(BaseBackend):
 
         count = 1 if isinstance(params.n, Unset) else params.n
         sink = partial(mailbox.post, events.put_nowait)
-        ticket = self.engine.submit(prompt, params, constraint, sink=sink, stream=stream)
+        submit = partial(self.engine.submit, prompt, params, constraint, sink=sink, stream=stream)
+        ticket = await self.engine.intake.admitted(submit, count)
         try:
             while count:
                 event = await events.get()
@@ -73,7 +74,8 @@ class LocalBackend(BaseBackend):
                 future.set_result(outcome)
 
         sink = partial(mailbox.post, settle)
-        ticket = self.engine.submit_select(prompt, choices, sink=sink, unconditional=unconditional)
+        submit = partial(self.engine.submit_select, prompt, choices, sink=sink, unconditional=unconditional)
+        ticket = await self.engine.intake.admitted(submit, 1)
         try:
             outcome = await future
         finally:
@@ -86,7 +88,8 @@ class LocalBackend(BaseBackend):
         events: asyncio.Queue[Played | ProgramResult | SglError] = asyncio.Queue()
         mailbox = Mailbox(asyncio.get_running_loop())
         sink = partial(mailbox.post, events.put_nowait)
-        ticket = self.engine.run_program(prompt, program, sink=sink, stream=stream)
+        submit = partial(self.engine.run_program, prompt, program, sink=sink, stream=stream)
+        ticket = await self.engine.intake.admitted(submit, 1)
         try:
             while not isinstance(event := await events.get(), ProgramResult):
                 if isinstance(event, SglError):
