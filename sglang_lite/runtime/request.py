@@ -13,11 +13,10 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_lite.constraints.number import NumberText
 from sglang_lite.protocol import ConstraintError, Delta, Generation, ModelError, SglError, TokenLogprob, Usage
 from sglang_lite.runtime.cache.pages import Ints
 from sglang_lite.runtime.cache.store import Holding
-from sglang_lite.runtime.grammar.base import Matcher
+from sglang_lite.runtime.grammar.base import Matcher, NumberSoFar
 from sglang_lite.runtime.sampling_params import LogitProcessor, ResolvedParams
 from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
 from sglang_lite.runtime.tokens.token_log import kept_spans
@@ -227,7 +226,7 @@ class Request:
         return self.matcher is None or token in self.params.stop_token_ids or self.matcher.complete
 
     @property
-    def _number(self) -> NumberText | None:
+    def _number(self) -> NumberSoFar | None:
         """Its text, where that is a number: less than its tokens say."""
         return None if self.matcher is None else self.matcher.number
 

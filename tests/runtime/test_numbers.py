@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 import sglang_lite as sgl
+from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import (
     Continuation,
     Delta,
@@ -162,12 +163,51 @@ def test_a_number_is_what_free_text_begins_with(overlap, page, chunk, retract):
     assert {("length", False, False), ("stop", True, False), ("stop", False, True)} <= seen
 
 
+@pytest.mark.parametrize("jump", ["safe", "off"])
+@pytest.mark.parametrize("schema", [
+    {"type": "integer"}, {"type": "integer", "minimum": 10, "maximum": 5000}, {"type": "number"},
+    {"enum": [7, 24, 2400, 1.5]}, {"type": "number", "exclusiveMinimum": -1, "maximum": 10},
+], ids=str)  # fmt: skip
+def test_a_json_document_that_is_a_number_ends_there_too(schema, jump):
+    """It is valid under its schema, and of the value that was written."""
+    constraint = json_schema(schema)
+    engine = engine_for(jump_forward=jump, max_running=4, retract_every=5)
+    engine.compile_grammar(constraint)
+    cases = [(prompt, replace(params, max_tokens=20)) for prompt, params, _ in asked(40, seed=4)]
+    started = [
+        engine.start(prompt, params, constraint=constraint, stream=i % 3 == 0)[1]
+        for i, (prompt, params) in enumerate(cases)
+    ]
+    engine.drain()
+    engine.check_empty()
+    ends = set()
+    for (_, params), events in zip(cases, started, strict=True):
+        generation = ended(events)
+        tokens = [TOKENS[i] for i in generation.token_ids]
+        written, within = "".join(tokens), generation.text
+        assert written.startswith(within)
+        kept = sum(len(span.ids or ()) for span in generation.spans)
+        assert "".join(tokens[:kept]) == within
+        assert len(generation.output_logprobs) == (kept if params.return_logprob else 0)
+        if generation.finish_reason == "stop":
+            sgl.grammar.validate(constraint, within)
+            found = re.match(r"(-?\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?", written)
+            whole = not {".", "e", "E"} & {*within}  # as the schema may want it
+            assert float(within) in (float(found[0]), float(found[1]) if whole else None)
+            ends.add(written[len(within) : len(within) + 1])
+        deltas = [event for event in events if isinstance(event, Delta)]
+        assert not deltas or "".join(delta.text for delta in deltas) == within
+    assert len(ends) > 2
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_program_goes_on_after_the_number_alone(overlap):
     """Whole programs give what call by call gives, whose prompts have the number's own tokens and no others."""
     engine = engine_for(overlap=overlap, page_size=4, step_tokens=16, max_running=4)
     numbers = 0
-    for prompt, params, number in asked(30, seed=1):
+    engine.compile_grammar(json_schema({"type": "integer"}))
+    for i, (prompt, params, number) in enumerate(asked(30, seed=1)):
+        number = json_schema({"type": "integer"}) if i % 3 == 0 else number
         text = "".join(TOKENS[i] for i in prompt)
         params = replace(params, return_logprob=False)
         free = GenSegment("b", SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_lite.constraints.number import NumberText
 from sglang_lite.protocol import Constraint, ConstraintError
 
 Mask = NDArray[np.int32]  # words of a row, least significant bit first: bit i is token i
@@ -25,6 +24,25 @@ class MakesMasks(Protocol):
 
     def masks(self, matchers: Sequence[Any]) -> NDArray[np.int32]:
         """The masks of matchers [N, words]: on any thread, and for the most part without Python's lock."""
+        ...
+
+
+class NumberSoFar(Protocol):
+    """The number that a text begins with.
+
+    Attributes:
+        tokens: how many of the text's tokens lie in it, so far as that is certain.
+    """
+
+    @property
+    def tokens(self) -> int: ...
+
+    def take(self) -> str:
+        """What of it has become certain since the last time."""
+        ...
+
+    def close(self) -> None:
+        """No more tokens come."""
         ...
 
 
@@ -51,7 +69,7 @@ class Matcher(Protocol):
     def place(self) -> Hashable: ...
 
     @property
-    def number(self) -> NumberText | None: ...
+    def number(self) -> NumberSoFar | None: ...
 
     def known(self) -> Mask | None:
         """The mask of where it is now: bit i is set for every token i that may come next. None: it has to be made."""

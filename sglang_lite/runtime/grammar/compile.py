@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from sglang_lite.constraints.number import PATTERNS
@@ -28,9 +28,10 @@ from sglang_lite.protocol import (
     SglError,
 )
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.grammar.base import CompiledGrammar, GrammarEngine
+from sglang_lite.runtime.grammar.base import CompiledGrammar, GrammarEngine, Mask
 from sglang_lite.runtime.grammar.choose import fastest
 from sglang_lite.runtime.grammar.continuing import ContinuedGrammar
+from sglang_lite.runtime.grammar.json_number import JsonNumberGrammar, may_be_number
 from sglang_lite.runtime.grammar.kept import SLOW_S, KeptGrammars
 from sglang_lite.runtime.grammar.number import NumberGrammar
 from sglang_lite.runtime.grammar.simple import is_simple
@@ -150,7 +151,7 @@ class Compiler:
             ConstraintError: it can't be enforced.
         """
         if isinstance(constraint, Number):
-            return NumberGrammar(constraint, self._vocabulary(), partial(self.build, Regex(PATTERNS[constraint.kind])))
+            return NumberGrammar(constraint, self._vocabulary, partial(self.build, Regex(PATTERNS[constraint.kind])))
         name = fastest(constraint) if self._backend == "auto" else self._backend
         return self._engine(name).compile(constraint)
 
@@ -170,6 +171,8 @@ class Compiler:
             if self._closed:
                 raise EngineClosedError("the engine is closed.")
             grammar = build()
+            if isinstance(key, JsonSchema) and may_be_number(grammar, self._digits):
+                grammar = JsonNumberGrammar(grammar, self._vocabulary.tokens, ~self._digits)
         except Exception as error:  # whatever it is, it must not vanish in the pool
             self._fail(key, future, error)
             return
@@ -221,7 +224,7 @@ class Compiler:
     def _kept(self) -> KeptGrammars:
         with self._making:
             if self._on_disk is None:
-                self._on_disk = KeptGrammars(cache_folder() / "grammars", self._vocabulary(), self._backend)
+                self._on_disk = KeptGrammars(cache_folder() / "grammars", self._vocabulary, self._backend)
             return self._on_disk
 
     def _worker(self) -> Worker:
@@ -231,7 +234,7 @@ class Compiler:
                 return self._idle.pop()
             if self._closed:
                 raise EngineClosedError("the engine is closed.")
-            self._workers.append(Worker(self._vocabulary(), self._backend, self._timeout, self._memory))
+            self._workers.append(Worker(self._vocabulary, self._backend, self._timeout, self._memory))
             return self._workers[-1]
 
     def _engine(self, name: str) -> GrammarEngine:
@@ -244,15 +247,21 @@ class Compiler:
         if name == "xgrammar":
             from sglang_lite.runtime.grammar.xgrammar import XgrammarEngine
 
-            return XgrammarEngine(self._vocabulary(), partial(self._tokenizer.encode, first=False))
+            return XgrammarEngine(self._vocabulary, partial(self._tokenizer.encode, first=False))
         if name == "outlines":
             from sglang_lite.runtime.grammar.outlines import OutlinesEngine
 
-            return OutlinesEngine(self._vocabulary())
+            return OutlinesEngine(self._vocabulary)
         from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine
 
         return LlguidanceEngine(self._tokenizer, self._vocab_size, self._eos_ids, self._threads)
 
+    @cached_property
+    def _digits(self) -> Mask:
+        """The mask of the tokens that begin with a digit."""
+        return mask_of((i for i, token in enumerate(self._vocabulary.tokens) if token[:1].isdigit()), self._vocab_size)
+
+    @cached_property
     def _vocabulary(self) -> Vocabulary:
         return Vocabulary.of(self._tokenizer, self._vocab_size, self._eos_ids)
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from sglang_lite.constraints.number import NumberText
 from sglang_lite.protocol import ConstraintError
-from sglang_lite.runtime.grammar.base import CompiledGrammar, MakesMasks, Mask, Matcher, next_mask
+from sglang_lite.runtime.grammar.base import CompiledGrammar, MakesMasks, Mask, Matcher, NumberSoFar, next_mask
 
 
 class ContinuedGrammar:
@@ -74,7 +73,7 @@ class PartMatcher:
     place = line
 
     @property
-    def number(self) -> NumberText | None:
+    def number(self) -> NumberSoFar | None:
         return self._part.number
 
     def known(self) -> Mask | None:
