@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from sglang_lite.lang.futures import located, watched
 from sglang_lite.lang.loop import executor
 from sglang_lite.lang.state import ProgramState, user_location
+from sglang_lite.lang.tracebacks import trim
 from sglang_lite.protocol import BatchError, ParameterError, RequestAbortedError
 
 # What became of an item: its state, executed to the end, or the exception that ended it.
@@ -235,7 +236,10 @@ def _stopped() -> RequestAbortedError:
 
 
 def _as_outcome(error: BaseException) -> Exception:
-    return error if isinstance(error, Exception) else located(error, None)
+    if not isinstance(error, Exception):
+        return located(error, None)
+    trim(error)
+    return error
 
 
 def outcome_of(state: ProgramState) -> Outcome:

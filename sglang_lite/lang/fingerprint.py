@@ -16,7 +16,6 @@ import importlib
 import os
 import random
 import sys
-import sysconfig
 import threading
 from collections.abc import Iterator, Mapping
 from types import (
@@ -35,8 +34,8 @@ from typing import Any
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.default import as_backend, is_engine
+from sglang_lite.lang.tracebacks import LIBRARIES
 
-_LIBRARIES = ("<frozen ", *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _PLAIN = (type(None), bool, int, float, complex, str, type(...), type(NotImplemented))
 # They keep order among threads and tasks, and no value is read from them.
 _GUARDS = (type(threading.Lock()), type(threading.RLock()), threading.Semaphore, asyncio.Lock, asyncio.Semaphore)
@@ -216,7 +215,7 @@ class Fingerprint:
             return True
         if package == self._package or package == "__main__":
             return False
-        return file.startswith(_LIBRARIES) if file is not None else module in sys.modules
+        return file.startswith(LIBRARIES) if file is not None else module in sys.modules
 
 
 def _digest(*parts: str | bytes) -> str:

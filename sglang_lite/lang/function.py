@@ -27,6 +27,7 @@ from sglang_lite.lang.interpreter import NO_PARAMS, Run, RunSettings, StreamExec
 from sglang_lite.lang.ir import SglCall
 from sglang_lite.lang.params import check_flags, check_limits, sampling_params
 from sglang_lite.lang.state import ProgramState, in_event_loop, user_location
+from sglang_lite.lang.tracebacks import trim
 from sglang_lite.protocol import Location, ParameterError, ProgramError, RequestAbortedError, SamplingParams
 
 logger = logging.getLogger("sglang_lite")
@@ -53,6 +54,20 @@ class _Plan:
     def __exit__(self, *_: object) -> None:
         if self.file is not None:
             self.file.close()
+
+
+class _Trimmed:
+    """`with`: what is raised inside shows the user's frames."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            trim(error)
+
+
+_trimmed = _Trimmed()
 
 
 class _Int(int):
@@ -184,12 +199,13 @@ class SglFunction:
         own, options = self._sorted(args, kwargs, locals())
         check_flags(use_thread=options["use_thread"])
         call = _Call(self, args, own, options)
-        if options["stream"]:
-            _thread(call.run_streaming)
-        elif self.is_async and in_event_loop():
-            call.run_in_thread()
-        else:
-            call.run()
+        with _trimmed:
+            if options["stream"]:
+                _thread(call.run_streaming)
+            elif self.is_async and in_event_loop():
+                call.run_in_thread()
+            else:
+                call.run()
         if not (options["use_thread"] or options["stream"]):
             call.state.stream_executor.finished().wait()
             call.state.error()
@@ -229,7 +245,8 @@ class SglFunction:
         own, options = self._sorted(args, kwargs, locals())
         call = _Call(self, args, own, options)
         if not options["stream"]:
-            await call.arun()
+            with _trimmed:
+                await call.arun()
         elif self.is_async:
             run = call.state.stream_executor.run
             run.body, run.loop = asyncio.ensure_future(call.arun_streaming()), asyncio.get_running_loop()

@@ -10,23 +10,25 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Protocol
 
 from sglang_lite.lang.loop import forks, on_executor
+from sglang_lite.lang.tracebacks import trim
 from sglang_lite.protocol import Location, ProgramError, RequestTimeoutError, SglError
 
 
 def located(error: BaseException, where: Location | None) -> SglError:
-    """A fresh error to raise for `error`, which stays its `__cause__`: of the same class if it is one of ours, else a
-    ProgramError. It names the line of the user's program.
+    """A fresh error to raise for `error`: of the same class and cause if it is one of ours, else a ProgramError that it
+    is the cause of. It names the line of the user's program.
 
     Fresh, because several readers raise it, each in its own thread.
     """
     if not isinstance(error, SglError):
         fresh: SglError = ProgramError(f"{type(error).__name__}: {error}", where=where)
         fresh.__cause__ = error
+        trim(fresh)
         return fresh
     fresh = copy.copy(error)
     fresh.where = error.where or where
-    # An error that has its place already is one that this function made: its cause is the real one.
-    fresh.__cause__ = error.__cause__ if error.where is not None else error
+    fresh.__cause__ = error.__cause__
+    trim(fresh)
     return fresh
 
 

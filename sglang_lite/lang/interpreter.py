@@ -16,7 +16,6 @@ import hashlib
 import itertools
 import logging
 import math
-import sysconfig
 import threading
 import time
 import uuid
@@ -54,6 +53,7 @@ from sglang_lite.lang.ir import (
 )
 from sglang_lite.lang.loop import executor, forks
 from sglang_lite.lang.results import total_usage, usages_of
+from sglang_lite.lang.tracebacks import is_library
 from sglang_lite.protocol import (
     UNSET,
     Constraint,
@@ -1267,14 +1267,10 @@ def _raised_at(error: BaseException) -> Location | None:
     trace, found = error.__traceback__, None
     while trace is not None:
         frame = trace.tb_frame
-        library = frame.f_code.co_filename.startswith(_LIBRARIES)
-        if not frame.f_globals.get("__name__", "").startswith("sglang_lite.") and not (found and library):
+        if not frame.f_globals.get("__name__", "").startswith("sglang_lite.") and not (found and is_library(trace)):
             found = Location(frame.f_code, trace.tb_lasti)
         trace = trace.tb_next
     return found
-
-
-_LIBRARIES = ("<frozen ", *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def derived_seed(seed: int, path: str) -> int:

@@ -34,6 +34,7 @@ from sglang_lite.lang.ir import (
     not_addable,
 )
 from sglang_lite.lang.results import meta_info, probabilities, total_usage, usages_of
+from sglang_lite.lang.tracebacks import trim
 from sglang_lite.protocol import (
     Generation,
     Location,
@@ -236,8 +237,9 @@ class ProgramState:
         cell = await self.stream_executor.acell(name, user_location())
         try:
             return await cell.get()
-        except SglError:
+        except SglError as error:
             self.stream_executor._failure_seen = True
+            trim(error)
             raise
 
     def raw(self, name: str) -> Any:
@@ -303,8 +305,9 @@ class ProgramState:
         """`sync` for coroutines."""
         try:
             await self.stream_executor.read(nothing, user_location()).get()
-        except SglError:
+        except SglError as error:
             self.stream_executor._failure_seen = True
+            trim(error)
             raise
 
     def error(self) -> SglError | None:
@@ -321,8 +324,9 @@ class ProgramState:
         self._may_wait(cell, name)
         try:
             return cell.wait()
-        except SglError:
+        except SglError as error:
             self.stream_executor._failure_seen = True
+            trim(error)
             raise
 
     # --------------------------------------------------------------------------------------- streaming

@@ -1,0 +1,63 @@
+"""Tracebacks as a user needs them: the frames of the user's program, and of this package only where it was called."""
+
+from __future__ import annotations
+
+import sysconfig
+from types import TracebackType
+
+from sglang_lite.protocol import SglError
+
+LIBRARIES = ("<frozen ", *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_CARRIERS = (
+    "sglang_lite",
+    "asyncio",
+    "concurrent",
+    "contextlib",
+    "threading",
+)  # they only bring an error to its reader
+
+
+def trim(error: BaseException) -> None:
+    """Takes this package's frames out of the tracebacks of an error and of its causes. One that the package itself has
+    raised without meaning to keeps them."""
+    seen = set[int]()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        if isinstance(link, SglError) or not _is_ours(link.__traceback__):
+            link.__traceback__ = _without_carriers(link.__traceback__)
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+
+
+def is_library(trace: TracebackType) -> bool:
+    """Whether a frame is in Python's own or an installed package's code."""
+    return trace.tb_frame.f_code.co_filename.startswith(LIBRARIES)
+
+
+def _module(trace: TracebackType) -> str:
+    name: str = trace.tb_frame.f_globals.get("__name__") or ""
+    return name.partition(".")[0]
+
+
+def _is_ours(trace: TracebackType | None) -> bool:
+    """Whether the deepest frame that is not a library's is this package's."""
+    found = False
+    while trace is not None:
+        if _module(trace) == "sglang_lite":
+            found = True
+        elif not is_library(trace):
+            found = False
+        trace = trace.tb_next
+    return found
+
+
+def _without_carriers(trace: TracebackType | None) -> TracebackType | None:
+    kept = []
+    while trace is not None:
+        if _module(trace) not in _CARRIERS:
+            kept.append(trace)
+        trace = trace.tb_next
+    following: TracebackType | None = None
+    for each in reversed(kept):
+        following = TracebackType(following, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return following
