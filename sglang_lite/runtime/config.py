@@ -9,7 +9,17 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar, get_type_hints
 
 from sglang_lite.protocol import ParameterError
+from sglang_lite.runtime.models.schema import shown
 
+# Above these the machine fails, not the setting: positions and slots are int32, and each thread has a stack.
+_MOST = {
+    "context_length": (1 << 31) - 1,
+    "max_total_tokens": (1 << 31) - 1,
+    "threads": 1024,
+    "max_running": 65_536,
+    "step_tokens": 1 << 24,
+    "page_size": 64,
+}
 DEFAULT_MODEL = "smollm2-135m"
 _Constructor = TypeVar("_Constructor", bound=Callable[..., None])
 
@@ -112,9 +122,15 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _check_int("max_queued", self.max_queued, 1)
-        for name in ("context_length", "max_total_tokens", "threads", "max_running", "step_tokens", "page_size"):
-            if getattr(self, name) is not None:
-                _check_int(name, getattr(self, name), 1)
+        for name, most in _MOST.items():
+            if (value := getattr(self, name)) is not None:
+                _check_int(name, value, 1)
+                if value > most:
+                    raise ParameterError(name, f"{shown(value)} is more than {most:,}.")
+        for name in ("model", "revision", "chat_template"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and (value is not None or name == "model"):
+                raise ParameterError(name, f"{shown(value)} is no text.")
         if not isinstance(self.device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ParameterError("device", f'{self.device!r} is not one of "auto", "cpu", "cuda", "cuda:<number>".')
         fraction = self.mem_fraction
@@ -124,8 +140,6 @@ class EngineConfig:
         seconds = self.compile_timeout_s
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
             raise ParameterError("compile_timeout_s", f"{seconds!r} is no number of seconds above 0.")
-        if self.page_size is not None and self.page_size > 64:
-            raise ParameterError("page_size", f"{self.page_size} is more than 64.")
         if self.step_tokens is not None and self.max_running is not None and self.step_tokens < self.max_running:
             raise ParameterError(
                 "step_tokens", f"{self.step_tokens} is less than max_running ({self.max_running}).",

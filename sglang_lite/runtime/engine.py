@@ -51,6 +51,7 @@ from sglang_lite.runtime.load import LoadedModel, load_alike, load_model
 from sglang_lite.runtime.loop import StepLoop
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.resolve import resolve
+from sglang_lite.runtime.models.room import cache_bytes, check_room
 from sglang_lite.runtime.program import Player, ProgramSink
 from sglang_lite.runtime.request import Event, Request, Sink
 from sglang_lite.runtime.sampling_params import LogitProcessor, shown
@@ -137,6 +138,14 @@ class Engine:
             pool = memory.pool_tokens(loaded.model, config.mem_fraction, sizes, self.context_length)
         pages = -(-pool // sizes.page_size)
         longest = min(self.context_length, pages * sizes.page_size)
+        parts = {}
+        if isinstance(loaded.model, Decoder):
+            item, tokens = loaded.model.precision.cache.itemsize, pages * sizes.page_size
+            parts[f"{tokens:,} tokens of keys and values"] = cache_bytes(loaded.model.spec, tokens, item)
+        if device.type == "cpu":
+            parts[f"{sizes.max_running:,} requests"] = sizes.max_running * (8 * longest + 2 * loaded.vocab_size)
+        hint = "Lower max_total_tokens, context_length or max_running."
+        check_room(parts, device, loaded.name, hint)
         store = KVStore(
             pages,
             sizes.page_size,

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,10 +15,12 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.models.decoder import Decoder, Precision
 from sglang_lite.runtime.models.kv_scales import kv_scales
 from sglang_lite.runtime.models.model import Model
+from sglang_lite.runtime.models.room import check_room, rotary_bytes, weight_bytes
+from sglang_lite.runtime.models.schema import GENERATION, check, check_ids, read_json
 from sglang_lite.runtime.models.spec import ModelSpec, spec_from_config, spec_from_gguf
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from sglang_lite.runtime.models.weights.folder import open_folder
-from sglang_lite.runtime.models.weights.fp8 import scale_block
+from sglang_lite.runtime.models.weights.fp8 import claims_scales, scale_block
 from sglang_lite.runtime.models.weights.gguf import GgufFile, GgufSource
 from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
@@ -58,19 +58,26 @@ def load_model(config: EngineConfig, path: Path) -> LoadedModel:
         from sglang_lite.runtime.models.device_decoder import DeviceDecoder  # needs Triton
 
         kind = DeviceDecoder
+    formats = precision(
+        config.dtype, device, one_path=config.deterministic, fp8=config.quantization == "fp8",
+        kv_fp8=config.kv_dtype == "fp8",
+    )  # fmt: skip
+    eight = formats.int8 or formats.fp8 or formats.keep_fp8
+    positions = min(config.context_length or spec.max_positions, spec.max_positions)
+    check_room(
+        {
+            "weights": weight_bytes(spec, 0.5 if path.is_file() or eight else formats.weights.itemsize),
+            f"{positions:,} positions": rotary_bytes(spec, positions),
+        },
+        device, str(path), "Lower context_length, or take a smaller model or dtype.",
+    )  # fmt: skip
     with torch.inference_mode():
         model = kind(
             spec,
             source,
-            precision(
-                config.dtype,
-                device,
-                one_path=config.deterministic,
-                fp8=config.quantization == "fp8",
-                kv_fp8=config.kv_dtype == "fp8",
-            ),
+            formats,
             device,
-            config.context_length or spec.max_positions,
+            positions,
             partial(messages.progress, level=config.log_level),
         )
     if model.precision.cache.itemsize == 1:
@@ -103,32 +110,28 @@ def _open_gguf(path: Path) -> tuple[ModelSpec, Tokenizer, WeightSource, frozense
 
 def _open_folder(path: Path, config: EngineConfig) -> tuple[ModelSpec, Tokenizer, WeightSource, frozenset[int]]:
     file = path / "config.json"
-    content = _read_json(file)
+    content = read_json(file)
     spec = spec_from_config(content, str(file))
     modelopt = path / "hf_quant_config.json"
     if not content.get("quantization_config") and modelopt.exists():  # of files that Model Optimizer wrote
         file = modelopt
-        quantisation = _read_json(file).get("quantization")
+        quantisation = read_json(file).get("quantization")
         if isinstance(quantisation, dict):
             quantisation = {"quant_method": "modelopt", **quantisation}
         content["quantization_config"] = quantisation
     block = scale_block(content, str(file))
     tokenizer = tokenizer_from_folder(path, spec.vocab_size)
     source = DummySource(pick_device(config)) if config.load_format == "dummy" else open_folder(path, block)
+    if claims_scales(content) and config.load_format != "dummy" and not source.has_scales:
+        raise ModelError(
+            f"{file}: quantization_config says that the weights are in 8 bits, but no tensor has a scale.",
+            hint="Remove quantization_config, if the checkpoint is not quantised.",
+        )
     generation = path / "generation_config.json"
-    also = _read_json(generation).get("eos_token_id") if generation.exists() else None
-    more = also if isinstance(also, list) else [] if also is None else [also]
-    return spec, tokenizer, source, tokenizer.eos_ids | frozenset(spec.eos_ids) | frozenset(more)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: can't be read as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{path}: not a JSON object.")
-    return content
+    also = read_json(generation) if generation.exists() else {}
+    check(also, GENERATION, str(generation))
+    more = check_ids(also.get("eos_token_id"), spec.vocab_size, str(generation), "eos_token_id")
+    return spec, tokenizer, source, tokenizer.eos_ids | frozenset(spec.eos_ids) | more
 
 
 def pick_device(config: EngineConfig) -> torch.device:

@@ -17,6 +17,7 @@ from pathlib import Path
 from sglang_lite.protocol import DownloadError, ModelError
 
 logger = logging.getLogger("sglang_lite")
+_HUB_ID = re.compile(r"[\w.-]{1,200}/[\w.-]{1,200}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +68,15 @@ def resolve(model: str, revision: str | None = None) -> Path:
         ModelError: nothing of that name.
         DownloadError: it could not be fetched whole.
     """
-    if revision is not None and (model in ALIASES or Path(model).exists()):
+    if revision is not None and (model in ALIASES or not _HUB_ID.fullmatch(model) or Path(model).exists()):
         raise ModelError(f"revision={revision!r} is only meaningful for a hub id; {model!r} is none.")
     if model in ALIASES:
         return packaged_model(ALIASES[model], cache_folder() / "models" / model)
-    path = Path(model).expanduser()
+    try:
+        path = Path(model).expanduser()
+        path.is_dir()
+    except (OSError, RuntimeError) as error:  # too long a name, or nobody's home
+        raise ModelError(f"model {model[:80]!r} is no path: {error}") from error
     if path.is_dir():
         if not (path / "config.json").exists():
             found = ", ".join(sorted(p.name for p in path.iterdir())[:8]) or "nothing"
@@ -84,7 +89,7 @@ def resolve(model: str, revision: str | None = None) -> Path:
         if path.suffix != ".gguf":
             raise ModelError(f"{path}: not a .gguf file.", hint="Give a .gguf file or a Hugging Face model folder.")
         return path
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", model) and path.suffix != ".gguf":
+    if _HUB_ID.fullmatch(model) and path.suffix != ".gguf":
         return _from_hub(model, revision)
     raise ModelError(
         f"model {model!r} is not an alias, an existing folder or file, or a hub id of the form owner/name.",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.models import schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +97,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
                "sliding_window_pattern": 6},
     "phi3": {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
 }  # fmt: skip
-_SIZES = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "max_position_embeddings",
-)  # fmt: skip
+_FIRST = {name: schema.CONFIG[name] for name in ("architectures", "text_config")}  # say what the others mean
 _ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
 }  # fmt: skip
@@ -123,30 +121,46 @@ def spec_from_config(config: Mapping[str, Any], source: str) -> ModelSpec:
     Raises:
         ModelError: an architecture or option that is not supported, or a field that is missing or senseless.
     """
+    schema.check(
+        {"architectures": config.get("architectures"), "text_config": config.get("text_config")}, _FIRST, source
+    )
     names = config.get("architectures") or []
+    names = [names] if isinstance(names, str) else names
     family = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
     if family is None:
         raise ModelError(
             f"{source}: architecture {', '.join(names) or 'not named'} is not supported.",
             hint=f"Supported: {', '.join(ARCHITECTURES)}.",
         )
+    whole = {**_DEFAULTS[family], **(config.get("text_config") or {}), **config}
+    schema.check(whole, schema.CONFIG, source)
+    for name in ("rope_parameters", "rope_scaling"):
+        _check_rope(whole.get(name) or {}, source)
     try:
-        return _read_config(family, {**_DEFAULTS[family], **(config.get("text_config") or {}), **config})
+        spec = _read_config(family, whole)
     except KeyError as error:
         raise ModelError(f"{source}: the field {error} is missing.") from error
-    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+    except (ValueError, ArithmeticError) as error:
         raise ModelError(f"{source}: {error}") from error
+    schema.check_ids(list(spec.eos_ids), spec.vocab_size, source, "eos_token_id")
+    schema.check_ids(spec.bos_id, spec.vocab_size, source, "bos_token_id")
+    return spec
+
+
+def _check_rope(parameters: Mapping[str, Any], source: str) -> None:
+    schema.check(parameters, schema.ROPE, source)
+    for name in ("full_attention", "sliding_attention"):
+        schema.check(parameters.get(name) or {}, schema.ROPE, source)
 
 
 def _read_config(family: str, config: Mapping[str, Any]) -> ModelSpec:
-    for name in _SIZES:
-        if not isinstance(config[name], int) or config[name] < 1:
-            raise ValueError(f"{name} is {config[name]!r}, no positive whole number")
     heads, hidden_size = config["num_attention_heads"], config["hidden_size"]
     kv_heads = config.get("num_key_value_heads") or heads
     if heads % kv_heads:
         raise ValueError(f"{heads} attention heads can't share {kv_heads} key-value heads")
     head_dim = config.get("head_dim") or hidden_size // heads
+    if head_dim < 1:
+        raise ValueError(f"hidden_size {hidden_size} is too small for {heads} attention heads")
     gemma = family in ("gemma2", "gemma3")
     activation = config.get("hidden_activation") or config.get("hidden_act") or "silu"
     if activation not in _ACTIVATIONS:
@@ -229,6 +243,8 @@ def _rope(family: str, parameters: Mapping[str, Any], config: Mapping[str, Any],
         numbers = params[name] if isinstance(params[name], list) else [params[name]]
         if len(numbers) != count or not all(isinstance(n, int | float) and n > 0 for n in numbers):
             raise ValueError(f"rope's {name} is {params[name]!r}, not {count} positive numbers")
+    if rotary_dim < 2 or rotary_dim % 2:
+        raise ValueError(f"{rotary_dim} numbers of a head can't be turned in pairs")
     return RopeSpec(theta=float(parameters["rope_theta"]), kind=kind, rotary_dim=rotary_dim, params=params)
 
 
@@ -266,6 +282,7 @@ def spec_from_gguf(metadata: Mapping[str, Any], tensors: frozenset[str], source:
         ModelError: an architecture that is not supported, or a key that is missing.
     """
     arch = metadata.get("general.architecture")
+    schema.check(metadata, schema.GGUF, source, prefix=str(arch))
     if arch not in ("llama", "qwen2", "qwen3"):
         raise ModelError(
             f"{source}: GGUF architecture {arch!r} is not supported.", hint="Supported: llama, qwen2, qwen3."
@@ -273,6 +290,9 @@ def spec_from_gguf(metadata: Mapping[str, Any], tensors: frozenset[str], source:
     try:
         heads = metadata[f"{arch}.attention.head_count"]
         head_dim = metadata.get(f"{arch}.attention.key_length", metadata[f"{arch}.embedding_length"] // heads)
+        rotary = metadata.get(f"{arch}.rope.dimension_count", head_dim)
+        if head_dim < 1 or rotary % 2 or rotary > head_dim:
+            raise ModelError(f"{source}: heads of {head_dim} numbers, of which {rotary} are turned in pairs, can't be.")
         layers = metadata[f"{arch}.block_count"]
         eos = metadata.get("tokenizer.ggml.eos_token_id")
         scaling = metadata.get(f"{arch}.rope.scaling.type", "none")
@@ -295,7 +315,7 @@ def spec_from_gguf(metadata: Mapping[str, Any], tensors: frozenset[str], source:
             rope=RopeSpec(
                 theta=metadata.get(f"{arch}.rope.freq_base", 10_000.0),
                 kind="linear" if scaling == "linear" else "default",
-                rotary_dim=metadata.get(f"{arch}.rope.dimension_count", head_dim),
+                rotary_dim=rotary,
                 params=params,
             ),
             scale=head_dim**-0.5,

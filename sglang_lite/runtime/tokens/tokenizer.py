@@ -10,6 +10,7 @@ import json
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -20,7 +21,8 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from sglang_lite.protocol import ModelError, ParameterError, Span
+from sglang_lite.protocol import ModelError, ParameterError, SglError, Span
+from sglang_lite.runtime.models.schema import MOST_TOKENS, TOKENIZER, check, check_ids, read_json, read_text, shown
 from sglang_lite.text.tool_formats import SPOKEN, marks_among
 
 # The pre-tokenizers that GGUF files name in `tokenizer.ggml.pre`: the pattern that splits text before BPE, and
@@ -47,6 +49,8 @@ _CUT = re.compile(r"(?<=[^\W\d_])(?=[ \n]\S)")
 _SPANS_CUT = re.compile(rb"[A-Za-z\x80-\xff][ \n]")
 _PROBE = "The cat's mat\nis 3 cm wide\nand it is caf\u00e9 au lait"
 
+_BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
+_LONGEST_PIECE = 512  # characters of a SentencePiece token: all ways to cut it are tried
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # GGUF token types
 
 
@@ -219,23 +223,32 @@ def tokenizer_from_folder(folder: Path, most: int | None = None) -> Tokenizer:
     Raises:
         ModelError: the folder has no tokenizer, or one of an unknown kind.
     """
+    with _foreign(str(folder)):
+        return _from_folder(folder, most)
+
+
+def _from_folder(folder: Path, most: int | None) -> Tokenizer:
     path = folder / "tokenizer.json"
     if path.exists():
+        text = read_text(path)
         try:
-            backend = Backend.from_file(str(path))
+            backend = Backend.from_str(text)
         except Exception as error:  # tokenizers raises bare Exception
             raise ModelError(f"{path}: not a tokenizer: {error}") from error
     else:
         backend = _converted(folder)
+    largest = max(backend.get_vocab(with_added_tokens=False).values(), default=-1)
+    if not 0 <= largest < MOST_TOKENS:
+        raise ModelError(f"{folder}: the tokenizer has no tokens, or one with the id {largest:,}.")
     description = json.loads(backend.to_str())
     if most is not None and any(token["id"] >= most for token in description.get("added_tokens", ())):
         description["added_tokens"] = [token for token in description["added_tokens"] if token["id"] < most]
         backend = Backend.from_str(json.dumps(description))
-    config = _read_json(folder / "tokenizer_config.json")
+    settings = folder / "tokenizer_config.json"
+    config = read_json(settings) if settings.exists() else {}
+    check(config, TOKENIZER, str(settings))
     template_file = folder / "chat_template.jinja"
-    template = template_file.read_text() if template_file.exists() else config.get("chat_template")
-    if isinstance(template, list):  # several named templates
-        template = next((t["template"] for t in template if t.get("name") == "default"), None)
+    template = read_text(template_file) if template_file.exists() else _template(config, settings)
     added = description.get("added_tokens", ())
     control = {t["id"]: t for t in added if t["special"] or _is_control(t["content"], template)}
     texts = marks_among(token["content"] for token in added)
@@ -245,7 +258,7 @@ def tokenizer_from_folder(folder: Path, most: int | None = None) -> Tokenizer:
             token["special"] = False
         backend = Backend.from_str(json.dumps(description))
     special_tokens = {
-        name: token if isinstance(token, str) else token["content"]
+        name: _content(token, name, settings)
         for name, token in config.items()
         if name.endswith("_token") and isinstance(token, str | dict)
     }
@@ -270,6 +283,37 @@ def tokenizer_from_folder(folder: Path, most: int | None = None) -> Tokenizer:
         },
         unknown_ids=() if unknown is None else (unknown,),
     )
+
+
+@contextmanager
+def _foreign(label: str) -> Iterator[None]:
+    """Whatever the tokenizers library makes of a damaged description is an error of ours."""
+    try:
+        yield
+    except BaseException as error:  # a panic of its Rust code is no Exception
+        if isinstance(error, SglError) or not (
+            isinstance(error, Exception) or type(error).__name__ == "PanicException"
+        ):
+            raise
+        raise ModelError(f"{label}: the tokenizer can't be used: {error!r}"[:1000]) from error
+
+
+def _content(token: Any, name: str, file: Path) -> str:
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str):
+        raise ModelError(f"{file}: `{name}`: {shown(token)} is neither text nor an object with a content.")
+    return text
+
+
+def _template(config: Mapping[str, Any], file: Path) -> str | None:
+    """The chat template, or of several named ones the default."""
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = [t for t in template if isinstance(t, dict)]
+        template = next((t.get("template") for t in named if t.get("name") == "default"), None)
+    if template is not None and not isinstance(template, str):
+        raise ModelError(f"{file}: `chat_template`: {shown(template)} is no text.")
+    return template
 
 
 def _unknown_token(model: Mapping[str, Any]) -> str:
@@ -297,16 +341,6 @@ def _pattern(tokens: Iterable[AddedToken]) -> re.Pattern[str] | None:
     longest_first = sorted((token for token in tokens if token.content), key=lambda t: len(t.content), reverse=True)
     found = [rf"(?<!\w){re.escape(t.content)}(?!\w)" if t.single_word else re.escape(t.content) for t in longest_first]
     return re.compile("|".join(found)) if found else None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        content: dict[str, Any] = json.loads(path.read_text())
-    except ValueError as error:
-        raise ModelError(f"{path}: not JSON: {error}") from error
-    return content
 
 
 def _converted(folder: Path) -> Backend:
@@ -387,7 +421,7 @@ def _byte_level_bytes(token: str) -> bytes:
 
 
 def _sentencepiece_bytes(token: str) -> bytes:
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+    if _BYTE_TOKEN.fullmatch(token):
         return bytes([int(token[3:5], 16)])
     return token.replace("▁", " ").encode("utf-8", "replace")
 
@@ -401,10 +435,19 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], label: str) -> Tokenizer:
     Raises:
         ModelError: a tokenizer or pre-tokenizer that is not supported.
     """
+    with _foreign(label):
+        return _from_gguf(metadata, label)
+
+
+def _from_gguf(metadata: Mapping[str, Any], label: str) -> Tokenizer:
     kind = metadata.get("tokenizer.ggml.model")
     try:
         tokens: list[str] = metadata["tokenizer.ggml.tokens"]
         types: list[int] = metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
+        for key in ("token_type", "scores"):
+            given = metadata.get(f"tokenizer.ggml.{key}") or tokens
+            if not isinstance(given, list) or len(given) != len(tokens) or not tokens:
+                raise ModelError(f"{label}: `tokenizer.ggml.{key}` is not one for each of {len(tokens):,} tokens.")
         if kind == "gpt2":
             backend = _gguf_byte_level(metadata, tokens, label)
             continuation = None
@@ -414,8 +457,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], label: str) -> Tokenizer:
         elif kind == "llama":
             scores = metadata["tokenizer.ggml.scores"]
             space = metadata.get("tokenizer.ggml.add_space_prefix", True)
-            backend = _gguf_sentencepiece(tokens, scores, prefix_space=space)
-            continuation = _gguf_sentencepiece(tokens, scores, prefix_space=False) if space else None
+            backend = _gguf_sentencepiece(tokens, scores, label, prefix_space=space)
+            continuation = _gguf_sentencepiece(tokens, scores, label, prefix_space=False) if space else None
             table = [
                 token.encode() if types[i] in (_CONTROL, _USER_DEFINED) else _sentencepiece_bytes(token)
                 for i, token in enumerate(tokens)
@@ -440,8 +483,10 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], label: str) -> Tokenizer:
             tokenizer.add_tokens(
                 [AddedToken(tokens[i], special=types[i] == _CONTROL, normalized=False) for i in written]
             )
+    for key in (*_GGUF_SPECIALS.values(), "eot"):
+        check_ids(metadata.get(f"tokenizer.ggml.{key}_token_id"), len(tokens), label, f"tokenizer.ggml.{key}_token_id")
     names = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in _GGUF_SPECIALS.items()}
-    special_tokens = {name: tokens[i] for name, i in names.items() if i is not None and i < len(tokens)}
+    special_tokens = {name: tokens[i] for name, i in names.items() if i is not None}
     adds_bos = metadata.get("tokenizer.ggml.add_bos_token", kind == "llama")
     ends = (names["eos_token"], metadata.get("tokenizer.ggml.eot_token_id"))
     return Tokenizer(
@@ -470,10 +515,12 @@ def _gguf_byte_level(metadata: Mapping[str, Any], tokens: list[str], label: str)
             hint=f"Supported: {', '.join(_PRE_TOKENIZERS)}.",
         )
     patterns, ignore_merges = _PRE_TOKENIZERS[name]
+    vocab = {t: i for i, t in enumerate(tokens)}
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
-    backend = Backend(
-        models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges, ignore_merges=ignore_merges)
-    )
+    for merge in merges:
+        if len(merge) != 2 or not {*merge, "".join(merge)} <= vocab.keys():
+            raise ModelError(f"{label}: the merge {shown(' '.join(merge))} is not of tokens of the vocabulary.")
+    backend = Backend(models.BPE(vocab=vocab, merges=merges, ignore_merges=ignore_merges))
     if name == "qwen2":
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -486,11 +533,13 @@ def _gguf_byte_level(metadata: Mapping[str, Any], tokens: list[str], label: str)
     return backend
 
 
-def _gguf_sentencepiece(tokens: list[str], scores: list[float], *, prefix_space: bool) -> Backend:
+def _gguf_sentencepiece(tokens: list[str], scores: list[float], label: str, *, prefix_space: bool) -> Backend:
     """SentencePiece BPE joins the neighbours whose union has the best score: merges ranked by that score."""
     vocab = {token: i for i, token in enumerate(tokens)}
     merges: list[tuple[float, int, int, str, str]] = []
     for token, i in vocab.items():
+        if len(token) > _LONGEST_PIECE:
+            raise ModelError(f"{label}: a token has {len(token):,} characters; the limit is {_LONGEST_PIECE}.")
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
             if left in vocab and right in vocab:

@@ -148,7 +148,7 @@ def test_what_model_optimizer_says_in_a_file_of_its_own(tmp_path):
         (compressed("channel", type="int"), r"'compressed-tensors' \(int, 8 bits, a scale for each channel\)"),
         (compressed("group", num_bits=4), r"'compressed-tensors' \(float, 4 bits, a scale for each group\)"),
         ({**compressed(), "transform_config": {"x": 1}}, "rotated"),
-        ("fp8", "can't be understood"),
+        ("fp8", "`quantization_config`: 'fp8' is no JSON object"),
         ({"quant_method": "compressed-tensors"}, "can't be understood.*config_groups"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "can't be understood"),
         ({"quant_method": "fp8", "weight_block_size": [0, 128]}, "can't be understood"),

@@ -5,13 +5,13 @@ Everything is read through a memory map of its own: what was touched counts as m
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import torch
 
 from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.models.schema import read_any_json, shown
 from sglang_lite.runtime.models.weights.fp8 import ScaledRows
 from sglang_lite.runtime.models.weights.source import Encoded, Weight, WeightSource
 
@@ -34,7 +34,7 @@ def open_folder(folder: Path, block: tuple[int, int] | None = None) -> WeightSou
         if index.exists():
             return reader(folder, _shards(index), block)
         if single.exists():
-            return reader(folder, {single}, block)
+            return reader(folder, {_regular(single)}, block)
     raise ModelError(
         f"{folder}: no weights found.",
         hint="Supported: model.safetensors, pytorch_model.bin (sharded too), or a .gguf file given by its path.",
@@ -42,14 +42,30 @@ def open_folder(folder: Path, block: tuple[int, int] | None = None) -> WeightSou
 
 
 def _shards(index: Path) -> set[Path]:
-    try:
-        names = set(json.loads(index.read_text())["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{index}: not a weight index: {error!r}") from error
+    content = read_any_json(index)
+    files = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(files, dict) or not files:
+        raise ModelError(f"{index}: not a weight index: it has no weight_map.")
+    for name in files.values():
+        if (
+            not isinstance(name, str)
+            or not name
+            or "\0" in name
+            or PurePath(name).is_absolute()
+            or ".." in PurePath(name).parts
+        ):
+            raise ModelError(f"{index}: weight_map names {shown(name)}, which is no file of the folder.")
+    names = set(files.values())
     missing = sorted(name for name in names if not (index.parent / name).exists())
     if missing:
         raise ModelError(f"{index.parent}: the shard {missing[0]} is missing ({len(missing)} of {len(names)}).")
-    return {index.parent / name for name in names}
+    return {_regular(index.parent / name) for name in names}
+
+
+def _regular(file: Path) -> Path:
+    if not file.is_file():  # opening a pipe would wait for ever
+        raise ModelError(f"{file}: no regular file.")
+    return file
 
 
 class _FolderSource(WeightSource):

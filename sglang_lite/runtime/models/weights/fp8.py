@@ -42,6 +42,17 @@ def scale_block(config: Mapping[str, Any], source: str) -> tuple[int, int] | Non
         raise ModelError(f"{source}: quantization_config can't be understood: {error!r}") from error
 
 
+def claims_scales(config: Mapping[str, Any]) -> bool:
+    """A config, which `scale_block` understands, says that matrices are in 8 bits (and not keys and values alone)."""
+    given = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config") or {}
+    match given.get("quant_method"):
+        case "modelopt":
+            return given.get("quant_algo") is not None
+        case "compressed-tensors":
+            return any(group.get("weights") is not None for group in given["config_groups"].values())
+    return bool(given)
+
+
 class _UnsupportedError(Exception):
     pass
 
@@ -85,6 +96,8 @@ def _compressed_tensors_block(config: Mapping[str, Any]) -> tuple[int, int] | No
 def _pair(block: Sequence[int] | None) -> tuple[int, int] | None:
     if block is None:
         return None
+    if not isinstance(block, list | tuple) or len(block) != 2:
+        raise ValueError(f"{block} is no size of a block")
     rows, columns = block
     if not (isinstance(rows, int) and isinstance(columns, int) and rows > 0 and columns > 0):
         raise ValueError(f"{block} is no size of a block")

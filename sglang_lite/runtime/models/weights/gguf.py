@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.models.schema import shown
 from sglang_lite.runtime.models.weights.source import Blocks4, Encoded, Weight, WeightSource
 
 SUPPORTED_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K")
@@ -52,6 +53,8 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            if not path.is_file():  # opening a pipe would wait for ever
+                raise ModelError(f"{path}: no regular file.")
             content = np.memmap(path, mode="r")
         except (OSError, ValueError) as error:
             raise ModelError(f"{path}: can't be read: {error}") from error
@@ -100,6 +103,8 @@ class _Header:
             self.metadata[key] = self.value(self.scalar("<I"))
         found = [self.tensor_info() for _ in range(tensor_count)]
         alignment = self.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20:
+            raise ModelError(f"{path}: `general.alignment`: {shown(alignment)} is not between 1 and 1,048,576.")
         start = -(-self.at // alignment) * alignment
         self.tensors = [self.tensor(*info, start) for info in found]
 
@@ -123,16 +128,16 @@ class _Header:
         self.at = end
         return text
 
-    def value(self, kind: int) -> Any:
+    def value(self, kind: int, depth: int = 0) -> Any:
         if kind == self._STRING:
             return self.string()
         if kind == self._ARRAY:
             item, count = self.scalar("<I"), self.scalar("<Q")
-            if count > len(self.bytes):
+            if count > len(self.bytes) or depth > 8:
                 self.truncated()
             if item in self._SCALARS:
                 return self.numbers(self._SCALARS[item], count)
-            return [self.value(item) for _ in range(count)]
+            return [self.value(item, depth + 1) for _ in range(count)]
         if kind not in self._SCALARS:
             self.truncated()
         return self.scalar(self._SCALARS[kind])

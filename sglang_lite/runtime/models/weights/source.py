@@ -77,6 +77,11 @@ class WeightSource(ABC):
     def has(self, name: str) -> bool:
         return name in self._left
 
+    @property
+    def has_scales(self) -> bool:
+        """Some matrix has scales of its own."""
+        return any(name.endswith(("weight_scale", "weight_scale_inv")) for name in self._left)
+
     def take(self, name: str, shape: tuple[int, ...]) -> Weight:
         """The tensor, once: float of any precision, in memory that is the caller's; or a matrix as the file has it.
 

@@ -1,0 +1,241 @@
+"""The one schema of what model files say: each field, its type and its range, checked before anything is allocated.
+
+Families' fields are read in `spec.py`, the tokenizer's in `tokens/tokenizer.py`. A field that is not here is not read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sglang_lite.protocol import ModelError
+
+MOST_BYTES = 256 << 20  # of a JSON file
+MOST_TOKENS = 1 << 24  # of a vocabulary
+MOST_POSITIONS = (1 << 31) - 1  # they are int32
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """
+    Attributes:
+        kind: a whole number, a number, a flag, text, an object; or a list (`wholes`, `numbers`, `texts`), for which
+            one of them may stand alone.
+        least, most: of numbers.
+        required: it may neither be missing nor null.
+    """
+
+    kind: Literal["whole", "number", "flag", "text", "object", "wholes", "numbers", "texts"]
+    least: float = -math.inf
+    most: float = math.inf
+    required: bool = False
+
+    def problem(self, value: Any) -> str | None:
+        """What is wrong with a value."""
+        if self.kind in ("wholes", "numbers", "texts"):
+            one = Field(_ONE_OF[self.kind], self.least, self.most)
+            for item in value if isinstance(value, list) else [value]:
+                if problem := one.problem(item):
+                    return f"has {shown(item)}, which {problem}" if isinstance(value, list) else problem
+            return None
+        if not isinstance(value, _TYPES[self.kind]) or (isinstance(value, bool) and self.kind != "flag"):
+            return f"is no {_NAMES[self.kind]}"
+        if self.kind in ("whole", "number") and not self.least <= value <= self.most:
+            return f"is not between {self.least:,} and {self.most:,}"
+        return None
+
+
+_ONE_OF: Mapping[str, Any] = {"wholes": "whole", "numbers": "number", "texts": "text"}
+_TYPES: Mapping[str, Any] = {"whole": int, "number": int | float, "flag": bool, "text": str, "object": dict}
+_NAMES = {"whole": "whole number", "number": "number", "flag": "true or false", "text": "text", "object": "JSON object"}
+
+_SMALL = 1e-30  # above 0
+
+
+def _whole(least: int, most: int, *, required: bool = False) -> Field:
+    return Field("whole", least, most, required)
+
+
+def _above_0(most: float = 1e30) -> Field:
+    return Field("number", _SMALL, most)
+
+
+_ID = _whole(0, MOST_TOKENS - 1)
+_IDS = Field("wholes", 0, MOST_TOKENS - 1)
+_FLAG, _TEXT, _OBJECT = Field("flag"), Field("text"), Field("object")
+
+# Of config.json, and of its text_config.
+CONFIG: Mapping[str, Field] = {
+    "architectures": Field("texts"),
+    "text_config": _OBJECT,
+    "quantization_config": _OBJECT,
+    "vocab_size": _whole(1, MOST_TOKENS, required=True),
+    "hidden_size": _whole(1, 1 << 20, required=True),
+    "intermediate_size": _whole(1, 1 << 24, required=True),
+    "num_hidden_layers": _whole(1, 10_000, required=True),
+    "num_attention_heads": _whole(1, 1 << 16, required=True),
+    "num_key_value_heads": _whole(1, 1 << 16),
+    "head_dim": _whole(1, 1 << 16),
+    "max_position_embeddings": _whole(1, MOST_POSITIONS, required=True),
+    "original_max_position_embeddings": _whole(1, MOST_POSITIONS),
+    "rms_norm_eps": Field("number", 0.0, 1.0),
+    "query_pre_attn_scalar": _above_0(),
+    "attn_logit_softcapping": _above_0(),
+    "final_logit_softcapping": _above_0(),
+    "rope_theta": _above_0(),
+    "rope_local_base_freq": _above_0(),
+    "rope_parameters": _OBJECT,
+    "rope_scaling": _OBJECT,
+    "partial_rotary_factor": _above_0(1.0),
+    "sliding_window": _whole(0, MOST_POSITIONS),
+    "max_window_layers": _whole(0, MOST_POSITIONS),
+    "sliding_window_pattern": _whole(1, MOST_POSITIONS),
+    "layer_types": Field("texts"),
+    "hidden_act": _TEXT,
+    "hidden_activation": _TEXT,
+    "use_sliding_window": _FLAG,
+    "use_bidirectional_attention": Field("flag"),
+    "tie_word_embeddings": _FLAG,
+    "attention_bias": _FLAG,
+    "mlp_bias": _FLAG,
+    "eos_token_id": _IDS,
+    "bos_token_id": _ID,
+}
+# Of its rope_parameters and rope_scaling, and of those for each type of layer.
+ROPE: Mapping[str, Field] = {
+    "rope_type": _TEXT,
+    "type": _TEXT,
+    "rope_theta": _above_0(),
+    "factor": _above_0(),
+    "original_max_position_embeddings": _whole(1, MOST_POSITIONS),
+    "partial_rotary_factor": _above_0(1.0),
+    "low_freq_factor": _above_0(),
+    "high_freq_factor": _above_0(),
+    "short_factor": Field("numbers", _SMALL, 1e30),
+    "long_factor": Field("numbers", _SMALL, 1e30),
+    "attention_factor": _above_0(),
+    "beta_fast": _above_0(),
+    "beta_slow": _above_0(),
+    "mscale": Field("number", 0.0, 1e30),
+    "mscale_all_dim": Field("number", 0.0, 1e30),
+    "truncate": _FLAG,
+    "full_attention": _OBJECT,
+    "sliding_attention": _OBJECT,
+}
+# Of generation_config.json.
+GENERATION: Mapping[str, Field] = {"eos_token_id": _IDS}
+# Of tokenizer_config.json; its special tokens are texts, or objects with a `content`.
+TOKENIZER: Mapping[str, Field] = {"add_bos_token": _FLAG}
+# Of a GGUF file; those with a dot in front go with the architecture's name.
+GGUF: Mapping[str, Field] = {
+    "general.architecture": _TEXT,
+    ".attention.head_count": _whole(1, 1 << 16),
+    ".attention.head_count_kv": _whole(1, 1 << 16),
+    ".attention.key_length": _whole(1, 1 << 16),
+    ".attention.layer_norm_rms_epsilon": Field("number", 0.0, 1.0),
+    ".embedding_length": _whole(1, 1 << 20),
+    ".feed_forward_length": _whole(1, 1 << 24),
+    ".block_count": _whole(1, 10_000),
+    ".context_length": _whole(1, MOST_POSITIONS),
+    ".rope.freq_base": _above_0(),
+    ".rope.dimension_count": _whole(2, 1 << 16),
+    ".rope.scaling.type": _TEXT,
+    ".rope.scaling.factor": _above_0(),
+    "tokenizer.ggml.model": _TEXT,
+    "tokenizer.ggml.pre": _TEXT,
+    "tokenizer.ggml.tokens": Field("texts", required=True),
+    "tokenizer.ggml.merges": Field("texts"),
+    "tokenizer.ggml.scores": Field("numbers"),
+    "tokenizer.ggml.token_type": Field("wholes"),
+    "tokenizer.ggml.add_bos_token": _FLAG,
+    "tokenizer.ggml.add_space_prefix": _FLAG,
+    "tokenizer.chat_template": _TEXT,
+    **{f"tokenizer.ggml.{name}_token_id": _ID for name in ("bos", "eos", "eot", "unknown", "padding")},
+}
+
+
+def check(content: Mapping[str, Any], fields: Mapping[str, Field], source: str, *, prefix: str = "") -> None:
+    """Checks the fields that there are.
+
+    Args:
+        content: of the file.
+        fields: of it that are read.
+        source: the file's name, for messages.
+        prefix: goes before names that begin with a dot.
+
+    Raises:
+        ModelError: one is missing, of another type or outside its range.
+    """
+    for name, field in fields.items():
+        key = prefix + name if name.startswith(".") else name
+        value = content.get(key)
+        if value is None:
+            if field.required:
+                raise ModelError(f"{source}: the field {key!r} is missing.")
+        elif problem := field.problem(value):
+            raise ModelError(f"{source}: `{key}`: {shown(value)} {problem}.")
+
+
+def check_ids(ids: object, vocab_size: int, source: str, name: str) -> frozenset[int]:
+    """The ids that a field names, one or several, each of a token that there is.
+
+    Raises:
+        ModelError: one is not.
+    """
+    found = frozenset(ids if isinstance(ids, list | tuple | set | frozenset) else () if ids is None else (ids,))
+    for token in found:
+        if not isinstance(token, int) or not 0 <= token < vocab_size:
+            raise ModelError(f"{source}: `{name}`: {shown(token)} is no id of the {vocab_size:,} tokens.")
+    return found
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        ModelError: no regular file, too large, or something else in it.
+    """
+    content = read_any_json(path)
+    if not isinstance(content, dict):
+        raise ModelError(f"{path}: not a JSON object.")
+    return content
+
+
+def read_any_json(path: Path) -> Any:
+    """What a JSON file holds. Raises ModelError as `read_json`."""
+    text = read_text(path)
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ModelError(f"{path}: not JSON: {error}") from error
+    except RecursionError:
+        raise ModelError(f"{path}: nested too deeply.") from None
+
+
+def read_text(path: Path) -> str:
+    """The text of a file. Raises ModelError as `read_json`."""
+    try:
+        if not path.is_file():  # reading from a pipe would wait for ever
+            raise ModelError(f"{path}: no regular file.")
+        if (size := path.stat().st_size) > MOST_BYTES:
+            raise ModelError(f"{path}: {size:,} bytes; the limit is {MOST_BYTES:,}.")
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: can't be read: {error}") from error
+
+
+def shown(value: object) -> str:
+    """A value for a message, cut where it is long."""
+    if isinstance(value, list) and len(value) > 8:
+        return f"a list of {len(value):,}"
+    if isinstance(value, int) and value.bit_length() > 512:
+        return "a huge number"
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested too deeply, or a huge number inside
+        return f"a {type(value).__name__}"
+    return text if len(text) <= 60 else f"{text[:60]}…"
