@@ -288,7 +288,7 @@ def test_reasoning_comes_before_a_call_and_before_any_constrained_value(thought)
     assert state["x"].arguments == {"a": 1, "b": 1}
     assert state["x_reasoning_content"] == ("add <tool_call>?" if thought else "")
     typed = sgl.function(lambda s: s.__iadd__(sgl.gen("x", type=int, reasoning="qwen3")))
-    assert typed.run(backend=Native(lambda _: thought + "42,"))["x"] == 42
+    assert typed.run(backend=Native(lambda _: thought + "42"))["x"] == 42
     with pytest.raises(sgl.BackendError, match="does not satisfy"):
         typed.run(backend=Native(lambda _: thought + "many"))["x"]
 
