@@ -1,6 +1,6 @@
 """Extraction into an object of twelve fields, on this CPU: ours with and without the constraint, and the peers'.
 
-    python benchmarks/constrained.py [--systems …]
+    python benchmarks/constrained.py [--systems …] [--tokens 400]
 
 Greedy; every system gets the same prompt and schema, and stops by itself. "free" writes as many tokens as ours did,
 without a constraint. transformers runs with xgrammar's logits processor and under outlines (where that is installed);
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -51,10 +52,11 @@ PROMPT = (
 
 
 class Ours:
-    def __init__(self, *, free: bool) -> None:
+    def __init__(self, most: int, *, free: bool) -> None:
         self.engine = sgl.Engine(device="cpu", max_running=1)
         self.constraint = json_schema(SCHEMA)
-        self.tokens = self.run_once(self.constraint, 400)[1]
+        self.most = most
+        self.tokens = self.run_once(self.constraint, most)[1]
         self.free = free
 
     def run_once(self, constraint: Any, most: int) -> tuple[str, int]:
@@ -64,7 +66,7 @@ class Ours:
         return generation.text, generation.usage.completion_tokens
 
     def run(self) -> tuple[str, int]:
-        return self.run_once(None, self.tokens) if self.free else self.run_once(self.constraint, 400)
+        return self.run_once(None, self.tokens) if self.free else self.run_once(self.constraint, self.most)
 
 
 def transformers_model() -> tuple[Any, Any]:
@@ -76,9 +78,10 @@ def transformers_model() -> tuple[Any, Any]:
 
 
 class Transformers:
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
         import xgrammar
 
+        self.most = most
         self.model, self.tokenizer = transformers_model()
         info = xgrammar.TokenizerInfo.from_huggingface(self.tokenizer, vocab_size=self.model.config.vocab_size)
         self.grammar = xgrammar.GrammarCompiler(info).compile_json_schema(
@@ -92,30 +95,32 @@ class Transformers:
         ids = self.tokenizer(PROMPT, return_tensors="pt", add_special_tokens=False).input_ids
         processor = xgrammar.contrib.hf.LogitsProcessor(self.grammar)
         out = self.model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=400, do_sample=False, logits_processor=[processor],
-            pad_token_id=2,
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=self.most, do_sample=False,
+            logits_processor=[processor], pad_token_id=2,
         )[0, ids.shape[1] :]  # fmt: skip
         return self.tokenizer.decode(out, skip_special_tokens=True), len(out)
 
 
 class Outlines:
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
         import outlines  # type: ignore[import-not-found] # a peer, where it is installed
 
+        self.most = most
         model, self.tokenizer = transformers_model()
         self.generate = outlines.Generator(
             outlines.from_transformers(model, self.tokenizer), outlines.json_schema(json.dumps(SCHEMA))
         )
 
     def run(self) -> tuple[str, int]:
-        text = self.generate(PROMPT, max_new_tokens=400, do_sample=False)
+        text = self.generate(PROMPT, max_new_tokens=self.most, do_sample=False)
         return text, len(self.tokenizer(text).input_ids)
 
 
 class LlamaCpp:
-    def __init__(self, *, free: bool) -> None:
+    def __init__(self, most: int, *, free: bool) -> None:
         from llama_cpp import Llama, LlamaGrammar
 
+        self.most = most
         threads = torch.get_num_threads()
         self.model = Llama(
             str(resolve("smollm2-135m")), n_threads=threads, n_threads_batch=threads, n_ctx=1024, verbose=False
@@ -126,24 +131,24 @@ class LlamaCpp:
     def run(self) -> tuple[str, int]:
         self.model.reset()
         done = self.model.create_completion(
-            PROMPT, max_tokens=100 if self.free else 400, temperature=0.0, grammar=self.grammar,
+            PROMPT, max_tokens=100 if self.free else self.most, temperature=0.0, grammar=self.grammar,
             logit_bias={2: -100.0} if self.free else None,
         )  # fmt: skip
         return done["choices"][0]["text"], done["usage"]["completion_tokens"]
 
 
-SYSTEMS: dict[str, Callable[[], Any]] = {
-    "sglang_lite": lambda: Ours(free=False),
-    "sglang_lite free": lambda: Ours(free=True),
+SYSTEMS: dict[str, Callable[[int], Any]] = {
+    "sglang_lite": partial(Ours, free=False),
+    "sglang_lite free": partial(Ours, free=True),
     "transformers + xgrammar": Transformers,
     "outlines": Outlines,
-    "llama.cpp grammar": lambda: LlamaCpp(free=False),
-    "llama.cpp free": lambda: LlamaCpp(free=True),
+    "llama.cpp grammar": partial(LlamaCpp, free=False),
+    "llama.cpp free": partial(LlamaCpp, free=True),
 }
 
 
-def measure(name: str) -> dict[str, Any]:
-    system = SYSTEMS[name]()
+def measure(name: str, most: int) -> dict[str, Any]:
+    system = SYSTEMS[name](most)
     system.run()
     seconds = []
     for _ in range(3):
@@ -158,17 +163,17 @@ def main() -> None:
     peers = {"llama.cpp grammar": "llama_cpp", "llama.cpp free": "llama_cpp", "outlines": "outlines"}
     there = [name for name in SYSTEMS if name not in peers or importlib.util.find_spec(peers[name])]
     parser.add_argument("--systems", nargs="+", default=there)
+    parser.add_argument("--tokens", type=int, default=400, help="most of an answer")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print(json.dumps(measure(options.child)))
+        print(json.dumps(measure(options.child, options.tokens)))
         return
     print(machine.describe())
     print(f"{'':26}{'seconds':>9}{'tokens':>8}{'tok/s':>8}  valid")
     for name in options.systems:
-        done = subprocess.run(
-            [sys.executable, __file__, "--child", name], check=True, stdout=subprocess.PIPE, text=True
-        )
+        arguments = ["--child", name, "--tokens", str(options.tokens)]
+        done = subprocess.run([sys.executable, __file__, *arguments], check=True, stdout=subprocess.PIPE, text=True)
         result = json.loads(done.stdout.splitlines()[-1])
         try:
             valid = "yes" if set(json.loads(result["text"])) == set(FIELDS) else "no"

@@ -1,6 +1,6 @@
 """What the language itself costs: programs on a backend that answers at once.
 
-    python benchmarks/frontend_overhead.py [--sglang FOLDER]
+    python benchmarks/frontend_overhead.py [--sglang FOLDER] [--seconds 1] [--programs 1000]
 
 FOLDER holds an unpacked `sglang` wheel (`pip download --no-deps sglang==0.5.23`, then unzip): its frontend is run,
 unmodified, on the same machine in the same run. CPU time per program is that of the whole process, all threads.
@@ -112,16 +112,16 @@ def cpu_per_program(run: Callable[[], Any], seconds: float = 1.0) -> float:
     return median(samples)
 
 
-def batch_against_ideal(program: Any, backend: Any) -> float:
-    """Wall time of 1,000 programs of four 10 ms generations, 256 at a time, over the least it can take."""
+def batch_against_ideal(program: Any, backend: Any, count: int) -> float:
+    """Wall time of programs of four 10 ms generations, 256 at a time, over the least it can take."""
     backend.latency = 0.010
-    program.run_batch([{}] * 256, backend=backend, num_threads=256)
+    program.run_batch([{}] * min(count, 256), backend=backend, num_threads=256)
     started = time.perf_counter()
-    states = program.run_batch([{}] * 1000, backend=backend, num_threads=256)
+    states = program.run_batch([{}] * count, backend=backend, num_threads=256)
     elapsed = time.perf_counter() - started
     assert states[-1]["d"] == "an answer"
     backend.latency = 0.0
-    return elapsed / (4 * 4 * 0.010)
+    return elapsed / (-(-count // 256) * 4 * 0.010)
 
 
 def threads_of_forks(program: Any, backend: Any) -> int:
@@ -143,7 +143,7 @@ def threads_of_forks(program: Any, backend: Any) -> int:
     return most - 2  # the watcher and the main thread
 
 
-def live_states(api: Any, backend: Any, count: int = 10_000) -> float:
+def live_states(api: Any, backend: Any, count: int) -> float:
     """Megabytes that so many states take, each with a generation under way."""
     backend.latency = 60.0
     before = _resident()
@@ -163,7 +163,10 @@ def _resident() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sglang", type=Path, help="folder of an unpacked sglang wheel")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each figure of CPU time")
+    parser.add_argument("--programs", type=int, default=1000, help="of a batch; ten times as many states are kept")
     options = parser.parse_args()
+    count = options.programs
     systems: dict[str, tuple[Any, Any]] = {
         "at once": (sgl, AtOnce()),
         "coroutine": (sgl, Native()),
@@ -176,10 +179,13 @@ def main() -> None:
     for name, (api, backend) in systems.items():
         results[name] = {}
         for what, program in programs(api).items():
-            results[name][f"{what}, us CPU"] = cpu_per_program(lambda p=program, b=backend: p.run(backend=b).sync())
-        results[name]["1,000 x 4 gens of 10 ms at 256, x ideal"] = batch_against_ideal(programs(api)["4 gens"], backend)
+            results[name][f"{what}, us CPU"] = cpu_per_program(
+                lambda p=program, b=backend: p.run(backend=b).sync(), options.seconds
+            )
+        batch = batch_against_ideal(programs(api)["4 gens"], backend, count)
+        results[name][f"{count:,} x 4 gens of 10 ms at 256, x ideal"] = batch
         results[name]["threads, 96 x fork(8)"] = threads_of_forks(programs(api)["fork(8) + join"], backend)
-    results["coroutine"]["10,000 live states, MB"] = live_states(sgl, Native())
+    results["coroutine"][f"{10 * count:,} live states, MB"] = live_states(sgl, Native(), 10 * count)
     print(f"{'':42}" + "".join(f"{name:>15}" for name in results))
     for what in results["coroutine"]:
         values = [result.get(what) for result in results.values()]

@@ -1,19 +1,21 @@
 """What a step costs on the host, beside the model: planning, inputs, settling.
 
-    python benchmarks/host_step.py
+    python benchmarks/host_step.py [--rows 256] [--steps 300]
 
-256 requests decode with a model that computes nothing. Timed is everything the loop does but the model's own calls and
+All requests decode with a model that computes nothing. Timed is everything the loop does but the model's own calls and
 the draw, which are the accelerator's work. "plain" rows end by their limit; "stops" have stop strings, so a token that
 may complete one is looked at; "streams" have both and stream, so each token becomes text at once. "first" are the steps
-that admit and prefill all 256.
+that admit and prefill all of them.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,8 +27,6 @@ from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.execute import runner as runner_module
 from sglang_lite.runtime.execute.sampler import Sampled
 from tests.runtime.scripted import ScriptedModel, SteppedEngine
-
-ROWS, STEPS = 256, 300
 
 
 class Nothing(ScriptedModel):
@@ -41,7 +41,7 @@ class Nothing(ScriptedModel):
         return hidden
 
 
-def no_draw(logits, table, slots, positions, special):
+def no_draw(logits: torch.Tensor, table: Any, slots: Any, *others: Any, **settings: Any) -> Sampled:
     return Sampled(np.full(len(slots), 5), {})
 
 
@@ -50,20 +50,20 @@ class Unchecked(SteppedEngine):
         pass
 
 
-def measure(overlap: bool, params: SamplingParams, stream: bool) -> tuple[list[float], float]:
+def measure(overlap: bool, params: SamplingParams, stream: bool, rows: int, steps: int) -> tuple[list[float], float]:
     engine = Unchecked(
-        overlap=overlap, max_running=ROWS, step_tokens=8192, page_size=16, context_length=512,
-        max_total_tokens=ROWS * 512,
+        overlap=overlap, max_running=rows, step_tokens=8192, page_size=16, context_length=512,
+        max_total_tokens=rows * 512,
     )  # fmt: skip
     engine.loop._runner._model = Nothing()
-    for i in range(ROWS):
+    for i in range(rows):
         engine.start([1 + i % 29, 1 + i // 29, *range(1, 30)], params, stream=stream)
     started = time.perf_counter()
-    while len(engine.scheduler.decoding) < ROWS:
+    while len(engine.scheduler.decoding) < rows:
         engine.step()
     first = time.perf_counter() - started
     times = []
-    for _ in range(STEPS):
+    for _ in range(steps):
         began = time.perf_counter()
         engine.loop._run_commands()
         engine.loop._step()
@@ -72,7 +72,18 @@ def measure(overlap: bool, params: SamplingParams, stream: bool) -> tuple[list[f
 
 
 def main() -> None:
-    runner_module.sample = no_draw
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=300)
+    options = parser.parse_args()
+    draw, runner_module.sample = runner_module.sample, no_draw
+    try:
+        report(options.rows, options.steps)
+    finally:
+        runner_module.sample = draw
+
+
+def report(rows: int, steps: int) -> None:
     print(describe())
     print(f"{'rows':>8} {'loop':>8} {'ms a step, median':>18} {'p99':>7} {'us a row':>9} {'first':>9}")
     for name, params, stream in (
@@ -81,11 +92,11 @@ def main() -> None:
         ("streams", SamplingParams(max_tokens=400, ignore_eos=True, stop=("never",)), True),
     ):
         for overlap in (False, True):
-            times, first = measure(overlap, params, stream)
+            times, first = measure(overlap, params, stream, rows, steps)
             ms = [t * 1e3 for t in times]
             print(
                 f"{name:>8} {'depth 1' if overlap else 'depth 0':>8} {statistics.median(ms):18.3f} "
-                f"{statistics.quantiles(ms, n=100)[-1]:7.3f} {statistics.median(ms) / ROWS * 1e3:9.2f} "
+                f"{statistics.quantiles(ms, n=100)[-1]:7.3f} {statistics.median(ms) / rows * 1e3:9.2f} "
                 f"{first * 1e3:6.1f} ms"
             )
 

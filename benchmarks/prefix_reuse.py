@@ -1,13 +1,14 @@
-"""A 5-shot multiple-choice set of 200 questions: what the prefix cache saves.
+"""A multiple-choice set of questions with solved ones before them: what the prefix cache saves.
 
-    python benchmarks/prefix_reuse.py
+    python benchmarks/prefix_reuse.py [--questions 200] [--shots 5]
 
-Every question stands behind the same five solved ones, and its four answers are scored by `select`. In one run with the
+Every question stands behind the same solved ones, and its four answers are scored by `select`. In one run with the
 cache and one without; the answers must be the same.
 """
 
 from __future__ import annotations
 
+import argparse
 import random
 import time
 
@@ -15,7 +16,6 @@ import machine
 
 import sglang_lite as sgl
 
-QUESTIONS = 200
 SUBJECTS = ["apples", "books", "coins", "stamps", "marbles", "tickets", "pencils", "cards"]
 NAMES = ["Ada", "Ben", "Chloe", "Dan", "Eva", "Finn", "Gita", "Hugo"]
 
@@ -48,9 +48,14 @@ def ask(s: sgl.ProgramState, shots: str, text: str, answers: list[str]) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--questions", type=int, default=200)
+    parser.add_argument("--shots", type=int, default=5)
+    options = parser.parse_args()
+    count = options.questions
     draw = random.Random(0)
-    shots = "".join(solved(draw) for _ in range(5))
-    questions = [question(draw) for _ in range(QUESTIONS)]
+    shots = "".join(solved(draw) for _ in range(options.shots))
+    questions = [question(draw) for _ in range(count)]
     items = [{"shots": shots, "text": text, "answers": answers} for text, answers, _ in questions]
     print(machine.describe())
     seconds, picks = {}, {}
@@ -70,7 +75,7 @@ def main() -> None:
         )
     same = sum(a == b for a, b in zip(picks[True], picks[False]))
     right = sum(pick.strip() == answer for pick, (_, _, answer) in zip(picks[True], questions))
-    print(f"{seconds[False] / seconds[True]:.1f}x faster; {same} of {QUESTIONS} answers the same, {right} right")
+    print(f"{seconds[False] / seconds[True]:.1f}x faster; {same} of {count} answers the same, {right} right")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""32 requests that share a prefix of 512 tokens, on this CPU: ours, transformers' and llama.cpp's, in one run.
+"""Requests that share a prefix, on this CPU: ours, transformers' and llama.cpp's, in one run.
 
-    python benchmarks/shared_prefix.py [--requests 32] [--new 32] [--systems …]
+    python benchmarks/shared_prefix.py [--requests 32] [--new 32] [--prefix 512] [--systems …]
 
 Each request has 32 tokens of its own after the prefix and generates `--new` tokens, greedily; medians of three runs,
 each from an empty cache. llama.cpp runs twice: with its own prompt cache, one request after the other as its Python
@@ -26,7 +26,7 @@ from llama_batch import LlamaBatch
 
 from sglang_lite.runtime.models.resolve import resolve
 
-PREFIX, OWN = 512, 32
+OWN = 32
 
 
 class Emptied(Ours):
@@ -38,7 +38,7 @@ class Emptied(Ours):
 class PromptCache:
     """llama-cpp-python keeps what the last request and this one share."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: int) -> None:
         from llama_cpp import Llama
 
         path, threads = str(resolve("smollm2-135m")), torch.get_num_threads()
@@ -53,25 +53,25 @@ class PromptCache:
 
 
 class CopiedSequences:
-    def __init__(self) -> None:
-        self.model = LlamaBatch(sequences=33, tokens=PREFIX + 33 * (OWN + 128))
+    def __init__(self, prefix: int) -> None:
+        self.prefix, self.model = prefix, LlamaBatch(sequences=33, tokens=prefix + 33 * (OWN + 128))
 
     def run(self, prompts: list[list[int]], new: int) -> None:
-        self.model.run(prompts, new, shared=PREFIX)
+        self.model.run(prompts, new, shared=self.prefix)
 
 
-SYSTEMS: dict[str, Callable[[], Any]] = {
-    "sglang_lite auto": Emptied,
-    "transformers bfloat16": lambda: Transformers(torch.bfloat16),
+SYSTEMS: dict[str, Callable[[int], Any]] = {
+    "sglang_lite auto": lambda _: Emptied(),
+    "transformers bfloat16": lambda _: Transformers(torch.bfloat16),
     "llama.cpp prompt cache": PromptCache,
     "llama.cpp copied sequences": CopiedSequences,
 }
 
 
-def measure(name: str, requests: int, new: int) -> float:
+def measure(name: str, requests: int, new: int, prefix: int) -> float:
     """Seconds for all requests."""
-    system = SYSTEMS[name]()
-    shared = [1000 + (7 * i) % 5000 for i in range(PREFIX)]
+    system = SYSTEMS[name](prefix)
+    shared = [1000 + (7 * i) % 5000 for i in range(prefix)]
     prompts = [shared + [2000 + (31 * i + j) % 5000 for j in range(OWN)] for i in range(requests)]
     system.run(prompts[:2], 2)
     seconds = []
@@ -86,17 +86,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--new", type=int, default=32)
+    parser.add_argument("--prefix", type=int, default=512, help="tokens that all share")
     parser.add_argument("--systems", nargs="+", default=[name for name in SYSTEMS if available(name)])
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print(json.dumps(measure(options.child, options.requests, options.new)))
+        print(json.dumps(measure(options.child, options.requests, options.new, options.prefix)))
         return
     print(machine.describe())
     print(f"{'':28}{'seconds':>9}{'output tok/s':>14}{'ours is':>9}")
     ours = None
     for name in options.systems:
-        arguments = ["--child", name, "--new", str(options.new), "--requests", str(options.requests)]
+        sizes = ["--new", str(options.new), "--requests", str(options.requests), "--prefix", str(options.prefix)]
+        arguments = ["--child", name, *sizes]
         done = subprocess.run([sys.executable, __file__, *arguments], check=True, stdout=subprocess.PIPE, text=True)
         seconds = json.loads(done.stdout.splitlines()[-1])
         ours = ours or seconds

@@ -1,0 +1,52 @@
+"""Every benchmark runs to its end, with as little to measure as it can be told to."""
+
+import contextlib
+import importlib
+import io
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+SMALL = {
+    "constrained.py": ["--systems", "sglang_lite", "--tokens", "4"],
+    "constrained_gpu.py": ["--help"],  # it needs a GPU
+    "constraints_suite.py": ["--schemas", "2", "--groups", "2"],
+    "cpu_decode.py": ["--batches", "1", "--new", "2", "--systems", "sglang_lite auto"],
+    "frontend_overhead.py": ["--seconds", "0.01", "--programs", "4"],
+    "host_step.py": ["--rows", "4", "--steps", "2"],
+    "masks.py": ["--rows", "2", "--steps", "2", "--threads", "1", "--constraints", "regex"],
+    "openmp.py": ["--rounds", "1", "--settings", "ours", "--new", "2"],
+    "prefix_reuse.py": ["--questions", "1", "--shots", "0"],
+    "quality.py": ["--dtypes", "bfloat16", "--tokens", "32"],
+    "shared_prefix.py": ["--requests", "2", "--new", "2", "--prefix", "8", "--systems", "sglang_lite auto"],
+}
+
+
+def test_every_benchmark_is_run():
+    assert {path.name for path in FOLDER.glob("*.py") if "def main" in path.read_text()} == set(SMALL)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_benchmark_runs(name, model_file, monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.setattr(importlib.import_module("machine"), "seconds", lambda work, repeats=1: 1.0)  # its limits
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: again(command))
+
+    def again(command):
+        """A benchmark that runs itself for each system, here in this process."""
+        assert command[1] == str(FOLDER / name)
+        return subprocess.CompletedProcess(command, 0, printed(command[2:]))
+
+    def printed(arguments):
+        out = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+            patch.setattr(sys, "argv", [name, *arguments])
+            with contextlib.suppress(SystemExit):  # --help ends so
+                runpy.run_path(str(FOLDER / name), run_name="__main__")
+        return out.getvalue()
+
+    assert len(printed(SMALL[name]).splitlines()) >= 2
