@@ -38,6 +38,14 @@ def engine(model_file: Path) -> Iterator[sgl.Engine]:
         yield engine
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _cold_constraints() -> Iterator[None]:
+    """Hundreds of small engines, most without a constraint: no process is started for each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sglang_lite.runtime.grammar.compile.Compiler.warm_up", lambda self: [])
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _no_default_backend() -> Iterator[None]:
     """Each test sets the default backend it wants."""

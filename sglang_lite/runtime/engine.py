@@ -10,7 +10,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from copy import copy
 from dataclasses import asdict, replace
 from functools import partial
@@ -155,7 +155,15 @@ class Engine:
             priority=EVICTION[config.eviction],
         )
         sampling = SamplingTable(sizes.max_running)
-        runner = make_runner(loaded.model, store.table, sampling, pages, sizes, config)
+        threads = min(config.threads or os.cpu_count() or 1, _MASK_THREADS)
+        self._compiler = Compiler(loaded.tokenizer, loaded.vocab_size, self._eos, config, threads)
+        warming = self._compiler.warm_up()  # while kernels are compiled
+        try:
+            runner = make_runner(loaded.model, store.table, sampling, pages, sizes, config)
+        except BaseException:
+            self._compiler.close()
+            raise
+        wait(warming)
         self._longest = longest
         kind = str(getattr(getattr(loaded.model, "precision", None), "compute", config.dtype)).removeprefix("torch.")
         self._ready_line = f"{loaded.name} on {device}, {kind}, room for {pages * sizes.page_size:,} tokens"
@@ -168,8 +176,6 @@ class Engine:
             all_special=config.special_tokens_in_roles,
         )  # fmt: skip
         self._closed = False
-        threads = min(config.threads or os.cpu_count() or 1, _MASK_THREADS)
-        self._compiler = Compiler(loaded.tokenizer, loaded.vocab_size, self._eos, config, threads)
         loop = self._loop = StepLoop(
             self._scheduler, runner, sampling, self._eos, loaded.vocab_size, MaskFiller(threads),
             overlap=config.overlap, jump=config.jump_forward == "safe",
@@ -527,7 +533,7 @@ def _run(
         loop = _running[thread] = _built(engine, config, load)
     except BaseException as error:  # raised again in the constructor
         traceback.clear_frames(error.__traceback__)  # whoever keeps the error keeps no tensors
-        ready.set_exception(error)
+        ready.set_exception(memory.explained(error))
         return
     ready.set_result(None)
     loop.run()

@@ -24,17 +24,20 @@ from numpy.typing import NDArray
 from sglang_lite.protocol import (
     BackendError,
     EngineClosedError,
+    OverloadedError,
     RequestAbortedError,
     SglError,
     TokenLogprob,
 )
+from sglang_lite.runtime.execute import memory
 from sglang_lite.runtime.execute.sampler import Masks, Sampled, SamplingTable, Special
+from sglang_lite.runtime.execute.scoring import Scored
 from sglang_lite.runtime.grammar.base import Matcher
 from sglang_lite.runtime.grammar.filling import MaskFiller
 from sglang_lite.runtime.grammar.timings import Seconds
 from sglang_lite.runtime.request import Finish, Request, State
 from sglang_lite.runtime.schedule.batch import Batch
-from sglang_lite.runtime.schedule.scheduler import Scheduler
+from sglang_lite.runtime.schedule.scheduler import ISOLATED_TOKENS, Scheduler
 
 logger = logging.getLogger("sglang_lite")
 T = TypeVar("T")
@@ -56,7 +59,7 @@ class Launched(Protocol):
     def batch(self) -> Batch: ...
 
     @property
-    def scored(self) -> dict[int, tuple[int, list[TokenLogprob]]]: ...
+    def scored(self) -> dict[int, Scored]: ...
 
 
 class Runs(Protocol):
@@ -281,15 +284,47 @@ class StepLoop:
         self.scheduler.add(request)
 
     def _step(self) -> None:
-        """Launches the next step, and reads what the one before has drawn while it runs (depth 1), or what itself has
-        drawn (depth 0). A step's draws may depend on every token before, so they are launched last."""
+        """One step. Where memory ends in it, its rows are put back and each is tried alone."""
         batch = self.scheduler.plan()
-        before, self._in_flight = self._in_flight, None
+        shortage = None
+        try:
+            self._advance(batch)
+        except Exception as error:  # which of them it is, its words say
+            if not memory.is_shortage(error):
+                raise
+            shortage = str(error).partition("\n")[0]
+        if shortage is not None:  # by now what the error held is free
+            self._isolate(shortage)
+
+    def _isolate(self, shortage: str) -> None:
+        """Goes on after a step whose memory was not enough. Nothing of it counts; of the one before it all does, unless
+        it can't be read: then its tokens are drawn again."""
+        try:
+            self._settle_before()
+        except Exception as error:  # as in _step
+            if not memory.is_shortage(error):
+                raise
+        memory.release_cached()
+        self.scheduler.store.settle(self.scheduler.store.step)  # what was launched of it comes before any other step
+        if not self.scheduler.isolated:
+            logger.warning("%s The rows of the step are tried one by one.", shortage)
+            self.scheduler.isolate()
+            return
+        for request in list(self.scheduler.running()):
+            failure = OverloadedError(
+                f"not enough memory for the request, alone and in pieces of {ISOLATED_TOKENS} tokens: {shortage}",
+                hint="Lower mem_fraction or max_total_tokens, which leaves more beside the KV pool, or end what else "
+                "takes memory.",
+            )
+            self._end(request, failure, State.FAILED)
+
+    def _advance(self, batch: Batch | None) -> None:
+        """Launches a step, and reads what the one before has drawn while it runs (depth 1), or what itself has drawn
+        (depth 0). A step's draws may depend on every token before, so they are launched last."""
         if batch is None:
-            if before is not None:
-                self._settle(before)
-            elif not self.scheduler.idle:
+            if self._in_flight is None and not self.scheduler.idle:
                 raise AssertionError("requests are waiting, nothing runs, and nothing can be admitted")
+            self._settle_before()
             return
         self.steps += 1
         for request in batch.fresh:
@@ -303,16 +338,20 @@ class StepLoop:
         forward = self._runner.forward(batch)
         patience = max(time.perf_counter() - began, _PATIENCE)
         through = self.scheduler.launched(batch)
-        if before is not None:
-            self._settle(before)
+        self._settle_before()
         rows = (batch.samples & self.scheduler.live(batch)).nonzero()[0]
         rows, masks, filling = self._fill(batch, rows, patience)
         special = self._special(batch, rows)
         drawn = self._runner.sample(forward, rows, special, masks)
         self.scheduler.drawn(batch.slots[rows])
         self._in_flight = _InFlight(forward, rows, drawn, through, filling)
-        if not self._overlap:
-            before, self._in_flight = self._in_flight, None
+        if not self._overlap or self.scheduler.isolated:
+            self._settle_before()
+
+    def _settle_before(self) -> None:
+        """Reads the step that is in flight, if any."""
+        before, self._in_flight = self._in_flight, None
+        if before is not None:
             self._settle(before)
 
     def _fill(
@@ -376,10 +415,10 @@ class StepLoop:
             self.mask_waits.add(step.filling if sampled.waited is None else sampled.waited)
         scheduler.store.settle(batch.step)
         live = scheduler.live(batch)
-        for row, (first, scored) in step.forward.scored.items():
+        for row, scored in step.forward.scored.items():
             if live[row]:
                 try:
-                    batch.requests[row].score(first, scored)
+                    batch.requests[row].score(scored.first, scored.read())
                 except SglError as error:
                     self._end(batch.requests[row], error, State.FAILED)
         for i, why in sampled.errors.items():

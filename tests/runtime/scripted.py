@@ -104,18 +104,49 @@ def answer(prompt, params, seed=None):
     return out, "length"
 
 
+class ShortRunner:
+    """A runner whose memory ends where it is told to."""
+
+    def __init__(self, runner, fails):
+        self._runner, self._fails = runner, fails
+        self.allocate_masks = runner.allocate_masks
+
+    def forward(self, batch):
+        self._where = self._fails(batch)
+        if self._where == "forward":
+            raise torch.OutOfMemoryError(NO_MEMORY)
+        return self._runner.forward(batch)
+
+    def sample(self, *arguments):
+        if self._where == "sample":
+            raise torch.OutOfMemoryError(NO_MEMORY)
+        drawn = self._runner.sample(*arguments)
+        return Unread() if self._where == "read" else drawn
+
+
+class Unread:
+    def read(self):
+        raise torch.OutOfMemoryError(NO_MEMORY)
+
+
+NO_MEMORY = "CUDA out of memory. Tried to allocate 20.00 GiB.\nGPU 0 has a total capacity of 23.69 GiB."
+
+
 class SteppedEngine(Engine):
     """An engine without a thread: the test runs its loop, and the cache is checked after every step.
 
     Args:
         retract_every: steps after which some running request is put back.
         model: a LoadedModel other than the scripted one.
+        fails: of a batch, where in its step memory ends: "forward", "sample" or "read"; None for nowhere.
         **config: of EngineConfig.
     """
 
-    def __init__(self, *, retract_every=0, seed=0, model=None, **config):
+    def __init__(self, *, retract_every=0, seed=0, model=None, fails=None, **config):
         self.loop = self._loop = self._build(EngineConfig.make(**config), model or loaded())
         self.store, self.scheduler = self._scheduler.store, self._scheduler
+        if fails is not None:
+            self.loop._runner = ShortRunner(self.loop._runner, fails)
         self._retract_every, self._random = retract_every, random.Random(seed)
 
     def start(self, prompt, params=SamplingParams(), **options):

@@ -30,6 +30,7 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.engine import Engine
 from sglang_lite.runtime.grammar import worker
+from sglang_lite.runtime.grammar.compile import Compiler
 from sglang_lite.runtime.grammar.simple import is_simple
 from sglang_lite.runtime.grammar.timings import KEPT, Seconds
 from sglang_lite.runtime.native import engine_settings
@@ -46,6 +47,9 @@ CONSTRAINTS = {
     "schema": JsonSchema('{"enum": [null, true, false]}'),
 }
 REGULAR = ("regex", "choices", "lark", "composed", "schema")
+
+
+WARM_UP = Compiler.warm_up  # which the other tests' engines go without
 
 
 class Sink:
@@ -67,6 +71,18 @@ class Sink:
 def make(**config):
     """An engine of a model with random logits and 280 tokens."""
     return Engine.of(random_model(), **config)
+
+
+def test_an_engine_is_ready_for_its_first_constraints(monkeypatch):
+    """Neither an engine of grammars nor a process has yet to be started."""
+    monkeypatch.setattr(Compiler, "warm_up", WARM_UP)
+    large = JsonSchema('{"type": "object", "patternProperties": {"^a": {"type": "integer"}}}')
+    assert not is_simple(large)
+    with make() as engine:
+        monkeypatch.setattr(subprocess, "Popen", None)
+        monkeypatch.setattr(Compiler, "_make", None)
+        for constraint in (Regex("[ab]c"), large):
+            assert engine.compile_grammar(constraint).matcher().engine.name == "llguidance"
 
 
 @pytest.fixture(scope="module", params=["auto", "llguidance", "xgrammar", "outlines"])

@@ -11,6 +11,7 @@ from sglang_lite.protocol import (
     ForkSegment,
     Generation,
     GenSegment,
+    OverloadedError,
     Played,
     Program,
     ProgramResult,
@@ -38,9 +39,10 @@ class Scheduling(RuleBasedStateMachine):
     def start(self, overlap, page, chunk, cached, policy, eviction):
         self.engine = SteppedEngine(
             overlap=overlap, page_size=page, step_tokens=chunk, prefix_cache=cached, max_running=4,
-            context_length=96, max_total_tokens=128, policy=policy, eviction=eviction,
+            context_length=96, max_total_tokens=128, policy=policy, eviction=eviction, fails=self._fails,
         )  # fmt: skip
         self.requests, self.programs, self.aborted = [], [], set()
+        self.short, self.alone = [], 0
 
     @rule(prompt=prompts, tokens=st.integers(0, 10), warm=st.booleans())
     def submit(self, prompt, tokens, warm):
@@ -85,6 +87,17 @@ class Scheduling(RuleBasedStateMachine):
             data.draw(st.sampled_from(sorted(self.engine.scheduler.running(), key=lambda r: r.id)))
         )
 
+    @rule(where=st.lists(st.sampled_from(["forward", "sample", "read"]), min_size=1, max_size=2))
+    def run_short(self, where):
+        """Memory ends in the next steps."""
+        self.short += where
+
+    def _fails(self, batch):
+        if not self.short:
+            return None
+        self.alone += self.engine.scheduler.isolated
+        return self.short.pop()
+
     @rule(pages=st.integers(1, 60))
     def evict(self, pages):
         store = self.engine.store
@@ -103,11 +116,16 @@ class Scheduling(RuleBasedStateMachine):
             result = ended(events)
             if i in self.aborted and isinstance(result, RequestAbortedError):
                 continue
+            if isinstance(result, OverloadedError):  # nothing but it ran
+                self.alone -= 1
+                continue
             assert isinstance(result, Generation), result
             assert (list(result.token_ids), result.finish_reason) == answer(ids, params, params.seed)
         for _, events in self.programs:
             assert len([e for e in events if not isinstance(e, Played)]) == 1
-            assert isinstance(events[-1], ProgramResult | RequestAbortedError), events[-1]
+            assert isinstance(events[-1], ProgramResult | RequestAbortedError | OverloadedError), events[-1]
+            self.alone -= isinstance(events[-1], OverloadedError)
+        assert self.alone >= 0
         self.engine.check_empty()
 
 

@@ -8,7 +8,7 @@ from sglang_lite.runtime.attention.base import Attend, Needs
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
 from sglang_lite.runtime.kernels.plan import PROGRAMS, DevicePlan, Partials, Work
 from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
-from sglang_lite.runtime.kernels.prefix_attention import BLOCK_M, prefix_attention
+from sglang_lite.runtime.kernels.prefix_attention import MOST_GROUP, prefix_attention
 from sglang_lite.runtime.kernels.reference import KVCache
 
 _LEAST = 64  # tokens in a decoding program's share
@@ -24,8 +24,8 @@ class TritonAttention:
     def refuses(needs: Needs) -> str | None:
         if needs.head_dim > _WIDEST:
             return f"heads of {needs.head_dim} elements are more than its {_WIDEST}"
-        if needs.heads // needs.kv_heads > BLOCK_M:
-            return f"{needs.heads // needs.kv_heads} heads for each key-value head are more than its {BLOCK_M}"
+        if needs.heads // needs.kv_heads > MOST_GROUP:
+            return f"{needs.heads // needs.kv_heads} heads for each key-value head are more than its {MOST_GROUP}"
         return None if needs.compute in _TYPES else f"it does not compute in {needs.compute}"
 
     def __init__(self, needs: Needs) -> None:

@@ -15,20 +15,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sglang_lite.protocol import ModelError, SglError, TokenLogprob
+from sglang_lite.protocol import ModelError, SglError
 from sglang_lite.runtime.attention.base import Needs
 from sglang_lite.runtime.attention.choose import make_attention
 from sglang_lite.runtime.cache.pages import Ints
 from sglang_lite.runtime.cache.table import SlotTable
 from sglang_lite.runtime.execute.device_inputs import BLOCK_SIZES, DeviceInputs, device_inputs
 from sglang_lite.runtime.execute.sampler import Masks, Sampled, SamplingTable, Special, adjust, describe, drawn_from
-from sglang_lite.runtime.execute.scoring import score
+from sglang_lite.runtime.execute.scoring import Scored, score
 from sglang_lite.runtime.execute.shared import MOST_CHUNKS, SharedWork, shared_work
 from sglang_lite.runtime.kernels import sampling as draws
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.plan import PROGRAMS, DevicePlan, SharedPrefixes
-from sglang_lite.runtime.kernels.prefix_attention import BLOCK_M
+from sglang_lite.runtime.kernels.prefix_attention import block_queries
 from sglang_lite.runtime.kernels.sampling import DeviceSampling, draw
 from sglang_lite.runtime.models.device_decoder import DeviceDecoder
 from sglang_lite.runtime.models.model import Model
@@ -56,7 +56,7 @@ class DeviceForward:
     hidden: torch.Tensor | None
     logits: torch.Tensor | None
     last: Ints
-    scored: dict[int, tuple[int, list[TokenLogprob]]]
+    scored: dict[int, Scored]
     done: torch.cuda.Event | None = None
 
 
@@ -140,6 +140,7 @@ class DeviceRunner:
         self._staging = Staging(device, 3 * step_tokens + 8 * (slots + 1) + 4096)
         self._shared_key: bytes = b""
         self._shared_work: SharedWork | None = None
+        self._logits: torch.Tensor | None = None  # of all graphs
         # By tokens, whether rows have several of them, and whether they share prefixes.
         self._graphs: dict[tuple[int, bool, bool], Graph] = {}
         self._graph_sizes = graphs if self._attention.captured else ()
@@ -159,7 +160,7 @@ class DeviceRunner:
     def close(self) -> None:
         """Gives the GPU's memory back. Nothing can be run any more."""
         self._graphs.clear()
-        del self._model, self._cache, self._copy, self._attention, self._page_table
+        del self._model, self._cache, self._copy, self._attention, self._page_table, self._logits
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -177,7 +178,7 @@ class DeviceRunner:
         if graph is not None:
             return DeviceForward(batch, None, graph.run(inputs, shared), inputs.last, {}, self._mark(batch))
         hidden = self._run(self._plan(batch, inputs, shared))
-        scored = score(self._model, self._table, batch, inputs.last, hidden)
+        scored = score(self._model, self._table, batch, inputs.last.tolist(), hidden, self._staging.fetch)
         return DeviceForward(batch, hidden, None, inputs.last, scored, self._mark(batch))
 
     def _mark(self, batch: Batch) -> torch.cuda.Event | None:
@@ -270,31 +271,49 @@ class DeviceRunner:
 
     def warm_up(self) -> None:
         """Compiles every kernel and captures the graphs, so that no request waits for that."""
-        for size in sorted(self._graph_sizes, reverse=True):
-            self._graphs[size, False, False] = self._capture(size, several=False, shared=False)
+        sharing = (False, True) if self._shares_prefixes else (False,)
+        for count in _doubled(self._most_decoded):
+            for shared in sharing if count > 1 else (False,):
+                self._try(count, decoding=count, blocks=[], block_size=BLOCK_SIZES[0], shares=shared)
         longest = self._table.pages.shape[1] * self._table.page_size
         for block in BLOCK_SIZES:
             count = min(block, longest)
             self._try(count, decoding=0, blocks=[(0, count, self._slots, 0)], block_size=block)
-        if self._shares_prefixes:
-            self._try(2, decoding=2, blocks=[], block_size=BLOCK_SIZES[0])
+        for size in sorted(self._graph_sizes, reverse=True):
+            for shared in sharing if size > 1 else (False,):
+                self._graphs[size, False, shared] = self._capture(size, several=False, shared=shared)
+        for size in reversed(_token_sizes(self._most_decoded)) if self._graph_sizes else ():
+            for shared in sharing:
+                self._graphs[size, True, shared] = self._capture(size, several=True, shared=shared)
+        dummy = self._page_table[self._slots, :1].long() * self._table.page_size
+        self._copy(dummy, dummy)
+        last = torch.tensor([self._page_table.numel() - 1], dtype=torch.int32, device=self._device)
+        update_pages(self._page_table, last, self._page_table.view(-1)[-1:].clone())
 
     @torch.inference_mode()
-    def _try(self, count: int, *, decoding: int, blocks: list[tuple[int, int, int, int]], block_size: int) -> None:
+    def _try(
+        self,
+        count: int,
+        *,
+        decoding: int,
+        blocks: list[tuple[int, int, int, int]],
+        block_size: int,
+        shares: bool = False,
+    ) -> None:
         """Runs tokens of the dummy slot."""
 
         def zeros(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=self._device)
 
         shared = None
-        if decoding:
+        if shares:
             items = zeros(self._most_items(decoding), 6)
             shared = SharedPrefixes(zeros(decoding), zeros(decoding), zeros(decoding), items, MOST_CHUNKS)
         slots = zeros(count) + self._slots
         plan = DevicePlan(
             ids=zeros(count),
             slots=slots,
-            positions=torch.arange(count, dtype=torch.int32, device=self._device),
+            positions=zeros(count) if decoding else torch.arange(count, dtype=torch.int32, device=self._device),
             drawn=self._drawn,
             page_table=self._page_table,
             page_size=self._table.page_size,
@@ -303,13 +322,18 @@ class DeviceRunner:
             blocks=torch.tensor(blocks, dtype=torch.int32, device=self._device).view(-1, 4),
             block_size=block_size,
         )
-        logits = self._model.raw_logits(self._run(plan)[:1])
+        hidden = self._run(plan)
+        for rows in _doubled(min(count, self._slots)):
+            logits = self._model.raw_logits(hidden[:rows])
         masks = zeros(1, -(-logits.shape[1] // 32)) - 1
-        for mask, which in ((None, None), (masks, zeros(1))):
-            draw(
-                logits, slots[:1], plan.positions[:1], self._device_sampling, self._drawn, zeros(1),
-                masks=mask, mask_rows=which, softcap=self._model.spec.logit_softcap,
-            )  # fmt: skip
+        softcap = self._model.spec.logit_softcap
+        for one, cap in ((logits[:1], softcap), (logits[:1].float(), None)):  # as they come to `sample`, and as it
+            for mask, which in ((None, None), (masks, zeros(1))):  # changes those that need more than a draw
+                draw(
+                    one, slots[:1], plan.positions[:1], self._device_sampling, self._drawn, zeros(1),
+                    masks=mask, mask_rows=which, softcap=cap,
+                )  # fmt: skip
+        self._model.logits(hidden[:1]).log_softmax(-1).topk(1)
 
     def _send_changes(self, batch: Batch) -> None:
         """Brings the device's page table and sampling parameters up to date with the batch's slots."""
@@ -321,9 +345,9 @@ class DeviceRunner:
         row, page = (now != self._sent[batch.slots, :most]).nonzero()
         if len(row):
             values = now[row, page]
-            self._sent[batch.slots[row], page] = values
             at = batch.slots[row] * table.pages.shape[1] + page
             update_pages(self._page_table, *self._staging.send_all(at.astype(np.int32), values))
+            self._sent[batch.slots[row], page] = values  # no sooner: memory may end before
 
     def _shared(self, batch: Batch) -> SharedWork | None:
         """What decoding rows share; looked for anew only when other rows are decoded."""
@@ -346,7 +370,8 @@ class DeviceRunner:
     @property
     def _rows_per_block(self) -> int:
         spec = self._model.spec
-        return max(1, BLOCK_M // (spec.num_heads // spec.num_kv_heads))
+        group = spec.num_heads // spec.num_kv_heads
+        return block_queries(group, self._model.precision.compute.itemsize) // group
 
     def _most_items(self, rows: int) -> int:
         return rows + -(-PROGRAMS // self._model.spec.num_kv_heads)
@@ -421,10 +446,16 @@ class DeviceRunner:
         )
 
         rows = min(tokens, self._slots)
+        spec = self._model.spec
+        if self._logits is None:  # each graph's own would add up to as much as a model's weights
+            shape = max(self._slots, *self._graph_sizes), spec.vocab_size
+            self._logits = torch.empty(shape, dtype=self._model.precision.compute, device=device)
+        room = self._logits[:rows]
 
         def compute() -> torch.Tensor:
             hidden = self._run(plan)
-            return self._model.raw_logits(hidden[static[3, :rows]] if several else hidden)
+            logits = self._model.raw_logits(hidden[static[3, :rows]] if several else hidden)
+            return room.copy_(logits)
 
         graph, logits = self._record(compute)
         return Graph(graph, plan, static, shared_static, logits, self._staging, self._slots)
@@ -547,6 +578,11 @@ def _forbid(logits: torch.Tensor, words: torch.Tensor) -> None:
 def _token_sizes(most: int) -> list[int]:
     """Numbers of tokens, more than rows, that are worth a graph: padding is cheap where rows have several."""
     return [size for size in (8, 16, 32, *range(64, most, 64)) if size < most] + [most]
+
+
+def _doubled(most: int) -> list[int]:
+    """1, 2, 4 and so on, up to `most`: kernels are compiled for numbers of rows between powers of two."""
+    return [*(1 << i for i in range((most - 1).bit_length())), most]
 
 
 def _aligned(count: int) -> int:

@@ -1,4 +1,4 @@
-"""How large the KV pool of a GPU can be."""
+"""How large the KV pool of a GPU can be, and what says that memory was not enough."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.config import Sizes
+from sglang_lite.runtime.execute.scoring import FIRST_ROWS, LOGITS_AT_ONCE
 from sglang_lite.runtime.execute.shared import MOST_CHUNKS
 from sglang_lite.runtime.models.decoder import Decoder
 
@@ -32,7 +33,9 @@ def pool_tokens(model: Decoder, fraction: float, sizes: Sizes, context_length: i
         spec.hidden_size * 6 + (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim * 2 + spec.intermediate_size * 3
     )
     step = sizes.step_tokens * widest * item
-    logits = sizes.max_running * spec.vocab_size * (item + 3 * 4)  # float32 copies, where a draw needs them
+    rows = max(sizes.max_running, FIRST_ROWS)  # that are drawn for, or whose prompts are scored, at a time
+    # Of graphs, and of other steps; float32 copies, where a draw or log-probabilities need them
+    logits = max(rows * spec.vocab_size, LOGITS_AT_ONCE) * (2 * item + 3 * 4)
     partials = 2 * sizes.max_running * (MOST_CHUNKS + 3) * spec.num_heads * (spec.head_dim + 2) * 4
     room = fraction * total - (total - free) - step - logits - partials - _SPARE
     token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * model.precision.cache.itemsize
@@ -47,3 +50,30 @@ def pool_tokens(model: Decoder, fraction: float, sizes: Sizes, context_length: i
             "a GPU need a mem_fraction or max_total_tokens each.",
         )
     return tokens
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether an error says that there was not enough memory: by its type, or in the words of a library below torch."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _SHORTAGE)
+
+
+_SHORTAGE = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+def explained(error: BaseException) -> BaseException:
+    """The error of an engine that does not start: what to do, where memory was not enough."""
+    if not is_shortage(error):
+        return error
+    return ModelError(
+        f"not enough memory to start: {str(error).partition(chr(10))[0]}",
+        hint="Lower mem_fraction, max_total_tokens, max_running or step_tokens, take a smaller model, or end what else "
+        "takes memory.",
+    )
+
+
+def release_cached() -> None:
+    """Gives back to the GPU what torch keeps of it for later."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -8,12 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sglang_lite.protocol import TokenLogprob
 from sglang_lite.runtime.cache.pages import Ints
 from sglang_lite.runtime.cache.table import SlotTable
 from sglang_lite.runtime.execute.inputs import build_inputs
 from sglang_lite.runtime.execute.sampler import Masks, Sampled, SamplingTable, Special, sample
-from sglang_lite.runtime.execute.scoring import score
+from sglang_lite.runtime.execute.scoring import Scored, score
 from sglang_lite.runtime.models.model import Model
 from sglang_lite.runtime.schedule.batch import Batch
 
@@ -25,13 +24,13 @@ class Forward:
         batch: that was run.
         hidden: [T, hidden_size] of its tokens.
         last: int64 [rows]: index of each row's last token.
-        scored: row of the batch to the position of its first prompt token that was scored, and the log-probabilities.
+        scored: of rows of the batch, what was scored of their prompts.
     """
 
     batch: Batch
     hidden: torch.Tensor
     last: torch.Tensor
-    scored: dict[int, tuple[int, list[TokenLogprob]]]
+    scored: dict[int, Scored]
 
 
 class Runner:
@@ -80,7 +79,8 @@ class Runner:
             self._model.copy_slots(self._cache, *(torch.from_numpy(at.astype(np.int64)) for at in batch.copies))
         inputs = build_inputs(batch, self._table, self._drawn, one_by_one=self._one_by_one)
         hidden = self._model.forward(inputs.ids, inputs.positions, inputs.plan, self._cache)
-        return Forward(batch, hidden, inputs.last, score(self._model, self._table, batch, inputs.last, hidden))
+        scored = score(self._model, self._table, batch, inputs.last.tolist(), hidden)
+        return Forward(batch, hidden, inputs.last, scored)
 
     def allocate_masks(self, rows: int, words: int) -> NDArray[np.int32]:
         """Where the loop writes the masks of a step."""

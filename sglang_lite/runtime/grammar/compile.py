@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sglang_lite.constraints.number import PATTERNS
 from sglang_lite.protocol import (
@@ -47,6 +47,7 @@ logger = logging.getLogger("sglang_lite")
 CACHED = 1024  # grammars
 CACHED_BYTES = 512 << 20
 WORKERS = 2
+_SMALL = Regex("a")
 _BLANKS = re.compile(r'("(?:[^"\\]|\\.)*")|[ \t\r\n]*([{}\[\],:])[ \t\r\n]*')
 
 
@@ -80,6 +81,10 @@ class Compiler:
         self._on_disk: KeptGrammars | None = None
         self._workers: list[Worker] = []
         self._idle: list[Worker] = []
+
+    def warm_up(self) -> list[Future[object]]:
+        """Starts what the first constraint would wait for: its engine, and a process that prepares for it."""
+        return [self._here.submit(self.build, _SMALL), self._apart.submit(self._prepare, _SMALL)]
 
     def request(self, constraint: Constraint) -> Future[CompiledGrammar]:
         """Starts compiling a constraint, unless that was done or is being done. The future raises ConstraintError for
@@ -211,15 +216,19 @@ class Compiler:
             else:
                 self.kept += 1
                 return grammar
-        worker = self._worker()
-        try:
-            name, prepared, seconds = worker.prepare(constraint)
-        finally:
-            self._idle.append(worker)
+        name, prepared, seconds = self._prepare(constraint)
         grammar = self._engine(name).load(prepared)
         if seconds > SLOW_S:
             kept.put(key, name, prepared)
         return grammar
+
+    def _prepare(self, constraint: Constraint) -> tuple[str, Any, float]:
+        """As `Worker.prepare`."""
+        worker = self._worker()
+        try:
+            return worker.prepare(constraint)
+        finally:
+            self._idle.append(worker)
 
     def _kept(self) -> KeptGrammars:
         with self._making:

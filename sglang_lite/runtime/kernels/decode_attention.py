@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sglang_lite.runtime.kernels.launch import FLOAT32, fitted
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.plan import DevicePlan, SharedPrefixes, Work
 from sglang_lite.runtime.kernels.reference import KVCache
@@ -194,7 +195,8 @@ def decode_attention(
     rows, heads, dim = plan.decoding, q.shape[1], q.shape[2]
     keys, values = cache.k[layer], cache.v[layer]
     kv_heads = len(keys)
-    group = heads // kv_heads
+    group, block_d = heads // kv_heads, max(16, triton.next_power_of_2(dim))
+    block_g = max(16, triton.next_power_of_2(group))
     partials, shared = work.partials, plan.shared
     assert rows <= len(partials.counters)
     assert len(work.items) * heads * dim <= partials.acc.numel()
@@ -207,12 +209,14 @@ def decode_attention(
         G=group, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads,
         SCALED=cache.scales is not None, SOFTCAP=softcap is not None, WINDOW=window is not None,
         PREFIX=shared is not None,
-        BLOCK_G=max(16, triton.next_power_of_2(group)), BLOCK_D=max(16, triton.next_power_of_2(dim)),
-        **_launch(keys, rows), **overlapped(q.device),
+        BLOCK_G=block_g, BLOCK_D=block_d,
+        **fitted(_launch(q, keys, rows), block_g, block_d, q.element_size(), q.device), **overlapped(q.device),
     )  # fmt: skip
 
 
-def _launch(keys: torch.Tensor, rows: int) -> dict[str, int]:
+def _launch(q: torch.Tensor, keys: torch.Tensor, rows: int) -> dict[str, int]:
+    if q.element_size() == 4:
+        return FLOAT32
     if keys.shape[2] > 128:
         return _WIDE
     if keys.dtype == torch.float8_e4m3fn:

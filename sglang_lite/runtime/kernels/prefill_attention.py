@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sglang_lite.runtime.kernels.launch import FLOAT32, FLOAT32_QUERIES, fitted
 from sglang_lite.runtime.kernels.plan import DevicePlan
 from sglang_lite.runtime.kernels.reference import KVCache
 from sglang_lite.runtime.kernels.softmax import attend_block, page_of
@@ -27,14 +28,17 @@ def _prefill(
     q, q_stride, k, v, v_scales, head_stride, out, blocks, page_table, pages_per_slot, scale, softcap, window,
     G: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, HEADS: tl.constexpr,
     SCALED: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
-    block = blocks + tl.program_id(1) * 4
-    first = tl.load(block).to(tl.int64)
-    count = tl.load(block + 1)
+    block = blocks + tl.program_id(1) // PARTS * 4
+    skipped = tl.program_id(1) % PARTS * BLOCK_M  # of the block's queries, which other programs have
+    first = tl.load(block).to(tl.int64) + skipped
+    count = tl.minimum(tl.load(block + 1) - skipped, BLOCK_M)
+    if count <= 0:
+        return
     slot = tl.load(block + 2).to(tl.int64)
-    position = tl.load(block + 3)
+    position = tl.load(block + 3) + skipped
     pages = page_table + slot * pages_per_slot
     kv_head = (head // G).to(tl.int64)
     k += kv_head * head_stride
@@ -103,12 +107,16 @@ def prefill_attention(
     """
     heads, dim = q.shape[1], q.shape[2]
     keys, values = cache.k[layer], cache.v[layer]
-    kv_heads = len(keys)
-    _prefill[(heads, len(plan.blocks))](
+    kv_heads, block_d = len(keys), max(16, triton.next_power_of_2(dim))
+    launch, queries = (_WIDE if dim > 128 else _LAUNCH)[plan.block_size], plan.block_size
+    if q.element_size() == 4:
+        launch, queries = FLOAT32, FLOAT32_QUERIES
+    parts = plan.block_size // queries
+    _prefill[(heads, len(plan.blocks) * parts)](
         q, q.stride(0), keys, values, cache.scales and cache.scales.v[layer], keys.shape[1] * dim, out, plan.blocks,
         plan.page_table, plan.page_table.shape[1], scale, softcap or 0.0, window or 0,
         G=heads // kv_heads, DIM=dim, PAGE=plan.page_size, HEADS=heads,
         SCALED=cache.scales is not None, SOFTCAP=softcap is not None, WINDOW=window is not None,
-        BLOCK_M=plan.block_size, BLOCK_D=max(16, triton.next_power_of_2(dim)),
-        **(_WIDE if dim > 128 else _LAUNCH)[plan.block_size],
+        PARTS=parts, BLOCK_M=queries, BLOCK_D=block_d,
+        **fitted(launch, queries, block_d, q.element_size(), q.device),
     )  # fmt: skip

@@ -217,8 +217,9 @@ def draw(
     """
     rows, size = logits.shape
     blocks = triton.cdiv(size, BLOCK)
-    best, block_max = torch.empty((2, rows, blocks), dtype=torch.float32, device=logits.device).unbind(0)
-    at, bad = torch.empty((2, rows, blocks), dtype=torch.int32, device=logits.device).unbind(0)
+    room = -(-rows * blocks // 4) * 4  # aligned: else Triton compiles a version for some numbers of rows
+    best, block_max = torch.empty((2, room), dtype=torch.float32, device=logits.device).unbind(0)
+    at, bad = torch.empty((2, room), dtype=torch.int32, device=logits.device).unbind(0)
     has_masks = masks is not None and mask_rows is not None
     masks = tokens if masks is None else masks
     words = masks.shape[1] if has_masks else 0

@@ -208,6 +208,6 @@ class FewRows:
             x, weight, bias, y, self._partials, self._counters, rows, outputs, inputs,
             BIAS=bias is not None, SPLITS=splits, BLOCK_M=16 if rows <= 16 else MOST_ROWS,
             BLOCK_N=self.BLOCK_N, BLOCK_K=128,
-            num_warps=4, num_stages=4, **overlapped(x.device),
+            num_warps=4, num_stages=4 if x.element_size() < 4 else 2, **overlapped(x.device),
         )  # fmt: skip
         return y

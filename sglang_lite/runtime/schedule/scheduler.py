@@ -26,6 +26,7 @@ Row: TypeAlias = tuple[Request, int, int]  # positions start … end-1 are compu
 
 # A request waits for another that computes at least so many tokens of its prompt, which it then finds in the cache.
 _SHARED = 32
+ISOLATED_TOKENS = 512  # most tokens in a step of a request that is tried alone
 
 
 class Scheduler:
@@ -50,6 +51,8 @@ class Scheduler:
         self._reserve = Reserve()
         self._admissions = 0
         self._fresh: list[Request] = []
+        # To be tried alone, and how many tokens each had when that was found.
+        self._suspects: deque[tuple[Request, int]] = deque()
         self.waiting: deque[Request] = deque()
         self.prefilling: list[Request] = []
         self.decoding: list[Request] = []
@@ -71,22 +74,23 @@ class Scheduler:
 
     def plan(self) -> Batch | None:
         """The next step, with its pages reserved; None when nothing can run."""
+        self._clear_suspects()
         decoding = self._with_pages(self._ready())
         self._reserve.decay()
         self._admit()
-        budget = self._step_tokens - len(decoding)
+        budget = (min(self._step_tokens, ISOLATED_TOKENS) if self.isolated else self._step_tokens) - len(decoding)
         table = self.store.table
         chunks: list[Row] = []
         for request in list(self.prefilling):
             if request.state is not State.PREFILLING:
                 continue  # retracted for one before it
             start = int(table.computed[request.slot])
-            end = min(int(table.length[request.slot]), start + budget)
+            end, cost = _reach(request, start, int(table.length[request.slot]), budget)
             if request.id == self._alone and start < request.prompt_len and end == table.length[request.slot]:
                 end = max(end - 1, start + 1)
             if end > start and self._make_room(request, end):
                 chunks.append((request, start, end))
-                budget -= end - start
+                budget -= cost
         decoding = [r for r in decoding if r.state is State.DECODING]
         chunks = [c for c in chunks if c[0].state is State.PREFILLING]
         return self._batch(decoding, chunks) if decoding or chunks else None
@@ -187,6 +191,30 @@ class Scheduler:
         request.move(State.RETRACTED)
         self.waiting.appendleft(request)
 
+    def isolate(self) -> None:
+        """Retracts all that run, and lets each run alone until it has one more token or has ended: together they, or
+        one of them, need more memory than there is."""
+        last_first = sorted(self.running(), key=lambda r: -r.admission)
+        for request in last_first:
+            self.retract(request)
+        self._suspects = deque((r, len(r.tokens)) for r in reversed(last_first))
+
+    @property
+    def isolated(self) -> bool:
+        """What runs now runs alone."""
+        return bool(self._suspects)
+
+    def _clear_suspects(self) -> None:
+        """Goes on to the next request to be tried alone where this one has gone on, and after the last one to all."""
+        while self._suspects:
+            request, known = self._suspects[0]
+            now = len(request.tokens) if request.holding is None else int(self.store.table.known[request.slot])
+            if not request.ended and now <= known:
+                return
+            self._suspects.popleft()
+            for other in list(self.running()):  # itself, or what goes on in its slot
+                self.retract(other)
+
     def _stop(self, request: Request) -> None:
         self._leave_running(request)
         assert request.holding is not None
@@ -268,7 +296,10 @@ class Scheduler:
         growth = self._reserve.growth(table.length[slots], table.limit[slots])
         promised = int((-(-(table.length[slots] + growth) // size) - table.held[slots]).sum())
         admitted: list[Request] = []
-        for request in self._policy(self.waiting, store.tree):
+        candidates = self._policy(self.waiting, store.tree)
+        if self.isolated:
+            candidates = [r for r, _ in list(self._suspects)[:1] if r.holding is None]
+        for request in candidates:
             if not table.free:
                 break
             tokens = request.tokens
@@ -332,6 +363,18 @@ class Scheduler:
             if i < last and id(request) not in gone:
                 request.passed_over += 1
         self.waiting = deque(r for r in self.waiting if id(r) not in gone)
+
+
+def _reach(request: Request, start: int, length: int, budget: int) -> tuple[int, int]:
+    """The end of the piece of a prompt that a step has room for, and what it takes of that. Positions whose logits are
+    wanted count twice, so that a step with them takes no longer than one without."""
+    budget = max(budget, 0)
+    if request.score_from is None:
+        end = min(length, start + budget)
+        return end, end - start
+    plain = min(budget, max(request.score_from - 1 - start, 0))
+    end = min(length, start + plain + (budget - plain + 1) // 2)
+    return end, (end - start) + max(end - start - plain, 0)
 
 
 def _slots(requests: object) -> Ints:
