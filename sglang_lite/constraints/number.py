@@ -15,6 +15,7 @@ _WHOLE = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)"
 _BEGUN_WHOLE = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})*,[0-9]{0,3}|[0-9]*)"
 _POINT, _EXPONENT = r"(?:\.[0-9]+)?", r"[eE][-+]?"
 
+ENDS = " \n,;:.)"  # one of which may come behind a number, from who can't drop what ends it
 # The texts that are a number.
 PATTERNS = {
     "integer": rf"[-+]?{_WHOLE}",

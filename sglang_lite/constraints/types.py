@@ -22,12 +22,10 @@ from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_or
 from typing_extensions import TypedDict
 
 from sglang_lite.constraints.formats import DATE
-from sglang_lite.constraints.number import PATTERNS
+from sglang_lite.constraints.number import ENDS, PATTERNS
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.constraints.type_patterns import MAX_INT, TIME, ZONE
 from sglang_lite.protocol import Choices, Constraint, ConstraintError, Number, Regex, ValueValidationError
-
-_ENDS = " \n"  # that may come with the text of a number, from who ends it by them
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +94,14 @@ def number_text(number: Number) -> ValueType:
 
 
 def _plain(text: str) -> str:
-    return text.rstrip(_ENDS).replace(",", "")
+    return text.rstrip(ENDS).replace(",", "")
 
 
 def _number_reader(annotation: type) -> Callable[[str], Any]:
     read = _reader(annotation, str)
 
     def number(text: str) -> Any:
-        if re.fullmatch(PATTERNS["float"], text.rstrip(_ENDS)) is None:
+        if re.fullmatch(PATTERNS["float"], text.rstrip(ENDS)) is None:
             raise ValueValidationError(f"{text!r} is no number.", text=text)
         return read(_plain(text))
 

@@ -27,6 +27,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from sglang_lite.constraints.number import ENDS
 from sglang_lite.lang import generation
 from sglang_lite.lang.backend.base_backend import EVERYTHING, BaseBackend
 from sglang_lite.lang.choices import token_length_normalized
@@ -460,8 +461,10 @@ class StreamExecutor:
         reasoning = None if options is None else options.reasoning
         known, stops = backend.capabilities.constraints, tuple[str, ...]()
         if isinstance(constraint, Number) and (Number not in known or (reasoning is not None and InOrder in known)):
-            constraint = number_as_regex(constraint)
-            stops = NUMBER_STOPS if reasoning is None else ()  # a blank would end the reasoning
+            if reasoning is None:
+                constraint, stops = number_as_regex(constraint), NUMBER_STOPS
+            else:  # which a stop would end
+                constraint = number_as_regex(constraint, ENDS)
         if reasoning is not None and constraint is not None and InOrder in known:
             constraint = reasoned(reasoning, constraint)
         params = self._params(node, stops)

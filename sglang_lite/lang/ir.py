@@ -415,9 +415,9 @@ class SglSamplingParams:
         return replace(self)
 
 
-def number_as_regex(number: Number) -> Regex:
-    """For who can't end a number where the model does. Goes with NUMBER_STOPS."""
-    return Regex(REGEX_INT if number.kind == "integer" else REGEX_FLOAT)
+def number_as_regex(number: Number, ends: str = "") -> Regex:
+    """For who can't end a number where the model does. Goes with NUMBER_STOPS, or has one of `ends` behind it."""
+    return Regex((REGEX_INT if number.kind == "integer" else REGEX_FLOAT) + (f"[{ends}]?" if ends else ""))
 
 
 DTYPES: dict[Any, Constraint] = {
