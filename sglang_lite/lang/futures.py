@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from sglang_lite.lang.loop import forks, on_executor
 from sglang_lite.lang.tracebacks import trim
 from sglang_lite.protocol import Location, ProgramError, RequestTimeoutError, SglError
+from sglang_lite.serving import serving
 
 
 def located(error: BaseException, where: Location | None) -> SglError:
@@ -160,6 +161,11 @@ def _refuse_in_vain(made: int, where: Location | None = None) -> None:
         raise ProgramError(
             "the program runs in the process that this one is a forked copy of, and nothing will come here.",
             hint="Read it there, or run the program in this process.", where=where,
+        )  # fmt: skip
+    if serving.engine:
+        raise ProgramError(
+            "waiting here would stop an engine: this runs on its thread, in a logit processor or a sink.",
+            hint="Wait on another thread.", where=where,
         )  # fmt: skip
     if on_executor():
         raise ProgramError(

@@ -38,6 +38,7 @@ from sglang_lite.runtime.grammar.timings import Seconds
 from sglang_lite.runtime.request import Finish, Request, State
 from sglang_lite.runtime.schedule.batch import Batch
 from sglang_lite.runtime.schedule.scheduler import ISOLATED_TOKENS, Scheduler
+from sglang_lite.serving import serving
 
 logger = logging.getLogger("sglang_lite")
 T = TypeVar("T")
@@ -232,7 +233,7 @@ class StepLoop:
 
     def run(self) -> None:
         """The loop itself, on the thread that calls it, until `close`."""
-        self._thread = threading.get_ident()
+        self._thread, serving.engine = threading.get_ident(), True
         try:
             while True:
                 if self.scheduler.idle and self._in_flight is None:

@@ -294,3 +294,12 @@ def test_a_call_that_waits_for_its_own_thread_is_refused(small, name):
         small.generate("ab", {"max_new_tokens": 2}, custom_logit_processor=processor)
     assert "engine's own thread" in str(caught.value.__cause__)
     assert small.stats()["running"] == 0
+
+
+def test_a_program_is_not_waited_for_on_an_engines_thread(small):
+    def processor(ids, logits):
+        CALLS["program"](small)
+
+    with pytest.raises(sgl.ProgramError, match="logit_processor failed") as caught:
+        small.generate("ab", {"max_new_tokens": 2}, custom_logit_processor=processor)
+    assert "waiting here would stop an engine" in str(caught.value.__cause__)

@@ -25,9 +25,9 @@ def weight_bytes(spec: ModelSpec, item: float) -> int:
 
 
 def rotary_bytes(spec: ModelSpec, positions: int) -> int:
-    """Of the tables for so many positions, with what making them takes, at least."""
+    """Of the tables for so many positions, at least."""
     dim = spec.rope.rotary_dim or spec.head_dim
-    return positions * dim * 6 * (2 if spec.local_rope else 1)
+    return positions * dim * 4 * (2 if spec.local_rope else 1)
 
 
 def cache_bytes(spec: ModelSpec, tokens: int, item: int) -> int:
