@@ -16,12 +16,14 @@ SMALL = {
     "constrained_gpu.py": ["--help"],  # it needs a GPU
     "constraints_suite.py": ["--schemas", "2", "--groups", "2"],
     "cpu_decode.py": ["--batches", "1", "--new", "2", "--systems", "sglang_lite auto"],
+    "extraction.py": ["--texts", "1", "--max-tokens", "2"],
     "frontend_overhead.py": ["--seconds", "0.01", "--programs", "4"],
     "host_step.py": ["--rows", "4", "--steps", "2"],
     "masks.py": ["--rows", "2", "--steps", "2", "--threads", "1", "--constraints", "regex"],
     "openmp.py": ["--rounds", "1", "--settings", "ours", "--new", "2"],
     "prefix_reuse.py": ["--questions", "1", "--shots", "0"],
     "quality.py": ["--dtypes", "bfloat16", "--tokens", "32"],
+    "reproducible.py": ["--prompts", "1", "--new", "2", "--rows", "1", "--most", "8"],
     "shared_prefix.py": ["--requests", "2", "--new", "2", "--prefix", "8", "--systems", "sglang_lite auto"],
 }
 
