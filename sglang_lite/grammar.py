@@ -22,6 +22,7 @@ from sglang_lite.constraints.given import Source, as_constraint, type_of
 from sglang_lite.constraints.normal import document_of, normalise
 from sglang_lite.constraints.normal.pointers import said_by
 from sglang_lite.constraints.normal.style import in_style
+from sglang_lite.constraints.remembered import remembered
 from sglang_lite.constraints.sampling import sample
 from sglang_lite.constraints.schema import json_schema as json_schema
 from sglang_lite.protocol import (
@@ -142,6 +143,7 @@ def matches(constraint: Source, text: str, model: str | Path | Engine | None = N
         ModelError: there is no such model.
     """
     known, kind = as_constraint(constraint), type_of(constraint)
+    _must_be_text(text)
     engine = _engine(*_tokens(model))
     grammar = _compiled(known, model)
     texts: list[str | None] = [text]
@@ -163,8 +165,14 @@ def validate(constraint: Source, text: str) -> Any:
         ConstraintError: a constraint that is not valid.
     """
     kind = type_of(constraint)
+    _must_be_text(text)
     value = matching.validate(as_constraint(constraint), text)
     return value if kind is None else kind.parse(text)
+
+
+def _must_be_text(text: object) -> None:
+    if not isinstance(text, str):
+        raise ParameterError("text", f"{text!r:.60} is not a text.")
 
 
 # ---------------------------------------------------------------------------------------------------------- masks
@@ -178,7 +186,7 @@ def _engine(tokenizer: Tokenizer | None, vocab_size: int | None) -> LlguidanceEn
     return LlguidanceEngine(tokenizer, vocab_size, eos)
 
 
-@lru_cache(maxsize=64)
+@remembered
 def _grammar(engine: LlguidanceEngine, constraint: Constraint) -> CompiledGrammar:
     return engine.compile(constraint)
 

@@ -9,7 +9,7 @@ import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 
 class Unset(enum.Enum):
@@ -200,11 +200,43 @@ class BatchError(ProgramError):
 # ----------------------------------------------------------------------------------------------- constraints
 
 
+def _must_be_text(record: object, *names: str) -> None:
+    for name in names:
+        value = getattr(record, name)
+        if not isinstance(value, str):
+            raise ConstraintError(f"{type(record).__name__}: `{name}` is a text, not {value!r:.60}.")
+
+
+def _must_be_constraint(record: object, name: str, value: object) -> None:
+    if not isinstance(value, get_args(Constraint)):
+        raise ConstraintError(
+            f"{type(record).__name__}: `{name}` is {value!r:.60}, which is no constraint.",
+            hint="A text is one as Choices((text,)), a schema as sgl.grammar.json_schema(schema).",
+        )
+
+
+def _make_tuple(record: object, name: str, kind: type) -> None:
+    """Takes any list or tuple: only a tuple can be a key."""
+    value = getattr(record, name)
+    if not isinstance(value, list | tuple) or not all(isinstance(each, kind) for each in value):
+        raise ConstraintError(f"{type(record).__name__}: `{name}` is {value!r:.60}, no list of {kind.__name__}.")
+    object.__setattr__(record, name, tuple(value))
+
+
+def _make_constraints(record: object, name: str) -> None:
+    _make_tuple(record, name, object)
+    for each in getattr(record, name):
+        _must_be_constraint(record, name, each)
+
+
 @dataclass(frozen=True, slots=True)
 class Regex:
     """Text that matches `pattern` from its first to its last character. docs/constraints.md has the dialect."""
 
     pattern: str
+
+    def __post_init__(self) -> None:
+        _must_be_text(self, "pattern")
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +255,18 @@ class JsonSchema:
     enforce: Literal["strict", "best_effort"] = "strict"
     format: Literal["assert", "annotate"] = "assert"
     separators: tuple[str, str] = (", ", ": ")
+
+    def __post_init__(self) -> None:
+        _must_be_text(self, "schema")
+        for name, possible in (("enforce", ("strict", "best_effort")), ("format", ("assert", "annotate"))):
+            value = getattr(self, name)
+            if value not in possible:
+                raise ConstraintError(f"json_schema: {name} is {' or '.join(map(repr, possible))}, not {value!r}.")
+        _make_tuple(self, "separators", str)
+        if [each.strip(" \t\r\n") for each in self.separators] != [",", ":"]:
+            raise ConstraintError(
+                f"json_schema: separators are a comma and a colon with blanks, not {self.separators!r}."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +295,10 @@ class TaggedObject:
 
     schema: JsonSchema
     tags: Tags
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.schema, JsonSchema) or not isinstance(self.tags, Tags):
+            raise ConstraintError("TaggedObject: it needs a JsonSchema and Tags.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,12 +333,18 @@ class Ebnf:
 
     grammar: str
 
+    def __post_init__(self) -> None:
+        _must_be_text(self, "grammar")
+
 
 @dataclass(frozen=True, slots=True)
 class Lark:
     """Text of a grammar in Lark's syntax. The rule `start` is the whole text."""
 
     grammar: str
+
+    def __post_init__(self) -> None:
+        _must_be_text(self, "grammar")
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +354,10 @@ class Tag:
     begin: str
     content: Constraint
     end: str
+
+    def __post_init__(self) -> None:
+        _must_be_text(self, "begin", "end")
+        _must_be_constraint(self, "content", self.content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +376,11 @@ class StructuralTag:
     stop_after_first: bool = False
     excludes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        _make_tuple(self, "tags", Tag)
+        for name in ("triggers", "excludes"):
+            _make_tuple(self, name, str)
+
 
 @dataclass(frozen=True, slots=True)
 class InOrder:
@@ -325,12 +388,18 @@ class InOrder:
 
     parts: tuple[Constraint, ...]
 
+    def __post_init__(self) -> None:
+        _make_constraints(self, "parts")
+
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
     """Text of any of the constraints."""
 
     options: tuple[Constraint, ...]
+
+    def __post_init__(self) -> None:
+        _make_constraints(self, "options")
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +409,13 @@ class Repeated:
     item: Constraint
     least: int = 0
     most: int | None = None
+
+    def __post_init__(self) -> None:
+        _must_be_constraint(self, "item", self.item)
+        for name in ("least", "most"):
+            count = getattr(self, name)
+            if (count is not None or name == "least") and (isinstance(count, bool) or not isinstance(count, int)):
+                raise ConstraintError(f"Repeated: `{name}` is a whole number, not {count!r:.60}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +431,12 @@ class Continuation:
     whole: Constraint
     text: str = ""
     part: Constraint | None = None
+
+    def __post_init__(self) -> None:
+        _must_be_text(self, "text")
+        _must_be_constraint(self, "whole", self.whole)
+        if self.part is not None:
+            _must_be_constraint(self, "part", self.part)
 
 
 Constraint: TypeAlias = (

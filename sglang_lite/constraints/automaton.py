@@ -8,10 +8,8 @@ Source: S. Owens, J. Reppy, A. Turon, Regular-expression derivatives re-examined
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 from sglang_lite.constraints.charsets import LAST, SURROGATES
@@ -29,10 +27,12 @@ from sglang_lite.constraints.nodes import (
     children,
     texts_of,
 )
+from sglang_lite.constraints.remembered import remembered
 from sglang_lite.protocol import ConstraintError
 
 MAX_STATES = 20_000
 MAX_TRANSITIONS = 100_000
+MAX_WRITTEN = 200_000  # states of the nodes as they are written
 
 State: TypeAlias = int
 Symbol: TypeAlias = "int | str"  # a class of characters, or a rule
@@ -51,7 +51,7 @@ class Automaton:
     """
 
     def __init__(self, *nodes: Node, rules: Mapping[str, Node] | None = None) -> None:
-        self._limit = sys.maxsize
+        self._limit = MAX_WRITTEN
         self._rules = rules or {}
         self._rule_states: dict[str, State] = {}
         self._empty_rules = _empty_rules(self._rules)
@@ -73,6 +73,16 @@ class Automaton:
     def start(self) -> State:
         """Of the first node."""
         return self.starts[0]
+
+    @property
+    def work(self) -> int:
+        """What was done for it so far: states made, and transitions."""
+        return len(self._terms) + len(self._steps)
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, roughly."""
+        return 300 * len(self._terms) + 200 * len(self._steps)
 
     def class_of(self, char: str) -> Symbol:
         return self._class_of[bisect_right(self._bounds, ord(char)) - 1]
@@ -200,7 +210,7 @@ class Automaton:
         known = self._ids.get(term)
         if known is None:
             if len(self._terms) >= self._limit:
-                raise _too_complex(f"{MAX_STATES:,} states")
+                raise _too_complex(f"{self._limit:,} states")
             known = self._ids[term] = len(self._terms)
             self._terms.append(term)
             self._nullable.append(nullable)
@@ -364,13 +374,13 @@ def _classes(nodes: Iterable[Node]) -> tuple[list[int], list[int], dict[CharSet,
     return bounds, class_of, masks
 
 
-@lru_cache(maxsize=256)
+@remembered
 def automaton(node: Node) -> Automaton:
     """The automaton of a regular node."""
     return Automaton(node)
 
 
-@lru_cache(maxsize=64)
+@remembered
 def _listed(options: tuple[Node, ...]) -> frozenset[str] | None:
     texts = texts_of(Alternation(options))
     return None if texts is None else frozenset(texts)
@@ -378,14 +388,21 @@ def _listed(options: tuple[Node, ...]) -> frozenset[str] | None:
 
 def accepts(node: Node, text: str) -> bool:
     """The text is in the language."""
+    if isinstance(node, Text):
+        return text == node.text
     if isinstance(node, Alternation) and (texts := _listed(node.options)) is not None:
         return text in texts
     found = automaton(node)
     return found.accepting(found.run(found.start, text))
 
 
-@lru_cache(maxsize=4096)
 def is_empty(node: Node) -> bool:
     """No text is in the language."""
+    return emptiness(node)[0]
+
+
+@remembered
+def emptiness(node: Node) -> tuple[bool, int]:
+    """No text is in the language; and the work that it took to tell."""
     found = Automaton(node)
-    return not found.nonempty(found.start)
+    return not found.nonempty(found.start), found.work

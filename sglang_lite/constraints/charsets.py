@@ -66,10 +66,10 @@ def _every_character() -> str:
     return "".join(map(chr, (code for low, high in ALL for code in range(low, high + 1))))
 
 
-@lru_cache(maxsize=256)
-def python_class(expression: str, flags: int = 0) -> Ranges:
+@lru_cache(maxsize=16)
+def python_class(expression: str) -> Ranges:
     """The code points that Python's own `re` puts into a one-character expression: the dialect's definition."""
-    found = re.finditer(f"(?:{expression})+", _every_character(), flags)
+    found = re.finditer(f"(?:{expression})+", _every_character())
     return union([piece for match in found for piece in without_surrogates(ord(match[0][0]), ord(match[0][-1]))])
 
 
@@ -89,10 +89,19 @@ def unicode_category(name: str) -> Ranges:
     return union((code, code) for code in codes)
 
 
+@lru_cache(maxsize=1)
+def _cased() -> str:
+    """The characters that have other cases. Scripts above the first two planes have none."""
+    forms = ((c, c.lower(), c.upper()) for c in map(chr, range(0x20000)))
+    return "".join(sorted({each for some in forms if len(set(some)) > 1 for each in some if len(each) == 1}))
+
+
+@lru_cache(maxsize=256)
 def ignoring_case(ranges: Ranges) -> Ranges:
     """With every character's other cases, as Python's `re.IGNORECASE` sees them."""
-    inside = "".join(f"{re.escape(chr(a))}-{re.escape(chr(b))}" for a, b in ranges)
-    return python_class(f"[{inside}]", re.IGNORECASE) if inside else ranges
+    inside = "".join(re.escape(c) for c in _cased() if any(low <= ord(c) <= high for low, high in ranges))
+    found = re.finditer(f"[{inside}]", _cased(), re.IGNORECASE) if inside else ()
+    return union([*ranges, *((ord(match[0]), ord(match[0])) for match in found)])
 
 
 def singles(text: str) -> Ranges:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
+from typing import TypeAlias
 
 from sglang_lite.constraints import ebnf, lark
 from sglang_lite.constraints.automaton import is_empty
 from sglang_lite.constraints.languages import pruned, renamed
+from sglang_lite.constraints.limits import within_limits
 from sglang_lite.constraints.nodes import (
     ANY_CHAR,
     ANY_TEXT,
@@ -26,6 +27,7 @@ from sglang_lite.constraints.nodes import (
 from sglang_lite.constraints.normal import normalise, tagged
 from sglang_lite.constraints.number import PATTERNS
 from sglang_lite.constraints.regex import parse
+from sglang_lite.constraints.remembered import remembered
 from sglang_lite.protocol import (
     Choices,
     Constraint,
@@ -43,28 +45,28 @@ from sglang_lite.protocol import (
     TaggedObject,
 )
 
+_Other: TypeAlias = Ebnf | Lark | Regex | Number | Choices | Continuation | StructuralTag | InOrder | OneOf | Repeated
 _START = "start"
 
 
-@lru_cache(maxsize=256)
 def language_of(constraint: Constraint) -> Language:
     """The texts that a constraint allows; JSON in the style that is generated.
 
     Raises:
         ConstraintError: it is not valid, nothing satisfies it, or it can't be enforced.
     """
-    try:
+    with within_limits("the constraint"):
+        match constraint:
+            case JsonSchema():
+                return normalise(constraint).language
+            case TaggedObject(schema, tags):
+                return tagged(schema, tags)
         return _language_of(constraint)
-    except RecursionError as error:
-        raise ConstraintError("the constraint is nested too deeply.") from error
 
 
-def _language_of(constraint: Constraint) -> Language:
+@remembered
+def _language_of(constraint: _Other) -> Language:
     match constraint:
-        case JsonSchema():
-            return normalise(constraint).language
-        case TaggedObject(schema, tags):
-            return tagged(schema, tags)
         case Ebnf(text):
             return pruned(ebnf.parse(text))
         case Lark(text):

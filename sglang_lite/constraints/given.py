@@ -20,6 +20,8 @@ _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 def Grammar(text: str) -> Ebnf | Lark:  # noqa: N802 # stands beside the records
     """The constraint of a grammar's text: of GBNF where its rules are defined with `::=`, else of Lark's syntax."""
+    if not isinstance(text, str):
+        raise ConstraintError(f"Grammar: {text!r:.60} is not a text.")
     return Ebnf(text) if _GBNF_RULE.search(text) else Lark(text)
 
 
@@ -54,14 +56,11 @@ def check_written(constraint: Constraint) -> Constraint:
     Raises:
         ConstraintError: with the place.
     """
-    given: Any = constraint
-    match given:
-        case Regex(str(text)):
+    match constraint:
+        case Regex(text):
             parse_regex(text)
-        case Ebnf(str(text)):
+        case Ebnf(text):
             parse_ebnf(text)
-        case Lark(str(text)):
+        case Lark(text):
             parse_lark(text)
-        case Regex(other) | Ebnf(other) | Lark(other):
-            raise ConstraintError(f"{type(given).__name__}: {other!r} is not a text.")
     return constraint

@@ -16,6 +16,8 @@ from sglang_lite.constraints.nodes import (
     repeat,
 )
 
+MAX_LEAST = 100_000  # characters of a shortest text: more than anyone generates, and engines write out what is forced
+
 Lengths = tuple[int, int | None]  # from … to, None for without end
 
 

@@ -8,13 +8,11 @@ texts: both are taken apart into characters, whose lexemes can't collide. That c
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from itertools import chain, groupby, product
 
 from sglang_lite.constraints import charsets
-from sglang_lite.constraints.automaton import DEAD, Automaton, State, accepts, is_empty
+from sglang_lite.constraints.automaton import DEAD, Automaton, State, accepts, emptiness
 from sglang_lite.constraints.charsets import Ranges
 from sglang_lite.constraints.languages import users
 from sglang_lite.constraints.nodes import (
@@ -38,13 +36,14 @@ from sglang_lite.constraints.nodes import (
     references,
     repeat,
 )
+from sglang_lite.constraints.remembered import remembered
 from sglang_lite.protocol import ConstraintError
 
 MAX_INLINED = 20_000  # characters and sets in a lexeme
 MAX_HEIGHT = 20  # how deep it nests
 MAX_PLACES = 300  # sets of places that are told apart
 MAX_PAIRS = 5_000  # states of two lexemes at once
-MAX_SECONDS = 2.0
+MAX_WORK = 2_000_000  # in all, counted as places, pairs of symbols, and transitions of automata
 
 _Place = tuple[str, State]
 _DIGITS = charsets.singles("0123456789")
@@ -67,16 +66,18 @@ def lexed(language: Language) -> Language:
 
 def _lexed(language: Language) -> Language:
     apart: set[Node] = set()
-    deadline = time.monotonic() + MAX_SECONDS
+    left = MAX_WORK
     while True:
         cut = _Cut(language, apart)
         larger = {name: node for name, node in cut.nodes.items() if not isinstance(node, CharSet)}
         if not larger and not language.sealed:  # characters don't collide
             return cut.language
+        places = _Places(cut, left)
         try:
-            collisions = _Places(cut, deadline).collisions() if time.monotonic() < deadline else cut.symbols
+            collisions = places.collisions() if left else cut.symbols
+            left = places.left
         except _TooMany:
-            collisions, deadline = cut.symbols, 0.0
+            collisions, left = cut.symbols, 0
         if not collisions:
             return cut.language
         together = {larger[name] for name in collisions & larger.keys()}
@@ -237,10 +238,14 @@ def _not_empty(node: Node) -> Node:
 
 
 class _Places:
-    """The places of a language that has been cut, and what may come at each."""
+    """The places of a language that has been cut, and what may come at each.
 
-    def __init__(self, cut: _Cut, deadline: float) -> None:
-        self._cut, self._deadline = cut, deadline
+    Args:
+        left: work that may be done.
+    """
+
+    def __init__(self, cut: _Cut, left: int) -> None:
+        self._cut, self.left = cut, left
         self._rules = [name for name in cut.language.rules if name not in cut.lexemes and name not in cut.sealed_rules]
         self._automaton = Automaton(*(cut.language.rules[name] for name in self._rules))
         self._starts = dict(zip(self._rules, self._automaton.starts))
@@ -260,6 +265,7 @@ class _Places:
             if len(seen) > MAX_PLACES:
                 raise _TooMany
             symbols = self._symbols(places)
+            self._spend(len(symbols) ** 2)
             following = {name: self._next_characters(self._closed(self._after(places, name))) for name in symbols}
             for name, other in product(symbols, symbols):
                 key = name, other, following[name]
@@ -279,15 +285,19 @@ class _Places:
 
     def _closed(self, places: Iterable[_Place]) -> frozenset[_Place]:
         """With the places that one gets to without reading."""
-        if time.monotonic() > self._deadline:
-            raise _TooMany
         found = set(places)
         queue = list(found)
         for place in queue:
             more = self._without_reading(place) - found
             found |= more
             queue += more
+        self._spend(len(found))
         return frozenset(found)
+
+    def _spend(self, work: int) -> None:
+        self.left -= work
+        if self.left < 0:
+            raise _TooMany
 
     def _without_reading(self, place: _Place) -> set[_Place]:
         """Into rules, past those that may be empty, and back from a rule that may end."""
@@ -370,7 +380,9 @@ class _Places:
             if name == other or not charsets.intersection(self._firsts[name], self._firsts[other]):
                 self._overlaps[key] = name == other
             elif name in lexemes and other in lexemes:
-                self._overlaps[key] = not is_empty(intersection(lexemes[name], lexemes[other]))
+                empty, work = emptiness(intersection(lexemes[name], lexemes[other]))
+                self._overlaps[key] = not empty
+                self._spend(work)
             else:
                 self._overlaps[key] = True
         return self._overlaps[key]
@@ -394,16 +406,23 @@ class _Places:
             return False
         if name not in lexemes or other not in lexemes:
             return True
-        return _goes_on(lexemes[name], lexemes[other], following)
+        goes_on, work = _goes_on(lexemes[name], lexemes[other], following)
+        self._spend(work)
+        return goes_on
 
 
-@lru_cache(maxsize=4096)  # as most are asked about again when a few have been taken apart
-def _goes_on(lexeme: Node, other: Node, following: Ranges) -> bool:
-    """Where a text of the first has ended, one of the other may go on with one of some characters."""
+@remembered  # as most are asked about again when a few have been taken apart
+def _goes_on(lexeme: Node, other: Node, following: Ranges) -> tuple[bool, int]:
+    """Where a text of the first has ended, one of the other may go on with one of some characters; and the work that it
+    took to tell."""
+    if not following:
+        return False, 1
     wide, other_wide = _widened(lexeme), _widened(other)  # where these don't, which have few states, neither do those
-    if not following or not _pair_goes_on(wide, other_wide, following):
-        return False
-    return (wide, other_wide) == (lexeme, other) or _pair_goes_on(lexeme, other, following)
+    goes_on, work = _pair_goes_on(wide, other_wide, following)
+    if not goes_on or (wide, other_wide) == (lexeme, other):
+        return goes_on, work
+    goes_on, more = _pair_goes_on(lexeme, other, following)
+    return goes_on, work + more
 
 
 def _widened(node: Node) -> Node:
@@ -421,18 +440,18 @@ def _widened(node: Node) -> Node:
     return node  # a complement of more texts would have less
 
 
-def _pair_goes_on(lexeme: Node, other: Node, following: Ranges) -> bool:
+def _pair_goes_on(lexeme: Node, other: Node, following: Ranges) -> tuple[bool, int]:
     both = Automaton(lexeme, other, CharSet(following))
     first, second, next_one = both.starts
     seen = {(first, second)}
     for a, b in (queue := [(first, second)]):
         if len(seen) > MAX_PAIRS:
-            return True
+            return True, both.work
         for symbol in both.classes:
             pair = both.step(a, symbol), both.step(b, symbol)
             if both.accepting(a) and pair[1] != DEAD and both.step(next_one, symbol) != DEAD:
-                return True
+                return True, both.work
             if DEAD not in pair and pair not in seen:
                 seen.add(pair)
                 queue.append(pair)
-    return False
+    return False, both.work

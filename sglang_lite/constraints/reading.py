@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from sglang_lite.constraints.automaton import accepts
 from sglang_lite.constraints.nodes import NOTHING, texts_of
 from sglang_lite.constraints.normal import document_of
 from sglang_lite.constraints.normal.formulas import At, Formula, some_of
-from sglang_lite.constraints.normal.numbers import exact
+from sglang_lite.constraints.normal.numbers import exact, is_finite
 from sglang_lite.constraints.normal.reader import Reader
 from sglang_lite.constraints.normal.values import ANY_VALUE, Values
 from sglang_lite.constraints.normal.wellformed import no_number
+from sglang_lite.constraints.remembered import remembered
 from sglang_lite.protocol import ConstraintError, JsonSchema
 
 
@@ -101,7 +100,7 @@ class Allowed:
             case bool():
                 return value in values.booleans
             case int() | float():
-                return math.isfinite(value) and any(exact(value) in piece for piece in values.numbers)
+                return is_finite(value) and any(exact(value) in piece for piece in values.numbers)
             case list():
                 return bool(values.arrays)
             case dict():
@@ -113,7 +112,7 @@ class Allowed:
         return ANY_VALUE if self.schema is None else _values(self.schema, self.formula)
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _values(schema: JsonSchema, formula: Formula) -> Values:
     try:
         return Reader(document_of(schema), assert_format=schema.format == "assert").values(formula)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from functools import lru_cache
 from typing import NoReturn, TypeAlias, cast
 
 from sglang_lite.constraints import charsets
@@ -28,6 +27,7 @@ from sglang_lite.constraints.nodes import (
     concat,
     repeat,
 )
+from sglang_lite.constraints.remembered import remembered
 from sglang_lite.constraints.spelling import to_python as to_python
 from sglang_lite.constraints.spelling import to_rust as to_rust
 from sglang_lite.protocol import ConstraintError
@@ -37,7 +37,7 @@ MAX_REPEAT = 10_000
 MAX_NESTING = 100
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def parse(pattern: str) -> Node:
     """Parses `pattern`.
 
@@ -48,7 +48,7 @@ def parse(pattern: str) -> Node:
     return parser.edges(parser.parse(), EMPTY, EMPTY)
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def parse_schema_pattern(pattern: str) -> Node:
     """The texts in which a JSON schema's `pattern` is found: anywhere, and with the class escapes of ECMA-262.
 

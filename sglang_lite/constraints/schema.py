@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from sglang_lite.constraints import closing
 from sglang_lite.constraints.normal import wellformed
 from sglang_lite.constraints.validator import faults
-from sglang_lite.protocol import ConstraintError, JsonSchema, ValueValidationError
+from sglang_lite.protocol import ConstraintError, JsonSchema, SglError, ValueValidationError
 
 
 def json_schema(
@@ -34,24 +35,16 @@ def json_schema(
     """
     try:
         text = source if isinstance(source, str) else json.dumps(source, allow_nan=False)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ConstraintError(f"json_schema: not a JSON document: {error}") from error
-    for name, value, possible in (
-        ("enforce", enforce, ("strict", "best_effort")),
-        ("format", format, ("assert", "annotate")),
-    ):
-        if value not in possible:
-            raise ConstraintError(f"json_schema: {name} is {' or '.join(map(repr, possible))}, not {value!r}.")
-    comma, colon = separators
-    if (comma.strip(" \t\r\n"), colon.strip(" \t\r\n")) != (",", ":"):
-        raise ConstraintError(f"json_schema: separators are a comma and a colon with blanks, not {separators!r}.")
+    schema = JsonSchema(text, enforce, format, separators)
     wellformed.check_text(text)
     if closed:
         try:
             text = json.dumps(closing.closed(json.loads(text)))
         except RecursionError as error:
             raise ConstraintError("json_schema: nested too deeply.") from error
-    return JsonSchema(text, enforce, format, (comma, colon))
+    return replace(schema, schema=text)
 
 
 def parse_json(constraint: JsonSchema, text: str) -> Any:
@@ -68,8 +61,11 @@ def parse_json(constraint: JsonSchema, text: str) -> Any:
     try:
         for fault in faults(constraint, value):
             raise ValueValidationError(f"{fault.json_path}: {fault.message}", text=text, value=value)
-    except RecursionError as error:
-        raise ValueValidationError("the value is nested too deeply.", text=text, value=value) from error
+    except SglError:
+        raise
+    except (RecursionError, OverflowError, ValueError) as error:  # the last two of numbers that Python can't write
+        problem = "nested too deeply" if isinstance(error, RecursionError) else f"too large: {error}"
+        raise ValueValidationError(f"the value is {problem}.", text=text, value=value) from error
     return value
 
 

@@ -76,6 +76,8 @@ class Source:
         match = self.take(r"\{\s*(\d*)\s*(,?)\s*(\d*)\s*\}") or self.take(r"~\s*(\d+)\s*(\.\.)?\s*(\d*)")
         if not match:
             return None
+        if max(len(match[1] or ""), len(match[3] or "")) > 100:
+            self.fail("a repetition is {least,most}, with counts up to 10,000", start)
         least = int(match[1] or 0)
         most = (int(match[3]) if match[3] else None) if match[2] else least
         if not (match[1] or match[3]) or (most is not None and most < least) or max(least, most or 0) > 10_000:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from sglang_lite.constraints.charsets import LAST
 from sglang_lite.constraints.nodes import Alternation, CharSet, Concat, Node, Repeat, Text
 from sglang_lite.protocol import ConstraintError
+
+_SPECIAL = re.compile("[^a-zA-Z0-9]")
 
 
 def to_rust(node: Node) -> str:
@@ -31,6 +34,9 @@ def _spell(node: Node, escape: Callable[[int], str]) -> str:
     def character(code: int) -> str:
         return chr(code) if code < 128 and chr(code).isalnum() else escape(code)
 
+    def escaped(special: re.Match[str]) -> str:
+        return escape(ord(special[0]))
+
     match node:
         case CharSet(ranges):
             if not ranges:
@@ -39,7 +45,7 @@ def _spell(node: Node, escape: Callable[[int], str]) -> str:
                 return character(ranges[0][0])
             return "[" + "".join(character(a) if a == b else f"{character(a)}-{character(b)}" for a, b in ranges) + "]"
         case Text(text):
-            return "".join(character(ord(char)) for char in text)
+            return _SPECIAL.sub(escaped, text)
         case Concat(parts):
             return "".join(
                 f"(?:{text})" if isinstance(p, Alternation) else text for p in parts for text in [_spell(p, escape)]

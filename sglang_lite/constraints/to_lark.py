@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from sglang_lite.constraints.lengths import lengths
+from sglang_lite.constraints.lengths import MAX_LEAST, lengths
 from sglang_lite.constraints.nodes import (
     Alternation,
     Complement,
@@ -22,7 +22,6 @@ from sglang_lite.constraints.nodes import (
 from sglang_lite.constraints.spelling import to_rust
 from sglang_lite.protocol import ConstraintError
 
-MAX_LEAST = 2**20  # characters of a lexeme's shortest text; the engine writes out what is forced
 MAX_DEPTH = 2_000  # of rules within rules; llguidance 1.9.1 overflows its stack between 4,000 and 8,000
 
 

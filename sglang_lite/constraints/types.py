@@ -143,12 +143,13 @@ def _member(members: dict[str, Any], text: str) -> Any:
 
 def _adapter(annotation: Any) -> Any:
     from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
+    from pydantic_core import SchemaError
 
     if inspect.isroutine(annotation):
         raise ConstraintError(f"type: {annotation!r} is a function, not a type.")
     try:
         return TypeAdapter(for_pydantic(annotation))
-    except (PydanticSchemaGenerationError, PydanticUserError, NameError) as error:
+    except (PydanticSchemaGenerationError, PydanticUserError, SchemaError, NameError) as error:
         raise ConstraintError(f"type: {annotation!r} is no type that can be generated: {error}") from error
     except ImportError as error:  # of what pydantic checks such values with
         raise ConstraintError(f"type: {annotation!r} needs a package: {error}.") from error

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from sglang_lite.constraints import formats
@@ -16,6 +16,7 @@ from sglang_lite.constraints.automaton import accepts
 from sglang_lite.constraints.normal.document import Document, Place
 from sglang_lite.constraints.normal.numbers import exact
 from sglang_lite.constraints.regex import parse_schema_pattern
+from sglang_lite.constraints.remembered import remembered
 from sglang_lite.protocol import ConstraintError, JsonSchema
 
 MAX_FOLLOWED = 100_000  # references in the validation of a value
@@ -35,7 +36,7 @@ def faults(constraint: JsonSchema, value: Any) -> Iterator[Any]:
     return iter(validator.evolve(format_checker=replace(way, run=_Run())).iter_errors(value))
 
 
-@lru_cache(maxsize=256)
+@remembered
 def _validator(constraint: JsonSchema) -> tuple[Any, _Way]:
     from jsonschema import Draft201909Validator, Draft202012Validator, validators
     from referencing.jsonschema import EMPTY_REGISTRY
@@ -164,7 +165,7 @@ def _fault(message: str) -> Any:
 # ------------------------------------------------------------------------------------------ strings and numbers
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def _finder(pattern: str) -> Callable[[str], object]:
     """What finds a pattern in a text. One outside the dialect is left to Python's `re`.
 

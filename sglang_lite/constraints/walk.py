@@ -6,6 +6,7 @@ Uses llguidance with a token per byte. What the tokens of a model may be is the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -13,6 +14,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from sglang_lite.constraints.compose import language_of
 from sglang_lite.constraints.lexing import lexed
+from sglang_lite.constraints.remembered import remembered
 from sglang_lite.constraints.schema import parse_json
 from sglang_lite.constraints.to_lark import to_lark
 from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema
@@ -27,6 +29,7 @@ _LIMITS = LLParserLimits(
     precompute_large_lexemes=False,
     verbose_errors=False,
 )
+PARSER_BYTES = 50  # that a parser takes for each character of its grammar
 _MAX_SHOWN = 12  # characters that may come next
 
 
@@ -57,9 +60,22 @@ def refusal(matcher: Any) -> ConstraintError:
     return ConstraintError(f"llguidance: {next(filter(None, lines), 'refused without a reason')}")
 
 
-@lru_cache(maxsize=64)
-def _start(constraint: Constraint) -> Any:
-    return start(grammar_text(constraint), _bytes())
+@remembered
+def _start(constraint: Constraint) -> _Start:
+    text = grammar_text(constraint)
+    return _Start(start(text, _bytes()), PARSER_BYTES * len(text))
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """
+    Attributes:
+        matcher: at the start.
+        size: bytes that it takes, roughly.
+    """
+
+    matcher: Any
+    size: int
 
 
 @lru_cache(maxsize=1)
@@ -84,7 +100,7 @@ class Walk:
 
     def __init__(self, constraint: Constraint) -> None:
         self.constraint, self.text = constraint, ""
-        self._at = _start(constraint).deep_copy()
+        self._at = _start(constraint).matcher.deep_copy()
 
     def copy(self) -> Walk:
         """One that goes on by itself."""

@@ -74,7 +74,7 @@ class EngineConfig:
             have temperature 1. Those of prompt tokens and of choices always are the model's own.
         constraint_backend: the engine behind constraints: "llguidance", "xgrammar", "outlines" (regexes and choices);
             "auto" takes for each constraint the fastest that keeps it. One that is named refuses what it can't keep.
-        compile_timeout_s: seconds in which a constraint has to be compiled; longer fails its request alone.
+        compile_timeout_s: seconds on the CPU that compiling a constraint may take; longer fails its request alone.
         compile_memory_mb: most memory of a process that compiles constraints, of which there are up to two.
         cuda_graphs: decode through captured CUDA graphs on a GPU; without a meaning on a CPU.
         attention_backend: what computes attention on a GPU: "triton", our kernels, or "torch", which takes heads of any

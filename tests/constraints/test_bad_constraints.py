@@ -1,67 +1,23 @@
-"""What is meant to break constraints gives a result or a clear error, and soon: without the limits each of these would
-run for minutes or out of memory."""
+"""What is meant to break constraints (hostile.py) gives a result or a clear error, within bounds of work and memory."""
 
 import re
+import subprocess
+import sys
+import time
 
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.protocol import Choices, Ebnf, InOrder, Lark, OneOf, Regex, Repeated
+from sglang_lite.constraints import lexing, remembered
+from sglang_lite.constraints.compose import language_of
+from sglang_lite.constraints.normal import document_of, normalise
+from sglang_lite.constraints.normal.formulas import At
+from sglang_lite.constraints.normal.reader import Reader
+from sglang_lite.constraints.schema import json_schema
+from sglang_lite.protocol import ConstraintError, Ebnf, InOrder, Regex
+from tests.constraints.hostile import BROKEN, KEPT, REFUSED, alternatives
 
 g = sgl.grammar
-
-
-def chain(count, body, last):
-    """Definitions each of which refers to the next one."""
-    rules = {f"a{i}": body({"$ref": f"#/$defs/a{i + 1}"}) for i in range(count)}
-    return {"$ref": "#/$defs/a0", "$defs": {**rules, f"a{count}": last}}
-
-
-def nested(count, wrap):
-    found = {"type": "integer"}
-    for _ in range(count):
-        found = wrap(found)
-    return found
-
-
-KEPT = {
-    "exponential allOf": (chain(25, lambda s: {"allOf": [s, s]}, {"type": "integer"}), ["1"], ['"a"']),
-    "exponential anyOf": (chain(25, lambda s: {"anyOf": [s, s]}, {"type": "integer"}), ["1"], ['"a"']),
-    "exponential properties": (
-        chain(60, lambda s: {"type": "object", "properties": {"l": s, "r": s}}, {"type": "integer"}),
-        ['{"r": {"l": {}, "r": {}}}'],
-        ['{"l": 1}'],
-    ),
-    "deep arrays": (nested(150, lambda s: {"type": "array", "items": s}), ["[[[]]]"], ["[1]"]),
-    "deep nots": (nested(40, lambda s: {"not": {"properties": {"x": s}}}), [], []),
-    "self-recursion": ({"type": "object", "properties": {"a": {"$ref": "#"}}}, ['{"a": {"a": {}}}'], ['{"a": 1}']),
-    "recursion in an array": ({"anyOf": [{"type": "array", "items": {"$ref": "#"}}, {"type": "null"}]}, ["[[null]]"], ["[1]"]),
-    "5,000 properties": ({"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(5_000)}},
-                          ['{"p7": 1}'], ['{"p7": "x"}']),
-    "50,000 values": ({"enum": [f"value {i}" for i in range(50_000)]}, ['"value 49999"'], ['"value 50000"']),
-    "20,000 alternatives": ({"anyOf": [{"const": i} for i in range(20_000)]}, ["19999"], ["20000", "0.5"]),
-    "100,000 items": ({"type": "array", "items": {"type": "null"}, "minItems": 100_000}, [], ["[null]"]),
-    "patterns that multiply": ({"type": "string", "allOf": [{"pattern": "^(.{1,500}){1,500}$"}, {"pattern": "x{3}"}]},
-                               ['"axxxb"'], ['"xx"']),
-    "NUL": ({"properties": {"\0": {"const": "a\0"}}, "required": ["\0"], "type": "object", "additionalProperties": False},
-            ['{"\\u0000": "a\\u0000"}'], ["{}", '{"\0": "a\0"}']),
-    "nested repeats": (Regex("(.{1,500}){1,500}"), ["a" * 1000], ["", "a\n"]),
-    "deeply nested repeats": (Regex("((((a{1,100}){1,100}){1,100}){1,100}){1,100}"), ["aaa"], [""]),
-    "exponential backtracking": (Regex("(a|a)*b|(a*)*c|(a+)+d"), ["a" * 500 + "d"], ["a" * 500]),
-    "exponential determinisation": (Regex("(a|b)*a(a|b){20}"), ["a" * 21], ["b" * 21]),
-    "a regex with NUL": (Regex("a\0+"), ["a\0\0"], ["a"]),
-    "left recursion": (Ebnf('root ::= root "a" | x\nx ::= root | "b" | ""'), ["", "baa"], ["ab"]),
-    "left recursion in Lark": (Lark('start: start "a" | "a"'), ["aaa"], ["b"]),
-    "a circle": (Ebnf('root ::= ("" | root)* "x"*'), ["", "xx"], ["a"]),
-    "ambiguity": (Ebnf('root ::= root root | "a" | ""'), ["", "a" * 30], ["b"]),
-    "unreachable rules": (Ebnf('root ::= "a"\nx ::= "b" x\ny ::= y'), ["a"], ["b"]),
-    "nested groups": (Ebnf(f"root ::= {'(' * 90}'a'{'{1,9})' * 90}".replace("'", '"')), ["a", "aaa"], [""]),
-    "NUL in a grammar": (Ebnf('root ::= "a\0" [\0-\x01]'), ["a\0\1"], ["a"]),
-    "choices that are prefixes": (Choices(("a", "ab", "abc", "a")), ["a", "ab", "abc"], ["", "abcd"]),
-    "an empty choice": (Choices(("", "a")), ["", "a"], ["b"]),
-    "50,000 choices": (Choices(tuple(f"choice {i}" for i in range(50_000))), ["choice 49999"], ["choice 50000"]),
-    "long choices": (Choices(("x" * 2_000, "x" * 2_001)), ["x" * 2_001], ["x" * 2_002]),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", KEPT)
@@ -70,49 +26,6 @@ def test_it_is_kept(name):
     assert g.check(constraint).refused == ()
     assert [text for text in valid if not g.matches(constraint, text)] == []
     assert [text for text in invalid if g.matches(constraint, text)] == []
-
-
-def alternatives(count):
-    either = [{"anyOf": [{"required": [f"p{i}"]}, {"required": [f"q{i}"]}]} for i in range(count)]
-    return {"type": "object", "allOf": either}
-
-
-REFUSED = {
-    "contradiction": ({"type": "string", "allOf": [{"type": "integer"}]}, "contradicts itself"),
-    "contradiction below": (
-        {"type": "object", "properties": {"a": {"enum": ["x"], "pattern": "^y"}}, "required": ["a"]},
-        "contradicts itself",
-    ),
-    "nothing finite": ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "contradicts itself"),
-    "exponential oneOf": (chain(25, lambda s: {"oneOf": [s, s]}, {"type": "integer"}), "contradicts itself"),
-    "itself": ({"$ref": "#"}, "refers to itself without an end"),
-    "not itself": ({"not": {"$ref": "#"}}, "refers to itself without an end"),
-    "each other": (
-        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
-        "refers to itself without an end",
-    ),
-    "50,000 properties": ({"properties": {f"p{i}": {"type": "integer"} for i in range(50_000)}}, "too large"),
-    "alternatives that multiply": (alternatives(20), "alternatives multiply"),
-    "patterns of names that multiply": (
-        {"type": "object", "patternProperties": {f"a{i}.*b{i}": {"const": i} for i in range(12)}},
-        "alternatives multiply|too complex|too many overlapping",
-    ),
-    "a lone surrogate": ({"const": "\ud800"}, "lone surrogate"),
-    "a grammar without a text": (Ebnf('root ::= "a" root'), "contradicts itself"),
-    "exponential rules": (
-        Ebnf("\n".join([*(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(40)), 'r40 ::= "a"', "root ::= r0"])),
-        "nested too deeply|more than",
-    ),
-    "a hundred million letters": (Regex("(a{10000}){10000}"), "more than 1,048,576 characters"),
-    "a very long regex": (Regex("a" * 50_001), "the limit is 50,000"),
-    "deep groups": (Regex("(" * 200 + ")" * 200), "nest deeper than 100"),
-    "constraints in constraints": (None, "nested too deeply"),
-    "no choice": (Choices(()), "contradicts itself"),
-    "a choice that is half a character": (Choices(("\udc00",)), "lone surrogate"),
-    "a very long grammar": (Ebnf('root ::= "' + "a" * 500_000 + '"'), "the limit is 500,000"),
-    "fewer than no times": (Repeated(Regex("a"), -1), "not possible"),
-    "nothing to choose from": (OneOf(()), "contradicts itself"),
-}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -126,3 +39,76 @@ def test_it_is_refused(name):
     assert len(report.refused) > 0
     assert report.example is None
     assert re.search(message, report.refused[0][1])
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_it_is_refused_where_it_is_written(name):
+    write, message = BROKEN[name]
+    with pytest.raises(ConstraintError, match=message):
+        write()
+
+
+def test_there_are_many():
+    assert len({*KEPT, *REFUSED, *BROKEN}) >= 60
+
+
+def test_no_refusal_looks_at_a_clock(monkeypatch):
+    schema = json_schema(
+        {"type": "object", "properties": {"a": {"type": "string", "pattern": "^a.*b"}}, "minProperties": 1}
+    )
+    grammar = Ebnf('root ::= x "ab"* x\nx ::= "a" | "(" x ")" "b"?')
+    remembered.forget()
+    known = normalise(schema).language, lexing.lexed(language_of(grammar))
+    remembered.forget()
+    hours = iter(range(0, 10**9, 3_600))
+    for clock in ("monotonic", "perf_counter", "time", "process_time"):
+        monkeypatch.setattr(time, clock, lambda: next(hours))
+    assert (normalise(schema).language, lexing.lexed(language_of(grammar))) == known
+
+
+def test_work_is_counted_alike_whatever_is_remembered():
+    patterns = {"patternProperties": {f"a{i}.*b": {"const": i} for i in range(3)}}
+    document = document_of(json_schema({**alternatives(4), "allOf": [patterns]}))
+
+    def work():
+        reader = Reader(document, assert_format=True)
+        reader.values(At(document.start))
+        return reader.algebra.work
+
+    remembered.forget()
+    assert work() == work() > 1_000
+
+
+def test_what_is_remembered_is_bounded_by_bytes():
+    store = remembered.Store(1_000)
+    for i in range(100):
+        store.put(i, "x", 90)
+    assert store.bytes <= 1_000
+    assert store.get(99) == ("x",)
+    assert store.get(0) is None
+    store.put("large", "y", 10_000)  # nothing is worked out again and again for being large
+    assert store.get("large") == ("y",)
+    assert store.get(99) is None
+
+
+def test_memory_is_given_back():
+    code = """
+import gc, sys
+sys.path.insert(0, sys.argv[1])
+import sglang_lite as sgl
+from sglang_lite.constraints import remembered
+from tests.constraints.hostile import KEPT, REFUSED
+def resident():
+    gc.collect()
+    remembered.trim()
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20
+sgl.grammar.matches({"type": "integer"}, "1")
+before = resident()
+for constraint, *_ in (*KEPT.values(), *REFUSED.values()):
+    if constraint is not None:
+        sgl.grammar.check(constraint)
+print(resident() - before)
+"""
+    root = sgl.__file__.rpartition("/sglang_lite/")[0]
+    done = subprocess.run([sys.executable, "-c", code, root], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 150

@@ -182,11 +182,12 @@ LARGER = Ebnf('root ::= "a"{2,3} "b"')
 def stuck(monkeypatch, tmp_path):
     """In the worker, choosing an engine for a constraint with `zz` in it never ends."""
     (tmp_path / "sitecustomize.py").write_text(
-        "import threading\n"
         "from sglang_lite.runtime.grammar import choose\n"
         "fastest = choose.fastest\n"
         "def slow(constraint):\n"
-        "    return fastest(constraint) if 'zz' not in repr(constraint) else threading.Event().wait()\n"
+        "    while 'zz' in repr(constraint):\n"
+        "        pass\n"
+        "    return fastest(constraint)\n"
         "choose.fastest = slow\n"
     )
     monkeypatch.setattr(worker.sys, "path", [str(tmp_path), *worker.sys.path])
@@ -209,6 +210,33 @@ def test_a_constraint_that_takes_too_long_fails_alone_and_the_process_is_replace
             assert isinstance(engine.complete("ab", PARAMS, constraint), Generation)
         with pytest.raises(ConstraintError, match=r"more than 0\.5 s"):  # it is tried again
             engine.complete("ab", PARAMS, stuck)
+
+
+def test_only_time_on_the_cpu_counts(monkeypatch, tmp_path):
+    """A worker that has to wait, as on a busy machine, for longer than a constraint may take."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import threading\n"
+        "from sglang_lite.runtime.grammar import choose\n"
+        "fastest = choose.fastest\n"
+        "choose.fastest = lambda constraint: threading.Event().wait(1.2) or fastest(constraint)\n"
+    )
+    monkeypatch.setattr(worker.sys, "path", [str(tmp_path), *worker.sys.path])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(worker.sys.path))
+    with make(compile_timeout_s=1) as engine:
+        assert isinstance(engine.complete("ab", PARAMS, LARGER), Generation)
+
+
+def test_a_process_that_has_grown_is_replaced(monkeypatch):
+    started, popen = [], subprocess.Popen
+    monkeypatch.setattr(worker.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1])
+    monkeypatch.setattr(worker, "MAX_GROWN", -(1 << 40))
+    with make() as engine:
+        engine.complete("ab", PARAMS, LARGER)
+        assert started[0].poll() is not None
+        monkeypatch.setattr(worker, "MAX_GROWN", 1 << 40)
+        for constraint in (InOrder((Regex("a"), Regex("b"))), InOrder((Regex("b"), Regex("b")))):
+            engine.complete("ab", PARAMS, constraint)
+        assert len(started) == 2
 
 
 def test_a_request_whose_constraint_is_being_compiled_can_be_aborted(stuck):

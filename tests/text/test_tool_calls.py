@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from xgrammar.builtin_structural_tag import get_model_structural_tag
 
 import sglang_lite as sgl
-from sglang_lite import grammar
-from sglang_lite.constraints import matching, structural_tag, walk
+from sglang_lite.constraints import matching, structural_tag
+from sglang_lite.constraints.remembered import forget
 from sglang_lite.constraints.sampling import sample
 from sglang_lite.constraints.schema import json_schema, parse_json
 from sglang_lite.protocol import JsonSchema, SamplingParams, ValueValidationError
@@ -401,14 +401,11 @@ def in_pieces(family, text, cuts):
 @pytest.fixture(params=[False, True], ids=["", "in a hurry"])
 def hurried(request, monkeypatch):
     """There may be no time to look for lexemes: all are cut into characters then."""
-    known = (grammar._grammar, walk._start)
     if request.param:
-        monkeypatch.setattr("sglang_lite.constraints.lexing.MAX_SECONDS", 0.0)
-    for cache in known:
-        cache.cache_clear()
+        monkeypatch.setattr("sglang_lite.constraints.lexing.MAX_WORK", 0)
+    forget()
     yield
-    for cache in known:
-        cache.cache_clear()
+    forget()
 
 
 @pytest.mark.usefixtures("hurried")

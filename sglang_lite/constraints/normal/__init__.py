@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import lru_cache
 
+from sglang_lite.constraints.limits import within_limits
 from sglang_lite.constraints.nodes import Language
 from sglang_lite.constraints.normal.document import Document
 from sglang_lite.constraints.normal.formulas import At
 from sglang_lite.constraints.normal.reader import Reader
+from sglang_lite.constraints.normal.values import MAX_WORK
 from sglang_lite.constraints.normal.wellformed import check_text
 from sglang_lite.constraints.normal.write_tagged import TaggedWriter
 from sglang_lite.constraints.normal.writer import Writer
+from sglang_lite.constraints.remembered import remembered
 from sglang_lite.protocol import ConstraintError, JsonSchema, Tags
 
 MAX_CHECKED = 100  # keywords that best effort leaves to the check of finished values
+MAX_TRIALS = 3  # how often all of the work may be done
 
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")  # without which finished values could not be checked either
 
@@ -42,11 +45,12 @@ def document_of(constraint: JsonSchema) -> Document:
     Raises:
         ConstraintError: it is none.
     """
-    check_text(constraint.schema)
-    return Document(json.loads(constraint.schema))
+    with within_limits("json_schema"):
+        check_text(constraint.schema)
+        return Document(json.loads(constraint.schema))
 
 
-@lru_cache(maxsize=256)
+@remembered
 def normalise(constraint: JsonSchema) -> Normalised:
     """The language of a schema.
 
@@ -56,15 +60,18 @@ def normalise(constraint: JsonSchema) -> Normalised:
     """
     document = document_of(constraint)
     checked: dict[str, str] = {}
+    work = 0
     while True:
+        reader = Reader(document, assert_format=constraint.format == "assert", ignored=frozenset(checked))
         try:
-            reader = Reader(document, assert_format=constraint.format == "assert", ignored=frozenset(checked))
-            language = Writer(reader, constraint.separators).language(At(document.start))
+            with within_limits("json_schema"):
+                language = Writer(reader, constraint.separators).language(At(document.start))
             return Normalised(language, tuple(checked.items()))
-        except RecursionError as error:
-            raise ConstraintError("json_schema: nested too deeply.") from error
         except ConstraintError as error:
             pointer = error.pointer
+            work += reader.algebra.work
+            if work > MAX_TRIALS * MAX_WORK:
+                raise
             if constraint.enforce == "strict" or not pointer or pointer in checked or len(checked) == MAX_CHECKED:
                 raise
             if pointer.rpartition("/")[2] in _REFERENCES:
@@ -72,7 +79,7 @@ def normalise(constraint: JsonSchema) -> Normalised:
             checked[pointer] = error.message.removeprefix("json_schema: ").removesuffix(f" (at {pointer})")
 
 
-@lru_cache(maxsize=256)
+@remembered
 def tagged(schema: JsonSchema, tags: Tags) -> Language:
     """The language of a TaggedObject.
 
@@ -81,7 +88,5 @@ def tagged(schema: JsonSchema, tags: Tags) -> Language:
     """
     document = document_of(schema)
     reader = Reader(document, assert_format=schema.format == "assert")
-    try:
+    with within_limits("json_schema"):
         return TaggedWriter(reader, schema.separators, tags).language(At(document.start))
-    except RecursionError as error:
-        raise ConstraintError("json_schema: nested too deeply.") from error

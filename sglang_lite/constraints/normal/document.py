@@ -5,6 +5,7 @@ Source: JSON Schema draft 2020-12, core, 8 and 9; RFC 6901 (pointers), RFC 3986 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +52,16 @@ class Place:
         return Place(self.pointer + "".join(f"/{escaped(str(step))}" for step in steps), self.scope)
 
 
+_INDEX = re.compile("0|[1-9][0-9]{0,8}")
+
+
+def _joined(base: str, reference: str, pointer: str) -> str:
+    try:
+        return urljoin(base, reference)
+    except ValueError as error:
+        raise ConstraintError(f"json_schema: {reference!r} is no reference: {error}.", pointer=pointer) from error
+
+
 def escaped(step: str) -> str:
     """A name as a step of a JSON Pointer."""
     return step.replace("~", "~0").replace("/", "~1")
@@ -83,7 +94,7 @@ class Document:
         found = self.root
         for step in pointer.split("/")[1:]:
             step = step.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and step.isdecimal() and int(step) < len(found):
+            if isinstance(found, list) and _INDEX.fullmatch(step) and int(step) < len(found):
                 found = found[int(step)]
             elif isinstance(found, dict):
                 found = found[step]
@@ -116,7 +127,7 @@ class Document:
         address, _, fragment = reference.partition("#")
         where = place.child(keyword).pointer
         if address:
-            address = urljoin(base, address)
+            address = _joined(base, address, where)
             if address not in self._resources:
                 raise ConstraintError(
                     f"json_schema: the reference {reference!r} leads out of the schema.",
@@ -171,7 +182,7 @@ class Document:
                     if self._old and name.startswith("#"):
                         self._anchors[resource, name[1:]] = pointer
                     else:
-                        base, resource = urljoin(base, name).partition("#")[0], pointer
+                        base, resource = _joined(base, name, f"{pointer}/$id").partition("#")[0], pointer
                         self._resources[base] = pointer
                 for keyword in ("$anchor", "$dynamicAnchor"):
                     if isinstance(schema.get(keyword), str):

@@ -7,7 +7,6 @@ Source: JSON Schema draft 2020-12, validation; of older drafts `items` as a list
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_lite.constraints import formats
 from sglang_lite.constraints.automaton import accepts
+from sglang_lite.constraints.lengths import MAX_LEAST
 from sglang_lite.constraints.nodes import ANY_CHAR, ANY_TEXT, NOTHING, Node, Repeat, alternation, complement, literal
 from sglang_lite.constraints.normal import decimals, numbers
 from sglang_lite.constraints.normal.document import Place
 from sglang_lite.constraints.normal.formulas import Formula, Just, all_of
-from sglang_lite.constraints.normal.numbers import Piece, exact
+from sglang_lite.constraints.normal.numbers import Piece, exact, is_finite
 from sglang_lite.constraints.normal.values import ANY_VALUE, Arrays, Contains, Member, Objects, Values, both_strings
 from sglang_lite.constraints.regex import parse_schema_pattern
 from sglang_lite.protocol import ConstraintError
@@ -64,10 +64,12 @@ def just(value: Any) -> Values:
         case bool():
             return Values(booleans=frozenset({value}))
         case int() | float():
-            if not math.isfinite(value):
+            if not is_finite(value):
                 raise ConstraintError(f"json_schema: {value} is no JSON number.")
             return Values(numbers=numbers.just(exact(value)))
         case str():
+            if len(value) > MAX_LEAST:
+                raise ConstraintError(f"json_schema: texts of more than {MAX_LEAST:,} characters are asked for.")
             return Values(strings=literal(value))
         case list():
             return Values(arrays=(Arrays(tuple(map(_just, value)), False, len(value), len(value)),))
@@ -118,9 +120,9 @@ def _number(reader: Reader, schema: dict[str, Any], place: Place, seen: bool) ->
 def _string(reader: Reader, schema: dict[str, Any], place: Place, seen: bool) -> Values:
     strings: Node = ANY_TEXT
     least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
-    if least > MAX_LENGTH:
+    if least > MAX_LEAST:
         raise ConstraintError(
-            f"json_schema: minLength goes up to {MAX_LENGTH:,}.", pointer=place.child("minLength").pointer
+            f"json_schema: minLength goes up to {MAX_LEAST:,}.", pointer=place.child("minLength").pointer
         )
     if least or (most is not None and most <= MAX_LENGTH):
         strings = Repeat(ANY_CHAR, least, None if most is None or most > MAX_LENGTH else int(most))
@@ -207,8 +209,8 @@ def _others(
     for pattern, formula in patterns:
         cut = []
         for cell, said in cells:
-            reader.algebra.check_time()
-            cut += [(both_strings(cell, pattern), (*said, formula)), (both_strings(cell, complement(pattern)), said)]
+            inside, outside = (reader.algebra.both_strings(cell, each) for each in (pattern, complement(pattern)))
+            cut += [(inside, (*said, formula)), (outside, said)]
         cells = [(cell, said) for cell, said in cut if cell != NOTHING]
         if len(cells) > MAX_CELLS:
             raise ConstraintError("json_schema: too many overlapping patterns.")

@@ -72,6 +72,11 @@ WHOLE: Numbers = (Piece(step=Fraction(1)),)
 NONE: Numbers = ()
 
 
+def is_finite(value: float) -> bool:
+    """Of whole numbers as long as one likes, too."""
+    return isinstance(value, int) or math.isfinite(value)
+
+
 def exact(value: float) -> Fraction:
     """A number of a schema or document, as it is written."""
     return Fraction(value) if isinstance(value, int) else Fraction(Decimal(repr(value)))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from typing import Any
 
 from sglang_lite.constraints.automaton import accepts
+from sglang_lite.constraints.limits import within_limits
 from sglang_lite.constraints.normal import document_of, normalise
 from sglang_lite.constraints.normal.decimals import decimal_text
 from sglang_lite.constraints.normal.formulas import At, Formula
-from sglang_lite.constraints.normal.numbers import exact
+from sglang_lite.constraints.normal.numbers import exact, is_finite
 from sglang_lite.constraints.normal.reader import Reader
 from sglang_lite.constraints.normal.values import Arrays, Objects
 from sglang_lite.protocol import JsonSchema
@@ -26,7 +26,8 @@ def in_style(constraint: JsonSchema, value: Any) -> str | None:
     document = document_of(constraint)
     checked = frozenset(pointer for pointer, _ in normalise(constraint).checked)
     reader = Reader(document, assert_format=constraint.format == "assert", ignored=checked)
-    return _Styler(reader, constraint.separators).text(At(document.start), value)
+    with within_limits("the value"):
+        return _Styler(reader, constraint.separators).text(At(document.start), value)
 
 
 class _Styler:
@@ -42,7 +43,7 @@ class _Styler:
             case bool():
                 return json.dumps(value) if value in values.booleans else None
             case int() | float():
-                if not math.isfinite(value) or not any(exact(value) in piece for piece in values.numbers):
+                if not is_finite(value) or not any(exact(value) in piece for piece in values.numbers):
                     return None
                 return decimal_text(exact(value))
             case str():

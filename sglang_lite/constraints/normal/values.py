@@ -7,12 +7,11 @@ that recursion is no matter. Knows no keywords (reader.py) and no text (writer.p
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
-from sglang_lite.constraints.automaton import accepts, is_empty
+from sglang_lite.constraints.automaton import accepts, emptiness
 from sglang_lite.constraints.lengths import limited
 from sglang_lite.constraints.nodes import (
     ANY_CHAR,
@@ -35,8 +34,9 @@ from sglang_lite.constraints.normal.numbers import Numbers
 from sglang_lite.protocol import ConstraintError
 
 MAX_SHAPES = 2_000  # in a union
-MAX_STEPS = 100_000  # shapes made in all
-MAX_SECONDS = 5.0
+MAX_WORK = 3_000_000  # in all, counted as members, characters, and states and transitions of automata
+
+_SHAPE, _STATE = 20, 5  # what a shape and a state cost, where a member costs 1
 
 
 class Member(NamedTuple):
@@ -145,23 +145,32 @@ _Shape = TypeVar("_Shape", Arrays, Objects)
 
 
 class Algebra:
-    """What can be done with sets of values, within a number of steps and a time.
+    """What can be done with sets of values, within an amount of work, whatever time it takes.
 
     Args:
         empty: whether a formula is known to allow no value.
+
+    Attributes:
+        work: that was done.
     """
 
     def __init__(self, empty: Callable[[Formula], bool]) -> None:
         self._empty = empty
-        self._steps = 0
-        self._deadline = time.monotonic() + MAX_SECONDS
+        self.work = 0
 
-    def check_time(self) -> None:
-        """
+    def both_strings(self, a: Node, b: Node) -> Node:
+        """`both_strings`, counted.
+
         Raises:
-            ConstraintError: the time is up.
+            ConstraintError: all that was done was too much.
         """
-        if time.monotonic() > self._deadline:
+        node, work = _both_strings(a, b)
+        self._spend(work)
+        return node
+
+    def _spend(self, work: int) -> None:
+        self.work += work
+        if self.work > MAX_WORK:
             raise _too_complex()
 
     def intersect(self, a: Values, b: Values) -> Values:
@@ -173,7 +182,7 @@ class Algebra:
             a.null and b.null,
             a.booleans & b.booleans,
             numbers.intersect(a.numbers, b.numbers),
-            both_strings(a.strings, b.strings),
+            self.both_strings(a.strings, b.strings),
             self._product(a.arrays, b.arrays, self._both_arrays),
             self._product(a.objects, b.objects, self._both_objects),
             a.loose or b.loose,
@@ -202,7 +211,7 @@ class Algebra:
             a.null and not b.null,
             a.booleans - b.booleans,
             numbers.intersect(a.numbers, numbers.negate(b.numbers)),
-            both_strings(a.strings, strings_outside(b.strings)),
+            self.both_strings(a.strings, strings_outside(b.strings)),
             self._remaining(a.arrays, b.arrays, self._both_arrays, _other_arrays),
             self._remaining(a.objects, b.objects, self._both_objects, _other_objects),
             a.loose,
@@ -255,10 +264,9 @@ class Algebra:
         kept: dict[_Shape, None] = {}
         for shape in shapes:
             kept[shape] = None
-            self._steps += 1
-            if len(kept) > MAX_SHAPES or self._steps > MAX_STEPS:
+            self._spend(_SHAPE + (len(shape.members) if isinstance(shape, Objects) else len(shape.prefix)))
+            if len(kept) > MAX_SHAPES:
                 raise _too_complex()
-            self.check_time()
         for every in (Arrays(), Objects()):
             if every in kept and all(shape.seen == every.seen for shape in kept):
                 return tuple(shape for shape in kept if shape == every)
@@ -281,7 +289,7 @@ class Algebra:
         others = []
         for names, f in a.others:
             for more, g in b.others:
-                common, formula = both_strings(names, more), all_of(f, g)
+                common, formula = self.both_strings(names, more), all_of(f, g)
                 if common != NOTHING and formula is not False:
                     others.append((common, formula))
         shape = Objects(
@@ -301,9 +309,9 @@ class Algebra:
         names, formula = need
         if any(accepts(names, m.name) and not self._empty(all_of(m.formula, formula)) for m in shape.members):
             return True
-        free = both_strings(names, shape.free_names)
+        free = self.both_strings(names, shape.free_names)
         return any(
-            both_strings(free, more) != NOTHING and not self._empty(all_of(other, formula))
+            self.both_strings(free, more) != NOTHING and not self._empty(all_of(other, formula))
             for more, other in shape.others
         )
 
@@ -339,11 +347,17 @@ def _too_complex() -> ConstraintError:
 
 def both_strings(a: Node, b: Node) -> Node:
     """The strings in both languages, NOTHING if there are none."""
+    return _both_strings(a, b)[0]
+
+
+def _both_strings(a: Node, b: Node) -> tuple[Node, int]:
+    """The same, with the work that it took."""
     for finite, other in ((a, b), (b, a)):
         texts = texts_of(finite)
         if texts is not None:
             options = finite.options if isinstance(finite, Alternation) else (finite,)
-            return alternation(option for option, text in zip(options, texts) if accepts(other, text))
+            kept = alternation(option for option, text in zip(options, texts) if accepts(other, text))
+            return kept, sum(map(len, texts))
     for limits, other in ((a, b), (b, a)):
         if isinstance(limits, Repeat) and limits.node == ANY_CHAR:
             shorter = limited(other, limits.least, limits.most)
@@ -352,13 +366,19 @@ def both_strings(a: Node, b: Node) -> Node:
     return _unless_empty(intersection(a, b))
 
 
-def _unless_empty(node: Node) -> Node:
-    return NOTHING if isinstance(node, Intersection | Complement) and is_empty(node) else node
+def _unless_empty(node: Node) -> tuple[Node, int]:
+    """NOTHING for a language without a text, and the work that it took to tell."""
+    if not isinstance(node, Intersection | Complement):
+        return node, 1
+    if isinstance(node, Complement) and (texts := texts_of(node.node)) is not None:  # there are always others
+        return node, len(texts)
+    empty, work = emptiness(node)
+    return NOTHING if empty else node, _STATE * work
 
 
 def strings_outside(language: Node) -> Node:
     """The strings that are not in a language, NOTHING if there are none."""
-    return _unless_empty(complement(language))
+    return _unless_empty(complement(language))[0]
 
 
 def _smaller(a: int | None, b: int | None) -> int | None:

@@ -7,12 +7,12 @@ Source: JSON Schema draft 2020-12, core and validation; what older drafts wrote 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, NoReturn
 
 from sglang_lite.constraints.normal.document import LISTS, NAMED, escaped, subschemas
+from sglang_lite.constraints.normal.numbers import is_finite
+from sglang_lite.constraints.remembered import remembered
 from sglang_lite.protocol import ConstraintError
 
 MAX_SCHEMA_CHARS = 2_000_000
@@ -22,7 +22,7 @@ MAX_SCHEMAS = 200_000
 _TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def check_text(text: str) -> None:
     """
     Raises:
@@ -32,7 +32,9 @@ def check_text(text: str) -> None:
         raise ConstraintError(f"json_schema: {len(text):,} characters long, the limit is {MAX_SCHEMA_CHARS:,}.")
     try:
         check(json.loads(text, parse_constant=no_number))
-    except json.JSONDecodeError as error:
+    except ConstraintError:
+        raise
+    except ValueError as error:  # of numbers with more digits than Python reads, too
         raise ConstraintError(f"json_schema: not JSON: {error}") from error
     except RecursionError as error:
         raise ConstraintError("json_schema: nested too deeply.") from error
@@ -74,7 +76,7 @@ def check(schema: Any) -> None:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and is_finite(value)
 
 
 def _count(value: Any) -> bool:

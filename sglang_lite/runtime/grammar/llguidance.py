@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sglang_lite.constraints import walk
 from sglang_lite.constraints.compose import language_of
 from sglang_lite.constraints.nodes import Language
+from sglang_lite.constraints.remembered import size_of
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.runtime.grammar.base import Mask
 from sglang_lite.runtime.grammar.states import KeptMasks, States
@@ -23,7 +24,7 @@ from sglang_lite.runtime.grammar.states import KeptMasks, States
 if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
-_BYTES, _BYTES_PER_CHARACTER = 100_000, 50
+_BYTES = 100_000
 
 # Sets of tokens that are allowed or refused as a whole: inside a string of at most n characters those within what is
 # left. llguidance's own are 10 and 30, so that most of a short string is walked token by token.
@@ -164,7 +165,7 @@ class LlguidanceGrammar:
 
     def __init__(self, engine: LlguidanceEngine, prepared: Prepared, start: Any, lines: int) -> None:
         self._engine, self._prepared, self._lines = engine, prepared, lines
-        self.size = lines * (_BYTES + _BYTES_PER_CHARACTER * len(prepared.text))
+        self.size = lines * (_BYTES + walk.PARSER_BYTES * len(prepared.text)) + size_of(prepared.language)
         self._starts = [(object(), start)]  # the lines, and their parsers
         self._used: list[weakref.WeakSet[LlguidanceMatcher]] = [weakref.WeakSet()]  # matchers of each line
         self._states: States | None = None

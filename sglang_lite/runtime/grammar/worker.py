@@ -1,5 +1,6 @@
 """A process that compiles constraints, with limits: it is killed when one takes too long, and fails when one takes too
-much memory. It imports no torch, unless xgrammar is asked for, which does.
+much memory. Its own time on the CPU counts, so that a busy machine refuses nothing that a quiet one takes. One that has
+grown is replaced. It imports no torch, unless xgrammar is asked for, which does.
 
 It is started afresh, not forked, as the parent has threads; and by its own command line, as `multiprocessing` would run
 the caller's main module again. It ends when its parent does: it reads from a socket that then has no other end.
@@ -10,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -26,10 +28,11 @@ from sglang_lite.runtime.grammar.choose import fastest
 from sglang_lite.runtime.grammar.vocabulary import Vocabulary
 
 START_SECONDS = 60.0  # for a process to start, and to import an engine
+PATIENCE = 30  # how much longer than its time on the CPU a constraint may take, before the process counts as stuck
+LONGEST_SECONDS = 1e6  # that timers take
+MAX_GROWN = 64 << 20  # bytes, since the process started
 _ENDS_IT = (EOFError, OSError)
-
-# What the process says: an engine is being imported, it has been, and the answer to a question.
-_LOADING, _LOADED, _ANSWER = "loading", "loaded", "answer"
+_READY = "ready"
 
 
 class OverBudgetError(ConstraintError):
@@ -42,7 +45,7 @@ class Worker:
     Args:
         vocabulary: of the model.
         backend: the engine to use, or "auto".
-        timeout_s: for a constraint.
+        timeout_s: for a constraint, on the CPU.
         memory_mb: that the process may have.
     """
 
@@ -52,10 +55,11 @@ class Worker:
         self._lock = threading.Lock()
         self._closed = False
         self._connection: Connection | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._kill: Callable[[], object] = lambda: None
 
     def prepare(self, constraint: Constraint) -> tuple[str, Any, float]:
-        """The name of the engine, what its `load` takes, and how many seconds that took.
+        """The name of the engine, what its `load` takes, and how many seconds on the CPU that took.
 
         Raises:
             ConstraintError: it can't be enforced, or not within the limits.
@@ -63,32 +67,29 @@ class Worker:
         connection = self._connection or self._started()
         try:
             connection.send(constraint)
-            deadline = time.monotonic() + self._timeout
-            while True:
-                said = self._next(connection, deadline)
-                if said == _LOADING:  # which is not the constraint's fault
-                    began = time.monotonic()
-                    self._next(connection, began + START_SECONDS)
-                    deadline += time.monotonic() - began
-                else:
-                    break
+            answer, grown = self._next(connection, START_SECONDS + PATIENCE * self._timeout)
         except TimeoutError:
             self._end()
-            raise OverBudgetError(
-                f"compiling the constraint took more than {self._timeout:g} s.",
-                hint="Simplify it, or raise the engine's compile_timeout_s.",
-            ) from None
+            raise self._too_slow() from None
         except _ENDS_IT as error:
-            self._end()
+            if self._end() == -signal.SIGPROF:
+                raise self._too_slow() from None
             raise OverBudgetError(
                 f"compiling the constraint ended its process: it may need more than {self._memory} MB.",
                 hint="Simplify it, or raise the engine's compile_memory_mb.",
             ) from error
-        answer = said[1]
+        if grown > MAX_GROWN:
+            self._end()
         if isinstance(answer, ConstraintError):
             raise answer
         name, prepared, seconds = answer
         return name, prepared, seconds
+
+    def _too_slow(self) -> OverBudgetError:
+        return OverBudgetError(
+            f"compiling the constraint took more than {self._timeout:g} s.",
+            hint="Simplify it, or raise the engine's compile_timeout_s.",
+        )
 
     def close(self) -> None:
         """Kills the process, whatever it does; what waits for it fails."""
@@ -96,8 +97,8 @@ class Worker:
             self._closed = True
             self._kill()
 
-    def _next(self, connection: Connection, deadline: float) -> Any:
-        if not connection.poll(max(0.0, deadline - time.monotonic())):
+    def _next(self, connection: Connection, seconds: float) -> Any:
+        if not connection.poll(min(seconds, LONGEST_SECONDS)):
             raise TimeoutError
         return connection.recv()
 
@@ -119,22 +120,23 @@ class Worker:
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is the parent's
             )  # fmt: skip
-            self._kill = weakref.finalize(self, _kill, process)  # at exit, too
+            self._process, self._kill = process, weakref.finalize(self, _kill, process)  # at exit, too
         connection = self._connection = Connection(ours.detach())
         connection.send((self._vocabulary, self._backend, self._timeout))
         try:
-            self._next(connection, time.monotonic() + START_SECONDS)
+            self._next(connection, START_SECONDS)
         except (TimeoutError, *_ENDS_IT) as error:
             self._end()
             raise OverBudgetError("the process that compiles constraints does not start.") from error
         return connection
 
-    def _end(self) -> None:
-        """The next constraint gets a new process."""
+    def _end(self) -> int | None:
+        """The next constraint gets a new process. What this one ended with."""
         self._kill()
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+        return None if self._process is None else self._process.returncode
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -153,32 +155,52 @@ def main(descriptor: int, memory_mb: int) -> None:
         memory_mb: that it may have.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # its parent may ignore it
     resource.setrlimit(resource.RLIMIT_DATA, (memory_mb << 20, memory_mb << 20))
     connection = Connection(descriptor)
     with contextlib.suppress(*_ENDS_IT):
         vocabulary, backend, timeout = connection.recv()
-        engines = _Engines(vocabulary, connection)
-        connection.send(_LOADED)
+        engines = _Engines(vocabulary, timeout)
+        connection.send(_READY)
+        started = _resident()
         while True:
-            constraint = connection.recv()
-            # A parent that was killed kills nobody: then this does.
-            used = resource.getrusage(resource.RUSAGE_SELF)
-            limit = int(used.ru_utime + used.ru_stime + timeout + START_SECONDS)
-            resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
-            connection.send((_ANSWER, _answer(engines, backend, constraint, memory_mb)))
+            answer = _answer(engines, backend, connection.recv(), memory_mb)
+            connection.send((answer, _resident() - started))
     os._exit(0)
+
+
+@contextlib.contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """What needs more time on the CPU ends the process, whatever it is in the middle of."""
+    signal.setitimer(signal.ITIMER_PROF, min(seconds, LONGEST_SECONDS))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _resident() -> int:
+    """Bytes of memory that the process has; 0 where that can't be told."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
 
 
 def _answer(
     engines: _Engines, backend: str, constraint: Constraint, memory_mb: int
 ) -> tuple[str, Any, float] | ConstraintError:
     try:
-        began = time.perf_counter()
-        name = fastest(constraint) if backend == "auto" else backend
-        chosen = time.perf_counter() - began
+        began = time.process_time()
+        with _limited(engines.timeout):
+            name = fastest(constraint) if backend == "auto" else backend
+        chosen = time.process_time() - began
         engine = engines.get(name)  # which may have to be imported
-        began = time.perf_counter()
-        return name, engine.prepare(constraint), chosen + time.perf_counter() - began
+        began = time.process_time()
+        with _limited(max(engines.timeout - chosen, 0.001)):
+            prepared = engine.prepare(constraint)
+        return name, prepared, chosen + time.process_time() - began
     except ConstraintError as error:
         return error
     except Exception as error:  # a library's: the request must hear of it
@@ -191,15 +213,13 @@ def _answer(
 
 
 class _Engines:
-    def __init__(self, vocabulary: Vocabulary, connection: Connection) -> None:
-        self._vocabulary, self._connection = vocabulary, connection
+    def __init__(self, vocabulary: Vocabulary, timeout: float) -> None:
+        self._vocabulary, self.timeout = vocabulary, timeout
         self._engines: dict[str, GrammarEngine] = {}
 
     def get(self, name: str) -> GrammarEngine:
         if name not in self._engines:
-            self._connection.send(_LOADING)
             self._engines[name] = self._make(name)
-            self._connection.send(_LOADED)
         return self._engines[name]
 
     def _make(self, name: str) -> GrammarEngine:

@@ -1,0 +1,119 @@
+"""What was worked out before, kept within bytes: constraints differ in size by six orders of magnitude, so that a
+number of entries says nothing of the memory they take. All functions share one store, of which the entries used longest
+ago go first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+MAX_BYTES = 48 << 20
+LARGE = 1 << 20  # bytes of a result that took much more memory to work out, which the allocator then keeps
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class Store:
+    """
+    Args:
+        most: bytes.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.bytes = 0
+        self._most = most
+        self._kept: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Any) -> Any:
+        """What is kept, in a tuple; None where nothing is."""
+        with self._lock:
+            found = self._kept.get(key)
+            if found is None:
+                return None
+            value, size = found
+            if (now := getattr(value, "size", size)) != size and isinstance(now, int):  # it has grown
+                self.bytes += now - size
+                self._kept[key] = value, now
+            self._kept.move_to_end(key)
+            return (value,)
+
+    def put(self, key: Any, value: Any, size: int) -> None:
+        with self._lock:
+            self.bytes += size - self._kept.pop(key, (None, 0))[1]
+            self._kept[key] = value, size
+            while self.bytes > self._most and len(self._kept) > 1:
+                self.bytes -= self._kept.popitem(last=False)[1][1]
+
+    def clear(self) -> None:
+        with self._lock:
+            self._kept.clear()
+            self.bytes = 0
+
+
+_store = Store(MAX_BYTES)
+
+
+def remembered(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """A function of hashable arguments whose results are kept; errors are not."""
+
+    @wraps(function)
+    def found(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        key = (function, args, *kwargs.items()) if kwargs else (function, args)
+        known = _store.get(key)
+        if known is not None:
+            value: _R = known[0]
+        else:
+            value = function(*args, **kwargs)
+            size = size_of((args, value))
+            if size > LARGE:
+                trim()
+            _store.put(key, value, size)
+        return value
+
+    return found
+
+
+def size_of(value: Any) -> int:
+    """Bytes that a value takes, roughly. What has a `size` says so itself, and may grow."""
+    total, seen, stack = 0, set[int](), [value]
+    while stack:
+        each = stack.pop()
+        if each is None or isinstance(each, bool | int | float) or id(each) in seen:
+            continue
+        seen.add(id(each))
+        total += 60
+        if isinstance(each, str | bytes):
+            total += len(each) * (1 if isinstance(each, bytes) or each.isascii() else 3)
+        elif isinstance(each, tuple | list | frozenset | set):
+            total += 8 * len(each)
+            stack += each
+        elif isinstance(each, dict):
+            total += 100 * len(each)
+            stack += each.keys()
+            stack += each.values()
+        elif isinstance(size := getattr(each, "size", None), int):
+            total += size
+        elif (fields := getattr(each, "__dataclass_fields__", None)) is not None:
+            total += 8 * len(fields)
+            stack += [getattr(each, name) for name in fields]
+    return total
+
+
+def forget() -> None:
+    """Drops all that is kept."""
+    _store.clear()
+    trim()
+
+
+def trim() -> None:
+    """Gives memory that was freed back to the system, where its allocator has to be asked (glibc's)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
