@@ -1,7 +1,7 @@
 """What a GPU's engine must keep whatever it is asked: how long it takes to be ready, that nothing is slow at its first
 use after that, memory within its share, and streams that wait for no more than a piece of a prompt.
 
-    python benchmarks/gpu_floor.py [SHAPE]
+    python benchmarks/gpu_floor.py [--shape SHAPE]
 
 Llama-3.1-8B's shape with random weights, and a byte-level vocabulary of random words. Triton's cache is empty at the
 start. Every use is run twice with other prompts, each time on an empty prefix cache.
@@ -9,10 +9,10 @@ start. Every use is run twice with other prompts, each time on an empty prefix c
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
-import sys
 import tempfile
 import threading
 import time
@@ -22,9 +22,6 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-
-if __name__ == "__main__":
-    os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()
 
 import torch
 
@@ -138,7 +135,10 @@ def longest_wait(engine: sgl.Engine, beside: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    shape = sys.argv[1] if len(sys.argv) > 1 else "llama-3.1-8b"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="llama-3.1-8b", choices=SHAPES)
+    shape = parser.parse_args().shape
+    os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()
     vocab = SHAPES[shape].vocab_size
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {shape}")
     loaded = load(shape)
