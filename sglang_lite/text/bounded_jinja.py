@@ -156,7 +156,7 @@ def _width(value: Any) -> None:
         _allow(abs(value))
 
 
-def _replaced(text: str, old: Any = "", new: Any = "", *_: Any) -> None:
+def _replaced(text: str, old: Any = "", new: Any = "", *_: Any, **__: Any) -> None:
     _allow(len(text))
     _allow(len(text) + text.count(str(old)) * len(str(new)))
 
@@ -165,7 +165,7 @@ def _joined(separator: str, items: Sequence[Any]) -> None:
     _allow(sum(len(item) if isinstance(item, str) else _measure(item) for item in items) + len(items) * len(separator))
 
 
-def _indented(text: str, width: Any = 4, *_: Any) -> None:
+def _indented(text: str, width: Any = 4, *_: Any, **__: Any) -> None:
     _width(width)
     _allow(len(text) + (text.count("\n") + 1) * (len(width) if isinstance(width, str) else int(width)))
 
@@ -254,9 +254,10 @@ def _sum(environment: Environment, value: Iterable[Any], attribute: str | int | 
     return sum(numbers, start)
 
 
-def _batch(value: Any, count: Any, *_: Any, **__: Any) -> None:
-    if isinstance(count, int) and count > MAX_ITEMS:
-        _too_many(count)
+def _batch(value: Any, *args: Any, **kwargs: Any) -> None:
+    for count in (*args, *kwargs.values()):
+        if isinstance(count, int) and count > MAX_ITEMS:
+            _too_many(count)
 
 
 def _rounded(value: Any, precision: Any = 0, *_: Any, **__: Any) -> None:
@@ -284,7 +285,7 @@ _ITERATED: dict[str, Callable[..., None]] = {
     **dict.fromkeys(("list", "map", "select", "reject", "selectattr", "rejectattr", "sum"), _nothing),
     **dict.fromkeys(("sort", "unique", "min", "max", "groupby"), lambda value, *_, **__: _touch(value)),
     **dict.fromkeys(("batch", "slice"), _batch),
-    "join": lambda value, d="", *_: _joined(str(d), value),
+    "join": lambda value, d="", *_, **__: _joined(str(d), value),
 }
 _TEXTS: dict[str, Callable[..., None]] = {
     **dict.fromkeys(
@@ -308,14 +309,14 @@ _TEXTS: dict[str, Callable[..., None]] = {
     "center": lambda value, width=80: _width(width),
     "format": lambda value, *args, **kwargs: _printed(_text(value), kwargs or args),
     "indent": lambda value, *args, **kwargs: _indented(_text(value), *args, **kwargs),
-    "replace": lambda value, *args: _replaced(_text(value), *args),
+    "replace": lambda value, *args, **kwargs: _replaced(_text(value), *args, **kwargs),
 }
 _OTHERS: dict[str, Callable[..., None]] = {
     **dict.fromkeys(("abs", "attr", "count", "d", "default", "first", "float", "last", "length", "random"), _nothing),
     **dict.fromkeys(("dictsort", "items", "reverse"), lambda value, *_, **__: _touch(value)),
     "int": _whole,
     "round": _rounded,
-    "tojson": lambda value, indent=None, **_: _json(value, indent),
+    "tojson": lambda value, indent=None, *_, **__: _json(value, indent),
 }
 _COMPARING = (  # of the tests
     "==", "eq", "equalto", "!=", "ne", "<", "lt", "lessthan", "<=", "le", ">", "gt", "greaterthan", ">=", "ge", "in",

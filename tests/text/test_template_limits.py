@@ -8,7 +8,7 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sglang_lite.protocol import TemplateError
-from sglang_lite.text import bounded_jinja
+from sglang_lite.text import bounded_jinja, chat_template
 from sglang_lite.text.chat_template import JinjaTemplate
 
 EXAMPLES = int(os.environ.get("SGLANG_LITE_HOSTILE_FILES", "200"))
@@ -129,6 +129,12 @@ ORDINARY = """
 {% filter upper %}block{% endfilter %} {% set text %}a{{ ns.count }}{% endset %}{{ text }} {{ {'a': [1, {'b': 2}]} }} {{ (1, 2) }}
 {{ 'x' in 'xyz' and 'user' in ns.found and 3 not in [1, 2] }} {{ 1 < 2 <= 2 }} {{ missing is defined }}{{ missing }} {{ 'a,b'.split(',')|map('upper')|join }}
 {{ 'tool'.startswith('to') }} {{ 'tool'.title().center(8) }} {{ namespace(a=1).a }} {{ dict(a=1, **{'b': 2}) }} {{ strings|d([])|length }}
+{{ 'a\nb'|indent(width=2, first=true) }} {{ messages|join(', ', attribute='role') }} {{ range(5)|batch(linecount=2)|list }}
+{{ range(5)|slice(slices=2, fill_with=0)|list }} {{ 'aa'|replace('a', 'b', count=1) }} {{ 2.57|round(precision=1, method='floor') }}
+{{ 'x'|center(width=5) }}{{ 'abcdef'|truncate(length=4, killwords=true, end='.', leeway=0) }} {{ messages|sort(attribute='role')|first }}
+{{ messages|groupby('role')|length }} {{ ['b', 'A']|sort(case_sensitive=true) }} {{ '7f'|int(default=0, base=16) }} {{ [{'n': 2}]|sum(attribute='n') }}
+{{ ['b', 'a']|max }} {{ messages|rejectattr('role', 'in', ['user'])|list|length }} {{ 'a b'|urlencode }} {{ {'b': 1, 'a': 2}|dictsort(by='value') }}
+{{ 'a,b'.split(sep=',', maxsplit=1) }} {{ messages|map(attribute='nothing', default='-')|join }} {{ messages[1]|tojson(ensure_ascii=False) }}
 {% call(x) show2() %}{{ x }}{% endcall %}
 """.replace(
     "{% call(x) show2() %}{{ x }}{% endcall %}",
@@ -138,16 +144,10 @@ ORDINARY = """
 
 def test_an_ordinary_template_writes_what_jinja_writes():
     plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-    plain.filters["tojson"] = bounded_jinja_tojson
+    plain.filters["tojson"] = chat_template._to_json
     expected = plain.from_string(ORDINARY).render(messages=MESSAGES, bos_token="<s>", add_generation_prompt=False)
     assert JinjaTemplate(ORDINARY, {"bos_token": "<s>"}).render(MESSAGES) == expected
     assert "4/4 Tool: 42" in expected
-
-
-def bounded_jinja_tojson(value, indent=None):
-    from sglang_lite.text.chat_template import _to_json
-
-    return _to_json(value, indent)
 
 
 def test_long_conversations_and_documents_are_far_from_the_limits():
