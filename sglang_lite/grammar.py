@@ -57,6 +57,9 @@ __all__ = [
 ]  # fmt: skip
 
 
+_ONCE = "that an object has a name which is not listed once"
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """What will be kept of a constraint.
@@ -65,7 +68,8 @@ class Report:
         refused: why it is refused, with JSON Pointers into a schema ("" elsewhere): all there is to be changed.
         enforced: JSON Pointers of a schema's keywords that every text keeps.
         checked: what is not enforced but checked in the finished value: what `enforce="best_effort"` asked for, and
-            of a Python type what no schema says, as a validator's function; with JSON Pointers into the schema.
+            of a Python type what no schema says, as a validator's function; that names which are not listed come once
+            (docs/constraints.md says where that is enforced, too). With JSON Pointers into the schema.
         remarks: JSON Pointers of a schema's keywords that demand nothing, as formats and names that are not known.
         rules: how large the grammar is.
         example: a text that it allows; None if it is refused, or every text is very long.
@@ -110,6 +114,8 @@ def check(constraint: Source, model: str | Path | Engine | None = None) -> Repor
     enforced, remarks = _said_by(known)
     kind = type_of(constraint)
     checked += kind.checked if kind is not None else ()
+    if isinstance(known, JsonSchema) and not refused:
+        checked += tuple((pointer, _ONCE) for pointer in normalise(known).open_at)
     left = {pointer for pointer, _ in (*refused, *checked)}
     enforced = tuple(pointer for pointer in enforced if pointer not in left)
     if refused:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
 from random import Random
 
@@ -9,11 +10,13 @@ from sglang_lite.constraints.automaton import DEAD, Automaton, State, automaton
 from sglang_lite.constraints.compose import language_of
 from sglang_lite.constraints.languages import users
 from sglang_lite.constraints.nodes import Alternation, CharSet, Concat, Language, Node, Ref, Repeat, Text
-from sglang_lite.protocol import Constraint, ConstraintError
+from sglang_lite.constraints.normal.wellformed import distinct_names
+from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema
 
 MAX_CHARS = 20_000
 MAX_STEPS = 200_000
 
+_DRAWS = 20  # of JSON in which a name may come twice, of which no grammar knows
 _MORE = 3  # how far beyond its minimum a repeat goes
 _DEPTH = 12  # of rules and repeats, from where on the shortest way out is taken
 _STEPS = 6  # through an automaton, likewise
@@ -26,11 +29,23 @@ def sample(constraint: Constraint, random: Random) -> str:
         ConstraintError: there is none, it can't be told, or all that were looked at are too long.
     """
     sampler = _Sampler(language_of(constraint), random)
-    for deepest in (_DEPTH, 0):  # some are short only if they are as short as they can be
+    for deepest in (*[_DEPTH] * _DRAWS, 0):
         text = sampler.text(deepest)
-        if text is not None:
+        if text is None:  # some are short only if they are as short as they can be
+            text = sampler.text(0)
+        if text is None:
+            break
+        if not isinstance(constraint, JsonSchema) or _has_distinct_names(text):
             return text
     raise ConstraintError(f"no text of at most {MAX_CHARS:,} characters was found.")
+
+
+def _has_distinct_names(text: str) -> bool:
+    try:
+        json.loads(text, object_pairs_hook=distinct_names)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 class _Sampler:

@@ -51,11 +51,17 @@ def parse_json(constraint: JsonSchema, text: str) -> Any:
     """The value that `text` spells, in whatever style, validated.
 
     Raises:
-        ValueValidationError: `text` is no JSON or breaks the schema; it carries the text and the value.
+        ValueValidationError: `text` is no JSON, has a name twice in an object or breaks the schema; it carries the text
+            and the value.
         ConstraintError: the schema refers to what is not there, or to itself again and again.
     """
     try:
-        value = json.loads(text, parse_constant=wellformed.no_number, parse_float=_finite)
+        value = json.loads(
+            text,
+            parse_constant=wellformed.no_number,
+            parse_float=_finite,
+            object_pairs_hook=wellformed.distinct_names,
+        )
     except (ValueError, RecursionError) as error:
         raise ValueValidationError(f"the text is not JSON: {error}", text=text) from error
     try:

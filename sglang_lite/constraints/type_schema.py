@@ -319,7 +319,7 @@ class TypeSchema(GenerateJsonSchema):
             case "string" | None:
                 return keys
             case "integer":
-                found: Json = {"type": "string", "pattern": "^-?(?:0|[1-9][0-9]{0,18})$"}
+                found: Json = {"type": "string", "pattern": "^(?:0|-?[1-9][0-9]{0,18})$"}
                 usual = known == {"type": "integer"}
                 return found if usual else _marked(found, "the limits of names that are numbers")
             case "number":

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_or
 from typing_extensions import TypedDict
 
 from sglang_lite.constraints.formats import DATE
+from sglang_lite.constraints.normal.wellformed import distinct_names
 from sglang_lite.constraints.number import ENDS, PATTERNS
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.constraints.type_patterns import MAX_INT, TIME, ZONE
@@ -85,7 +86,7 @@ def _value_type(annotation: Any, today: datetime.date) -> ValueType:
             schema.setdefault("minimum", -MAX_INT)
         if "exclusiveMaximum" not in schema:
             schema.setdefault("maximum", MAX_INT)
-    return ValueType(annotation, json_schema(schema), _reader(annotation, json.loads), checked=checked)
+    return ValueType(annotation, json_schema(schema), _reader(annotation, _load), checked=checked)
 
 
 def number_text(number: Number) -> ValueType:
@@ -172,6 +173,9 @@ def for_pydantic(annotation: Any) -> Any:
     if origin in (list, dict, tuple, set):
         return origin[tuple(map(for_pydantic, arguments))]
     return annotation
+
+
+_load = partial(json.loads, object_pairs_hook=distinct_names)
 
 
 def _reader(annotation: Any, load: Callable[[str], Any]) -> Callable[[str], Any]:

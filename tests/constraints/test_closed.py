@@ -55,3 +55,29 @@ def test_a_schema_is_closed_wherever_it_is_given():
     assert sgl.gen("x", constraint=constraint).constraint == constraint
     assert json.loads(constraint.schema)["additionalProperties"] is False  # and so for backends that take schemas
     assert "additionalProperties" not in json.loads(sgl.gen("x", json_schema=A).constraint.schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "places"),
+    [
+        (A, [""]),
+        (dict[str, int], [""]),
+        (
+            g.json_schema({"type": "object", "properties": {"x": {"type": "object"}}}, closed=True),
+            ["/properties/x", ""],
+        ),
+        ({"propertyNames": {"enum": ["a", "b"]}, "type": "object", "additionalProperties": {"type": "null"}}, []),
+        (list[int], []),
+    ],
+    ids=str,
+)
+def test_check_says_where_names_are_not_listed(schema, places):
+    assert [pointer for pointer, why in g.check(schema).checked if "once" in why] == places
+
+
+@pytest.mark.parametrize("source", [{"type": "object"}, dict[str, int], dict[str, dict[str, int]]], ids=str)
+def test_a_name_that_is_written_twice_is_refused(source):
+    text = '{"a": 1, "b": 2, "a": 3}' if source != dict[str, dict[str, int]] else '{"x": {"a": 1, "a": 2}}'
+    assert not g.matches(source, text)
+    with pytest.raises(sgl.ValueValidationError, match="the name 'a' is written twice"):
+        g.validate(source, text)

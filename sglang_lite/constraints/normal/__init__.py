@@ -33,10 +33,13 @@ class Normalised:
     Attributes:
         language: the texts of valid values in the style that is generated; of more than those, if `checked`.
         checked: what is not enforced but checked in finished values: JSON Pointers of keywords, and why.
+        open_at: JSON Pointers of objects with names that are not listed, of which no grammar knows whether one comes
+            twice.
     """
 
     language: Language
     checked: tuple[tuple[str, str], ...] = ()
+    open_at: tuple[str, ...] = ()
 
 
 def document_of(constraint: JsonSchema) -> Document:
@@ -65,8 +68,9 @@ def normalise(constraint: JsonSchema) -> Normalised:
         reader = Reader(document, assert_format=constraint.format == "assert", ignored=frozenset(checked))
         try:
             with within_limits("json_schema"):
-                language = Writer(reader, constraint.separators).language(At(document.start))
-            return Normalised(language, tuple(checked.items()))
+                writer = Writer(reader, constraint.separators)
+                language = writer.language(At(document.start))
+            return Normalised(language, tuple(checked.items()), tuple(writer.open_at))
         except ConstraintError as error:
             pointer = error.pointer
             work += reader.algebra.work

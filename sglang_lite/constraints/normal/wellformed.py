@@ -45,6 +45,16 @@ def no_number(text: str) -> NoReturn:
     raise json.JSONDecodeError(f"{text} is no number", text, 0)
 
 
+def distinct_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For `json.loads`, which would take the last of members with one name (RFC 7493, 2.3: there is one)."""
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        names = [name for name, _ in pairs]
+        again = next(name for i, name in enumerate(names) if name in names[:i])
+        raise ValueError(f"the name {again!r} is written twice in one object")
+    return members
+
+
 def check(schema: Any) -> None:
     """
     Raises:

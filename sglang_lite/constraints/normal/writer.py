@@ -15,10 +15,10 @@ from typing import Protocol
 from sglang_lite.constraints.languages import pruned
 from sglang_lite.constraints.nodes import NOTHING, Language, Node, Ref, alternation, concat, literal
 from sglang_lite.constraints.normal import decimals
-from sglang_lite.constraints.normal.formulas import At, Formula
+from sglang_lite.constraints.normal.formulas import All, At, Formula, Some
 from sglang_lite.constraints.normal.reader import Reader
 from sglang_lite.constraints.normal.strings import quoted
-from sglang_lite.constraints.normal.values import Arrays, Objects, Values
+from sglang_lite.constraints.normal.values import Arrays, Objects, Values, both_strings
 from sglang_lite.constraints.normal.write_arrays import array_text
 from sglang_lite.constraints.normal.write_objects import object_text
 from sglang_lite.protocol import ConstraintError
@@ -74,6 +74,7 @@ class Writer:
         self._names: dict[Hashable, str] = {}
         self._numbers: dict[Arrays | Objects, int] = {}
         self._to_do: deque[tuple[str, Callable[[], Node]]] = deque()
+        self.open_at: dict[str, None] = {}  # JSON Pointers of objects with names that are not listed
 
     def language(self, formula: Formula) -> Language:
         """The texts of the values in a formula.
@@ -124,7 +125,10 @@ class Writer:
 
     def _body(self, formula: Formula) -> Node:
         with blamed(formula):
-            return self._texts(self.reader.values(formula))
+            values = self.reader.values(formula)
+            if any(_has_unlisted(shape.listed()) for shape in values.objects):
+                self.open_at[_pointer(formula)] = None
+            return self._texts(values)
 
     def _texts(self, values: Values) -> Node:
         options: list[Node] = [literal("null")] if values.null else []
@@ -137,6 +141,16 @@ class Writer:
         """The texts of the arrays and objects."""
         arrays = [array_text(self, shape) for shape in values.arrays]
         return arrays + [object_text(self, shape) for shape in values.objects]
+
+
+def _has_unlisted(shape: Objects) -> bool:
+    return any(both_strings(names, shape.free_names) != NOTHING for names, _ in shape.others)
+
+
+def _pointer(formula: Formula) -> str:
+    """Where a formula is from, "" where that can't be told."""
+    parts = formula.parts if isinstance(formula, All | Some) else (formula,)
+    return next((part.place.pointer for part in parts if isinstance(part, At)), "")
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.grammar.base import CompiledGrammar, GrammarEngine, Mask
 from sglang_lite.runtime.grammar.choose import fastest
 from sglang_lite.runtime.grammar.continuing import ContinuedGrammar
+from sglang_lite.runtime.grammar.distinct import DistinctGrammar, QuotingTokens, names_are_open
 from sglang_lite.runtime.grammar.json_number import JsonNumberGrammar, may_be_number
 from sglang_lite.runtime.grammar.kept import SLOW_S, KeptGrammars
 from sglang_lite.runtime.grammar.number import NumberGrammar
@@ -176,6 +177,8 @@ class Compiler:
             if self._closed:
                 raise EngineClosedError("the engine is closed.")
             grammar = build()
+            if names_are_open(key):
+                grammar = DistinctGrammar(grammar, self._quoting)
             if isinstance(key, JsonSchema) and may_be_number(grammar, self._digits):
                 grammar = JsonNumberGrammar(grammar, self._vocabulary.tokens, ~self._digits)
         except Exception as error:  # whatever it is, it must not vanish in the pool
@@ -269,6 +272,11 @@ class Compiler:
     def _digits(self) -> Mask:
         """The mask of the tokens that begin with a digit."""
         return mask_of((i for i, token in enumerate(self._vocabulary.tokens) if token[:1].isdigit()), self._vocab_size)
+
+    @cached_property
+    def _quoting(self) -> QuotingTokens:
+        special = {*self._eos_ids, *self._tokenizer.special_ids}
+        return QuotingTokens(self._tokenizer.token_bytes, special)
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:
