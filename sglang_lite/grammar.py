@@ -19,6 +19,7 @@ from sglang_lite.constraints import matching
 from sglang_lite.constraints.compose import language_of
 from sglang_lite.constraints.given import Grammar as Grammar
 from sglang_lite.constraints.given import Source, as_constraint, type_of
+from sglang_lite.constraints.limits import within_limits
 from sglang_lite.constraints.normal import document_of, normalise
 from sglang_lite.constraints.normal.pointers import said_by
 from sglang_lite.constraints.normal.style import in_style
@@ -121,7 +122,8 @@ def check(constraint: Source, model: str | Path | Engine | None = None) -> Repor
     if refused:
         return Report(refused, enforced, checked, remarks, seconds=seconds)
     try:
-        example = sample(known, Random(0))
+        with within_limits("the constraint"):
+            example = sample(known, Random(0))
     except ConstraintError:  # texts too long to be looked at
         example = None
     return Report((), enforced, checked, remarks, len(language_of(known).rules), example, seconds)
@@ -172,7 +174,8 @@ def validate(constraint: Source, text: str) -> Any:
     """
     kind = type_of(constraint)
     _must_be_text(text)
-    value = matching.validate(as_constraint(constraint), text)
+    with within_limits("the constraint"):
+        value = matching.validate(as_constraint(constraint), text)
     return value if kind is None else kind.parse(text)
 
 

@@ -91,6 +91,10 @@ def _const(reader: Reader, schema: dict[str, Any], place: Place, seen: bool) -> 
 
 def _type(reader: Reader, schema: dict[str, Any], place: Place, seen: bool) -> Values:
     names = schema["type"]
+    named = [names] if isinstance(names, str) else names
+    for name in named:  # where only a reference leads to, nothing was checked before
+        if name not in _TYPES:
+            raise ConstraintError(f"json_schema: there is no type {name!r}.")
     if isinstance(names, str):
         return _TYPES[names]
     return reader.algebra.unite(_TYPES[name] for name in names)

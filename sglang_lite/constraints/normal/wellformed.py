@@ -118,7 +118,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         "maxContains",
     ), (_count, "a whole number of at least 0")),
     **dict.fromkeys(
-        ("pattern", "format", "$ref", "$dynamicRef", "$schema", "$id", "$anchor", "$dynamicAnchor"),
+        ("pattern", "format", "$ref", "$dynamicRef", "$recursiveRef", "$schema", "$id", "$anchor", "$dynamicAnchor"),
         (lambda v: isinstance(v, str), "a string"),
     ),
     "required": (_names, "a list of names"),
