@@ -22,6 +22,25 @@ from sglang_lite.version import __version__
 if TYPE_CHECKING:
     from sglang_lite import grammar
     from sglang_lite.constraints.given import Grammar
+    from sglang_lite.errors import (
+        BackendError,
+        BatchError,
+        CapabilityError,
+        ConstraintError,
+        DownloadError,
+        EngineClosedError,
+        ModelError,
+        OverloadedError,
+        ParameterError,
+        ProgramError,
+        RefusalError,
+        RequestAbortedError,
+        RequestTimeoutError,
+        SglError,
+        TemplateError,
+        UnknownVariableError,
+        ValueValidationError,
+    )
     from sglang_lite.lang.api import (
         assistant,
         assistant_begin,
@@ -58,33 +77,18 @@ if TYPE_CHECKING:
     from sglang_lite.lang.state import ProgramState, ProgramStateGroup
     from sglang_lite.lang.tools import ToolCall, ToolError, use_tools
     from sglang_lite.lang.tracer import TraceError
-    from sglang_lite.protocol import (
-        BackendError,
-        BatchError,
-        CapabilityError,
-        Choices,
-        ConstraintError,
-        DownloadError,
-        EngineClosedError,
-        ModelError,
-        OverloadedError,
-        ParameterError,
-        ProgramError,
-        RefusalError,
-        Regex,
-        RequestAbortedError,
-        RequestTimeoutError,
-        SamplingParams,
-        SglError,
-        TemplateError,
-        UnknownVariableError,
-        ValueValidationError,
-    )
+    from sglang_lite.protocol import Choices, Regex, SamplingParams
     from sglang_lite.runtime.config import EngineConfig
     from sglang_lite.runtime.engine import Engine
 
 _HOMES = {
     "constraints.given": ("Grammar",),
+    "errors": (
+        "BackendError", "BatchError", "CapabilityError", "ConstraintError", "DownloadError",
+        "EngineClosedError", "ModelError", "OverloadedError", "ParameterError", "ProgramError", "RefusalError",
+        "RequestAbortedError", "RequestTimeoutError", "SglError", "TemplateError", "UnknownVariableError",
+        "ValueValidationError",
+    ),
     "lang.api": (
         "assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int", "gen_string",
         "get_server_info", "image", "select", "separate_reasoning", "set_default_backend", "system", "system_begin",
@@ -102,12 +106,7 @@ _HOMES = {
     "lang.state": ("ProgramState", "ProgramStateGroup"),
     "lang.tools": ("ToolCall", "ToolError", "use_tools"),
     "lang.tracer": ("TraceError",),
-    "protocol": (
-        "BackendError", "BatchError", "CapabilityError", "Choices", "ConstraintError", "DownloadError",
-        "EngineClosedError", "ModelError", "OverloadedError", "ParameterError", "ProgramError", "RefusalError", "Regex",
-        "RequestAbortedError", "RequestTimeoutError", "SamplingParams", "SglError", "TemplateError",
-        "UnknownVariableError", "ValueValidationError",
-    ),
+    "protocol": ("Choices", "Regex", "SamplingParams"),
     "runtime.config": ("EngineConfig",),
     "runtime.engine": ("Engine",),
 }  # fmt: skip

@@ -1,0 +1,180 @@
+"""The error family: every error that this package raises on purpose, and places in the user's program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import CodeType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from sglang_lite.protocol.results import Generation
+
+
+class Location(NamedTuple):
+    """A place in the user's program: a code object and the offset of an instruction in it, so that taking one costs
+    nothing; the line is looked up when it is shown."""
+
+    code: CodeType
+    instruction: int
+
+    @property
+    def file(self) -> str:
+        return self.code.co_filename
+
+    @property
+    def line(self) -> int:
+        lines = (line for start, end, line in self.code.co_lines() if start <= self.instruction < end)
+        return next(lines, None) or self.code.co_firstlineno
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.code.co_qualname}"
+
+
+class SglError(Exception):
+    """Base of every error this package raises on purpose.
+
+    Args:
+        message: what was wrong, naming the parameter, file, JSON Pointer or variable.
+        hint: what the reader can do about it.
+        where: the line of the user's program, when one is known.
+    """
+
+    retryable: bool = False
+
+    def __init__(self, message: str, *, hint: str = "", where: Location | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.where = where
+
+    def __copy__(self) -> SglError:
+        return _restored(type(self), self.args, self.__dict__)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By attributes, as constructors differ. The place becomes text: code can't be pickled.
+        attributes = {**self.__dict__, "where": None}
+        if self.where is not None:
+            attributes["message"] = f"{self.message} [{self.where}]"
+        return _restored, (type(self), self.args, attributes)
+
+    def __str__(self) -> str:
+        text = self.message
+        if self.hint:
+            text += f" {self.hint}" if text.endswith((".", "!", "?", "^")) else f". {self.hint}"
+        if self.where is not None:
+            text += f" [{self.where}]"
+        return text
+
+
+def _restored(kind: type[SglError], args: tuple[Any, ...], attributes: dict[str, Any]) -> SglError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
+    return error
+
+
+class ParameterError(SglError, ValueError):
+    """A parameter of a public function has a value that can't be honoured. Raised before anything runs."""
+
+    def __init__(self, parameter: str, problem: str, *, hint: str = "", where: Location | None = None) -> None:
+        super().__init__(f"{parameter}: {problem}", hint=hint, where=where)
+        self.parameter = parameter
+
+
+class ConstraintError(SglError, ValueError):
+    """A regex, schema or grammar is invalid or can't be enforced. `pointer` is a JSON Pointer into a schema."""
+
+    def __init__(
+        self, message: str, *, pointer: str | None = None, hint: str = "", where: Location | None = None
+    ) -> None:
+        if pointer is not None:
+            message = f"{message.removesuffix('.')} (at {pointer or '/'})"
+        super().__init__(message, hint=hint, where=where)
+        self.pointer = pointer
+
+
+class TemplateError(SglError, ValueError):
+    """A chat template is missing, fails to render or can't be rendered turn by turn."""
+
+
+class ModelError(SglError):
+    """A model can't be found, read or run: names the file, what was found and what is supported."""
+
+
+class DownloadError(ModelError):
+    """Fetching a model failed: network, disk or a hash that does not match."""
+
+
+class CapabilityError(SglError):
+    """A program needs what its backend can't do. Raised before the first call that would need it."""
+
+
+class ProgramError(SglError):
+    """A node of a program failed with a foreign exception (the `__cause__`), or the program was misused."""
+
+
+class UnknownVariableError(ProgramError, KeyError):
+    """A program has no variable of this name."""
+
+    __str__ = SglError.__str__  # KeyError would print the repr of the message
+
+
+class ValueValidationError(SglError, ValueError):
+    """Generated text does not make a value of the type asked for.
+
+    Attributes:
+        text: what the model wrote.
+        value: the parsed value that failed validation, None when the text did not even parse.
+    """
+
+    def __init__(
+        self, message: str, *, text: str, value: object = None, hint: str = "", where: Location | None = None
+    ) -> None:
+        super().__init__(message, hint=hint, where=where)
+        self.text = text
+        self.value = value
+
+
+class BackendError(SglError):
+    """A backend failed to answer."""
+
+
+class RequestTimeoutError(BackendError, TimeoutError):
+    """A node or run took longer than its `timeout`."""
+
+    retryable = True
+
+
+class RequestAbortedError(BackendError):
+    """The request was aborted before it finished.
+
+    Attributes:
+        partial: the result up to there, its `finish_reason` "abort"; None where no single generation was aborted.
+    """
+
+    partial: Generation | None = None
+
+
+class OverloadedError(BackendError):
+    """A queue or memory limit refused the request; trying again later may work."""
+
+    retryable = True
+
+
+class RefusalError(BackendError):
+    """The model, or a filter of its provider, declined to answer."""
+
+
+class EngineClosedError(BackendError):
+    """The engine was closed, or its loop stopped after a crash (the `__cause__`)."""
+
+
+class BatchError(ProgramError):
+    """Some programs of a batch failed.
+
+    Attributes:
+        results: one entry per item, in input order: the state, or the exception that ended it.
+    """
+
+    def __init__(self, message: str, results: Sequence[object], *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.results = list(results)

@@ -1,0 +1,60 @@
+"""Prompts: rendered text with the tokens that are final, and the same as messages for chat APIs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of a prompt. Neighbouring spans without ids are tokenised as one text.
+
+    Attributes:
+        ids: tokens that are final (a model wrote them) and are never retokenised.
+        special: a special token that is written out in the text is that token. False for what users and tools say: it
+            is its characters and nothing else, together with the text around it too.
+    """
+
+    text: str
+    ids: tuple[int, ...] | None = None
+    special: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image: encoded bytes and their media type (`image/png` …), or an address to fetch it from (no bytes)."""
+
+    data: bytes = b""
+    media_type: str = ""
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One finished turn of a conversation. A content item is text or an image."""
+
+    role: str
+    content: tuple[str | Image, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a backend continues.
+
+    Attributes:
+        spans: the rendered text, in order; their texts concatenated are the whole prompt.
+        messages: the finished turns, for chat APIs.
+        role: the open turn's role, None outside a turn.
+        partial: text already written in the open turn.
+        images: images in the order of their placeholders in the text.
+    """
+
+    spans: tuple[Span, ...]
+    messages: tuple[Message, ...] = ()
+    role: str | None = None
+    partial: str = ""
+    images: tuple[Image, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return "".join(span.text for span in self.spans)

@@ -1,0 +1,132 @@
+"""Results: what a backend reports of generations, selections and programs, whole and in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sglang_lite.protocol.prompt import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a node cost. Token counts; times are in seconds, 0.0 where the backend does not tell.
+
+    Attributes:
+        prompt_tokens: tokens the model was conditioned on, cached ones included.
+        cached_tokens: those of them that were not computed again.
+        completion_tokens: tokens generated, forced ones included.
+        forced_tokens: those the grammar left no choice about and that took no decode step.
+        queue_s: waiting before the first computation.
+        first_token_s: submission to the first token.
+        total_s: submission to the end.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    forced_tokens: int = 0
+    queue_s: float = 0.0
+    first_token_s: float = 0.0
+    total_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One position: the token's log-probability (None where nothing precedes it), its id, and on request its text
+    and the alternatives as (log-probability, id, text) from most to least likely."""
+
+    logprob: float | None
+    token_id: int
+    text: str | None = None
+    top: tuple[tuple[float, int, str | None], ...] = ()
+    ids: tuple[tuple[float, int, str | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text of a running generation (`index` tells the sample when n > 1)."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A finished generation.
+
+    Attributes:
+        text: the result, stop string trimmed.
+        token_ids: every id the model wrote, the stop's included.
+        kept_ids: how many of `token_ids` lie wholly within `text`; `spans` are those and what is left.
+        finish_reason: "stop" (end of sequence, stop string or token, complete grammar), "length", or "abort" (of a
+            partial result: see RequestAbortedError).
+        matched: the stop string, regex or token id that ended it; None for end of grammar or length.
+        usage: tokens and times.
+        index: which sample it is, when n > 1.
+        output_logprobs, prompt_logprobs: when asked for.
+        meta: anything else the backend reports.
+    """
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    spans: tuple[Span, ...] = ()
+    finish_reason: Literal["stop", "length", "abort"] = "stop"
+    matched: str | int | None = None
+    usage: Usage = Usage()
+    index: int = 0
+    output_logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceScore:
+    """One choice as the model sees it after the prompt.
+
+    Attributes:
+        text: the choice.
+        token_ids: the tokens that were scored.
+        logprobs: log P(token | everything before), one per id, in nats.
+        unconditional: the same without the prompt, where the method asked; None where nothing precedes the token.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    unconditional: tuple[float | None, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """All choices scored. `scores` is in the order of the choices and empty where a backend only picks (`picked`)."""
+
+    scores: tuple[ChoiceScore, ...]
+    usage: Usage = Usage()
+    picked: str | None = None
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """Something that a running program has brought.
+
+    Attributes:
+        path: of the segment: its index, and inside a fork the index of the branch and of the segment there.
+        name: of the segment.
+        event: text of a running generation, or the segment's result.
+    """
+
+    path: tuple[int, ...]
+    name: str | None
+    event: Delta | Generation | Selection
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramResult:
+    """A program that has been played to its end. `text` is what it added to its prompt, joined branches included."""
+
+    text: str
