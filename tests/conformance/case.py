@@ -27,6 +27,8 @@ class Case:
         blocking: SGLang's blocking hooks can play it, too.
         engine: the engine can play it (it sees no images).
         streams: it can run with stream=True (a shown text can't be taken back).
+        programs: that an engine sees in a run: one a run that generates or selects on its backend, and one more for
+            each program that the body runs by itself.
     """
 
     program: SglFunction
@@ -39,6 +41,7 @@ class Case:
     blocking: bool = True
     engine: bool = True
     streams: bool = True
+    programs: int = field(kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -9,4 +9,6 @@ def ask(s, what, mark="?", *, end):
     s += what + mark + sgl.gen("x", max_tokens=3) + end
 
 
-CASE = Case(ask.bind(end="."), {"Who?": " me"}, text="Who? me.", variables={"x": " me"}, arguments={"what": "Who"})
+CASE = Case(
+    ask.bind(end="."), {"Who?": " me"}, text="Who? me.", variables={"x": " me"}, arguments={"what": "Who"}, programs=1
+)

@@ -23,4 +23,5 @@ CASE = Case(
     {"A: ": "here", "C: ": "again"},
     text="A: here B: there C: again",
     variables={"x": "here", "y": "there", "z": "again"},
+    programs=1,
 )

@@ -13,4 +13,6 @@ def program(s):
     s.cancel()
 
 
-CASE = Case(program, {"A: ": "1", "B: ": "2"}, text="A: 1 B: 2", variables={"x": "1", "y": "2"}, streams=False)
+CASE = Case(
+    program, {"A: ": "1", "B: ": "2"}, text="A: 1 B: 2", variables={"x": "1", "y": "2"}, streams=False, programs=1
+)

@@ -14,4 +14,5 @@ CASE = Case(
     {"Letter: ": "a"},
     text=sgl.ValueValidationError,
     variables={"x": sgl.ValueValidationError},
+    programs=1,
 )

@@ -12,4 +12,4 @@ def program(s):
     s += "On " + sgl.gen("y", max_tokens=3)
 
 
-CASE = Case(program, {"Aside ": "a", "On ": "b"}, text="Start. On b", variables={"x": "a", "y": "b"})
+CASE = Case(program, {"Aside ": "a", "On ": "b"}, text="Start. On b", variables={"x": "a", "y": "b"}, programs=1)

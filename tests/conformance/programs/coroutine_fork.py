@@ -19,4 +19,5 @@ CASE = Case(
     {"0: ": "c", "1: ": "b", "2: ": "a"},
     text="Start. End",
     variables={},
+    programs=1,
 )

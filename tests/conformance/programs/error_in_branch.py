@@ -20,4 +20,5 @@ CASE = Case(
     {"good ": "1", "bad ": "b", "Still ": "3"},
     text="Start. Still 3",
     variables={"x": True, "failed": sgl.ValueValidationError, "z": "3"},
+    programs=1,
 )

@@ -15,4 +15,5 @@ CASE = Case(
     {"A: ": "1", "B: ": "b", "C: ": "3"},
     text=sgl.ValueValidationError,
     variables={"x": "1", "y": sgl.ValueValidationError, "z": sgl.ValueValidationError},
+    programs=1,
 )

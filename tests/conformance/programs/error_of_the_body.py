@@ -10,4 +10,4 @@ def program(s):
     raise KeyError("mine")
 
 
-CASE = Case(program, {"A: ": "1"}, raises=KeyError)
+CASE = Case(program, {"A: ": "1"}, raises=KeyError, programs=1)

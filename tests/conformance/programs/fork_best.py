@@ -20,4 +20,5 @@ CASE = Case(
     {"0) ": "a", "1) ": "b", "2) ": "c", "a Mark: ": "3", "b Mark: ": "7", "c Mark: ": "5"},
     text="Write. Best: b",
     variables={"best": 1},
+    programs=1,
 )

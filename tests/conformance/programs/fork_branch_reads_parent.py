@@ -13,4 +13,6 @@ def program(s):
     branches.join()
 
 
-CASE = Case(program, {"Name ": "ab", "ab: ": "1"}, text="Name ab. ", variables={"name": "ab", "x": ["1", "1"]})
+CASE = Case(
+    program, {"Name ": "ab", "ab: ": "1"}, text="Name ab. ", variables={"name": "ab", "x": ["1", "1"]}, programs=1
+)

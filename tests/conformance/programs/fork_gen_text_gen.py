@@ -18,4 +18,5 @@ CASE = Case(
     {"and ": "z", **{f"{i}: ": f"v{i}" for i in range(8)}},
     text="Start. ",
     variables={"a": [f"v{i}" for i in range(8)], "b": ["z"] * 8},
+    programs=1,
 )

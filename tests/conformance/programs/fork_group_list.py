@@ -17,4 +17,5 @@ CASE = Case(
     {"left ": "a", "right ": "q"},
     text="Start. left a right q",
     variables={"x": ["a", None], "y": [None, "q"]},
+    programs=1,
 )

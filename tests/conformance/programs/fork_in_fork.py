@@ -23,4 +23,5 @@ CASE = Case(
     {"/0:": "a", "/1:": "b", ";": "c"},
     text="Start. 0/0:a/1:b;c 1/0:a/1:b;c",
     variables={"x": [["a", "b"], ["a", "b"]], "y": ["c", "c"]},
+    programs=1,
 )

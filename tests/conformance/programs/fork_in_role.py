@@ -22,4 +22,5 @@ CASE = Case(
     text="<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nGive two.<|im_end|>\n"
     "<|im_start|>assistant\nI say: 0) a1) b = c<|im_end|>\n",
     variables={"x": ["a", "b"], "y": "c"},
+    programs=1,
 )

@@ -19,4 +19,5 @@ CASE = Case(
     {"0: ": "a", "1: ": "b", "2: ": "c", "End ": "z"},
     text="Start. End z",
     variables={"x": ["a", "b", "c"], "y": "z"},
+    programs=1,
 )

@@ -14,4 +14,4 @@ def program(s):
     s += "Last " + sgl.gen("y", max_tokens=2)
 
 
-CASE = Case(program, {": ": "v", "Last ": "w"}, text="Start. Last w", variables={"x": ["v"] * 64, "y": "w"})
+CASE = Case(program, {": ": "v", "Last ": "w"}, text="Start. Last w", variables={"x": ["v"] * 64, "y": "w"}, programs=1)

@@ -12,4 +12,4 @@ def program(s):
     branches.join()
 
 
-CASE = Case(program, {"only ": "a"}, text="Start. ", variables={"x": [None, "a", None]})
+CASE = Case(program, {"only ": "a"}, text="Start. ", variables={"x": [None, "a", None]}, programs=1)

@@ -13,4 +13,4 @@ def program(s):
     s += " on"
 
 
-CASE = Case(program, {"Go ": "x"}, text="Start. Go x on", variables={"x": ["x"]})
+CASE = Case(program, {"Go ": "x"}, text="Start. Go x on", variables={"x": ["x"]}, programs=1)

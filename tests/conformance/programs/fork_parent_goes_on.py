@@ -14,4 +14,10 @@ def program(s):
     s += "."
 
 
-CASE = Case(program, {"Start. ": "b", "Beside ": "z"}, text="Start. Beside zbb.", variables={"x": ["b", "b"], "y": "z"})
+CASE = Case(
+    program,
+    {"Start. ": "b", "Beside ": "z"},
+    text="Start. Beside zbb.",
+    variables={"x": ["b", "b"], "y": "z"},
+    programs=1,
+)

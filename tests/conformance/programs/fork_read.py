@@ -14,4 +14,4 @@ def program(s):
     s["a"] = first["a"]
 
 
-CASE = Case(program, {"1: ": "b", "after b: ": "x"}, text="Start. x!", variables={"a": "b"})
+CASE = Case(program, {"1: ": "b", "after b: ": "x"}, text="Start. x!", variables={"a": "b"}, programs=1)

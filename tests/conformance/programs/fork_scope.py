@@ -21,4 +21,5 @@ CASE = Case(
     {"[0": "p", "[1": "q"},
     text="a[0p][1q].",
     variables={"all": "a[0p][1q]", "own": ["[0p]", "[1q]"], "x": ["p", "q"]},
+    programs=1,
 )

@@ -19,4 +19,5 @@ CASE = Case(
     {"0? ": "yes", "1? ": "no", "2? ": "yes", "since ": "z"},
     text="Start. ",
     variables={"x": ["yes", "no", "yes"], "why": ["z"] * 3},
+    programs=1,
 )

@@ -19,4 +19,5 @@ CASE = Case(
     {"x0:": "a", "x1:": "b", "y0:": "c", "y1:": "d"},
     text="Start. x0:a x1:b y0:c y1:d",
     variables={"x": ["a", "b"], "y": ["c", "d"]},
+    programs=1,
 )

@@ -14,4 +14,6 @@ def program(s):
     first.join("concate_and_append")
 
 
-CASE = Case(program, {" f": "1", " s": "2"}, text="Start. s2 s2 f1 f1", variables={"x": ["1", "1"], "y": ["2", "2"]})
+CASE = Case(
+    program, {" f": "1", " s": "2"}, text="Start. s2 s2 f1 f1", variables={"x": ["1", "1"], "y": ["2", "2"]}, programs=1
+)

@@ -12,4 +12,4 @@ def program(s):
     s += "End"
 
 
-CASE = Case(program, {"0: ": "a", "1: ": "b"}, text="Start. End", variables={"x": sgl.UnknownVariableError})
+CASE = Case(program, {"0: ": "a", "1: ": "b"}, text="Start. End", variables={"x": sgl.UnknownVariableError}, programs=1)

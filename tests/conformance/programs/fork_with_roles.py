@@ -20,4 +20,5 @@ CASE = Case(
     {"Tell 0": "a", "Tell 1": "b", "And?": "c"},
     text="<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\nc<|im_end|>\n",
     variables={"x": ["a", "b"], "y": "c"},
+    programs=1,
 )

@@ -9,4 +9,4 @@ def program(s):
     s += "Is it? " + sgl.gen("x", choices=["yes", "no"]) + "."
 
 
-CASE = Case(program, {"Is it? ": "no"}, text="Is it? no.", variables={"x": "no"})
+CASE = Case(program, {"Is it? ": "no"}, text="Is it? no.", variables={"x": "no"}, programs=1)

@@ -11,4 +11,4 @@ def program(s):
     s += "> " + sgl.gen("x", constraint=WORD) + " " + sgl.gen("y", constraint=sgl.Choices(("on", "off")))
 
 
-CASE = Case(program, {"> ": "abc", "abc ": "off"}, text="> abc off", variables={"x": "abc", "y": "off"})
+CASE = Case(program, {"> ": "abc", "abc ": "off"}, text="> abc off", variables={"x": "abc", "y": "off"}, programs=1)

@@ -9,4 +9,4 @@ def program(s):
     s += "So: " + sgl.gen("x", dtype=bool) + "."
 
 
-CASE = Case(program, {"So: ": "True"}, text="So: True.", variables={"x": "True"})
+CASE = Case(program, {"So: ": "True"}, text="So: True.", variables={"x": "True"}, programs=1)

@@ -9,4 +9,4 @@ def program(s):
     s += "> " + sgl.gen("x", ebnf='root ::= ("ab" | "ba") root2\nroot2 ::= "!" | "?"') + " end"
 
 
-CASE = Case(program, {"> ": "ba!"}, text="> ba! end", variables={"x": "ba!"}, blocking=False)
+CASE = Case(program, {"> ": "ba!"}, text="> ba! end", variables={"x": "ba!"}, blocking=False, programs=1)

@@ -10,4 +10,4 @@ def program(s):
     s += sgl.gen("x")
 
 
-CASE = Case(program, {"a": "b c"}, text="ab c", variables={"x": "b c"})
+CASE = Case(program, {"a": "b c"}, text="ab c", variables={"x": "b c"}, programs=1)

@@ -9,4 +9,4 @@ def program(s):
     s += "A" + sgl.gen("a", max_tokens=3) + sgl.gen("b", max_tokens=3)
 
 
-CASE = Case(program, {"A": "x", "x": "y"}, text="Axy", variables={"a": "x", "b": "y"})
+CASE = Case(program, {"A": "x", "x": "y"}, text="Axy", variables={"a": "x", "b": "y"}, programs=1)

@@ -9,4 +9,4 @@ def program(s):
     s += "Number " + sgl.gen_int("x") + ","
 
 
-CASE = Case(program, {"Number ": "42"}, text="Number 42,", variables={"x": "42"})
+CASE = Case(program, {"Number ": "42"}, text="Number 42,", variables={"x": "42"}, programs=1)

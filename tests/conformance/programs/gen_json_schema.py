@@ -21,4 +21,5 @@ CASE = Case(
     {"JSON: ": '{"a": 2, "b": true}'},
     text='JSON: {"a": 2, "b": true}\n',
     variables={"x": '{"a": 2, "b": true}'},
+    programs=1,
 )

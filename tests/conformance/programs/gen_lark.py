@@ -9,4 +9,4 @@ def program(s):
     s += "> " + sgl.gen("x", lark='start: "x"~1..3 ("y" | "z")') + " end"
 
 
-CASE = Case(program, {"> ": "xxz"}, text="> xxz end", variables={"x": "xxz"}, blocking=False)
+CASE = Case(program, {"> ": "xxz"}, text="> xxz end", variables={"x": "xxz"}, blocking=False, programs=1)

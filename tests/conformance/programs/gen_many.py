@@ -15,4 +15,5 @@ CASE = Case(
     {f"{i}: ": f"is {i}" for i in range(10)},
     text="".join(f"{i}: is {i}\n" for i in range(10)),
     variables={f"v{i}": f"is {i}" for i in range(10)},
+    programs=1,
 )

@@ -9,4 +9,4 @@ def program(s):
     s += "Q: " + sgl.gen("x")
 
 
-CASE = Case(program, {"Q: ": "one"}, text="Q: one", variables={"x": "one"})
+CASE = Case(program, {"Q: ": "one"}, text="Q: one", variables={"x": "one"}, programs=1)

@@ -15,4 +15,5 @@ CASE = Case(
     text="Q <think>\nlong\n</think>\n\nshort.",
     variables={"x": "short", "x_reasoning_content": "long\n"},
     engine=False,
+    programs=1,
 )

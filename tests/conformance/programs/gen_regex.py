@@ -10,5 +10,9 @@ def program(s):
 
 
 CASE = Case(
-    program, {"Date: ": "1999-12", "12 ": "x"}, text="Date: 1999-12 x", variables={"date": "1999-12", "rest": "x"}
+    program,
+    {"Date: ": "1999-12", "12 ": "x"},
+    text="Date: 1999-12 x",
+    variables={"date": "1999-12", "rest": "x"},
+    programs=1,
 )

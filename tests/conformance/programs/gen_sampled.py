@@ -9,4 +9,4 @@ def program(s):
     s += "A: " + sgl.gen("a", temperature=1.5, top_p=0.9) + ". " + sgl.gen("b", temperature=0.7, top_k=5, min_p=0.01)
 
 
-CASE = Case(program, {"A: ": "x", ". ": "y"}, text="A: x. y", variables={"a": "x", "b": "y"})
+CASE = Case(program, {"A: ": "x", ". ": "y"}, text="A: x. y", variables={"a": "x", "b": "y"}, programs=1)

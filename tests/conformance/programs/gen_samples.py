@@ -14,4 +14,5 @@ CASE = Case(
     {"A: ": ["1", "2", "3"], ".": "x"},
     text="A: 1.x",
     variables={"a": ["1", "2", "3"], "b": "x"},
+    programs=1,
 )

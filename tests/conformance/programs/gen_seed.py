@@ -16,4 +16,5 @@ CASE = Case(
     variables={"a": "x", "b": "y"},
     settings={"seed": 5},
     blocking=False,
+    programs=1,
 )

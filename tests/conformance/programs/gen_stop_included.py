@@ -9,4 +9,6 @@ def program(s):
     s += "A: " + sgl.gen("a", stop="e", include_stop=True) + "!" + sgl.gen("b", max_tokens=3)
 
 
-CASE = Case(program, {"A: ": "one two", "!": "z"}, text="A: one!z", variables={"a": "one", "b": "z"}, blocking=False)
+CASE = Case(
+    program, {"A: ": "one two", "!": "z"}, text="A: one!z", variables={"a": "one", "b": "z"}, blocking=False, programs=1
+)

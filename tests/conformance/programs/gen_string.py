@@ -9,4 +9,4 @@ def program(s):
     s += "Name: " + sgl.gen_string("x") + ";"
 
 
-CASE = Case(program, {"Name: ": '"Ann"'}, text='Name: "Ann";', variables={"x": '"Ann"'})
+CASE = Case(program, {"Name: ": '"Ann"'}, text='Name: "Ann";', variables={"x": '"Ann"'}, programs=1)

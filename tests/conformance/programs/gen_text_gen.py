@@ -14,4 +14,5 @@ CASE = Case(
     {"A: ": "1", "B: ": "2", "C: ": "3"},
     text="A: 1\nB: 2\nC: 3",
     variables={"a": "1", "b": "2", "c": "3"},
+    programs=1,
 )

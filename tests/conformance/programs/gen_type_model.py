@@ -23,4 +23,5 @@ CASE = Case(
     {"Pet: ": '{"kind": "cat", "young": false}'},
     text='Pet: {"kind": "cat", "young": false}.',
     variables={"pet": Pet(kind="cat", young=False)},
+    programs=1,
 )

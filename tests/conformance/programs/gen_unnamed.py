@@ -9,4 +9,4 @@ def program(s):
     s += "Q: " + sgl.gen() + "." + sgl.gen("x")
 
 
-CASE = Case(program, {"Q: ": "one", ".": "two"}, text="Q: one.two", variables={"x": "two"})
+CASE = Case(program, {"Q: ": "one", ".": "two"}, text="Q: one.two", variables={"x": "two"}, programs=1)

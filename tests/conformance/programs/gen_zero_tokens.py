@@ -9,4 +9,4 @@ def program(s):
     s += "A" + sgl.gen("a", max_tokens=0) + "B" + sgl.gen("b")
 
 
-CASE = Case(program, {"A": "x", "B": "y"}, text="ABy", variables={"a": "", "b": "y"})
+CASE = Case(program, {"A": "x", "B": "y"}, text="ABy", variables={"a": "", "b": "y"}, programs=1)

@@ -18,4 +18,5 @@ CASE = Case(
     text="List: a, ba, stop. w",
     variables={"x": "ba", "y": "stop", "z": "w"},
     blocking=False,
+    programs=1,
 )

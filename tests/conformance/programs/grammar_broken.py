@@ -11,4 +11,4 @@ def program(s):
         s += "x"
 
 
-CASE = Case(program, raises=sgl.ConstraintError, blocking=False)
+CASE = Case(program, raises=sgl.ConstraintError, blocking=False, programs=0)

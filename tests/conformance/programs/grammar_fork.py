@@ -21,4 +21,5 @@ CASE = Case(
     text="<abcd>",
     variables={"x": ["c", "d"], "y": "abcd"},
     blocking=False,
+    programs=1,
 )

@@ -19,4 +19,5 @@ CASE = Case(
     variables={"x": "a cat"},
     blocking=False,
     engine=False,
+    programs=0,
 )

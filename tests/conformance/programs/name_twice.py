@@ -9,4 +9,4 @@ def program(s):
     s += "A: " + sgl.gen("x", max_tokens=3) + ", B: " + sgl.gen("x", max_tokens=3)
 
 
-CASE = Case(program, {"A: ": "1", "B: ": "2"}, text="A: 1, B: 2", variables={"x": "2"})
+CASE = Case(program, {"A: ": "1", "B: ": "2"}, text="A: 1, B: 2", variables={"x": "2"}, programs=1)

@@ -22,4 +22,5 @@ CASE = Case(
     {"One? ": "1", "Two? ": "2", "End ": "3"},
     text="Start: One? 1. Two? 2. End 3",
     variables={"a": "1", "b": "2", "c": "3"},
+    programs=1,
 )

@@ -21,4 +21,5 @@ CASE = Case(
     {"One? ": "b", "b ": "z"},
     text="Start: b z",
     variables={"x": "z", "answer": sgl.UnknownVariableError},
+    programs=2,
 )

@@ -27,4 +27,5 @@ CASE = Case(
     {"0=": "a", "1=": "b"},
     text="Start. 0=a 1=b 0=a 1=b End",
     variables={"x": [["a", "b"], ["a", "b"]]},
+    programs=1,
 )

@@ -18,4 +18,5 @@ CASE = Case(
     {"0=": "a", "1=": "b", "2=": "c", "3=": "d"},
     text="0=a 1=b 2=c 3=d ",
     variables={"total": "abcd", "v3": "d"},
+    programs=1,
 )

@@ -18,4 +18,5 @@ CASE = Case(
     {"Is it? ": "no", "Why? ": "a", "Why not? ": "b"},
     text="Is it? no. Why not? b",
     variables={"x": "no", "why": "b"},
+    programs=1,
 )

@@ -13,4 +13,6 @@ def program(s):
     s += "end"
 
 
-CASE = Case(program, {":": ["more", "more", "done"]}, text="0:more 1:more 2:done end", variables={"x": "done"})
+CASE = Case(
+    program, {":": ["more", "more", "done"]}, text="0:more 1:more 2:done end", variables={"x": "done"}, programs=1
+)

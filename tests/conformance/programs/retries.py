@@ -14,4 +14,5 @@ CASE = Case(
     {"A: ": [sgl.OverloadedError("busy."), "fine"]},
     text="A: fine.",
     variables={"x": "fine"},
+    programs=1,
 )

@@ -11,4 +11,4 @@ def program(s):
         s += sgl.assistant("no")
 
 
-CASE = Case(program, raises=sgl.ProgramError)
+CASE = Case(program, raises=sgl.ProgramError, programs=0)

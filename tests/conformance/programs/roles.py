@@ -16,4 +16,5 @@ CASE = Case(
     {"assistant": "Yo"},
     text="<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYo<|im_end|>\n",
     variables={"x": "Yo"},
+    programs=1,
 )

@@ -15,4 +15,5 @@ CASE = Case(
     {"assistant": "Yo"},
     text="<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYo<|im_end|>\n",
     variables={"x": "Yo"},
+    programs=1,
 )

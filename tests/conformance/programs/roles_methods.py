@@ -16,4 +16,5 @@ CASE = Case(
     {"assistant": "no"},
     text="<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nno<|im_end|>\n",
     variables={"x": "no"},
+    programs=1,
 )

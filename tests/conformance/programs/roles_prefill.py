@@ -15,4 +15,5 @@ CASE = Case(
     {"Well, ": "yo"},
     text="<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nWell, yo<|im_end|>\n",
     variables={"x": "yo"},
+    programs=1,
 )

@@ -21,4 +21,5 @@ CASE = Case(
     {f"Question {i}": f"{i}!" for i in range(3)},
     text="<|im_start|>system\nBe brief.<|im_end|>\n" + turn(0) + turn(1) + turn(2),
     variables={f"a{i}": f"{i}!" for i in range(3)},
+    programs=1,
 )

@@ -22,4 +22,5 @@ CASE = Case(
     text="<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
     "<|im_start|>assistant\nSo: 1, and 2<|im_end|>\n",
     variables={"x": "1", "y": "2"},
+    programs=1,
 )

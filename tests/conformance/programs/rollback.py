@@ -21,4 +21,5 @@ CASE = Case(
     text="Try: two b.",
     variables={"x": sgl.UnknownVariableError, "first": sgl.UnknownVariableError, "y": "b"},
     streams=False,
+    programs=1,
 )

@@ -24,4 +24,5 @@ CASE = Case(
     text="ab2",
     variables={"x": sgl.UnknownVariableError, "y": "2"},
     streams=False,
+    programs=1,
 )

@@ -24,4 +24,5 @@ CASE = Case(
     text="Start. yb xa",
     variables={"y": ["b", None], "x": [None, "a"]},
     streams=False,
+    programs=1,
 )

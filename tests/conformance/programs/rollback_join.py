@@ -25,4 +25,5 @@ CASE = Case(
     text="Start. twob twob.",
     variables={"x": sgl.UnknownVariableError, "y": ["b", "b"]},
     streams=False,
+    programs=1,
 )

@@ -20,4 +20,5 @@ CASE = Case(
     text="<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nTwo?<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n",
     variables={"y": "b"},
     streams=False,
+    programs=1,
 )

@@ -19,4 +19,5 @@ CASE = Case(
     text="ac2",
     variables={"x": "2", "gone": sgl.UnknownVariableError},
     streams=False,
+    programs=1,
 )

@@ -12,4 +12,4 @@ def program(s):
     s += ")"
 
 
-CASE = Case(program, {"a": "1"}, text="(a1b)", variables={"all": "a1b", "x": "1"})
+CASE = Case(program, {"a": "1"}, text="(a1b)", variables={"all": "a1b", "x": "1"}, programs=1)

@@ -9,4 +9,4 @@ def program(s):
     s += "A " + sgl.select("a", ["ab", "abc", "b"], choices_method=sgl.greedy_token_selection) + "!"
 
 
-CASE = Case(program, {"A ": "b"}, text="A b!", variables={"a": "b"})
+CASE = Case(program, {"A ": "b"}, text="A b!", variables={"a": "b"}, programs=1)

@@ -13,4 +13,4 @@ def program(s):
     s += "end"
 
 
-CASE = Case(program, {"0? ": "on", "1? ": "off"}, text="0? on\n1? off\nend", variables={"go": "off"})
+CASE = Case(program, {"0? ": "on", "1? ": "off"}, text="0? on\n1? off\nend", variables={"go": "off"}, programs=1)

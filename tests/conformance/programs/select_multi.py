@@ -9,4 +9,11 @@ def program(s):
     s += "A " + sgl.select("a", ["x", "y"], multi=True) + "."
 
 
-CASE = Case(program, {"A ": "x", "x": ", y", ", y": "\n"}, text="A x, y.", variables={"a": ["x", "y"]}, blocking=False)
+CASE = Case(
+    program,
+    {"A ": "x", "x": ", y", ", y": "\n"},
+    text="A x, y.",
+    variables={"a": ["x", "y"]},
+    blocking=False,
+    programs=1,
+)

@@ -9,4 +9,4 @@ def program(s):
     s += "Sky: " + sgl.select("x", ["blue", "green", "red"]) + "."
 
 
-CASE = Case(program, {"Sky: ": "green"}, text="Sky: green.", variables={"x": "green"})
+CASE = Case(program, {"Sky: ": "green"}, text="Sky: green.", variables={"x": "green"}, programs=1)

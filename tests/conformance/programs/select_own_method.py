@@ -17,4 +17,4 @@ def program(s):
     s += "A " + sgl.select("a", ["x", "y", "z"], choices_method=Last()) + "." + sgl.gen("b", max_tokens=3)
 
 
-CASE = Case(program, {"A ": "x", ".": "1"}, text="A z.1", variables={"a": "z", "b": "1"}, blocking=False)
+CASE = Case(program, {"A ": "x", ".": "1"}, text="A z.1", variables={"a": "z", "b": "1"}, blocking=False, programs=1)

@@ -9,4 +9,6 @@ def program(s):
     s += "A " + sgl.select("a", ["x", "y"]) + sgl.select("b", ["p", "q"]) + sgl.gen("c", max_tokens=3)
 
 
-CASE = Case(program, {"A ": "y", "y": "p", "p": "z"}, text="A ypz", variables={"a": "y", "b": "p", "c": "z"})
+CASE = Case(
+    program, {"A ": "y", "y": "p", "p": "z"}, text="A ypz", variables={"a": "y", "b": "p", "c": "z"}, programs=1
+)

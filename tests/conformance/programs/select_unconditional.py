@@ -9,4 +9,4 @@ def program(s):
     s += "A " + sgl.select("a", ["ab", "cd"], choices_method=sgl.unconditional_likelihood_normalized) + "!"
 
 
-CASE = Case(program, {"A ": "cd"}, text="A cd!", variables={"a": "cd"})
+CASE = Case(program, {"A ": "cd"}, text="A cd!", variables={"a": "cd"}, programs=1)

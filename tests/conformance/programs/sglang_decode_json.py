@@ -19,4 +19,5 @@ CASE = Case(
     {'"name": ': '"Rom"', '"age": ': "7"},
     text='Write JSON.\n{\n  "name": "Rom",\n  "age": 7\n}',
     variables={"json_output": '{\n  "name": "Rom",\n  "age": 7\n}', "name": '"Rom"', "age": "7"},
+    programs=1,
 )

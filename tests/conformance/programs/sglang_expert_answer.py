@@ -17,4 +17,5 @@ CASE = Case(
     text="Question: Why\nA good person to answer is Ann.\nFor instance, yes",
     variables={"expert": " Ann", "answer": " yes"},
     arguments={"question": "Why"},
+    programs=1,
 )

@@ -17,4 +17,5 @@ CASE = Case(
     text="Q: Who?\nA: Me\n\nQ: Where?\nA: Here\n\nQ: When?\nA: Now",
     variables={"answer": " Now"},
     arguments={"question": "When?"},
+    programs=1,
 )

@@ -20,4 +20,5 @@ CASE = Case(
     text="Essay: E\nJudgments: good, poor, deep\nGrade: B+",
     variables={"grade": "B+"},
     arguments={"essay": "E"},
+    programs=1,
 )

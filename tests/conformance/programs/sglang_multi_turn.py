@@ -21,4 +21,5 @@ CASE = Case(
     "<|im_start|>user\nSecond?<|im_end|>\n<|im_start|>assistant\nTwo.<|im_end|>\n",
     variables={"answer_1": "One.", "answer_2": "Two."},
     arguments={"question_1": "First?", "question_2": "Second?"},
+    programs=1,
 )

@@ -20,4 +20,5 @@ CASE = Case(
     text="Act as a writer. Topic: T\nOutline: 1. Body 2. Mind\nTips: eat rest\nIn summary, both",
     variables={"summary": " both"},
     arguments={"topic": "T"},
+    programs=1,
 )

@@ -18,4 +18,5 @@ CASE = Case(
     text="Context 0: a\nContext 1: b\nQuestion: Q\nAnswer: c",
     variables={"answer": " c"},
     arguments={"question": "Q", "contexts": ("a", "b")},
+    programs=1,
 )

@@ -32,4 +32,5 @@ CASE = Case(
     "Thought 2: So.\nAction 2: Finish[a]\n",
     variables={"action1": "Search[", "subject1": "b"},
     arguments={"question": "Q"},
+    programs=1,
 )

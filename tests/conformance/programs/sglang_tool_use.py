@@ -20,4 +20,5 @@ CASE = Case(
     text="To answer: How, I need web browser. The URL is x.org",
     variables={"tool": "web browser"},
     arguments={"question": "How"},
+    programs=1,
 )

@@ -23,4 +23,5 @@ CASE = Case(
     text="Q: X\n",
     variables={"plan": ["p"] * 3, "way": [["w", "w"]] * 3, "mark": [["4", "4"]] * 3},
     arguments={"question": "X"},
+    programs=1,
 )

@@ -10,4 +10,4 @@ def program(s):
     s += "text."
 
 
-CASE = Case(program, text="Only text.")
+CASE = Case(program, text="Only text.", programs=0)

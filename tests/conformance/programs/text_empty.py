@@ -11,4 +11,4 @@ def program(s):
     s += ""
 
 
-CASE = Case(program, {"a": "1"}, text="a1", variables={"x": "1"})
+CASE = Case(program, {"a": "1"}, text="a1", variables={"x": "1"}, programs=1)

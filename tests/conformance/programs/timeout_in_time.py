@@ -10,5 +10,10 @@ def program(s):
 
 
 CASE = Case(
-    program, {"A: ": "1", "B: ": "2"}, text="A: 1 B: 2", variables={"x": "1", "y": "2"}, settings={"timeout": 60}
+    program,
+    {"A: ": "1", "B: ": "2"},
+    text="A: 1 B: 2",
+    variables={"x": "1", "y": "2"},
+    settings={"timeout": 60},
+    programs=1,
 )

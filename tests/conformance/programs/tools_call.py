@@ -24,4 +24,5 @@ CASE = Case(
     variables={"sum": 5},
     blocking=False,
     engine=False,
+    programs=1,
 )
