@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import sglang_lite as sgl
+from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.function import SglFunction
+from sglang_lite.lang.interpreter import RunSettings
+from sglang_lite.runtime.engine import Engine
 from tests.conformance import programs
 
 
@@ -72,6 +75,17 @@ def read(what: Any, *args: Any) -> Any:
         return what(*args)
     except sgl.SglError as error:
         return type(error)
+
+
+def node_by_node(engine: Engine) -> tuple[LocalBackend, dict[str, Any]]:
+    """A backend that asks the engine for each node by itself, and the settings of a run that has it do so."""
+    if "push_down" in {each.name for each in fields(RunSettings)}:
+        return LocalBackend(engine), {"push_down": False}
+    return _NodeByNode(engine), {}
+
+
+class _NodeByNode(LocalBackend):
+    aplay = sgl.BaseBackend.aplay
 
 
 def cases() -> dict[str, Case]:

@@ -13,7 +13,7 @@ from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import Generation, Prompt, SamplingParams, Span
 from sglang_lite.runtime.engine import Engine
-from tests.conformance.case import cases, expected, outcome
+from tests.conformance.case import cases, expected, node_by_node, outcome
 from tests.constraints.test_generation import random_model
 
 CASES = cases()
@@ -56,12 +56,6 @@ def _meta(generation: Generation):
     return {"finish_reason": {"type": generation.finish_reason, "matched": generation.matched}}
 
 
-class NodeByNode(LocalBackend):
-    """The engine, asked for each generation by itself."""
-
-    aplay = sgl.BaseBackend.aplay
-
-
 @pytest.fixture(scope="module")
 def engine():
     with Engine.of(random_model(), max_running=64) as engine:
@@ -92,12 +86,10 @@ def test_the_pieces_of_a_stream_are_the_text(name):
 def test_the_engine_plays_whole_programs_as_it_plays_their_nodes(engine, name):
     case = CASES[name]
     settings = {"seed": 3, "max_new_tokens": 24}
-    whole, apart = LocalBackend(engine), NodeByNode(engine)
+    whole, (apart, alone) = LocalBackend(engine), node_by_node(engine)
     whole.chat_template = apart.chat_template = get_chat_template("chatml")
-    assert "aplay" in whole.hooks
-    assert "aplay" not in apart.hooks
     found = outcome(case, whole, **settings)
-    assert found == outcome(case, apart, **settings)
+    assert found == outcome(case, apart, **settings, **alone)
     assert found.raised == case.raises
 
 
