@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import pkgutil
 from collections.abc import Mapping
@@ -75,6 +76,27 @@ def read(what: Any, *args: Any) -> Any:
         return what(*args)
     except sgl.SglError as error:
         return type(error)
+
+
+class Never(sgl.BaseBackend):
+    """Never answers."""
+
+    async def agenerate(self, prompt, params, constraint, *, stream):
+        await asyncio.Event().wait()
+        yield
+
+
+class Down(sgl.BaseBackend):
+    """Fails each time."""
+
+    async def agenerate(self, prompt, params, constraint, *, stream):
+        raise sgl.OverloadedError("down.")
+        yield
+
+
+async def never(value: Any) -> bool:
+    """A check that never decides."""
+    return await asyncio.Event().wait()
 
 
 def node_by_node(engine: Engine) -> tuple[LocalBackend, dict[str, Any]]:

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 
 import sglang_lite as sgl
 from sglang_lite.lang.choices import ChoicesDecision, ChoicesSamplingMethod
-from sglang_lite.protocol import OverloadedError
+from tests.conformance.case import Down, Never, never
 
 # ------------------------------------------------------------------------------------------------- the steps
 
@@ -181,22 +181,6 @@ class OwnError(Exception):
     """A body's own error."""
 
 
-class Never(sgl.BaseBackend):
-    """Never answers."""
-
-    async def agenerate(self, prompt, params, constraint, *, stream):
-        await asyncio.Event().wait()
-        yield
-
-
-class Down(sgl.BaseBackend):
-    """Fails each time."""
-
-    async def agenerate(self, prompt, params, constraint, *, stream):
-        raise OverloadedError("down.")
-        yield
-
-
 class Shortest(ChoicesSamplingMethod):
     """A method of the user's own."""
 
@@ -224,10 +208,6 @@ def refuses(value):
 async def picky_later(value):
     await asyncio.sleep(0)
     return number(value) % 2 == 0
-
-
-async def never(value):
-    await asyncio.Event().wait()
 
 
 def raises(value):
@@ -629,8 +609,8 @@ class Open:
 class Drawing:
     def __init__(self, seed: int) -> None:
         self.draw = Random(seed)
-        self.left = self.draw.choice((6, 12, 24, 40))  # nodes
-        self.trouble = self.draw.choice((0.0, 0.05, 0.25))  # how often things go wrong
+        self.left = self.draw.choice((8, 16, 32, 50))  # steps
+        self.trouble = self.draw.choice((0.0, 0.02, 0.1, 0.25))  # how often things go wrong
         self.count = 0
 
     def program(self) -> RandomProgram:
@@ -660,7 +640,7 @@ class Drawing:
 
     def steps(self, at: Open, at_least: int = 0) -> Steps:
         found: list[Step] = []
-        for _ in range(max(at_least, self.draw.choice((0, 1, 2, 2, 3, 4)))):
+        for _ in range(max(at_least, self.draw.choice((0, 1, 2, 2, 3, 4)) + (at.depth == 0) * 4)):
             if self.left <= 0:
                 break
             step = self.step(at)
@@ -808,7 +788,7 @@ class Drawing:
 
         return draw.choice((
             lambda: gen(check="refuses"), lambda: gen(check="refuses", retries=2), lambda: gen(check="picky"),
-            lambda: gen(check="never", timeout=0.01), lambda: gen(backend="never", timeout=0.01),
+            lambda: gen(backend="never", timeout=0.01),
             lambda: gen(check="raises"), lambda: gen(check="undecided"), lambda: gen(backend="down"),
             lambda: gen(temperature=5000), lambda: gen(json_schema=BROKEN), lambda: gen(type="list", max_tokens=2),
             lambda: self.attempted(Raise()), lambda: self.attempted(Image()),
