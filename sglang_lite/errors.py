@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from sglang_lite.protocol.results import Generation
+
+
+def shown(value: object) -> str:
+    """A value for an error message: short, however large it is."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python prints no whole number of more than 4,300 digits
+        return "a huge number"
 
 
 class Location(NamedTuple):

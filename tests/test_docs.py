@@ -80,4 +80,4 @@ def test_help_of_an_engine_and_of_gen_has_every_parameter_with_its_default():
     assert {name: p.default for name, p in shown.items()} == {
         name: field.default for name, field in EngineConfig.__dataclass_fields__.items()
     }
-    assert "(128)" in sgl.gen.__doc__
+    assert "(128; at least 0)" in sgl.gen.__doc__

@@ -28,8 +28,7 @@ from sglang_lite.lang.ir import (
     SglVideo,
     as_expr,
 )
-from sglang_lite.lang.params import check_limits
-from sglang_lite.lang.params import gen_params as sampling_params
+from sglang_lite.lang.params import check_limits, gen_params
 from sglang_lite.lang.tools import Toolbox
 from sglang_lite.protocol import Constraint, Ebnf, JsonSchema, Lark, Number, ParameterError, Regex
 from sglang_lite.text.reasoning import ReasoningParser
@@ -112,32 +111,33 @@ def gen(
     reasoning: str | None = None,
 ) -> SglGen | SglSelect:
     """A generation. What is None comes from the run (`program.run(temperature=…)`). What that does not set either has
-    the default that stands here in parentheses on an engine of this process, and the provider's on a remote model.
+    the provider's default on a remote model and, on an engine of this process, the one that stands here in parentheses,
+    with the range that an engine takes. docs/sampling.md has the whole table.
 
     Args:
         name: of the variable that gets the result.
-        max_tokens: most tokens to generate, at least 0 (128).
-        min_tokens: no end of sequence and no stop before this many tokens (0).
-        n: how many independent samples (1). With more the variable is a list; the first sample continues the text and
-            is what streams show.
+        max_tokens: most tokens to generate (128; at least 0).
+        min_tokens: no end of sequence and no stop before this many tokens (0; at least 0).
+        n: how many independent samples (1; 1 to 256). With more the variable is a list; the first sample continues the
+            text and is what streams show.
         stop: text, or some, that ends the generation and is no part of the result.
         stop_token_ids: token ids that end it.
         stop_regex: patterns of Python's `re` that end it as soon as the text contains a match.
-        temperature: 0 takes the likeliest token (1.0).
-        top_p: draw from the likeliest tokens that have this probability together, above 0 and at most 1 (1.0).
-        top_k: draw from this many of the likeliest; -1 for all (-1).
-        min_p: leave out tokens less likely than this share of the likeliest, 0 to 1 (0.0).
-        frequency_penalty: for each occurrence of a token in the output, -2 to 2 (0.0).
-        presence_penalty: once for tokens in the output, -2 to 2 (0.0).
+        temperature: how far draws stray from the likeliest token; 0 takes it always (1.0; 0 to 100).
+        top_p: draw from the likeliest tokens that have this probability together (1.0; above 0, at most 1).
+        top_k: draw from this many of the likeliest; -1 or 0 for all (-1; at least -1).
+        min_p: leave out tokens less likely than this share of the likeliest (0.0; 0 to 1).
+        frequency_penalty: for each occurrence of a token in the output (0.0; -2 to 2).
+        presence_penalty: once for tokens in the output (0.0; -2 to 2).
         ignore_eos: go on after an end-of-sequence token (False).
         return_logprob: report tokens' log-probabilities in the metadata, `s.get_meta_info(name)` (False).
-        logprob_start_len: with them, those of prompt tokens from this position on; -1 for none (-1).
-        top_logprobs_num: with them, so many of the likeliest tokens at each position (0).
+        logprob_start_len: with them, those of prompt tokens from this position on; -1 for none (-1; at least -1).
+        top_logprobs_num: with them, so many of the likeliest tokens at each position (0; 0 to 256).
         return_text_in_logprobs: with them, each token's text (False).
         seed: draws depend on it and on the token's position alone; without one each call draws anew.
         include_stop: keep what has ended it in the text (False).
-        repetition_penalty: for tokens in the prompt or the output, above 0 and at most 2 (1.0).
-        logit_bias: what is added to the logits of token ids.
+        repetition_penalty: for tokens in the prompt or the output (1.0; above 0, at most 2).
+        logit_bias: what is added to the logits of token ids (-10,000 to 10,000).
         dtype: int, float, bool or str: text that spells such a value; the result stays text. A number ends where the
             model goes on with anything else, which is dropped, or at `max_tokens`; the commas of grouped thousands are
             left out of the result.
@@ -183,7 +183,7 @@ def gen(
         return select(name, choices, 0.0 if temperature is None else temperature, method)
     if choices_method is not None:
         raise ParameterError("choices_method", "needs choices.")
-    params = sampling_params(
+    params = gen_params(
         max_tokens, min_tokens, n, stop, stop_token_ids, stop_regex, temperature, top_p, top_k, min_p,
         frequency_penalty, presence_penalty, ignore_eos, return_logprob, logprob_start_len, top_logprobs_num,
         return_text_in_logprobs, seed, include_stop, repetition_penalty, logit_bias,

@@ -30,7 +30,8 @@ from sglang_lite.lang.futures import Cell
 from sglang_lite.lang.interpreter import Run, RunSettings, StreamExecutor, as_dicts
 from sglang_lite.lang.results import total_usage, usages_of
 from sglang_lite.lang.state import ProgramState, user_location
-from sglang_lite.protocol import UNSET, Generation, Image, Message, ParameterError, ProgramError, Usage
+from sglang_lite.protocol import Generation, Image, Message, ParameterError, ProgramError, Usage
+from sglang_lite.protocol.sampling import given
 
 logger = logging.getLogger("sglang_lite")
 
@@ -54,9 +55,8 @@ def batch_parts(
     found = Fingerprint()
     found.add("the backend", backend.identity())
     found.add("the setting seed", settings.seed)
-    for field in dataclasses.fields(settings.params):
-        if (value := getattr(settings.params, field.name)) is not UNSET:
-            found.add(f"the setting {field.name}", value)
+    for name, value in given(settings.params).items():
+        found.add(f"the setting {name}", value)
     if version is not None:
         if isinstance(version, bool) or not isinstance(version, str | int):
             raise ParameterError("version", f"{version!r} is neither text nor a whole number.", where=user_location())

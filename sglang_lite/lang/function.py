@@ -25,10 +25,11 @@ from sglang_lite.lang.futures import Cell
 from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.interpreter import NO_PARAMS, Run, RunSettings, StreamExecutor, current_run
 from sglang_lite.lang.ir import SglCall
-from sglang_lite.lang.params import check_flags, check_limits, sampling_params
+from sglang_lite.lang.params import check_flags, check_limits, run_params
 from sglang_lite.lang.state import ProgramState, in_event_loop, user_location
 from sglang_lite.lang.tracebacks import trim
 from sglang_lite.protocol import Location, ParameterError, ProgramError, RequestAbortedError, SamplingParams
+from sglang_lite.protocol.sampling import named
 
 logger = logging.getLogger("sglang_lite")
 
@@ -182,7 +183,7 @@ class SglFunction:
 
         Args:
             *args, **kwargs: the program's own arguments. They win over settings of the same name.
-            max_new_tokens … return_text_in_logprobs: defaults for its generations; see SamplingParams.
+            max_new_tokens … return_text_in_logprobs: defaults for its generations, each as `gen` has it.
             stream: return at once and let `text_iter` follow the text to the end of the program. (`text`, `messages`
                 and `sync` go as far as the body has come.)
             backend: what to run on; else that of the enclosing program, else the default.
@@ -713,9 +714,7 @@ def _settings(options: dict[str, Any]) -> RunSettings:
     seed = options["seed"]
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, numbers.Integral)):
         raise ParameterError("seed", f"{seed!r:.60} is not a whole number.")
-    if "max_new_tokens" in given:
-        given["max_tokens"] = given.pop("max_new_tokens")
-    params: SamplingParams = sampling_params(given) if given else NO_PARAMS
+    params: SamplingParams = run_params(given) if given else NO_PARAMS
     return RunSettings(params, options["stream"], None if seed is None else int(seed), timeout, retries)
 
 
@@ -727,7 +726,7 @@ def _defaults(method: Callable[..., Any]) -> dict[str, Any]:
 _PLAIN = RunSettings()
 _RUN_DEFAULTS = _defaults(SglFunction.run)
 _BATCH_DEFAULTS = {k: v for k, v in _defaults(SglFunction.run_batch).items() if k in _RUN_DEFAULTS}
-_PARAMS = [name for name in _BATCH_DEFAULTS if name not in ("backend", "seed", "timeout", "retries")]
+_PARAMS = tuple(named("run", sglang=True))
 
 
 def _window(num_threads: str | int) -> int:

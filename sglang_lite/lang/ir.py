@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sglang_lite.lang.choices import ChoicesSamplingMethod, token_length_normalized
@@ -19,8 +19,8 @@ from sglang_lite.protocol import (
     ParameterError,
     Regex,
     SamplingParams,
-    Unset,
 )
+from sglang_lite.protocol.sampling import given, named
 
 if TYPE_CHECKING:
     from sglang_lite.constraints.types import ValueType
@@ -367,6 +367,9 @@ class SglCommitLazy(SglExpr):
 # ---------------------------------------------------------- parameters as SGLang's backends read them
 
 
+_OF_HOOKS = named("hooks")
+
+
 @dataclass
 class SglSamplingParams:
     """Sampling parameters with every default filled in: what backends with SGLang's blocking hooks are given."""
@@ -396,11 +399,9 @@ class SglSamplingParams:
     def of(params: SamplingParams, constraint: Constraint | None = None) -> SglSamplingParams:
         """From the parameters that were set; a regex or schema under its own name, choices as a regex."""
         found: dict[str, Any] = {}
-        for field in fields(params):
-            value = getattr(params, field.name)
-            name = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}.get(field.name, field.name)
-            if not isinstance(value, Unset) and name in SglSamplingParams.__dataclass_fields__:
-                found[name] = list(value) if isinstance(value, tuple) else value
+        for name, value in given(params).items():
+            if name in _OF_HOOKS:
+                found[_OF_HOOKS[name].sglang] = list(value) if isinstance(value, tuple) else value
         if isinstance(constraint, Number):
             constraint = number_as_regex(constraint)
         if isinstance(constraint, Regex):

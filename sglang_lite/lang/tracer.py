@@ -51,6 +51,7 @@ from sglang_lite.lang.ir import (
 )
 from sglang_lite.lang.state import ProgramState, ProgramStateGroup, in_event_loop, user_location
 from sglang_lite.protocol import Location, ParameterError, ProgramError, Span
+from sglang_lite.protocol.sampling import Deferred
 
 if TYPE_CHECKING:
     from sglang_lite.lang.function import SglFunction
@@ -74,7 +75,7 @@ class _Own:
         return getattr(symbol, f"_{self._name}") if _scope.get() is None else symbol._part(f".{self._name}")
 
 
-class Symbol(SglExpr):
+class Symbol(SglExpr, Deferred):
     """Something that is not known before the program runs."""
 
     __slots__ = ("_mark", "_name")

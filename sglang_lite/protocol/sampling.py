@@ -1,10 +1,21 @@
-"""Sampling parameters of a generation."""
+"""Sampling parameters: the one table of them, and the record of those that a generation sets.
+
+SGLang's dictionaries, checks, the engine's defaults and limits and the table in docs/sampling.md come from it. What is
+written out for readers and type checkers (signatures, docstrings, records) is held equal to it by
+tests/test_sampling_parameters.py.
+"""
 
 from __future__ import annotations
 
 import enum
+import numbers
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from operator import attrgetter
+from typing import Any, Final, Literal, TypeAlias
+
+from sglang_lite.errors import ParameterError, shown
 
 
 class Unset(enum.Enum):
@@ -19,35 +30,286 @@ class Unset(enum.Enum):
 UNSET: Final = Unset.UNSET
 
 
+class Deferred:
+    """A value that is known when the program runs: what stands for it in a trace is not checked."""
+
+    __slots__ = ()
+
+
+# ------------------------------------------------------------------------------------------------------- the table
+
+Kind: TypeAlias = Literal["int", "float", "bool", "strings", "token ids", "biases"]
+# gen: `gen`. run: `run`, `run_batch` …, `gen_int` and `gen_string`. hooks: SGLang's blocking hooks of a backend, and by
+# position in `gen`. sampling_params: a key of `Engine.generate`'s dictionary. request: a keyword of `Engine.generate`.
+Place: TypeAlias = Literal["gen", "run", "hooks", "sampling_params", "request"]
+
+_SGLANG: tuple[Place, ...] = ("gen", "run", "hooks", "sampling_params")
+_LOGPROB: tuple[Place, ...] = ("gen", "run", "hooks", "request")
+_OURS: tuple[Place, ...] = ("gen", "sampling_params")
+_INT = 2**31 - 1
+
+
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How a generation is sampled and when it ends. UNSET means "the backend's documented default".
+class Range:
+    """Numbers from `low` to `high`; without `low` itself where it says `above`. None: no bound."""
+
+    low: float | None = None
+    high: float | None = None
+    above: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        if self.low is not None and (value <= self.low if self.above else value < self.low):
+            return False
+        return self.high is None or value <= self.high
+
+    def __str__(self) -> str:
+        low, high = (None if bound is None else f"{bound:,}" for bound in (self.low, self.high))
+        if high is None:
+            return "any" if low is None else f"above {low}" if self.above else f"at least {low}"
+        return f"above {low}, at most {high}" if self.above else f"{low} to {high}"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A sampling parameter.
 
     Attributes:
-        max_tokens: most tokens to generate, ≥ 0 (local default 128).
-        min_tokens: no end-of-sequence and no stop before this many tokens (0).
-        n: how many independent samples, ≥ 1 (1).
-        stop: strings that end the generation; matched on text and not part of the result.
-        stop_token_ids: token ids that end it.
-        stop_regex: patterns of Python's `re` that end it, like `stop`: as soon as the text contains a match.
-        include_stop: keep what was matched, be it text or a token's, in the text (False).
-        ignore_eos: go on after an end-of-sequence token (False).
-        skip_special_tokens: leave special tokens out of the text (True).
-        temperature: 0 is greedy (1.0).
-        top_p: in (0, 1] (1.0).
-        top_k: -1 or 0 for all (-1).
-        min_p: drop tokens under min_p x the largest probability, in [0, 1] (0.0).
-        frequency_penalty: in [-2, 2], per occurrence in the output (0.0).
-        presence_penalty: in [-2, 2], once for tokens in the output (0.0).
-        repetition_penalty: in (0, 2], for tokens in prompt or output (1.0).
-        logit_bias: (token id, what is added to its logit) pairs.
-        seed: draws depend on (seed, position) alone. UNSET: a fresh seed per request.
-        return_logprob: report log-probabilities of generated tokens (False).
-        logprob_start_len: also report those of prompt tokens from this position on (-1: none).
-        top_logprobs_num: with `return_logprob`, the k most likely tokens at each position (0).
-        token_ids_logprob: with `return_logprob`, the log-probabilities of these ids at each position.
-        return_text_in_logprobs: add each token's text (False).
+        name: in `gen` and in SamplingParams.
+        kind: of its values.
+        default: of an engine of this process; None: there is none. A remote model has its provider's.
+        text: what it does.
+        range: of a number, or of the numbers in a list, on whatever backend. Checked where a SamplingParams is made.
+        engine: the range that an engine of this process takes, where that is narrower. Checked by the engine.
+        most: how many entries an engine takes in a list.
+        cure: what to do about a value that is out of the engine's range.
+        alias: SGLang's name, where that is another.
+        places: where it can be given.
     """
+
+    name: str
+    kind: Kind
+    default: Any
+    text: str
+    range: Range = Range()
+    engine: Range | None = None
+    most: int | None = None
+    cure: str = ""
+    alias: str = ""
+    places: tuple[Place, ...] = _SGLANG
+
+    @property
+    def sglang(self) -> str:
+        """SGLang's name."""
+        return self.alias or self.name
+
+    @property
+    def limits(self) -> str:
+        """The range in words, an engine's where that says more; empty where there is none."""
+        if self.kind == "token ids":
+            return ""
+        inner = self.engine
+        words = str(self.range if inner is None or inner.high is None or inner.high >= _INT else inner)
+        return "" if words == "any" else words
+
+    @property
+    def line(self) -> str:
+        """The parameter in a docstring: what it does, its default and its range."""
+        known = [] if self.default in (None, ()) else [str(self.default)]
+        known += [self.limits] if self.limits else []
+        return self.text + (f" ({'; '.join(known)})." if known else ".")
+
+    def read(self, value: Any) -> Any:
+        """A value as users write it, as the record has it: one string for a list of one, any iterable, a mapping of
+        biases, numbers of other packages. What is none of these stays as it is, for `check` to refuse."""
+        if self.kind == "strings":
+            if isinstance(value, str):
+                return (value,)
+            return tuple(value) if isinstance(value, Iterable) and not isinstance(value, bytes | Mapping) else value
+        if isinstance(value, Deferred):
+            return value
+        if self.kind == "token ids":
+            listed = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+            return tuple(map(_whole, value)) if listed else value
+        if self.kind == "biases":
+            return tuple(map(_bias, value.items())) if isinstance(value, Mapping) else value
+        if self.kind == "bool":
+            return value
+        return _whole(value) if self.kind == "int" else _real(value)
+
+    def check(self, value: Any) -> None:
+        """
+        Raises:
+            ParameterError: no backend could honour the value.
+        """
+        if isinstance(value, Deferred):
+            return
+        if self.kind in ("int", "float"):
+            self._number(value, self.kind)
+        elif self.kind == "bool":
+            if not isinstance(value, bool):
+                raise ParameterError(self.name, f"{shown(value)} is neither True nor False.")
+        elif not isinstance(value, tuple | list):
+            raise ParameterError(self.name, f"{shown(value)} is not a tuple or list of {_ENTRIES[self.kind]}.")
+        elif self.kind == "strings":
+            for entry in value:
+                self._string(entry)
+        elif self.kind == "token ids":
+            for entry in value:
+                self._number(entry, "int")
+        else:
+            for entry in value:
+                if not isinstance(entry, tuple | list) or len(entry) != 2:
+                    raise ParameterError(self.name, f"{shown(entry)} is not a pair of a token id and a number.")
+                self._number(entry[0], "int")
+                _finite(self.name, entry[1])
+
+    def check_engine(self, value: Any) -> None:
+        """
+        Raises:
+            ParameterError: a value that an engine of this process does not take, although another backend may.
+        """
+        if isinstance(value, Deferred):
+            raise ParameterError(self.name, f"{value!r} is only known when the program runs.")
+        if self.most is not None and len(value) > self.most:
+            raise ParameterError(self.name, f"{len(value):,} entries, the limit is {self.most:,}.")
+        if self.engine is not None:
+            for number in (bias for _, bias in value) if self.kind == "biases" else (value,):
+                if number not in self.engine:
+                    told = f"{shown(number)} is outside an engine's range: {self.engine}."
+                    raise ParameterError(self.name, told, hint=self.cure)
+
+    def _number(self, value: Any, kind: Kind) -> None:
+        if isinstance(value, bool) or not isinstance(value, int if kind == "int" else int | float):
+            raise ParameterError(self.name, f"{shown(value)} is not a {'whole ' * (kind == 'int')}number.")
+        if kind == "float":
+            _finite(self.name, value)
+        if value not in self.range:
+            raise ParameterError(self.name, f"{shown(value)} is outside its range: {self.range}.")
+
+    def _string(self, value: Any) -> None:
+        if not isinstance(value, str) or not value:
+            raise ParameterError(self.name, f"{shown(value)} is not a non-empty string.")
+        if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
+            raise ParameterError(self.name, f"{shown(value)} has unpaired surrogates, which no text has.")
+
+
+_ENTRIES = {"strings": "strings", "token ids": "token ids", "biases": "pairs of a token id and a number"}
+
+
+def _finite(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ParameterError(name, f"{shown(value)} is not a number.")
+    if not -sys.float_info.max <= value <= sys.float_info.max:  # NaN is not, either
+        raise ParameterError(name, f"{shown(value)} is not a finite number.")
+
+
+def _whole(value: Any) -> Any:
+    """A whole number of another package as Python's. What is none stays as it is."""
+    return value if isinstance(value, bool) or not isinstance(value, numbers.Integral) else int(value)
+
+
+def _real(value: Any) -> Any:
+    """A number of another package as Python's. What is none, or too large, stays as it is."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return value
+
+
+def _bias(entry: tuple[Any, Any]) -> tuple[Any, Any]:
+    """An entry of `logit_bias`; in JSON, and so OpenAI's users, ids are strings."""
+    token, bias = entry
+    return int(token) if isinstance(token, str) and token.isdecimal() else _whole(token), _real(bias)
+
+
+PARAMETERS: Final = (
+    Parameter(
+        "max_tokens", "int", 128, "most tokens to generate",
+        Range(0), engine=Range(0, _INT), alias="max_new_tokens",
+    ),
+    Parameter(
+        "min_tokens", "int", 0, "no end of sequence and no stop before this many tokens",
+        Range(0), engine=Range(0, _INT), alias="min_new_tokens", places=("gen", "hooks", "sampling_params"),
+    ),
+    Parameter("n", "int", 1, "how many independent samples", Range(1), engine=Range(1, 256)),
+    Parameter(
+        "stop", "strings", (), "text, or some, that ends the generation and is no part of the result", most=64,
+    ),
+    Parameter("stop_token_ids", "token ids", (), "token ids that end it", Range(0), most=1024),
+    Parameter(
+        "stop_regex", "strings", (), "patterns of Python's `re` that end it as soon as the text contains a match",
+        most=32,
+    ),
+    Parameter(
+        "temperature", "float", 1.0, "how far draws stray from the likeliest token; 0 takes it always",
+        Range(0), engine=Range(0, 100),
+    ),
+    Parameter(
+        "top_p", "float", 1.0, "draw from the likeliest tokens that have this probability together",
+        Range(0, 1), engine=Range(0, 1, above=True), cure="0 leaves no token; temperature=0 is greedy decoding.",
+    ),
+    Parameter(
+        "top_k", "int", -1, "draw from this many of the likeliest; -1 or 0 for all", Range(-1), engine=Range(-1, _INT),
+    ),
+    Parameter("min_p", "float", 0.0, "leave out tokens less likely than this share of the likeliest", Range(0, 1)),
+    Parameter("frequency_penalty", "float", 0.0, "for each occurrence of a token in the output", Range(-2, 2)),
+    Parameter("presence_penalty", "float", 0.0, "once for tokens in the output", Range(-2, 2)),
+    Parameter("ignore_eos", "bool", False, "go on after an end-of-sequence token"),
+    Parameter(
+        "return_logprob", "bool", False, "report tokens' log-probabilities in the metadata, `s.get_meta_info(name)`",
+        places=_LOGPROB,
+    ),
+    Parameter(
+        "logprob_start_len", "int", -1, "with them, those of prompt tokens from this position on; -1 for none",
+        Range(-1), engine=Range(-1, _INT), places=_LOGPROB,
+    ),
+    Parameter(
+        "top_logprobs_num", "int", 0, "with them, so many of the likeliest tokens at each position",
+        Range(0), engine=Range(0, 256), places=_LOGPROB,
+    ),
+    Parameter("return_text_in_logprobs", "bool", False, "with them, each token's text", places=_LOGPROB),
+    Parameter(
+        "seed", "int", None, "draws depend on it and on the token's position alone; without one each call draws anew",
+        engine=Range(-(2**63), 2**64 - 1), alias="sampling_seed", places=_OURS,
+    ),
+    Parameter(
+        "include_stop", "bool", False, "keep what has ended it in the text", alias="no_stop_trim", places=_OURS,
+    ),
+    Parameter(
+        "repetition_penalty", "float", 1.0, "for tokens in the prompt or the output",
+        Range(0, above=True), engine=Range(0, 2, above=True), places=_OURS,
+    ),
+    Parameter(
+        "logit_bias", "biases", (), "what is added to the logits of token ids",
+        Range(0), engine=Range(-10_000, 10_000), most=4096, places=_OURS,
+    ),
+    Parameter(
+        "skip_special_tokens", "bool", True, "leave special tokens out of the text", places=("sampling_params",)
+    ),
+    Parameter(
+        "token_ids_logprob", "token ids", (), "with log-probabilities, those of these ids at each position",
+        Range(0), most=1024, places=("request",),
+    ),
+)  # fmt: skip
+
+
+def named(place: Place, *, sglang: bool = False) -> dict[str, Parameter]:
+    """The parameters that can be given in a place, by their names there: ours or SGLang's."""
+    return {each.sglang if sglang else each.name: each for each in PARAMETERS if place in each.places}
+
+
+# ------------------------------------------------------------------------------------------------------ the record
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    __doc__ = "\n".join((
+        "How a generation is sampled and when it ends. UNSET: the backend's default; in parentheses, an engine's.",
+        *("", "Attributes:"), *(f"    {each.name}: {each.line}" for each in PARAMETERS),
+        *("", "Raises:", "    ParameterError: a value that no backend could honour."),
+    ))  # fmt: skip
 
     max_tokens: int | Unset = UNSET
     min_tokens: int | Unset = UNSET
@@ -72,3 +334,35 @@ class SamplingParams:
     top_logprobs_num: int | Unset = UNSET
     token_ids_logprob: tuple[int, ...] | Unset = UNSET
     return_text_in_logprobs: bool | Unset = UNSET
+
+    def __post_init__(self) -> None:
+        for parameter, value in zip(PARAMETERS, _values(self)):
+            if value is not UNSET:
+                parameter.check(value)
+
+
+_values = attrgetter(*(each.name for each in PARAMETERS))
+
+
+def given(params: SamplingParams) -> dict[str, Any]:
+    """The parameters that were set, in the table's order."""
+    values = zip(PARAMETERS, _values(params))
+    return {parameter.name: value for parameter, value in values if value is not UNSET}
+
+
+def read_params(written: Mapping[str, Any], names: Mapping[str, Parameter]) -> SamplingParams:
+    """The parameters that a user has written; None stands for what is unset.
+
+    Args:
+        names: the parameters by the names that `written` has for them.
+
+    Raises:
+        ParameterError: by the name that was written.
+    """
+    values = {names[name].name: names[name].read(value) for name, value in written.items() if value is not None}
+    try:
+        return SamplingParams(**values)
+    except ParameterError as error:
+        name = next(name for name in written if names[name].name == error.parameter)
+        problem = error.message.removeprefix(f"{error.parameter}: ")
+        raise ParameterError(name, problem, hint=error.hint) from None

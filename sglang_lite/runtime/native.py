@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from sglang_lite.constraints import structural_tag
@@ -27,6 +28,7 @@ from sglang_lite.protocol import (
     TokenLogprob,
     Unset,
 )
+from sglang_lite.protocol.sampling import named, read_params
 from sglang_lite.runtime.sampling_params import LogitProcessor
 
 # ------------------------------------------------------------------------------------------ an engine's settings
@@ -134,7 +136,7 @@ def read_request(
 
     Args:
         prompt, input_ids: one of them; a list of prompts makes a batch, and so does `n` > 1.
-        sampling_params: for all, or one for each prompt; `read_params` has the keys.
+        sampling_params: for all, or one for each prompt; `read_sampling` has the keys.
         return_logprob: report log-probabilities of generated tokens. Like those that follow: for all, or a list.
         logprob_start_len: and of the prompt from this position on; -1 for none.
         top_logprobs_num: and the k most likely tokens at each position.
@@ -169,14 +171,13 @@ def read_request(
     rids = _rids(rid, count, is_list)
     calls = []
     for i in range(count):
-        read, constraint = read_params(params[i])
+        logprobs: dict[str, Any] = {}
         if flags[i]:
-            read = replace(
-                read,
-                return_logprob=flags[i],
-                return_text_in_logprobs=return_text_in_logprobs,
-                **_given(logprob_start_len=starts[i], top_logprobs_num=tops[i], token_ids_logprob=ids[i]),
-            )
+            logprobs.update(
+                return_logprob=flags[i], logprob_start_len=starts[i], top_logprobs_num=tops[i],
+                return_text_in_logprobs=return_text_in_logprobs, token_ids_logprob=ids[i],
+            )  # fmt: skip
+        read, constraint = read_sampling(params[i], logprobs)
         calls.append(
             Call(
                 rids[i],
@@ -226,11 +227,8 @@ def _each(name: str, value: Any, count: int) -> list[Any]:
 
 
 def _each_ids(value: Any, count: int) -> list[Any]:
-    if value and all(isinstance(ids, list | tuple | None) for ids in value):
-        value = _each("token_ids_logprob", value, count)
-    else:
-        value = [value] * count
-    return [None if ids is None else tuple(ids) for ids in value]
+    several = isinstance(value, list | tuple) and value and all(isinstance(ids, list | tuple | None) for ids in value)
+    return _each("token_ids_logprob", value, count) if several else [value] * count
 
 
 def _rids(rid: Any, count: int, is_list: bool) -> list[str]:
@@ -255,23 +253,7 @@ def _processor(value: Any) -> LogitProcessor | None:
     return processor
 
 
-def _given(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
-
-
-_PARAMS = {
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "no_stop_trim": "include_stop",
-    "sampling_seed": "seed",
-    **{
-        name: name
-        for name in (
-            "n", "stop", "stop_token_ids", "stop_regex", "ignore_eos", "skip_special_tokens", "temperature", "top_p",
-            "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias",
-        )
-    },
-}  # fmt: skip
+_PARAMS, _LOGPROBS = named("sampling_params", sglang=True), named("request", sglang=True)
 _GRAMMARS: dict[str, Callable[[str], Constraint]] = {
     "json_schema": JsonSchema,
     "regex": Regex,
@@ -280,34 +262,28 @@ _GRAMMARS: dict[str, Callable[[str], Constraint]] = {
 }
 
 
-def read_params(given: Any) -> tuple[SamplingParams, Constraint | None]:
+def read_sampling(
+    given: Any, logprobs: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[SamplingParams, Constraint | None]:
     """SGLang's `sampling_params`; a value of None stands for the default.
 
+    Args:
+        logprobs: the request's own fields about log-probabilities.
+
     Raises:
-        ParameterError: an unknown key, or more than one grammar.
+        ParameterError: an unknown key, a value that can't be honoured, or more than one grammar.
         ConstraintError: a structural tag that is not valid or not supported.
     """
     if not isinstance(given, Mapping):
         raise ParameterError("sampling_params", f"{type(given).__name__} is not a dictionary.")
-    values: dict[str, Any] = {}
+    written: dict[str, Any] = dict(logprobs)
     for name, value in given.items():
         if name in _PARAMS:
-            if value is not None:
-                values[_PARAMS[name]] = _value(name, value)
-        elif name == "spaces_between_special_tokens":
-            pass  # tokens are decoded to their bytes; there is nothing between them
-        elif name not in _GRAMMARS:
+            written[name] = value
+        elif name not in _GRAMMARS and name != "spaces_between_special_tokens":  # tokens are decoded to their bytes
             known = sorted((*_PARAMS, *_GRAMMARS))
             raise ParameterError(name, "sampling_params has no such field.", hint=f"It has: {', '.join(known)}.")
-    return SamplingParams(**values), _constraint(given)
-
-
-def _value(name: str, value: Any) -> Any:
-    if name in ("stop", "stop_regex") and isinstance(value, str):
-        return (value,)
-    if name == "logit_bias" and isinstance(value, Mapping):  # in JSON the ids are strings
-        return tuple((int(i) if isinstance(i, str) and i.isdecimal() else i, bias) for i, bias in value.items())
-    return tuple(value) if isinstance(value, list) else value
+    return read_params(written, {**_PARAMS, **_LOGPROBS}), _constraint(given)
 
 
 def _constraint(given: Mapping[str, Any]) -> Constraint | None:

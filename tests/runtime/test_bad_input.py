@@ -52,8 +52,8 @@ def test_bad_prompts_are_refused(engine, prompt, message):
 
 
 BAD_PARAMS = [
-    (dict(max_tokens=-1), "max_tokens: -1 is outside"),
-    (dict(max_tokens=2**40), "max_tokens"),
+    (dict(max_tokens=-1), "max_tokens: -1 is outside its range: at least 0"),
+    (dict(max_tokens=2**40), "max_tokens: 1099511627776 is outside an engine's range: 0 to 2,147,483,647"),
     (dict(max_tokens=True), "max_tokens"),
     (dict(max_tokens=10**5000), "max_tokens: a huge number"),
     (dict(min_tokens=9, max_tokens=8), "min_tokens: 9 is more than max_tokens"),
@@ -64,7 +64,7 @@ BAD_PARAMS = [
     (dict(temperature=float("inf")), "temperature: inf"),
     (dict(temperature=10**400), r"temperature: 1000.*\.\.\."),
     (dict(temperature="hot"), "temperature: 'hot' is not a number"),
-    (dict(top_p=0), "top_p: 0 leaves no token"),
+    (dict(top_p=0), "top_p: 0 is outside an engine's range: above 0, at most 1. 0 leaves no token; temperature=0 is"),
     (dict(top_p=1.5), "top_p"),
     (dict(top_k=-2), "top_k"),
     (dict(top_k=2.0), "top_k: 2.0 is not a whole number"),
@@ -73,13 +73,14 @@ BAD_PARAMS = [
     (dict(presence_penalty=float("nan")), "presence_penalty"),
     (dict(repetition_penalty=0), "repetition_penalty"),
     (dict(stop=("",)), "stop: '' is not a non-empty string"),
-    (dict(stop="abc"), "stop: 'abc' is not a tuple"),
+    (dict(stop="abc"), "stop: 'abc' is not a tuple or list of strings"),
     (dict(stop=(b"a",)), "stop"),
     (dict(stop=("a\ud800",)), "stop: .* has unpaired surrogates"),
     (dict(stop=tuple(map(str, range(5000)))), "stop: 5,000 entries, the limit is 64"),
     (dict(stop=("a" * 600,)), "stop: a string of 600 characters"),
-    (dict(stop_token_ids=(-1,)), "stop_token_ids: -1"),
-    (dict(stop_token_ids=7), "stop_token_ids: 7 is not a tuple"),
+    (dict(stop_token_ids=(-1,)), "stop_token_ids: -1 is outside its range: at least 0"),
+    (dict(stop_token_ids=(49_152,)), "stop_token_ids: 49152 is no token id of this model"),
+    (dict(stop_token_ids=7), "stop_token_ids: 7 is not a tuple or list of token ids"),
     (dict(stop_token_ids=tuple(range(2000))), "stop_token_ids: 2,000 entries"),
     (dict(stop_regex=("(",)), "stop_regex: .* is no regular expression"),
     (dict(stop_regex=("",)), "stop_regex"),
@@ -93,7 +94,8 @@ BAD_PARAMS = [
     (dict(logprob_start_len=-2), "logprob_start_len"),
     (dict(logit_bias=((99_999, 1.0),)), "logit_bias: 99999 is no token id"),
     (dict(logit_bias=((1, float("inf")),)), "logit_bias"),
-    (dict(logit_bias={1: 2.0}), "logit_bias"),
+    (dict(logit_bias={1: 2.0}), "logit_bias: {1: 2.0} is not a tuple or list of pairs"),
+    (dict(logit_bias=((1, 1e5),)), "logit_bias: 100000.0 is outside an engine's range: -10,000 to 10,000"),
     (dict(logit_bias=((1,),)), "logit_bias"),
     (dict(logit_bias=tuple((i, 1.0) for i in range(5000))), "logit_bias: 5,000 entries"),
     (dict(seed=1.5), "seed"),
@@ -186,7 +188,7 @@ def test_the_bad_ones_among_good_ones_are_refused_alone(small):
             done.set()
 
     for i in range(24):
-        params = [GREEDY, SamplingParams(temperature=-1), SamplingParams(logit_bias=((10**6, 1.0),))][i % 3]
+        params = [GREEDY, SamplingParams(temperature=101), SamplingParams(logit_bias=((10**6, 1.0),))][i % 3]
         try:
             small.submit("ab", params, sink=sink)
         except sgl.ParameterError:

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import sglang_lite as sgl
 from sglang_lite.protocol import Ebnf, Generation, JsonSchema, Regex, SamplingParams, StructuralTag, Tag, TokenLogprob
 from sglang_lite.runtime.engine import Engine
-from sglang_lite.runtime.native import Answer, Call, engine_settings, read_params, read_request
+from sglang_lite.runtime.native import Answer, Call, engine_settings, read_request, read_sampling
 from tests.runtime import scripted
 from tests.runtime.models.tiny import VOCAB, save
 
@@ -40,13 +40,13 @@ def test_sampling_params_are_translated_and_null_is_the_default():
         max_tokens=5, min_tokens=1, stop=("a",), stop_token_ids=(7,), stop_regex=("b+",), top_k=3, include_stop=True,
         seed=9, logit_bias=((4, -1.5),), skip_special_tokens=False,
     )  # fmt: skip
-    assert read_params(given) == (expected, None)
-    assert read_params({"regex": "a"})[1] == Regex("a")
-    assert read_params({"json_schema": "{}"})[1] == JsonSchema("{}")
-    assert read_params({"ebnf": 'root ::= "a"'})[1] == Ebnf('root ::= "a"')
+    assert read_sampling(given) == (expected, None)
+    assert read_sampling({"regex": "a"})[1] == Regex("a")
+    assert read_sampling({"json_schema": "{}"})[1] == JsonSchema("{}")
+    assert read_sampling({"ebnf": 'root ::= "a"'})[1] == Ebnf('root ::= "a"')
     tag = '{"structures": [{"begin": "<a>", "schema": {"type": "null"}, "end": "</a>"}], "triggers": ["<a"]}'
     content = JsonSchema('{"type": "null"}')
-    assert read_params({"structural_tag": tag})[1] == StructuralTag((Tag("<a>", content, "</a>"),), ("<a",))
+    assert read_sampling({"structural_tag": tag})[1] == StructuralTag((Tag("<a>", content, "</a>"),), ("<a",))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_sampling_params_are_translated_and_null_is_the_default():
 )
 def test_sampling_params_that_are_refused(given, message):
     with pytest.raises(sgl.ParameterError, match=message):
-        read_params(given)
+        read_sampling(given)
 
 
 @pytest.mark.parametrize(

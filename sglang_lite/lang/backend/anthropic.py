@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from sglang_lite.lang.backend.base_backend import Capabilities
-from sglang_lite.lang.backend.remote import JSON, RemoteBackend, Said, given, without_marks
+from sglang_lite.lang.backend.remote import JSON, RemoteBackend, Said, without_marks
 from sglang_lite.lang.backend.structured import Form, form_of, strict_schema
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.generation import data_url
@@ -28,6 +28,7 @@ from sglang_lite.protocol import (
     Unset,
     Usage,
 )
+from sglang_lite.protocol.sampling import given
 
 DEFAULT_MAX_TOKENS = 128  # of a generation that sets none, as everywhere; the API wants one
 _IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")

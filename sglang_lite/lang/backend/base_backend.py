@@ -7,7 +7,7 @@ A backend implements the native hooks (`agenerate`, `aselect`: coroutines that s
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +36,8 @@ from sglang_lite.protocol import (
     Selection,
     StructuralTag,
     TaggedObject,
-    Unset,
 )
+from sglang_lite.protocol.sampling import given
 from sglang_lite.text.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
@@ -239,10 +239,10 @@ class BaseBackend:
         if constraint is not None and type(constraint) not in can.constraints:
             raise self.refusal(node, _NAMES[type(constraint)], _kinds(can.constraints), where)
         if can.params is not None:
-            for field in fields(params):
-                if field.name not in can.params and not isinstance(getattr(params, field.name), Unset):
+            for name in given(params):
+                if name not in can.params:
                     takes = f"It takes: {', '.join(sorted(can.params)) or 'no parameters'}."
-                    raise self.refusal(node, field.name, f"Leave it out, or: gen(backend=…). {takes}", where)
+                    raise self.refusal(node, name, f"Leave it out, or: gen(backend=…). {takes}", where)
 
     def refusal(self, node: object, feature: str, instead: str, where: Location | None) -> CapabilityError:
         """The error for what the model can't do."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from sglang_lite.constraints.regex import parse, to_rust
 from sglang_lite.lang.backend.base_backend import Capabilities
-from sglang_lite.lang.backend.remote import JSON, RemoteBackend, Said, given, without_marks
+from sglang_lite.lang.backend.remote import JSON, RemoteBackend, Said, without_marks
 from sglang_lite.lang.backend.structured import Form, form_of, strict_schema
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.interpreter import as_dicts
@@ -29,6 +29,7 @@ from sglang_lite.protocol import (
     Unset,
     Usage,
 )
+from sglang_lite.protocol.sampling import given
 from sglang_lite.text.chat_template import ChatTemplate
 
 _LIMITS = frozenset({"max_tokens", "n", "seed"})

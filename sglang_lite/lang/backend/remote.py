@@ -10,7 +10,7 @@ import contextlib
 import importlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
@@ -307,12 +307,6 @@ _HINTS = {
     413: "Shorten the prompt.",
     429: "Check the account's quota and billing.",
 }
-
-
-def given(params: SamplingParams) -> dict[str, Any]:
-    """The parameters that were set."""
-    values = {field.name: getattr(params, field.name) for field in fields(params)}
-    return {name: value for name, value in values.items() if not isinstance(value, Unset)}
 
 
 def without_marks(template: ChatTemplate) -> ChatTemplate:

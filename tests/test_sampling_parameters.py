@@ -1,0 +1,302 @@
+"""The table of sampling parameters, and all that is written out beside it for readers and type checkers.
+
+`python -m tests.test_sampling_parameters` writes the table of docs/sampling.md anew.
+"""
+
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sglang_lite as sgl
+from sglang_lite.lang.function import SglFunction
+from sglang_lite.lang.ir import SglSamplingParams
+from sglang_lite.lang.tracer import SglArgument
+from sglang_lite.protocol import SamplingParams
+from sglang_lite.protocol.sampling import PARAMETERS, UNSET, given, named
+from sglang_lite.runtime.native import read_request, read_sampling
+from sglang_lite.runtime.sampling_params import ResolvedParams, resolve_params
+
+DOCS = Path(__file__).parent.parent / "docs" / "sampling.md"
+IDS = [each.name for each in PARAMETERS]
+TYPES = {
+    "int": "int",
+    "float": "float",
+    "bool": "bool",
+    "strings": "tuple[str, ...]",
+    "token ids": "tuple[int, ...]",
+    "biases": "tuple[tuple[int, float], ...]",
+}
+# A value that is not the default, as a user may write it and as the record has it.
+SAID = {
+    "int": (np.int64(3), 3),
+    "float": (np.float32(0.5), 0.5),
+    "strings": ("a", ("a",)),
+    "token ids": ([np.int32(7), 8], (7, 8)),
+    "biases": ({"4": 1, 5: np.float64(-2.5)}, ((4, 1.0), (5, -2.5))),
+}
+WRONG = {
+    "int": ("is not a whole number", ["3", 1.5, True, [1]]),
+    "float": ("is not a (finite )?number", ["hot", True, 1j, float("nan"), float("inf"), 10**400, [1]]),
+    "bool": ("is neither True nor False", [1, "yes"]),
+    "strings": (
+        "is not a (non-empty string|tuple or list of strings)|unpaired surrogates",
+        [3, [None], b"x", {"a": 1}, "", "\ud800"],
+    ),
+    "token ids": (
+        "is not a (whole number|tuple or list of token ids)|outside its range",
+        ["12", 12, ["a"], [True], [-1]],
+    ),
+    "biases": ("is not a|outside its range", [{"a": 1}, {1: "x"}, {1: float("inf")}, [1], "x", {-1: 0}]),
+}
+
+
+def said(parameter):
+    return (not parameter.default,) * 2 if parameter.kind == "bool" else SAID[parameter.kind]
+
+
+def parameters_of(function):
+    return list(inspect.signature(function).parameters.values())
+
+
+# ------------------------------------------------------------------------------------------------- what is written out
+
+
+def test_gen_has_the_parameters_of_the_table_in_its_order():
+    takes = [p for p in parameters_of(sgl.gen) if p.name in IDS]
+    assert [p.name for p in takes] == list(named("gen"))
+    assert {p.default for p in takes} == {None}
+    assert [p.name for p in takes if p.kind is p.POSITIONAL_OR_KEYWORD] == list(named("hooks"))
+
+
+@pytest.mark.parametrize("short", [sgl.gen_int, sgl.gen_string])
+def test_short_forms_of_gen_have_those_of_run(short):
+    takes = parameters_of(short)
+    assert [p.name for p in takes] == ["name", *(each.name for each in PARAMETERS if "run" in each.places)]
+    assert {p.default for p in takes} == {None}
+
+
+@pytest.mark.parametrize("way", ["run", "arun", "run_batch", "arun_batch"])
+def test_the_ways_to_run_have_sglangs_names_and_defaults(way):
+    takes = [p for p in parameters_of(getattr(SglFunction, way)) if p.kind is p.KEYWORD_ONLY]
+    expected = named("run", sglang=True)
+    assert [p.name for p in takes][: len(expected)] == list(expected)
+    for p, parameter in zip(takes, expected.values()):
+        shown = "request" not in parameter.places and parameter.default != ()
+        assert p.default == (parameter.default if shown else None)
+    assert not {p.name for p in takes[len(expected) :]} & set(IDS) - {"seed"}  # the run's own
+
+
+def test_what_hooks_are_given_has_sglangs_names_and_defaults():
+    fields = {field.name: field.default for field in dataclasses.fields(SglSamplingParams)}
+    expected = named("hooks", sglang=True)
+    assert list(fields)[: len(expected)] == list(expected)
+    for name, parameter in expected.items():
+        assert fields[name] == (None if "request" in parameter.places else parameter.default)
+    assert list(fields)[len(expected) :] == ["json_schema", "dtype", "regex"]
+
+
+def test_generate_has_the_requests_fields():
+    assert set(named("request", sglang=True)) <= {p.name for p in parameters_of(read_request)}
+
+
+@pytest.mark.parametrize("parameter", PARAMETERS, ids=IDS)
+def test_records_have_a_field_of_its_type(parameter):
+    kind = TYPES[parameter.kind]
+    assert SamplingParams.__annotations__[parameter.name] == f"{kind} | Unset"
+    assert getattr(SamplingParams(), parameter.name) is UNSET
+    resolved = {"seed": "int | None", "stop_regex": "Mapping[str, regex.Pattern[str]]"}.get(parameter.name, kind)
+    assert ResolvedParams.__annotations__[parameter.name] == resolved
+
+
+def test_records_have_no_other_fields():
+    assert set(SamplingParams.__annotations__) == set(ResolvedParams.__annotations__) == set(IDS)
+
+
+def test_docstrings_say_what_the_table_says():
+    entries = re.findall(r"^    (\w+): ((?:.|\n {8})+)", inspect.getdoc(sgl.gen), re.MULTILINE)
+    told = {name: re.sub(r"\s+", " ", text) for name, text in entries}
+    for name, parameter in named("gen").items():
+        assert told[name].startswith(parameter.line), name
+    for parameter in PARAMETERS:
+        assert f"    {parameter.name}: {parameter.line}\n" in SamplingParams.__doc__
+
+
+# ------------------------------------------------------------------------------------------------ where values get to
+
+
+@pytest.mark.parametrize("parameter", named("gen").values(), ids=named("gen"))
+def test_gen_puts_a_value_under_its_name(parameter):
+    written, read = said(parameter)
+    assert given(sgl.gen("a", **{parameter.name: written}).params) == {parameter.name: read}
+    assert given(sgl.gen("a", **{parameter.name: None}).params) == {}
+
+
+@pytest.mark.parametrize("parameter", named("run").values(), ids=named("run"))
+def test_a_run_gives_a_value_to_its_generations(parameter):
+    written, read = said(parameter)
+    script = sgl.ScriptedBackend(default="x")
+    program = sgl.function(lambda s: s.__iadd__(sgl.gen("a")))
+    program.run(backend=script, **{parameter.sglang: written}).sync()
+    program.run_batch([{}], backend=script, **{parameter.sglang: written})
+    assert [given(call.params) for call in script.calls] == [{parameter.name: read}] * 2
+
+
+@pytest.mark.parametrize("parameter", named("sampling_params").values(), ids=named("sampling_params"))
+def test_sglangs_dictionary_has_it_under_sglangs_name(parameter):
+    written, read = said(parameter)
+    assert read_sampling({parameter.sglang: written}) == (SamplingParams(**{parameter.name: read}), None)
+    assert read_sampling({parameter.sglang: None}) == (SamplingParams(), None)
+    with pytest.raises(sgl.ParameterError, match=f"has no such field. It has: .*{parameter.sglang}"):
+        read_sampling({f"{parameter.sglang}s": written})
+
+
+@pytest.mark.parametrize("parameter", named("request").values(), ids=named("request"))
+def test_generate_has_it_as_a_field(parameter):
+    written, read = said(parameter)
+    (call,), _ = read_request("a", **{"return_logprob": True, parameter.name: written})
+    assert getattr(call.params, parameter.name) == read
+    with pytest.raises(sgl.ParameterError, match=f"^{parameter.name}: sampling_params has no such field"):
+        read_sampling({parameter.name: written})
+
+
+@pytest.mark.parametrize("parameter", named("hooks").values(), ids=named("hooks"))
+def test_hooks_get_it_under_sglangs_name(parameter):
+    written, read = said(parameter)
+    seen = sgl.gen("a", **{parameter.name: written}).sampling_params
+    assert getattr(seen, parameter.sglang) == (list(read) if isinstance(read, tuple) else read)
+
+
+@pytest.mark.parametrize("parameter", PARAMETERS, ids=IDS)
+def test_an_engine_fills_in_the_default(parameter):
+    resolved = resolve_params(SamplingParams(), 10)
+    default = getattr(resolved, parameter.name)
+    assert default == ({} if parameter.name == "stop_regex" else parameter.default)
+    assert type(default) is not type(UNSET)
+
+
+def test_a_generation_among_choices_refuses_what_sglangs_gen_has_not():
+    for name in named("gen").keys() - named("hooks").keys():
+        with pytest.raises(sgl.ParameterError, match=f"^{name}: a generation among choices"):
+            sgl.gen("a", choices=["x"], **{name: said(named("gen")[name])[0]})
+
+
+# ------------------------------------------------------------------------------------------------------------- checks
+
+
+@pytest.mark.parametrize("parameter", PARAMETERS, ids=IDS)
+def test_what_no_backend_could_honour_is_refused_by_the_name_that_was_written(parameter):
+    message, values = WRONG[parameter.kind]
+    program = sgl.function(lambda s: s.__iadd__(sgl.gen("a")))
+    ways = {
+        "gen": (parameter.name, lambda value: sgl.gen("a", **{parameter.name: value})),
+        "run": (parameter.sglang, lambda value: program.run(**{parameter.sglang: value})),
+        "sampling_params": (parameter.sglang, lambda value: read_sampling({parameter.sglang: value})),
+        "request": (parameter.name, lambda value: read_request("a", **{"return_logprob": True, parameter.name: value})),
+    }
+    for place in set(parameter.places) & ways.keys():
+        name, call = ways[place]
+        for value in values:
+            if place == "request" and parameter.kind != "token ids":
+                value = [value]  # else a list is one for each prompt
+            with pytest.raises(sgl.ParameterError, match=f"^{name}: .*({message})") as caught:
+                call(value)
+            assert caught.value.parameter == name
+            assert len(caught.value.message) < 120
+
+
+@pytest.mark.parametrize("parameter", [p for p in PARAMETERS if p.kind in ("int", "float")], ids=lambda p: p.name)
+def test_ranges_are_those_of_the_table(parameter):
+    def made(value):
+        return SamplingParams(**{parameter.name: value})
+
+    for bounds, check in ((parameter.range, made), (parameter.engine, lambda value: resolve_params(made(value), 10))):
+        if bounds is None:
+            continue
+        below, above = "outside (its|an engine's) range: ", f"{parameter.name}: "
+        if bounds.low is not None:
+            with pytest.raises(sgl.ParameterError, match=f"^{above}.*{below}"):
+                check(bounds.low - (not bounds.above))
+            check(bounds.low + bounds.above)
+        if bounds.high is not None:
+            with pytest.raises(sgl.ParameterError, match=f"^{above}.*{below}"):
+                check(bounds.high + 1)
+            if parameter.name != "min_tokens":  # never more than max_tokens
+                check(bounds.high)
+
+
+@pytest.mark.parametrize("parameter", [p for p in PARAMETERS if p.most is not None], ids=lambda p: p.name)
+def test_lists_are_as_long_as_the_table_says(parameter):
+    entry = {"strings": "a", "token ids": 1, "biases": (1, 1.0)}[parameter.kind]
+    resolve_params(SamplingParams(**{parameter.name: (entry,) * parameter.most}), 10)
+    with pytest.raises(sgl.ParameterError, match=f"^{parameter.name}: .* entries, the limit is {parameter.most:,}"):
+        resolve_params(SamplingParams(**{parameter.name: (entry,) * (parameter.most + 1)}), 10)
+
+
+@pytest.mark.parametrize(
+    "wide", [{"temperature": 1000.0}, {"top_p": 0.0}, {"n": 300}, {"repetition_penalty": 5.0}, {"logit_bias": {1: 2e4}}],
+    ids=str,
+)  # fmt: skip
+def test_what_another_backend_may_take_is_an_engines_to_refuse(wide):
+    (name,) = wide
+    node = sgl.gen("a", **wide)
+    with pytest.raises(sgl.ParameterError, match=f"^{name}: .* is outside an engine's range"):
+        resolve_params(node.params, 10)
+
+
+def test_an_argument_that_is_not_known_yet_is_taken_in_a_trace_and_refused_by_an_engine():
+    node = sgl.gen("a", temperature=SglArgument("t"))
+    with pytest.raises(sgl.ParameterError, match=r"^temperature: Argument.* is only known when the program runs"):
+        resolve_params(node.params, 10)
+
+
+# ---------------------------------------------------------------------------------------------------------- the docs
+
+
+def table():
+    """The table of docs/sampling.md."""
+    openai = sgl.OpenAI("gpt-4o", api_key="none").capabilities.params
+    claude = sgl.Anthropic("claude-opus-4-1", api_key="none").capabilities.params
+    assert openai | claude <= set(IDS)
+    shown = {
+        "int": "int", "float": "float", "bool": "bool", "strings": "str, or a list", "token ids": "list of ids",
+        "biases": "ids to floats",
+    }  # fmt: skip
+    lines = [
+        "| Parameter | Type | Default | Range | An engine takes | What it does | SGLang's name | Given to | Taken by |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for p in PARAMETERS:
+        anywhere = "" if str(p.range) == "any" or p.kind not in ("int", "float") else str(p.range)
+        engine = [f"at most {p.most:,} entries"] if p.most is not None else []
+        engine += [str(p.engine)] if p.engine is not None else []
+        places = [
+            text for place, text in (
+                ("gen", "`gen`"), ("run", "`run`"), ("sampling_params", "`sampling_params`"), ("request", "`generate`")
+            ) if place in p.places
+        ]  # fmt: skip
+        remote = [name for name, takes in (("OpenAI", openai), ("Claude", claude)) if p.name in takes]
+        default = "" if p.default in (None, ()) else f"`{p.default}`"
+        cells = (
+            f"`{p.name}`", shown[p.kind], default, anywhere, ", ".join(engine), p.text,
+            f"`{p.alias}`" if p.alias else "", ", ".join(places), ", ".join(("engine", *remote)),
+        )  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return re.sub(r"\|  (?=\|)", "| ", "\n".join(lines)) + "\n"
+
+
+def written():
+    return re.search(r"(?<=\n\n)\| Parameter \|.*?\n(?=\n)", DOCS.read_text(), re.DOTALL)
+
+
+def test_the_docs_have_the_table():
+    assert written()[0] == table(), "python -m tests.test_sampling_parameters writes it"
+
+
+if __name__ == "__main__":
+    text = DOCS.read_text()
+    found = written()
+    DOCS.write_text(text[: found.start()] + table() + text[found.end() :])
