@@ -30,8 +30,8 @@ def test_a_program_can_be_defined_and_run_without_torch():
     assert run(code).strip() == "[]"
 
 
-def test_importing_takes_less_than_150_ms():
-    code = "import time; t = time.perf_counter(); import sglang_lite; print(time.perf_counter() - t)"
+def test_importing_takes_less_than_150_ms_of_the_cpu():
+    code = "import time; t = time.process_time(); import sglang_lite; print(time.process_time() - t)"
     assert median(float(run(code)) for _ in range(5)) < 0.150
 
 

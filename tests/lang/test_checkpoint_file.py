@@ -602,7 +602,11 @@ def test_arguments_that_can_not_be_compared_are_refused(path):
     assert not path.exists()
 
 
-@pytest.mark.parametrize("value", [*VALUES, add, len, {"f": City}, 1j, ..., str.upper, Path("a")], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [*VALUES, add, len, {"f": City}, 1j, ..., str.upper, Path("a")],
+    ids=lambda value: getattr(value, "__name__", repr(value)),  # a function's repr is another one in each process
+)
 def test_arguments_are_compared_by_their_content(path, value):
     @sgl.function
     def program(s, x):

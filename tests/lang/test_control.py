@@ -53,28 +53,39 @@ class Failing(sgl.BaseBackend):
 # ------------------------------------------------------------------------------------------------- time limits
 
 
+def cancelled_by_a_timeout(run):
+    """A backend's call was cancelled, with the first of some timeouts that leaves the time to make one."""
+    for timeout in (0.02, 0.2, 2, 20):
+        backend = Gated()
+        run(timeout, backend)
+        if backend.asked.is_set():
+            return backend.cancelled.wait(60)
+    return False
+
+
 @pytest.mark.parametrize("node", [sgl.gen("a"), sgl.select("a", ["x", "y"])])
 def test_a_run_that_takes_too_long_fails_its_readers_and_its_request(node):
-    backend = Gated()
-    state = run("x", node, backend=backend, timeout=0.02)
-    with pytest.raises(sgl.RequestTimeoutError, match=r"the run took longer than its timeout of 0\.02 s"):
-        within(2, lambda: state["a"])
-    assert backend.cancelled.wait(2)
+    def program(timeout, backend):
+        state = run("x", node, backend=backend, timeout=timeout)
+        with pytest.raises(sgl.RequestTimeoutError, match=rf"the run took longer than its timeout of {timeout:g} s"):
+            within(2 + timeout, lambda: state["a"])
+
+    assert cancelled_by_a_timeout(program)
 
 
 def test_a_node_that_takes_too_long_fails_with_its_line_and_its_request():
-    backend = Gated()
+    def one(timeout, backend):
+        @sgl.function
+        def program(s):
+            s += "x"
+            s += sgl.gen("a", timeout=timeout)  # here
 
-    @sgl.function
-    def program(s):
-        s += "x"
-        s += sgl.gen("a", timeout=0.02)  # here
+        state = program.run(backend=backend)
+        with pytest.raises(sgl.RequestTimeoutError, match=rf"the node's timeout of {timeout:g} s") as caught:
+            within(2 + timeout, lambda: state["a"])
+        assert caught.value.where.line == line_here(program)
 
-    state = program.run(backend=backend)
-    with pytest.raises(sgl.RequestTimeoutError, match=r"the node's timeout of 0\.02 s") as caught:
-        within(2, lambda: state["a"])
-    assert caught.value.where.line == line_here(program)
-    assert backend.cancelled.wait(2)
+    assert cancelled_by_a_timeout(one)
 
 
 def test_what_was_ready_in_time_can_still_be_read():
@@ -479,7 +490,7 @@ def test_cancelling_stops_the_backend_and_tells_the_readers_where():
         s.cancel()  # here
 
     state = program.run(backend=backend)
-    assert backend.cancelled.wait(5)
+    assert backend.cancelled.wait(60)
     for name in "ab":
         with pytest.raises(sgl.RequestAbortedError, match="cancelled") as caught:
             within(1, lambda n=name: state[n])
@@ -489,7 +500,7 @@ def test_cancelling_stops_the_backend_and_tells_the_readers_where():
 def test_cancelling_keeps_what_was_finished():
     backend = Gated()
     state = run("x", sgl.gen("a", backend=Answers(lambda text: "done")), sgl.gen("b"), backend=backend)
-    assert backend.asked.wait(5)
+    assert backend.asked.wait(60)
     state.cancel()
     assert state["a"] == "done"
 
@@ -507,9 +518,9 @@ def test_cancelling_reaches_the_branches_of_branches():
         fork.join()
 
     state = program.run(backend=Gated())
-    assert all(backend.asked.wait(5) for backend in backends)
+    assert all(backend.asked.wait(60) for backend in backends)
     state.cancel()
-    assert all(backend.cancelled.wait(5) for backend in backends)
+    assert all(backend.cancelled.wait(60) for backend in backends)
     with pytest.raises(sgl.RequestAbortedError):
         within(1, lambda: state["a"])
 
@@ -546,7 +557,7 @@ def test_a_body_that_is_cancelled_between_its_generations_makes_no_more_of_them(
         s += "x" + sgl.gen("a")
         assert s["a"] == "y"
         between.set()
-        assert cancelled.wait(5)
+        assert cancelled.wait(60)
         s += sgl.gen("b")
 
     async def main():
@@ -558,7 +569,7 @@ def test_a_body_that_is_cancelled_between_its_generations_makes_no_more_of_them(
 
     asyncio.run(main())
     cancelled.set()
-    assert ended.wait(5)
+    assert ended.wait(60)
     assert len(backend.calls) == 1
 
 
@@ -582,7 +593,7 @@ def test_a_body_that_tries_until_it_succeeds_ends_when_it_is_stopped(stopped_by)
         return program.run(backend=backend, timeout=0.1 if stopped_by == "timeout" else None)
 
     def stop():
-        assert backend.asked.wait(5)
+        assert backend.asked.wait(60)
         states[0].cancel()
 
     if stopped_by == "cancel":
@@ -601,7 +612,7 @@ def test_a_blocking_hook_can_not_be_stopped_but_its_readers_do_not_wait_for_it()
             return "late", {}
 
     state = run("x", sgl.gen("a"), backend=Slow())
-    assert entered.wait(5)
+    assert entered.wait(60)
     state.cancel()
     with pytest.raises(sgl.RequestAbortedError):
         within(1, lambda: state["a"])
@@ -637,7 +648,7 @@ def test_cancelling_the_task_that_awaits_a_program_stops_it(kind):
             await awaiting
 
     asyncio.run(main())
-    assert backend.cancelled.wait(5)
+    assert backend.cancelled.wait(60)
 
 
 def test_cancelling_the_task_that_awaits_a_batch_stops_its_programs():
@@ -655,4 +666,4 @@ def test_cancelling_the_task_that_awaits_a_batch_stops_its_programs():
             await awaiting
 
     asyncio.run(main())
-    assert backend.cancelled.wait(5)
+    assert backend.cancelled.wait(60)

@@ -365,7 +365,7 @@ def test_hooks_do_not_hold_up_the_loop_that_others_need():
             return "slow", {}
 
     slow = run("x", sgl.gen("a", timeout=30), backend=Slow())
-    assert entered.wait(5)
+    assert entered.wait(60)
     assert (
         within(2, lambda: run("x", sgl.gen("a"), backend=sgl.ScriptedBackend(default="y", latency=0.001))["a"]) == "y"
     )

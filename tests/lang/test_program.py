@@ -2,13 +2,13 @@
 
 import asyncio
 import threading
-import time
 
 import pytest
 
 import sglang_lite as sgl
 from sglang_lite.lang.backend.scripted import Call
 from sglang_lite.protocol import UNSET, JsonSchema, Number, Regex
+from tests.lang.fakes import Gated, within
 
 
 def echo(call: Call) -> str:
@@ -224,15 +224,23 @@ def test_truncation_is_told():
 
 
 def test_reading_waits_and_adding_does_not():
+    backend, order = Gated("x"), []
+
+    def answer():
+        backend.asked.wait()
+        order.append("answered")
+        backend.open()
+
     @sgl.function
     def program(s):
-        started = time.perf_counter()
         s += sgl.gen("a") + sgl.gen("b")
-        assert time.perf_counter() - started < 0.05
+        order.append("added")
+        threading.Thread(target=answer).start()
         assert s["a"] == "x"
-        assert time.perf_counter() - started > 0.05
+        order.append("read")
 
-    program.run(backend=sgl.ScriptedBackend(default="x", latency=0.06))
+    within(3, lambda: program.run(backend=backend))
+    assert order == ["added", "answered", "read"]
 
 
 def test_use_thread_false_waits_for_everything():

@@ -175,7 +175,7 @@ def test_a10_tracing_in_one_thread_does_not_trace_what_another_runs():
     def traced(s):
         s += "text"
         tracing.set()
-        assert ran.wait(5)
+        assert ran.wait(60)
 
     @sgl.function
     def program(s):
@@ -183,7 +183,7 @@ def test_a10_tracing_in_one_thread_does_not_trace_what_another_runs():
 
     tracer = threading.Thread(target=traced.trace)
     tracer.start()
-    assert tracing.wait(5)
+    assert tracing.wait(60)
     state = program(backend=sgl.ScriptedBackend(default="run"))
     ran.set()
     tracer.join()
@@ -569,10 +569,10 @@ def test_b13_a_program_whose_state_nobody_holds_runs_to_its_end():
         sgl.function(lambda s: s.__iadd__(sgl.gen("a") + sgl.gen("b", backend=Then(default="y")))).run(backend=backend)
 
     run()
-    assert backend.asked.wait(5)
+    assert backend.asked.wait(60)
     gc.collect()
     backend.open()
-    assert done.wait(5)
+    assert done.wait(60)
 
 
 def test_b13_an_exception_after_a_fork_stops_the_branches():
@@ -588,7 +588,7 @@ def test_b13_an_exception_after_a_fork_stops_the_branches():
     before = threading.active_count()
     with pytest.raises(LookupError):
         program.run(backend=backend)
-    assert backend.cancelled.wait(5)
+    assert backend.cancelled.wait(60)
     assert threading.active_count() <= before + 1  # the executor's, if it was not there before
 
 

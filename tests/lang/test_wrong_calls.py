@@ -247,7 +247,9 @@ def test_an_unawaited_read_says_that_it_is_to_be_awaited():
 
 
 @pytest.mark.parametrize("choices", [("a", "b"), {"a": 1, "b": 2}, (c for c in "ab")], ids=lambda c: type(c).__name__)
-@pytest.mark.parametrize("method", ["greedy", "greedy_token_selection", sgl.greedy_token_selection], ids=str)
+@pytest.mark.parametrize(
+    "method", ["greedy", "greedy_token_selection", sgl.greedy_token_selection], ids=["short", "long", "object"]
+)
 def test_choices_may_be_anything_that_gives_texts_and_methods_have_names(choices, method):
     texts = choices if isinstance(choices, tuple | dict) else (c for c in "ab")  # one that was gone through is empty
     for node in (

@@ -193,7 +193,7 @@ def test_the_bad_ones_among_good_ones_are_refused_alone(small):
             small.submit("ab", params, sink=sink)
         except sgl.ParameterError:
             refused += 1
-    assert done.wait(30)
+    assert done.wait(60)
     assert refused == 16
     assert {g.text for g in results} == {small.complete("ab", GREEDY).text}
 
@@ -229,7 +229,7 @@ class Collector:
                 self._done.set()
 
     def ends(self):
-        assert self._done.wait(30)
+        assert self._done.wait(60)
         return [event for event in self.events if not isinstance(event, Delta)]
 
 
@@ -239,7 +239,7 @@ def slow_compiler(monkeypatch):
     go, original = threading.Event(), Compiler.build
 
     def build(self, constraint):
-        assert go.wait(30)
+        assert go.wait(60)
         return original(self, constraint)
 
     monkeypatch.setattr(Compiler, "build", build)

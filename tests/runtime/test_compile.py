@@ -264,7 +264,7 @@ def test_closing_the_engine_ends_what_is_being_compiled_and_its_process(stuck, m
 
 
 def test_a_process_that_needs_too_much_memory_fails_its_constraint_alone():
-    with make(compile_memory_mb=256) as engine:
+    with make(compile_memory_mb=256, compile_timeout_s=600) as engine:
         greedy = Choices(tuple(f"choice {i}" for i in range(400_000)))
         with pytest.raises(ConstraintError, match="256 MB"):
             engine.complete("ab", PARAMS, greedy)

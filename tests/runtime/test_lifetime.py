@@ -128,12 +128,12 @@ def test_an_interrupted_constructor_leaves_no_engine_behind(monkeypatch):
     begun, go = threading.Event(), threading.Event()
 
     def interrupted(self, timeout=None):
-        assert begun.wait(30)
+        assert begun.wait(60)
         raise KeyboardInterrupt
 
     def slow(self, *args, build=Engine._build):
         begun.set()
-        assert go.wait(30)
+        assert go.wait(60)
         return build(self, *args)
 
     monkeypatch.setattr(Engine, "_build", slow)
@@ -162,7 +162,7 @@ def test_dropping_an_engine_fails_what_is_under_way():
     ticket = engine.submit("ab", SamplingParams(max_tokens=10**6, ignore_eos=True), sink=sink)
     engine.flush_cache()  # it has begun
     del engine
-    assert done.wait(30)
+    assert done.wait(60)
     assert isinstance(events[0], sgl.EngineClosedError | sgl.protocol.Generation)
     ticket.abort()
 

@@ -274,7 +274,7 @@ def test_an_aborted_request_says_so(small):
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert started.wait(30)
+    assert started.wait(60)
     with pytest.raises(sgl.ParameterError, match="rid: 'mine' is the name of a request that has not ended"):
         small.generate("ab", rid="mine")
     small.abort("mine")
@@ -484,7 +484,7 @@ class Held:
     def __call__(self, tokens, logits):
         self.tokens += 1
         if self.tokens == 4:
-            assert self.left.wait(30)
+            assert self.left.wait(60)
         return logits
 
     def ends_in(self, engine):

@@ -126,7 +126,7 @@ def test_deltas_are_the_texts_in_pieces(engine):
             done.set()
 
     engine.run_program("One two three", program, sink=sink, stream=True)
-    assert done.wait(30)
+    assert done.wait(60)
     for path in ((0,), (2,)):
         mine = [e.event for e in events if isinstance(e, Played) and e.path == path]
         assert "".join(e.text for e in mine if isinstance(e, Delta)) == mine[-1].text

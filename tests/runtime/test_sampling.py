@@ -95,7 +95,7 @@ def test_samples_of_one_request_differ_and_the_first_is_the_seeds_own(small):
 
     params = SamplingParams(max_tokens=8, n=4, seed=5, ignore_eos=True)
     small.submit("ab", params, sink=sink, stream=True)
-    assert done.wait(30)
+    assert done.wait(60)
     texts = {e.index: e.text for e in events if isinstance(e, Generation)}
     assert sorted(texts) == [0, 1, 2, 3]
     assert len(set(texts.values())) == 4
@@ -154,7 +154,7 @@ def test_what_streams_is_never_taken_back(engine, stops):
             done.set()
 
     engine.submit(CHAT, greedy(**stops), sink=sink, stream=True)
-    assert done.wait(30)
+    assert done.wait(60)
     assert "".join(e.text for e in events[:-1]) == events[-1].text
 
 
