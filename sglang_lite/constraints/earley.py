@@ -7,12 +7,19 @@ from __future__ import annotations
 
 from sglang_lite.constraints.automaton import DEAD, Automaton, State
 from sglang_lite.constraints.nodes import Language
+from sglang_lite.protocol import ConstraintError
+
+MAX_WORK = 3_000_000  # items that are come to; six a character where a text is read in one way
 
 _Item = tuple[State, str, int]  # what may still come of a rule, the rule, and where it began
 
 
 def recognises(language: Language, text: str) -> bool:
-    """The text is in the language. Takes up to the cube of its length."""
+    """The text is in the language. Takes up to the cube of its length.
+
+    Raises:
+        ConstraintError: it can be read in too many ways to tell.
+    """
     return _Recogniser(language).run(text)
 
 
@@ -25,6 +32,7 @@ class _Recogniser:
     def run(self, text: str) -> bool:
         automaton = self._automaton
         self._waiting: list[dict[str, list[_Item]]] = []  # at each place, the items that need a rule from there
+        self._work = 0
         items: list[_Item] = [(self._starts[self._start], self._start, 0)]
         for at in range(len(text) + 1):
             done = self._complete(items, at)
@@ -45,11 +53,18 @@ class _Recogniser:
         seen, done = set(items), set[tuple[str, int]]()
 
         def add(item: _Item) -> None:
+            self._work += 1
             if item[0] != DEAD and item not in seen:
                 seen.add(item)
                 items.append(item)
 
         for item in items:  # which grows
+            if self._work > MAX_WORK:
+                raise ConstraintError(
+                    "the text can be read in too many ways to tell whether the grammar allows it.",
+                    hint="Give each text of the grammar one way to be read.",
+                )
+            self._work += 1
             state, rule, origin = item
             for name in automaton.references(state):
                 if name not in waiting:

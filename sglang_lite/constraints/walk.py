@@ -19,16 +19,15 @@ from sglang_lite.constraints.schema import parse_json
 from sglang_lite.constraints.to_lark import to_lark
 from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema
 
-# Larger than its own: large schemas need it. Lexemes are not worked out beforehand, as that spends the fuel of the
-# first steps without saying so (1.9.1: a text of {1,5000} & [^ ]+ is then refused).
-_LIMITS = LLParserLimits(
-    max_items_in_row=50_000,
-    initial_lexer_fuel=20_000_000,
-    step_lexer_fuel=2_000_000,
-    step_max_items=500_000,
-    precompute_large_lexemes=False,
-    verbose_errors=False,
-)
+# Of work. The lexer's are larger than its own, as large schemas need that; lexemes are not worked out beforehand, which
+# would spend the fuel of the first steps without saying so (1.9.1: a text of {1,5000} & [^ ]+ is then refused).
+_LEXER_FUEL, _STEP_FUEL = 20_000_000, 2_000_000
+_STEP_ITEMS = 500_000
+# Items of a row, which is searched for each that may be added: a character's work grows with their square at least. As
+# many as a grammar has alternatives are its own; the others are ways to read the text so far, of which an ambiguous
+# grammar has more with each character. (Of 686 real schemas one has more than 500 in a row, none more than 1,000.)
+_WAYS = 1_000
+_ROW_ITEMS = 50_000
 PARSER_BYTES = 50  # that a parser takes for each character of its grammar
 _MAX_SHOWN = 12  # characters that may come next
 
@@ -48,16 +47,43 @@ def start(text: str, tokenizer: Any) -> Any:
     Raises:
         ConstraintError: the engine refuses it.
     """
-    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(text), log_level=0, limits=_LIMITS)
+    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(text), log_level=0, limits=_limits(text))
     if matcher.is_error():
         raise refusal(matcher)
     return matcher
 
 
+def _limits(text: str) -> LLParserLimits:
+    """Of a grammar."""
+    rules = (line for line in text.split("\n") if not line.startswith("T"))  # a terminal takes one item, whatever it is
+    alternatives = sum(1 + line.count(" | ") + line.count("(") for line in rules)
+    return LLParserLimits(
+        max_items_in_row=min(_WAYS + alternatives, _ROW_ITEMS),
+        initial_lexer_fuel=_LEXER_FUEL,
+        step_lexer_fuel=_STEP_FUEL,
+        step_max_items=_STEP_ITEMS,
+        precompute_large_lexemes=False,
+        verbose_errors=False,
+    )
+
+
 def refusal(matcher: Any) -> ConstraintError:
     """The error of a matcher that has failed."""
-    lines = (line.strip() for line in matcher.get_error().splitlines())
-    return ConstraintError(f"llguidance: {next(filter(None, lines), 'refused without a reason')}")
+    return ConstraintError(f"llguidance: {reason(matcher)}")
+
+
+def reason(matcher: Any) -> str:
+    """Why a matcher has failed; empty where it has not."""
+    if not matcher.is_error():
+        return ""
+    error = matcher.get_error()
+    if "Current row has" in error:
+        return (
+            "the text can be read in too many ways at the same time. Give each text of the grammar one way to be read: "
+            "repeats by `*`, or by rules that begin with themselves."
+        )
+    lines = (line.strip() for line in error.splitlines())
+    return next(filter(None, lines), "refused without a reason")
 
 
 @remembered

@@ -132,6 +132,29 @@ REFUSED = {
     "an index of 5,000 digits": ({"$ref": "#/enum/" + "9" * 5_000, "enum": [1]}, "leads to nothing"),
 }
 
+# Texts that can be read in more ways with each character: the work of the next one grows with the square of that.
+AMBIGUOUS = {
+    "groups that may be empty": (
+        'root ::= ((x* "cab"{1,2} x){1,2} | "b"{2} [^a]{1,2}) x root{2} | root? ""{1,2}\n'
+        'x ::= ([^a]+ x "c"* | "c"? x) (y+)* | ""{2}\ny ::= [ab]+ | "ab"{2}',
+        "1" * 400,
+    ),
+    "repeats of repeats": (
+        'root ::= y+ | x ("b" x* | "a"{1,2} | x y?)\n'
+        'x ::= "a" | "" x .| (([^a]{1,2} | [^a] x?)* ("b"+ "c"{2} "a"* | "a" ""{1,2} [ab]+)+ ("b" root+) | "ab"{1,2})+ x\n'
+        'y ::= "cab"',
+        "ab" * 200,
+    ),
+    "rules in one another": (
+        'root ::= ((x{1,2} | [^a]+ x x+ | "ab" x{1,2} "b"){2} ""+ | ("bc"{1,2})*)* [^a] root"ab"{1,2} | x* "cab"{2} | '
+        '"c"+ (x [ab] (x | ""+)? | x*)*\n'
+        'x ::= "c"? y{2} (x "b"*) | ("a" "bc"{1,2} | [^a]? [^a]* | "b"{1,2} (root* | x)+){2} ""? "a"*\n'
+        'y ::= ((""{2} root{1,2} | [ab]{2})+ root | y | y+){2}',
+        "ab" * 200,
+    ),
+    "itself three times": ('root ::= root root root | root root | "a" | ""', "a" * 1_000),
+}
+
 
 def deep(count, opening="[", closing="]"):
     return opening * count + closing * count

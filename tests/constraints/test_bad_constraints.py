@@ -8,14 +8,15 @@ import time
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.constraints import lexing, remembered
+from sglang_lite.constraints import lexing, matching, remembered
 from sglang_lite.constraints.compose import language_of
 from sglang_lite.constraints.normal import document_of, normalise
 from sglang_lite.constraints.normal.formulas import At
 from sglang_lite.constraints.normal.reader import Reader
 from sglang_lite.constraints.schema import json_schema
+from sglang_lite.constraints.walk import Walk
 from sglang_lite.protocol import ConstraintError, Ebnf, InOrder, Regex
-from tests.constraints.hostile import BROKEN, KEPT, REFUSED, alternatives
+from tests.constraints.hostile import AMBIGUOUS, BROKEN, KEPT, REFUSED, alternatives
 
 g = sgl.grammar
 
@@ -48,8 +49,35 @@ def test_it_is_refused_where_it_is_written(name):
         write()
 
 
+@pytest.mark.parametrize(
+    "aim", [5, {"type": "x"}, {"minimum": "x"}, {"multipleOf": 0}, {"properties": 5}, {"not": {"type": "x"}}], ids=str
+)
+@pytest.mark.parametrize("keyword", ["$ref", "$dynamicRef"])
+def test_what_only_a_reference_leads_to_has_to_be_a_schema(aim, keyword):
+    whole = (
+        {keyword: "#/default"},
+        {"properties": {"a": {"$ref": "#/examples/0"}}, "examples": [{keyword: "#/default"}]},
+    )
+    for ask in (g.json_schema, g.check, lambda schema: g.matches(schema, "1"), lambda schema: g.validate(schema, "1")):
+        for schema in whole:
+            with pytest.raises(ConstraintError, match="at /default"):
+                ask({**schema, "default": aim})
+
+
+@pytest.mark.parametrize("name", AMBIGUOUS)
+def test_a_text_is_read_in_so_many_ways_at_most(name):
+    grammar, text = AMBIGUOUS[name]
+    constraint = Ebnf(grammar)
+    for ask in (g.matches, matching.matches, g.validate):
+        with pytest.raises(ConstraintError, match="too many ways"):
+            ask(constraint, text)
+    walk = Walk(constraint)
+    with pytest.raises(ConstraintError, match="too many ways"):
+        walk.push(text)
+
+
 def test_there_are_many():
-    assert len({*KEPT, *REFUSED, *BROKEN}) >= 60
+    assert len({*KEPT, *REFUSED, *BROKEN, *AMBIGUOUS}) >= 60
 
 
 def test_no_refusal_looks_at_a_clock(monkeypatch):

@@ -6,11 +6,12 @@ Source: JSON Schema draft 2020-12, core and validation; what older drafts wrote 
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from sglang_lite.constraints.normal.document import LISTS, NAMED, escaped, subschemas
+from sglang_lite.constraints.normal.document import LISTS, NAMED, Document, Place, escaped, subschemas
 from sglang_lite.constraints.normal.numbers import is_finite
 from sglang_lite.constraints.remembered import remembered
 from sglang_lite.protocol import ConstraintError
@@ -19,6 +20,7 @@ MAX_SCHEMA_CHARS = 2_000_000
 MAX_DEPTH = 200
 MAX_SCHEMAS = 200_000
 
+_REFERENCES = frozenset({"$ref", "$dynamicRef"})
 _TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 
 
@@ -56,17 +58,28 @@ def distinct_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def check(schema: Any) -> None:
-    """
+    """Also of what only references lead to, as into `default`.
+
     Raises:
         ConstraintError: not a schema; with the JSON Pointer of the fault.
     """
     stack = [(schema, "", 0)]
+    seen, references = set[str](), list[str]()
+    document: Document | None = None
     count = 0
-    while stack:
+    while stack or references:
+        if not stack:
+            try:
+                document = document or Document(schema)
+            except ConstraintError:  # for an address that is none, which is refused where it is looked for
+                return
+            stack += ((document.at(aim), aim, 0) for aim in _aims(document, references.pop()) if aim not in seen)
+            continue
         count += 1
         if count > MAX_SCHEMAS:
             raise ConstraintError(f"json_schema: more than {MAX_SCHEMAS:,} schemas in one.")
         each, pointer, depth = stack.pop()
+        seen.add(pointer)
         if depth > MAX_DEPTH:
             raise ConstraintError("json_schema: nested too deeply.", pointer=pointer)
         if isinstance(each, bool):
@@ -83,6 +96,16 @@ def check(schema: Any) -> None:
                     f"json_schema: {keyword} is {kind}, not {str(each[keyword])[:60]!r}.", pointer=where
                 )
         stack += ((below, pointer + steps, depth + 1) for steps, below in subschemas(each))
+        if not _REFERENCES.isdisjoint(each):
+            references.append(pointer)
+
+
+def _aims(document: Document, pointer: str) -> Iterator[str]:
+    """Where a schema's references lead. Those that lead to nothing are refused where they are followed."""
+    place = Place(pointer)
+    for keyword in _REFERENCES & document.schema(place).keys():
+        with contextlib.suppress(ConstraintError):
+            yield document.follow(place, keyword).pointer
 
 
 def _number(value: Any) -> bool:

@@ -168,7 +168,8 @@ def generates(grammar: CompiledGrammar, tokens: Sequence[int]) -> bool:
             raise ConstraintError(f"{engine.name}: {matcher.error}")
         allowed = bool(mask[token // 32] >> (token % 32) & 1)
         if allowed != matcher.accept(token):
-            raise ConstraintError(f"{engine.name}: a mask and its matcher disagree.")
+            why = matcher.error or "a mask and its matcher disagree."
+            raise ConstraintError(f"{engine.name}: {why}")
         if not allowed:
             return False
     return matcher.complete

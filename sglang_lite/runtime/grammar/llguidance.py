@@ -147,7 +147,7 @@ class LlguidanceMatcher:
 
     @property
     def error(self) -> str:
-        return str(self.inner.get_error())
+        return walk.reason(self.inner)
 
 
 class LlguidanceGrammar:
