@@ -38,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warm.add_argument("--model", help="as Engine's; the default model without it")
     warm.set_defaults(run=_warm)
     bench = commands.add_parser("bench", help="measure a GPU, and vllm and sglang if installed, with random weights")
-    bench.add_argument("--shape", default="llama-3.1-8b", help="llama-3.1-8b, qwen3-0.6b or qwen3-14b")
+    bench.add_argument(
+        "--shape", default="llama-3.1-8b", help="llama-3.1-8b, qwen3-0.6b, qwen3-14b; small: on CPUs, too"
+    )
     bench.add_argument("--workload", nargs="+", metavar="NAME", help="w1, decode1, fork64 …; all without it")
     bench.add_argument("--repeat", type=int, default=3)
     bench.add_argument("--fp8", action="store_true", help="weights, keys and values in 8 bits")

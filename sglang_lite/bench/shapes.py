@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
+from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-from tokenizers import models
 
 from sglang_lite.runtime.load import LoadedModel, precision
-from sglang_lite.runtime.models.device_decoder import DeviceDecoder
+from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.kv_scales import kv_scales
 from sglang_lite.runtime.models.spec import ModelSpec, RopeSpec
 from sglang_lite.runtime.models.weights.dummy import DummySource
@@ -15,12 +17,13 @@ from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 
 def _spec(
-    hidden: int, layers: int, heads: int, inner: int, vocab: int, *, qk_norm: bool = False, tied: bool = False
-) -> ModelSpec:
+    hidden: int, layers: int, heads: int, inner: int, vocab: int, *, qk_norm: bool = False, tied: bool = False,
+    kv_heads: int = 8, head_dim: int = 128,
+) -> ModelSpec:  # fmt: skip
     return ModelSpec(
-        architecture="llama", vocab_size=vocab, hidden_size=hidden, num_layers=layers, num_heads=heads, num_kv_heads=8,
-        head_dim=128, intermediate_size=inner, max_positions=16384, rms_eps=1e-5, rope=RopeSpec(theta=5e5),
-        scale=128**-0.5, windows=(None,) * layers, qk_norm=qk_norm, tied_embeddings=tied,
+        architecture="llama", vocab_size=vocab, hidden_size=hidden, num_layers=layers, num_heads=heads,
+        num_kv_heads=kv_heads, head_dim=head_dim, intermediate_size=inner, max_positions=16384, rms_eps=1e-5,
+        rope=RopeSpec(theta=5e5), scale=head_dim**-0.5, windows=(None,) * layers, qk_norm=qk_norm, tied_embeddings=tied,
     )  # fmt: skip
 
 
@@ -28,7 +31,9 @@ SHAPES = {
     "llama-3.1-8b": _spec(4096, 32, 32, 14336, 128_256),
     "qwen3-0.6b": _spec(1024, 28, 16, 3072, 151_936, qk_norm=True, tied=True),
     "qwen3-14b": _spec(5120, 40, 40, 17408, 151_936, qk_norm=True),
+    "small": _spec(256, 2, 4, 512, 10_240, kv_heads=2, head_dim=64),
 }
+ON_CPUS = {"small": 16}  # and how many times shorter texts are there: else it takes too long
 
 
 def hf_config(name: str) -> dict[str, object]:
@@ -46,19 +51,40 @@ def hf_config(name: str) -> dict[str, object]:
 
 
 def load_shape(name: str, *, fp8: bool = False) -> LoadedModel:
-    """A model of this shape on the first GPU, and a tokenizer whose tokens are words without meaning.
+    """A model of this shape on the first GPU, or the CPU where there is none, and a tokenizer whose tokens are words
+    without meaning.
 
     Args:
         fp8: weights, keys and values in 8 bits; else bfloat16.
     """
-    spec, device = SHAPES[name], torch.device("cuda:0")
+    spec, device, kind = SHAPES[name], torch.device("cpu"), Decoder
+    if torch.cuda.is_available():
+        from sglang_lite.runtime.models.device_decoder import DeviceDecoder  # needs Triton
+
+        device, kind = torch.device("cuda:0"), DeviceDecoder
     with torch.inference_mode():
-        model = DeviceDecoder(
+        model = kind(
             spec, DummySource(device), precision("auto", device, fp8=fp8, kv_fp8=fp8), device, spec.max_positions
         )
     if fp8:
         model.kv_scales = kv_scales(model, {}, bos=None)
-    words = [f"t{i} " for i in range(spec.vocab_size)]
-    backend = Backend(models.BPE({word: i for i, word in enumerate(words)}, []))
-    tokenizer = Tokenizer(backend, [word.encode() for word in words], [], eos_ids=[])
-    return LoadedModel(name, model, tokenizer, spec.vocab_size, frozenset(), spec.max_positions)
+    return LoadedModel(name, model, tokenizer(spec.vocab_size), spec.vocab_size, frozenset(), spec.max_positions)
+
+
+def tokenizer(size: int) -> Tokenizer:
+    """A token for each of so many words."""
+    words = [_word(i) for i in range(size)]
+    backend = Backend(models.BPE({word: i for i, word in enumerate(words)}, [], ignore_merges=True))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(" [a-z]+"), "isolated")
+    return Tokenizer(backend, [word.encode() for word in words], [], eos_ids=[])
+
+
+def text_of(ids: Iterable[int]) -> str:
+    """Text that the tokenizer encodes to these."""
+    return "".join(map(_word, ids))
+
+
+def _word(i: int) -> str:
+    """A blank and four letters: text is cut between words before it is encoded."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    return " " + "".join(letters[i // 26**place % 26] for place in (3, 2, 1, 0))

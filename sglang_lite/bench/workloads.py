@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from sglang_lite.protocol import Generation, SamplingParams
@@ -29,6 +29,14 @@ class Workload:
     new: tuple[int, ...]
     cached: bool = False
     temperature: float = 0.0
+
+    def smaller(self, by: int) -> Workload:
+        """As many prompts, with so many times fewer tokens."""
+
+        def less(counts: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(max(count // by, 1) for count in counts)
+
+        return replace(self, shared=self.shared // by, own=less(self.own), new=less(self.new))
 
     def prompts(self, draw: random.Random) -> list[list[int]]:
         prefix = [draw.randint(0, 10000) for _ in range(self.shared)]
@@ -84,13 +92,14 @@ def prepare(
 
 def run(engine: Engine, work: Workload) -> Measured:
     """Runs a workload from an empty cache."""
-    prompts = prepare(work, partial(_generate, engine), engine.flush_cache)
+    prompts = prepare(work, partial(generate, engine), engine.flush_cache)
     before = engine.stats()["steps"]
-    seconds = _generate(engine, prompts, work.new, work.temperature)
+    seconds = generate(engine, prompts, work.new, work.temperature)
     return Measured(seconds, engine.stats()["steps"] - before)
 
 
-def _generate(engine: Engine, prompts: list[list[int]], new: tuple[int, ...], temperature: float) -> float:
+def generate(engine: Engine, prompts: list[list[int]], new: tuple[int, ...], temperature: float) -> float:
+    """Submits a request a prompt; the seconds until the last one has ended."""
     done, left = threading.Event(), len(prompts)
     failed: list[object] = []
 

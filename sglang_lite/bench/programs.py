@@ -1,0 +1,69 @@
+"""Workloads written as programs, so that what the language costs over requests can be told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from sglang_lite.bench.shapes import text_of
+from sglang_lite.bench.workloads import Measured, Workload, generate, prepare
+from sglang_lite.lang.api import function, gen
+from sglang_lite.lang.backend.local import LocalBackend
+from sglang_lite.lang.state import ProgramState
+from sglang_lite.runtime.engine import Engine
+
+
+@function
+def _forked(s: Any, shared: str, own: Sequence[str], new: Sequence[int]) -> None:
+    s += shared
+    branches = s.fork(len(own))
+    branches += [text + gen("answer", max_tokens=count, ignore_eos=True) for text, count in zip(own, new)]
+    branches.join()
+
+
+@function
+def _shot(s: Any, shared: str, own: str, new: int) -> None:
+    s += shared + own + gen("answer", max_tokens=new, ignore_eos=True)
+
+
+def _fork(backend: LocalBackend, work: Workload, shared: str, own: Sequence[str]) -> list[ProgramState]:
+    """One program that forks."""
+    return [_forked.run(shared, own, work.new, backend=backend, temperature=work.temperature)]
+
+
+def _batch(backend: LocalBackend, work: Workload, shared: str, own: Sequence[str]) -> list[ProgramState]:
+    """A program a prompt, all at once."""
+    items = [{"shared": shared, "own": text, "new": count} for text, count in zip(own, work.new)]
+    states: list[ProgramState] = _shot.run_batch(
+        items, backend=backend, temperature=work.temperature, num_threads=len(items)
+    )
+    return states
+
+
+PROGRAMS: dict[str, Callable[[LocalBackend, Workload, str, Sequence[str]], list[ProgramState]]] = {
+    "fork64": _fork,
+    "fewshot": _batch,
+}
+
+
+def run_as_program(engine: Engine, name: str, work: Workload) -> Measured:
+    """Runs a workload of PROGRAMS from an empty cache.
+
+    Raises:
+        RuntimeError: not as many tokens were generated as should have been.
+    """
+    prompts = prepare(work, partial(generate, engine), engine.flush_cache)
+    shared, own = text_of(prompts[0][: work.shared]), [text_of(prompt[work.shared :]) for prompt in prompts]
+    backend = LocalBackend(engine)
+    before = engine.stats()["steps"]
+    started = time.perf_counter()
+    states = PROGRAMS[name](backend, work, shared, own)
+    for state in states:
+        state["answer"]
+    seconds = time.perf_counter() - started
+    count = sum(state.usage().completion_tokens for state in states)
+    if count != sum(work.new):
+        raise RuntimeError(f"{count} tokens were generated, not {sum(work.new)}")
+    return Measured(seconds, engine.stats()["steps"] - before)

@@ -1,0 +1,51 @@
+"""`sglang-lite bench` with workloads written as programs, on a small model that needs no GPU."""
+
+import pytest
+import torch
+
+from sglang_lite.bench.programs import PROGRAMS, run_as_program
+from sglang_lite.bench.shapes import load_shape, text_of, tokenizer
+from sglang_lite.bench.workloads import WORKLOADS, Workload, run
+from sglang_lite.cli import main
+from sglang_lite.runtime.engine import Engine
+
+SMALL = {
+    "fork64": lambda: Workload(640, (1,) * 6, (32,) * 6),
+    "fewshot": lambda: Workload(320, (64,) * 6, (32,) * 6, cached=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_a_program_s_text_has_the_tokens_of_the_requests():
+    ids = [0, 1, 25, 26, 9_999, 10_239] * 500
+    assert tokenizer(10_240).encode(text_of(ids)) == ids
+
+
+def test_both_columns_come_from_one_run(monkeypatch, capsys):
+    for name, work in SMALL.items():
+        monkeypatch.setitem(WORKLOADS, name, work)
+    assert main(["bench", "--shape", "small", "--workload", *SMALL, "--repeat", "1"]) == 0
+    table = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()}
+    for name in SMALL:
+        requests, program, times = (float(table[name][i]) for i in (0, 5, 6))
+        assert program / requests == pytest.approx(times, rel=0.2, abs=0.01)
+
+
+def test_what_a_program_generates_is_counted(monkeypatch):
+    work = Workload(64, (4,) * 3, (3, 2, 4))
+    with Engine.of(load_shape("small")) as engine:
+        assert run(engine, work).steps > 0
+        for name in PROGRAMS:
+            assert run_as_program(engine, name, work).steps > 0
+        monkeypatch.setitem(PROGRAMS, "nothing", lambda *_: [])
+        with pytest.raises(RuntimeError, match="0 tokens were generated, not 9"):
+            run_as_program(engine, "nothing", work)
+
+
+def test_large_shapes_are_refused_without_a_gpu(capsys):
+    assert main(["bench", "--shape", "qwen3-14b"]) == 1
+    assert "small" in capsys.readouterr().err
