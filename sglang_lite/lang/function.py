@@ -177,6 +177,7 @@ class SglFunction:
         seed: int | None = None,
         timeout: float | None = None,
         retries: int = 0,
+        push_down: bool = True,
         **kwargs: Any,
     ) -> ProgramState:
         """Runs the program.
@@ -193,6 +194,8 @@ class SglFunction:
             timeout: seconds for the whole run, programs inside it included; what is not finished then fails with
                 RequestTimeoutError.
             retries: how often a generation or selection whose backend failed is tried again.
+            push_down: hand the run to its backend as one program, where that plays programs (the engine does); False
+                asks it node by node, which gives the same, slower: to find mistakes, or to measure.
 
         Returns:
             The state, when the body has returned. Reading from it waits for what is still being generated.
@@ -239,6 +242,7 @@ class SglFunction:
         seed: int | None = None,
         timeout: float | None = None,
         retries: int = 0,
+        push_down: bool = True,
         **kwargs: Any,
     ) -> ProgramState:
         """`run` for coroutines. It returns when everything has been executed; with stream=True at once, while the
@@ -282,6 +286,7 @@ class SglFunction:
         seed: int | None = None,
         timeout: float | None = None,
         retries: int = 0,
+        push_down: bool = True,
         on_error: OnError = "raise",
         ordered: bool = True,
         checkpoint: str | Path | None = None,
@@ -358,6 +363,7 @@ class SglFunction:
         seed: int | None = None,
         timeout: float | None = None,
         retries: int = 0,
+        push_down: bool = True,
         on_error: OnError = "raise",
         ordered: bool = True,
         checkpoint: str | Path | None = None,
@@ -514,7 +520,7 @@ class _Call:
         except ParameterError as error:
             error.where = error.where or user_location()
             raise
-        self.state = ProgramState(StreamExecutor(run))
+        self.state = ProgramState(StreamExecutor(run, line=run.line()))
         if outer is not None:
             outer.contain(self.state.stream_executor)
         self.state.stream_executor.tell("begin_program", self.state.stream_executor)
@@ -706,16 +712,18 @@ def _said(value: Any, default: Any) -> bool:
 def _settings(options: dict[str, Any]) -> RunSettings:
     given = {name: options[name] for name in _PARAMS if _said(options[name], _RUN_DEFAULTS[name])}
     plain = not given and not options["stream"] and options["seed"] is options["timeout"] is None
+    plain = plain and options["push_down"] is True
     if plain and not options["retries"]:
         return _PLAIN
     timeout, retries = options["timeout"], options["retries"]
     check_limits(timeout, retries)
-    check_flags(stream=options["stream"])
+    check_flags(stream=options["stream"], push_down=options["push_down"])
     seed = options["seed"]
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, numbers.Integral)):
         raise ParameterError("seed", f"{seed!r:.60} is not a whole number.")
     params: SamplingParams = run_params(given) if given else NO_PARAMS
-    return RunSettings(params, options["stream"], None if seed is None else int(seed), timeout, retries)
+    seed = None if seed is None else int(seed)
+    return RunSettings(params, options["stream"], seed, timeout, retries, options["push_down"])
 
 
 def _defaults(method: Callable[..., Any]) -> dict[str, Any]:

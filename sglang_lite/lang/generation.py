@@ -10,17 +10,18 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sglang_lite.constraints.matching import validate
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.choices import ChoicesDecision
 from sglang_lite.lang.futures import located
-from sglang_lite.lang.ir import GenOptions, SglGen, SglSamplingParams, SglSelect
+from sglang_lite.lang.ir import GenOptions, SglSamplingParams, SglSelect
 from sglang_lite.lang.loop import Mailbox
-from sglang_lite.lang.results import checked_decision, decide, delta_meta, joined_meta
+from sglang_lite.lang.ops import GenOp, Reasoned, SelectOp
+from sglang_lite.lang.results import decide, delta_meta, joined_meta
+from sglang_lite.program.choosing import ChoicesDecision, checked
 from sglang_lite.protocol import (
     CapabilityError,
     Constraint,
@@ -29,21 +30,16 @@ from sglang_lite.protocol import (
     Delta,
     EngineClosedError,
     Generation,
-    GenSegment,
-    GrammarSegment,
     Image,
     JsonSchema,
     ParameterError,
-    Program,
     ProgramError,
     RequestTimeoutError,
-    Segment,
+    SamplingParams,
     Selection,
-    SelectSegment,
     SglError,
     Span,
     TemplateError,
-    TextSegment,
     Unset,
     Usage,
     ValueValidationError,
@@ -51,7 +47,8 @@ from sglang_lite.protocol import (
 from sglang_lite.text.reasoning import ReasoningParser
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.interpreter import GenOp, SelectOp, StreamExecutor
+    from sglang_lite.lang.interpreter import StreamExecutor
+    from sglang_lite.lang.push_down import Line
 
 _T = TypeVar("_T")
 _NO_OPTIONS = GenOptions()
@@ -59,18 +56,6 @@ _HOPELESS = (ParameterError, ConstraintError, CapabilityError, TemplateError, En
 _STOPS = ("stop", "stop_token_ids", "stop_regex")
 _SAME_AGAIN = "It was not tried again, as `retries` at temperature 0 give the same answer: set a temperature."
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts, doubling
-
-
-@dataclass(frozen=True, slots=True)
-class Reasoned:
-    """A generation of which the user sees only a part: `answer` is what messages and variables show of it."""
-
-    spans: tuple[Span, ...]
-    answer: str
-
-    @property
-    def text(self) -> str:
-        return "".join(span.text for span in self.spans)
 
 
 # ----------------------------------------------------------------------------------------------- generating
@@ -91,6 +76,8 @@ def at_once(branch: StreamExecutor, op: GenOp) -> bool:
 async def agenerate(branch: StreamExecutor, op: GenOp) -> None:
     """Plays a generation: asks the backend until the answer will do, and appends it."""
     run = branch.run
+    if branch.line is not None:
+        branch.line.reach(op, branch.pieces)
     if op.node.options is None and run.plain:
         generations = await _ask(branch, op, _NO_OPTIONS, 0, live=True)
         _accept(branch, op, generations, _values(op, generations))
@@ -206,8 +193,12 @@ async def _ask(branch: StreamExecutor, op: GenOp, options: GenOptions, attempt: 
     stream = branch.log is not None
     show = _Show(branch, op, options.reasoning) if live and stream else None
     done: list[Generation] = []
-    if backend.blocking:
-        events: AsyncGenerator[Delta | Generation, None] = _from_hooks(backend, branch, op, show)
+    if branch.line is not None and options.backend is None:
+        line, place = op.asked if op.asked is not None and not attempt else _asked(branch, op, params)
+        count = 1 if isinstance(params.n, Unset) else params.n
+        events: AsyncGenerator[Any, None] = line.answers(place, count)
+    elif backend.blocking:
+        events = _from_hooks(backend, branch, op, show)
     else:
         prompt = branch.prompt(same_model=options.backend is None)
         events = backend.agenerate(prompt, params, _constraint(branch, op), stream=stream)
@@ -225,6 +216,11 @@ async def _ask(branch: StreamExecutor, op: GenOp, options: GenOptions, attempt: 
     if show is not None:
         show.end(done[0])
     return done
+
+
+def _asked(branch: StreamExecutor, op: GenOp, params: SamplingParams) -> tuple[Line, int]:
+    assert branch.line is not None
+    return branch.line, branch.line.gen(op, params, branch.pieces)
 
 
 def _constraint(branch: StreamExecutor, op: GenOp) -> Constraint | None:
@@ -384,74 +380,6 @@ def _accept(branch: StreamExecutor, op: GenOp, generations: Sequence[Generation]
         op.log.close()
 
 
-# ------------------------------------------------------------------------------------------- whole programs
-
-
-async def play_run(branch: StreamExecutor, run: Sequence[Any]) -> AsyncGenerator[Any, None]:
-    """Plays queued operations as one program of the backend. Yields each operation when the branch is at it.
-
-    Args:
-        run: the operations; the first and the last one are generations or selections.
-    """
-    from sglang_lite.lang.interpreter import GrammarOp, TextOp, TurnOp
-
-    op, segments, decisions = run[0], list[Segment](), dict[int, ChoicesDecision]()
-    outside = branch.cur_role is None  # of turns
-    if branch.walk is not None:
-        segments.append(GrammarSegment(branch.walk.constraint, branch.walk.text))
-    for each in run:
-        if isinstance(each, str):
-            segments.append(TextSegment(each, outside))
-        elif isinstance(each, TextOp):
-            segments.append(TextSegment(each.text, outside))
-        elif isinstance(each, TurnOp):
-            outside = each.role is None
-        elif isinstance(each, GrammarOp):
-            segments.append(GrammarSegment(None if each.walk is None else each.walk.constraint))
-        elif isinstance(getattr(each, "node", None), SglGen):
-            segments.append(GenSegment(each.node.name, each.params, each.constraint))
-        elif isinstance(getattr(each, "node", None), SglSelect):
-            unconditional = each.node.choices_method.requires_unconditional_logprobs
-            pick = partial(_decide, each, decisions)
-            segments.append(SelectSegment(each.node.name, each.node.choices, pick, unconditional, outside))
-    stream = branch.log is not None
-    show = _Show(branch, op, None) if stream else None
-    begun = False
-    try:
-        async for played in branch.backend.aplay(branch.prompt(), Program(tuple(segments)), stream=stream):
-            begun = True
-            event = played.event
-            if isinstance(event, Delta):
-                if show is not None:
-                    show.delta(event)
-                continue
-            if isinstance(event, Selection):
-                _picked(branch, op, event, decisions[id(op)])
-            else:
-                if show is not None:
-                    show.end(event)
-                _accept(branch, op, [event], _values(op, [event]))
-            while op is not run[-1]:
-                following = branch.play_next(op)
-                if following is None:
-                    return
-                op = following
-                yield op
-                if isinstance(getattr(op, "node", None), SglGen | SglSelect):
-                    break
-            show = _Show(branch, op, None) if stream and isinstance(getattr(op, "node", None), SglGen) else None
-    except SglError:
-        if begun:
-            raise
-        # Something of the program was refused as a whole: one by one, the operation that it is about is told.
-        await (agenerate if isinstance(op.node, SglGen) else aselect)(branch, op)
-
-
-def _decide(op: SelectOp, decisions: dict[int, ChoicesDecision], selection: Selection) -> str:
-    decision = decisions[id(op)] = decide(op.node, selection, op.seed)
-    return decision.decision
-
-
 # ------------------------------------------------------------------------------------- SGLang's blocking hooks
 
 
@@ -540,11 +468,13 @@ def select_at_once(branch: StreamExecutor, op: SelectOp) -> bool:
 async def aselect(branch: StreamExecutor, op: SelectOp) -> None:
     """Plays a selection."""
     backend, node = branch.backend, op.node
+    if branch.line is not None:
+        branch.line.reach(op, branch.pieces)
     if backend.blocking:
         decision = await _retried(branch, partial(in_pool, backend, partial(_select_hook, branch, op)))
         _picked(branch, op, None, decision)
     elif node.multi is None:
-        selection = await _score(branch, node, _choices(branch, node))
+        selection = await _score(branch, op, node, _choices(branch, node))
         _picked(branch, op, selection, decide(node, selection, op.seed))
     else:
         await _select_several(branch, op)
@@ -559,9 +489,21 @@ async def _retried(branch: StreamExecutor, ask: Callable[[], Awaitable[_T]]) -> 
     return await (ask() if branch.run.plain else _attempts(branch, branch.run.settings.retries, lambda _: ask()))
 
 
-async def _score(branch: StreamExecutor, node: SglSelect, texts: Sequence[str]) -> Selection:
+async def _score(branch: StreamExecutor, op: SelectOp, node: SglSelect, texts: Sequence[str]) -> Selection:
     unconditional = node.choices_method.requires_unconditional_logprobs
-    return await _retried(branch, partial(branch.backend.aselect, branch.prompt(), texts, unconditional=unconditional))
+    if branch.line is None:
+        prompt = branch.prompt()
+        return await _retried(branch, partial(branch.backend.aselect, prompt, texts, unconditional=unconditional))
+
+    async def ask() -> Selection:
+        assert branch.line is not None
+        asked, op.asked = op.asked, None
+        line, place = asked or (branch.line, branch.line.score(op, texts, branch.pieces, unconditional=unconditional))
+        answers: list[Any] = [each async for each in line.answers(place)]
+        selection: Selection = answers[0]
+        return selection
+
+    return await _retried(branch, ask)
 
 
 async def _select_several(branch: StreamExecutor, op: SelectOp) -> None:
@@ -572,7 +514,7 @@ async def _select_several(branch: StreamExecutor, op: SelectOp) -> None:
         before = multi.separator if taken else ""
         texts = [before + choice for choice in left] + ([multi.end] if taken else [])
         step = replace(node, choices=tuple(texts), multi=None)
-        selection = await _score(branch, step, texts)
+        selection = await _score(branch, op, step, texts)
         if branch._at is not op:  # as in _accept
             return
         records.append((selection, decide(step, selection, reseeded(op.seed, len(taken)))))
@@ -580,6 +522,7 @@ async def _select_several(branch: StreamExecutor, op: SelectOp) -> None:
         if decision == multi.end:
             break
         branch.write(decision)
+        op.mark = None  # that was before it
         taken.append(decision.removeprefix(before))
         left.remove(taken[-1])
     op.cell.record = records
@@ -602,7 +545,7 @@ def _select_hook(branch: StreamExecutor, op: SelectOp) -> ChoicesDecision:
             f"select(multi=…) is not possible on {type(branch.backend).__name__}: it picks without scores."
         )
     decision = branch.backend.select(branch, list(node.choices), node.temperature, node.choices_method)
-    return checked_decision(node, decision)
+    return checked(decision, node.choices)
 
 
 def _picked(branch: StreamExecutor, op: SelectOp, selection: Selection | None, decision: ChoicesDecision) -> None:

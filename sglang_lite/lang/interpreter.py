@@ -25,14 +25,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from sglang_lite.constraints.number import ENDS
 from sglang_lite.lang import generation
 from sglang_lite.lang.backend.base_backend import EVERYTHING, BaseBackend
 from sglang_lite.lang.choices import token_length_normalized
 from sglang_lite.lang.futures import Cell, TextLog, located
-from sglang_lite.lang.generation import Reasoned
 from sglang_lite.lang.ir import (
     NUMBER_STOPS,
     SglCall,
@@ -53,6 +52,25 @@ from sglang_lite.lang.ir import (
     number_as_regex,
 )
 from sglang_lite.lang.loop import executor, forks
+from sglang_lite.lang.ops import (
+    ForkOp,
+    GenOp,
+    GrammarOp,
+    HookOp,
+    ImageOp,
+    JoinOp,
+    Mark,
+    MarkOp,
+    Op,
+    Piece,
+    ReadOp,
+    Reasoned,
+    ScopeOp,
+    SelectOp,
+    TextOp,
+    TurnOp,
+)
+from sglang_lite.lang.push_down import Handed, Line
 from sglang_lite.lang.results import total_usage, usages_of
 from sglang_lite.lang.tracebacks import is_library
 from sglang_lite.protocol import (
@@ -99,6 +117,7 @@ class RunSettings:
         seed: from which each node's seed is made.
         timeout: seconds for the whole run, None for no limit.
         retries: how often a node whose backend failed is tried again.
+        push_down: hand the run over as one program, where the backend plays programs.
     """
 
     params: SamplingParams = NO_PARAMS
@@ -106,6 +125,7 @@ class RunSettings:
     seed: int | None = None
     timeout: float | None = None
     retries: int = 0
+    push_down: bool = True
 
 
 class Run:
@@ -148,6 +168,12 @@ class Run:
         self._inside: set[weakref.ref[StreamExecutor]] = set()
         self._started = self._last_end = time.perf_counter()
 
+    def line(self) -> Line | None:
+        """Hands the run over; None where the backend is asked node by node."""
+        if not self.settings.push_down or "open_program" not in self.backend.hooks:
+            return None
+        return Line(Handed(self.backend, stream=self.settings.stream))
+
     @property
     def template(self) -> ChatTemplate:
         """How roles become text. Raises TemplateError: the model has none."""
@@ -185,151 +211,23 @@ class Run:
 current_run: ContextVar[Run | None] = ContextVar("sglang_lite_run", default=None)  # whose body is running here
 
 
-@dataclass(slots=True)
-class GenOp:
-    node: SglGen
-    params: SamplingParams
-    constraint: Constraint | None  # of its whole text, reasoning included
-    cell: Cell
-    log: TextLog | None
-    thoughts: Cell | None = None  # gets the reasoning, where it is split off
-    thoughts_log: TextLog | None = None
-
-
-@dataclass(slots=True)
-class SelectOp:
-    node: SglSelect
-    cell: Cell
-    log: TextLog | None
-    seed: int | Unset
-
-
-@dataclass(slots=True)
-class ImageOp:
-    """An image, and what stands for it in the text of a chat template."""
-
-    image: Image
-    token: str
-    where: Location | None
-
-
-@dataclass(slots=True)
-class TurnOp:
-    """A turn begins, or (role None) the open one ends."""
-
-    role: str | None
-
-
-@dataclass(slots=True)
-class ScopeOp:
-    """Text is collected from here on, or up to here."""
-
-    cell: Cell
-    begins: bool
-
-
-@dataclass(slots=True)
-class GrammarOp:
-    """All text is a walk through a grammar from here on, or (None) was one up to here."""
-
-    walk: Walk | None
-    where: Location | None
-
-
-@dataclass(slots=True)
-class TextOp:
-    """Text inside a grammar, which has to allow it."""
-
-    text: str
-    where: Location | None
-
-
-@dataclass(slots=True)
-class ForkOp:
-    children: list[StreamExecutor]
-
-
-@dataclass(slots=True)
-class JoinOp:
-    """Appends what the children have added to the parent's text."""
-
-    children: list[StreamExecutor]
-    where: Location | None
-
-
-@dataclass(slots=True)
-class ReadOp:
-    """Asks for something about the branch as it is at this place in the queue."""
-
-    cell: Cell
-    what: Callable[[StreamExecutor], Any]
-
-
-@dataclass(slots=True)
-class MarkOp:
-    """A place to come back to; `back` goes there."""
-
-    mark: Mark
-    back: bool
-
-
-@dataclass(slots=True)
-class HookOp:
-    """Tells a backend that defines the hook; on its pool of threads, as the hook may block."""
-
-    hook: str
-    args: tuple[Any, ...]
-
-
-Op: TypeAlias = (
-    str  # text of the program
-    | Span  # text of a chat template inside a turn
-    | GenOp
-    | SelectOp
-    | ImageOp
-    | TurnOp
-    | ScopeOp
-    | GrammarOp
-    | TextOp
-    | ForkOp
-    | JoinOp
-    | ReadOp
-    | MarkOp
-    | HookOp
-)
-
-Piece: TypeAlias = str | Span | Image | Reasoned
-
-
-class Mark:
-    """What a checkpoint remembers: of the submitting side, and once played of the text."""
-
-    __slots__ = ("ahead", "cells", "grammar", "lengths", "role", "scopes", "turns", "walk")
-
-    def __init__(self, branch: StreamExecutor) -> None:
-        self.cells = dict(branch._cells)
-        self.grammar, self.ahead = branch._grammar, branch._ahead and branch._ahead.copy()
-        self.turns, self.role, self.scopes = list(branch._turns), branch._role, dict(branch._scopes)
-        self.lengths: tuple[int, int, tuple[str, int] | None] | None = None
-        self.walk: Walk | None = None
-
-
 class StreamExecutor:
     """One branch of a run.
 
     Args:
         run: what it belongs to.
         path: where the branch is in the tree of forks; seeds are made from it.
+        line: hands it to a backend that plays whole programs; None: that is asked node by node.
     """
 
     __slots__ = (
         "__weakref__", "_ahead", "_at", "_cells", "_children", "_failure", "_failure_seen", "_grammar", "_lock",
         "_logs", "_messages", "_nodes", "_pieces", "_promises", "_queue", "_role", "_scope_starts", "_scopes", "_sid",
-        "_stopped", "_task", "_turn", "_turns", "backend", "fork_start", "log", "path", "run", "walk",
+        "_stopped", "_task", "_turn", "_turns", "backend", "fork_start", "line", "log", "path", "run", "walk",
     )  # fmt: skip
 
-    def __init__(self, run: Run, path: str = "") -> None:
-        self.run, self.path, self.backend = run, path, run.backend
+    def __init__(self, run: Run, path: str = "", line: Line | None = None) -> None:
+        self.run, self.path, self.backend, self.line = run, path, run.backend, line
         self._sid = ""
         self._lock = threading.Lock()
         self._queue: deque[Op] = deque()
@@ -498,6 +396,8 @@ class StreamExecutor:
         with self._lock:
             failure = self._failure
             if failure is None:
+                if self.line is not None:
+                    self._hand(op)
                 if self._at is not None:
                     self._queue.append(op)
                     return
@@ -509,6 +409,13 @@ class StreamExecutor:
             self._play_on(op)
         else:
             _fail_op(op, failure)
+
+    def _hand(self, op: Op) -> None:
+        """Hands an operation over, under the lock."""
+        assert self.line is not None
+        if not self.line.add(op, self.run.settings.retries):
+            self.line = self.line.fresh(self._at, self._pieces)
+            self.line.add(op, self.run.settings.retries)
 
     def _put_images(self, images: Sequence[Image], where: Location | None) -> None:
         if self._grammar is not None:
@@ -579,7 +486,7 @@ class StreamExecutor:
     def fork(self, size: int = 1) -> list[StreamExecutor]:
         """Branches that continue from here, each on its own."""
         self._nodes += 1
-        children = [StreamExecutor(self.run, f"{self.path}/{self._nodes}.{i}") for i in range(size)]
+        children = [StreamExecutor(self.run, f"{self.path}/{self._nodes}.{i}", self._forked()) for i in range(size)]
         for child in children:
             child._cells = dict(self._cells)
             child._turns, child._role = list(self._turns), self._role
@@ -592,6 +499,10 @@ class StreamExecutor:
         self.tell("fork_program", self, children, None)
         return children
 
+    def _forked(self) -> Line | None:
+        line = self.line
+        return None if line is None else Line(line.handed, line, in_turn=self._role is not None)
+
     def tell(self, hook: str, *args: Any) -> None:
         """Calls a hook of the backend when everything before has been played; nothing where it defines none."""
         if hook in self.backend.hooks:
@@ -600,7 +511,9 @@ class StreamExecutor:
     def join_text(self, children: list[StreamExecutor], where: Location | None) -> None:
         """Appends what the children have added to the parent's text."""
         self._ahead = None
-        self._put(JoinOp(children, where))
+        added = [child.read(_added, where) for child in children]
+        ends = None if self.line is None else self.line.ends([child.line for child in children])
+        self._put(JoinOp(children, added, ends, where))
 
     def mark(self) -> Mark:
         """Remembers this place."""
@@ -617,14 +530,39 @@ class StreamExecutor:
         over = self._stopped or (deadline is not None and time.monotonic() >= deadline)
         if over and self._failure is not None:  # else a body that tries until it succeeds would never end
             raise located(self._failure, where)
+        given_up = RequestAbortedError("the program went back to before it.")
         with self._lock:
-            if self._failure is not None and mark.lengths is not None:
-                self._failure = None
-                self._queue.clear()
+            running, gone = self._take_back(mark)
+            if self.line is not None:
+                self.line.roll_back(mark.place, in_turn=mark.role is not None)
+        for op in gone:
+            _fail_op(op, given_up)
         self._cells = dict(mark.cells)
         self._turns, self._role, self._scopes = list(mark.turns), mark.role, dict(mark.scopes)
         self._grammar, self._ahead = mark.grammar, mark.ahead and mark.ahead.copy()
         self._put(MarkOp(mark, back=True))
+        if running is not None:
+            executor().post(self._give_up, running)
+
+    def _take_back(self, mark: Mark) -> tuple[Op | None, list[Op]]:
+        """Takes what comes after a mark out of the queue, but for hooks. Returns what is being played of it, and what
+        will not be played. Under the lock."""
+        queued = list(self._queue)
+        if mark.lengths is not None:
+            self._failure = None
+            before, after, running = list[Op](), queued, self._at or None
+        else:  # so nothing after it has been played
+            at = next((i for i, op in enumerate(queued) if isinstance(op, MarkOp) and op.mark is mark), len(queued))
+            before, after, running = queued[: at + 1], queued[at + 1 :], None
+        self._queue = deque([*before, *(op for op in after if isinstance(op, HookOp))])
+        return running, [op for op in after if not isinstance(op, HookOp)]
+
+    def _give_up(self, op: Op) -> None:
+        """Cancels an operation, if it is still being played. On the executor loop."""
+        with self._lock:
+            task = self._task if self._at is op else None
+        if task is not None:
+            task.cancel()
 
     def facade(self) -> Any:
         """The state that the user holds of this branch."""
@@ -635,10 +573,18 @@ class StreamExecutor:
     def end(self) -> None:
         """The body has ended: names that were not declared never will be, and the text is complete."""
         self.run.body_open = False
+        if self.line is not None:
+            self._close_when_finished(self.line.handed)
         if self._promises or self._children or self.log is not None:
             for branch in self._tree():
                 branch._declare_no_more()
         self.tell("end_program", self)
+
+    def _close_when_finished(self, handed: Handed) -> None:
+        if handed.opened:
+            self.when_finished(handed.close)
+        else:
+            handed.close()
 
     def _declare_no_more(self) -> None:
         if self._promises:
@@ -809,6 +755,8 @@ class StreamExecutor:
             with self._lock:  # as in _next, which is not called: this is the hottest loop there is
                 if self._at is not op:
                     return None
+                if self.line is not None and self.line.held is op:
+                    self.line.go_on(op, self._pieces, self._queue, self.run.settings.retries)
                 if not self._queue:
                     self._at = None
                     return None
@@ -819,6 +767,8 @@ class StreamExecutor:
         with self._lock:
             if self._at is not op:
                 return None
+            if self.line is not None and self.line.held is op:
+                self.line.go_on(op, self._pieces, self._queue, self.run.settings.retries)
             self._at = self._queue.popleft() if self._queue else None
             return self._at
 
@@ -840,14 +790,11 @@ class StreamExecutor:
         while True:
             try:
                 if isinstance(op, JoinOp):
-                    added = [piece for child in op.children for piece in await child.read(_added, op.where).get()]
+                    added = [piece for cell in op.added for piece in await cell.get()]
                     if self._at is op:
                         self._take(added)
                 elif isinstance(op, HookOp):
                     await generation.in_pool(self.backend, partial(_call_hook, self.backend, op))
-                elif run := self._run_from(op):
-                    async for op in generation.play_run(self, run):  # noqa: B007 # what it is at, for `_fail`
-                        pass
                 elif isinstance(op, GenOp):
                     await generation.agenerate(self, op)
                 else:
@@ -865,31 +812,6 @@ class StreamExecutor:
             op = following
         if self._task is task:
             self._task = None
-
-    def _run_from(self, op: Op) -> list[Op]:
-        """The operations from `op` on that are queued by now and that the backend can play as one program; empty where
-        that is `op` alone. They stay in the queue until they are reached."""
-        if "aplay" not in self.backend.hooks or not self.run.plain:
-            return []
-        with self._lock:
-            run = [op, *itertools.takewhile(_in_program, self._queue)] if _in_program(op) else []
-        while len(run) > 1 and not isinstance(run[-1], GenOp | SelectOp):
-            run.pop()
-        return run if len(run) > 1 else []
-
-    def play_next(self, op: Op) -> Op | None:
-        """After `op`: plays the next operation, if it needs no waiting. Returns it; None as in _advance."""
-        following = self._next(op)
-        if following is not None and not isinstance(following, GenOp | SelectOp):
-            try:
-                if isinstance(following, str):
-                    self.write(following)
-                else:
-                    _AT_ONCE[type(following)](self, following)
-            except SglError as error:
-                self._fail(error, following)
-                return None
-        return following
 
     def _play_blocking(self, waits: Op) -> None:
         """Plays on a thread of the backend's pool from an operation on that has to wait."""
@@ -932,6 +854,8 @@ class StreamExecutor:
             if back is not None:  # what has failed is taken back already, by a rollback that waits for it
                 self._at = self._queue.popleft()
             else:
+                if self.line is not None:
+                    self.line.drop()
                 self._failure, logs = failure, list(self._logs.values())
                 if self.log is not None:
                     logs.append(self.log)
@@ -964,6 +888,11 @@ class StreamExecutor:
         self._pieces += pieces
         if self.walk is not None:
             self.walk.push(self._text_from(start))
+
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        """Its text. To be read by whoever plays it."""
+        return self._pieces
 
     def _text_from(self, start: int) -> str:
         return "".join([p if isinstance(p, str) else p.text for p in self._pieces[start:] if not isinstance(p, Image)])
@@ -1040,10 +969,11 @@ class StreamExecutor:
         return True
 
     def _join_at_once(self, op: JoinOp) -> bool:
-        reads = [child.read(_added, op.where) for child in op.children]
-        if not all(cell.done for cell in reads):
+        if self.line is not None:
+            self.line.reach(op, self._pieces)
+        if not all(cell.done for cell in op.added):
             return False
-        for cell in reads:
+        for cell in op.added:
             self._take(cell.result())
         return True
 
@@ -1167,18 +1097,6 @@ _AT_ONCE: dict[type, Callable[[StreamExecutor, Any], bool]] = {
     MarkOp: StreamExecutor._mark_at_once,
     HookOp: lambda branch, op: False,
 }
-
-
-def _in_program(op: Op) -> bool:
-    """Whether an operation can be part of a program that a backend plays as one."""
-    match op:
-        case GenOp(node=SglGen(options=None), params=SamplingParams(n=Unset.UNSET | 1)):
-            return True
-        case SelectOp(node=SglSelect(multi=None)) | MarkOp(back=False) | str() | TurnOp() | ScopeOp() | ReadOp():
-            return True
-        case GrammarOp() | TextOp():
-            return True
-    return False
 
 
 def _goes_back(op: Op) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sglang_lite.lang.choices import ChoicesDecision
 from sglang_lite.lang.ir import SglSelect
-from sglang_lite.protocol import CapabilityError, Delta, Generation, ProgramError, Selection, TokenLogprob, Unset, Usage
+from sglang_lite.program import choosing
+from sglang_lite.program.choosing import ChoicesDecision
+from sglang_lite.protocol import CapabilityError, Delta, Generation, Selection, TokenLogprob, Unset, Usage
 
 
 def meta_info(record: Any) -> dict[str, Any] | None:
@@ -72,38 +72,8 @@ def _logprobs(kind: str, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 def decide(node: SglSelect, selection: Selection, seed: int | Unset) -> ChoicesDecision:
-    """What the node's method picks; with a temperature, a draw from the softmax of the method's scores."""
-    if not selection.scores:
-        if selection.picked is None:
-            raise CapabilityError("the backend neither scored the choices nor picked one.")
-        return ChoicesDecision(selection.picked)
-    scores = selection.scores
-    entries = [[[lp, i, None] for lp, i in zip(s.logprobs, s.token_ids)] for s in scores]
-    keywords: dict[str, Any] = {
-        "choices": [s.text for s in scores],
-        "normalized_prompt_logprobs": [sum(s.logprobs) / len(s.logprobs) for s in scores],
-        "input_token_logprobs": entries,
-        "output_token_logprobs": [[] for _ in scores],
-        "unconditional_token_logprobs": None,
-    }
-    if node.choices_method.requires_unconditional_logprobs:
-        keywords["unconditional_token_logprobs"] = [[[lp, None, None] for lp in s.unconditional or ()] for s in scores]
-    decision = checked_decision(node, node.choices_method(**keywords))
-    if node.temperature > 0:
-        values = node.choices_method.scores(**keywords)
-        top = max(values)
-        weights = [math.exp((v - top) / node.temperature) for v in values]
-        draw = random.Random(None if isinstance(seed, Unset) else seed)
-        return ChoicesDecision(draw.choices(keywords["choices"], weights)[0], decision.meta_info)
-    return decision
-
-
-def checked_decision(node: SglSelect, decision: Any) -> ChoicesDecision:
-    """What a method or a hook of the user's has decided. Raises ProgramError: it is none of the choices."""
-    if getattr(decision, "decision", None) not in node.choices:
-        raise ProgramError(f"{decision!r:.80} is no ChoicesDecision for one of {list(node.choices)!r:.80}.")
-    found: ChoicesDecision = decision
-    return found
+    """What a node picks."""
+    return choosing.decide(selection, node.choices, node.choices_method, node.temperature, seed)
 
 
 def probabilities(selection: Selection) -> dict[str, float]:

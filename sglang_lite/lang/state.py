@@ -12,15 +12,7 @@ from typing import Any
 
 from sglang_lite.constraints.given import Source, as_constraint, check_written
 from sglang_lite.lang.futures import Cell, TextLog
-from sglang_lite.lang.interpreter import (
-    Mark,
-    StreamExecutor,
-    all_messages,
-    check_name,
-    current_run,
-    nothing,
-    whole_text,
-)
+from sglang_lite.lang.interpreter import StreamExecutor, all_messages, check_name, current_run, nothing, whole_text
 from sglang_lite.lang.ir import (
     SglExpr,
     SglExprList,
@@ -33,6 +25,7 @@ from sglang_lite.lang.ir import (
     as_expr,
     not_addable,
 )
+from sglang_lite.lang.ops import Mark
 from sglang_lite.lang.results import meta_info, probabilities, total_usage, usages_of
 from sglang_lite.lang.tracebacks import trim
 from sglang_lite.protocol import (

@@ -18,22 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.chat_template import get_chat_template
-from sglang_lite.lang.interpreter import (
-    ForkOp,
-    GenOp,
-    GrammarOp,
-    JoinOp,
-    Op,
-    ReadOp,
-    Run,
-    RunSettings,
-    ScopeOp,
-    SelectOp,
-    StreamExecutor,
-    TextOp,
-    current_run,
-    nothing,
-)
+from sglang_lite.lang.interpreter import Run, RunSettings, StreamExecutor, current_run, nothing
 from sglang_lite.lang.ir import (
     SglConcateAndAppend,
     SglConstantText,
@@ -49,6 +34,7 @@ from sglang_lite.lang.ir import (
     SglVarScopeBegin,
     SglVarScopeEnd,
 )
+from sglang_lite.lang.ops import ForkOp, GenOp, GrammarOp, JoinOp, Op, ReadOp, ScopeOp, SelectOp, TextOp
 from sglang_lite.lang.state import ProgramState, ProgramStateGroup, in_event_loop, user_location
 from sglang_lite.protocol import Location, ParameterError, ProgramError, Span
 from sglang_lite.protocol.sampling import Deferred

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from sglang_lite.errors import SglError
 from sglang_lite.protocol.prompt import Span
 
 
@@ -115,14 +116,14 @@ class Played:
     """Something that a running program has brought.
 
     Attributes:
-        path: of the segment: its index, and inside a fork the index of the branch and of the segment there.
-        name: of the segment.
-        event: text of a running generation, or the segment's result.
+        path: of the node: its branch's path, and its place there.
+        name: of the node.
+        event: text of a running generation, the node's result, or what it failed with.
     """
 
     path: tuple[int, ...]
     name: str | None
-    event: Delta | Generation | Selection
+    event: Delta | Generation | Selection | SglError
 
 
 @dataclass(frozen=True, slots=True)

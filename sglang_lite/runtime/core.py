@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from sglang_lite.runtime.grammar.compile import Compiler
@@ -17,6 +18,7 @@ class Core:
         loop: runs requests; has the model until it ends.
         intake: makes requests.
         compiler: makes grammars.
+        encoder: runs what tokenises, off the loop's thread.
         tokenizer: the model's.
         vocab_size: the model's.
     """
@@ -24,5 +26,6 @@ class Core:
     loop: StepLoop
     intake: Intake
     compiler: Compiler
+    encoder: Executor
     tokenizer: Tokenizer
     vocab_size: int

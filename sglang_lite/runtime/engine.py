@@ -10,7 +10,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from copy import copy
 from dataclasses import asdict, replace
 from functools import partial
@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from sglang_lite.program.nodes import Program
 from sglang_lite.protocol import (
     CapabilityError,
     ChoiceScore,
@@ -28,7 +29,6 @@ from sglang_lite.protocol import (
     Generation,
     ParameterError,
     Played,
-    Program,
     ProgramResult,
     Prompt,
     RequestAbortedError,
@@ -52,7 +52,7 @@ from sglang_lite.runtime.loop import StepLoop
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.models.room import cache_bytes, check_room
-from sglang_lite.runtime.program import Player, ProgramSink
+from sglang_lite.runtime.program import Player, ProgramSink, check_nodes
 from sglang_lite.runtime.request import Event, Request, Sink
 from sglang_lite.runtime.sampling_params import LogitProcessor, shown
 from sglang_lite.runtime.schedule.policy import POLICIES
@@ -64,6 +64,7 @@ from sglang_lite.version import __version__
 logger = logging.getLogger("sglang_lite")
 
 _MASK_THREADS = 4  # more are no faster, and hold up the loop
+_ENCODE_THREADS = 4  # texts that are tokenised at a time
 
 
 class Engine:
@@ -176,16 +177,20 @@ class Engine:
             all_special=config.special_tokens_in_roles,
         )  # fmt: skip
         self._closed = False
+        self._encoder = self._encoders()
         loop = self._loop = StepLoop(
             self._scheduler, runner, sampling, self._eos, loaded.vocab_size, MaskFiller(threads),
             overlap=config.overlap, jump=config.jump_forward == "safe",
         )  # fmt: skip
         self._runner = runner  # last: an engine that fails to start keeps no tensors
-        self._core = Core(loop, self.intake, self._compiler, self.tokenizer, self.vocab_size)
+        self._core = Core(loop, self.intake, self._compiler, self._encoder, self.tokenizer, self.vocab_size)
         # At exit Python runs no finalizers of ours, but `_end_all`, which waits for the threads, too.
         self._end = weakref.finalize(self, loop.close)
         self._end.atexit = False
         return loop
+
+    def _encoders(self) -> Executor:
+        return ThreadPoolExecutor(_ENCODE_THREADS, "sglang_lite-encode")
 
     # --------------------------------------------------------------------------------------- one request
 
@@ -231,6 +236,7 @@ class Engine:
         requests += [make(index=i) for i in range(1, requests[0].params.n)]
         ticket = Ticket(partial(_abort, self._loop, requests), requests)
         counted = self.intake.counted(sink, len(requests), rid, ticket)
+        self.intake.count("requests_submitted", len(requests))
         for index, request in enumerate(requests):
             request.sink = partial(_indexed, counted, index) if index else counted
             request.priority, request.processor = priority, logit_processor
@@ -304,6 +310,7 @@ class Engine:
         log = self.intake.log(prompt)
         special = isinstance(prompt, str) or prompt.role is None  # in a turn they are its content
         selecting = Selecting(self._core, tuple(choices), self.intake.counted(sink))
+        self.intake.count("requests_submitted")
         selecting.start(log, unconditional=unconditional, namespace=namespace, special=special)
         return Ticket(selecting.abort)
 
@@ -316,6 +323,23 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------ programs
 
+    def open_program(self, *, sink: ProgramSink, stream: bool = False, namespace: str = "") -> Player:
+        """Opens a program, to which nodes are added while it is played: at the end of a generation the next text is
+        appended and its row goes on in its slot. With nothing to play it holds no slot, no page and no room.
+
+        Args:
+            sink: called on the engine's thread with what each node brings (Played; of one that failed, its SglError,
+                and nothing more of its branch), and when the program was closed and all is played with a ProgramResult
+                or the SglError of its main branch. It must not block.
+            stream: deltas are wanted, too.
+
+        Raises:
+            EngineClosedError: the engine is closed.
+        """
+        self._check_open()
+        self.intake.count("programs_opened")
+        return Player(self._core, self.intake.log(""), sink, stream=stream, namespace=namespace)
+
     def run_program(
         self,
         prompt: Prompt | str,
@@ -325,26 +349,23 @@ class Engine:
         stream: bool = False,
         namespace: str = "",
     ) -> Ticket:
-        """Plays a program as one: at the end of a generation the next text is appended and its row goes on in its slot.
+        """Plays a program that is whole.
 
         Args:
-            sink: called on the engine's thread with what each segment brings (Played), and last with a ProgramResult
-                or an SglError.
-            stream: deltas are wanted, too.
+            sink, stream: as of `open_program`.
 
         Raises:
             ParameterError, OverloadedError, EngineClosedError: as `submit`.
         """
         self._check_open()
-        player = Player(self._core, program, self.intake.log(prompt), sink, stream=stream, namespace=namespace)
-        player.sink = self.intake.counted(sink)  # from here on nothing is refused any more
-        if player.constraints:
-            self._compiler.request_all(player.constraints).add_done_callback(
-                partial(_start_program, self._loop, player)
-            )
-        else:
-            self._loop.post(player.start)
-        return Ticket(partial(self._loop.tell, player.abort))
+        check_nodes(program.nodes, self.vocab_size)
+        log = self.intake.log(prompt)
+        self.intake.enter_now()
+        self.intake.count("programs_opened")
+        player = Player(self._core, log, sink, stream=stream, namespace=namespace, entered=True)
+        player.extend((), program.nodes)
+        player.close()
+        return Ticket(player.abort)
 
     def play(self, prompt: Prompt | str, program: Program) -> tuple[ProgramResult, list[Played]]:
         """Like `run_program`, and waits for the result."""
@@ -476,7 +497,8 @@ class Engine:
         return self._loop.call(store.flush) * store.page_size
 
     def stats(self) -> dict[str, Any]:
-        """Counts, taken between two steps: requests waiting and running, tokens cached and free, steps,
+        """Counts, taken between two steps: requests waiting and running, tokens cached and free, steps, what was
+        asked for so far (requests and selections by themselves, programs, and how often those were extended),
         constraints compiled, found compiled, and of those to be compiled found on disk; and of the last 4,096 steps
         with grammars median, 99th percentile and maximum of the seconds that their masks took, and that the device
         (on a CPU: the step) waited for them; and rows that went on a step later, as their masks took too long."""
@@ -491,6 +513,7 @@ class Engine:
                 "free_tokens": store.pool.free * store.page_size,
                 "total_tokens": store.pool.total * store.page_size,
                 "steps": self._loop.steps,
+                **self.intake.counts(),
                 "grammars_compiled": self._compiler.misses,
                 "grammars_cached": self._compiler.hits,
                 "grammars_from_disk": self._compiler.kept,
@@ -508,6 +531,7 @@ class Engine:
         if self._loop.is_copy:
             return  # the threads and processes are those of the other process
         self._compiler.close()
+        self._encoder.shutdown()
         self._end()
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -583,18 +607,6 @@ def _start_constrained(
         failure = error if isinstance(error, SglError) else ConstraintError(f"no mask can be made: {error!r}")
         for request in requests:
             loop.fail(request, copy(failure))  # programs add their own places to it
-
-
-def _start_program(loop: StepLoop, player: Player, compiled: Future[dict[Constraint, CompiledGrammar]]) -> None:
-    try:
-        player.compiled(compiled.result())
-        loop.post(player.start)
-    except SglError as error:
-        failure = copy(error)
-        try:
-            loop.post(lambda: player.fail(failure))
-        except EngineClosedError:
-            player.fail(failure)
 
 
 def _indexed(sink: Sink, index: int, event: Event) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import secrets
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -30,6 +30,8 @@ from sglang_lite.runtime.load import LoadedModel
 from sglang_lite.runtime.request import Request, Sink
 from sglang_lite.runtime.sampling_params import ResolvedParams, resolve_params, shown
 from sglang_lite.runtime.tokens.token_log import TokenLog
+
+_COUNTED = ("requests_submitted", "programs_opened", "programs_extended")
 
 
 class Ticket:
@@ -69,6 +71,7 @@ class Intake:
         self._ids = itertools.count()
         self._draws = itertools.count()
         self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
         self._open = 0  # what was submitted and has not ended
         self._queue: deque[tuple[Callable[[], object], int]] = deque()  # who waits for room, and for how much
         self._tickets: dict[str, Ticket] = {}  # of that, what has a name
@@ -183,10 +186,7 @@ class Intake:
             if rid in self._tickets:
                 raise ParameterError("rid", f"{rid!r} is the name of a request that has not ended.")
             if self._open + count > self._most_open:
-                raise OverloadedError(
-                    f"{self._open:,} requests are waiting or running.",
-                    hint="Try again later, or raise max_queued.",
-                )
+                raise self._overloaded()
             self._open += count
             if rid is not None and ticket is not None:
                 self._tickets[rid] = ticket
@@ -203,6 +203,39 @@ class Intake:
             sink(event)
 
         return counted
+
+    def count(self, what: str, number: int = 1) -> None:
+        """Counts what was asked for."""
+        with self._lock:
+            self._counts[what] += number
+
+    def counts(self) -> dict[str, int]:
+        with self._lock:
+            return {what: self._counts[what] for what in _COUNTED}
+
+    def enter_now(self) -> None:
+        """`enter`. Raises OverloadedError: there is no room."""
+        if not self.enter():
+            raise self._overloaded()
+
+    def _overloaded(self) -> OverloadedError:
+        return OverloadedError(
+            f"{self._open:,} requests are waiting or running.", hint="Try again later, or raise max_queued."
+        )
+
+    def enter(self) -> bool:
+        """Counts one more as open, if there is room. Whoever entered goes out again."""
+        with self._lock:
+            if self._open >= self._most_open:
+                return False
+            self._open += 1
+            return True
+
+    def go_out(self) -> None:
+        """It is not open any more."""
+        with self._lock:
+            self._open -= 1
+        self._call_next()
 
     def wait_for_room(self, call: Callable[[], object], count: int, *, first: bool = False) -> None:
         """Calls back once, on any thread, when so many requests could be submitted: now, or in the order of asking as

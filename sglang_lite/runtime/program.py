@@ -1,350 +1,249 @@
-"""Plays whole programs inside the engine: when a generation ends, the next one goes on in its slot."""
+"""Programs that are open or being played: they grow while they are played, branch by branch (branch.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import TypeAlias
 
+from sglang_lite.program.nodes import Fork, Gen, Grammar, Node, Path
 from sglang_lite.protocol import (
     Constraint,
-    ConstraintError,
     Delta,
-    ForkSegment,
+    EngineClosedError,
     Generation,
-    GenSegment,
-    GrammarSegment,
-    JoinSegment,
-    ParameterError,
+    OverloadedError,
     Played,
-    Program,
     ProgramError,
     ProgramResult,
     RequestAbortedError,
-    Segment,
     Selection,
-    SelectSegment,
     SglError,
     Span,
-    TextSegment,
-    Unset,
 )
+from sglang_lite.runtime.branch import Branch, Queued
 from sglang_lite.runtime.core import Core
-from sglang_lite.runtime.grammar.base import CompiledGrammar
-from sglang_lite.runtime.grammar.continuing import walked
-from sglang_lite.runtime.request import Event, Request
+from sglang_lite.runtime.request import Request
 from sglang_lite.runtime.sampling_params import resolve_params
-from sglang_lite.runtime.selecting import Selecting
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
 ProgramSink: TypeAlias = Callable[["Played | ProgramResult | SglError"], None]
 
+MOST_QUEUED = 100_000  # nodes of one program that wait to be played
+
 
 class Player:
-    """One program that is being played. After `start` everything happens on the engine's thread.
+    """One program. `extend` gives a branch more nodes, which are played as soon as those before are; an open program
+    with nothing to play holds no slot and no page, and does not count as an open request.
 
     Args:
         core: of the engine that plays it.
-        program: checked here.
         log: the prompt it goes on from.
-        sink: gets what each segment brings, and last a ProgramResult or an SglError.
+        sink: gets what each node brings and, when it was closed and everything is played, a ProgramResult; or an
+            SglError: that of the main branch, or what ended the whole. Called on the engine's thread.
         stream: deltas are wanted.
         namespace: of the prefix tree.
-
-    Raises:
-        ParameterError: a generation has a bad parameter, or asks for several samples.
+        entered: it counts as an open request already.
     """
 
     def __init__(
-        self, core: Core, program: Program, log: TokenLog, sink: ProgramSink, *, stream: bool, namespace: str
+        self,
+        core: Core,
+        log: TokenLog,
+        sink: ProgramSink,
+        *,
+        stream: bool = False,
+        namespace: str = "",
+        entered: bool = False,
     ) -> None:
         self.core, self.stream, self.namespace = core, stream, namespace
-        self.sink = sink
-        self._ended = False
-        self._live: set[Request] = set()
-        self._selecting: set[Selecting] = set()
-        self.grammars: dict[Constraint, CompiledGrammar] = {}
-        self._parts, self._wholes = set[Constraint](), set[Constraint]()
-        for segment in _all(program.segments):
-            if isinstance(segment, GenSegment):
-                resolve_params(segment.params, core.vocab_size)
-                if not isinstance(segment.params.n, Unset) and segment.params.n != 1:
-                    raise ParameterError("n", "a generation inside a program has one sample.", hint="Fork instead.")
-                if segment.constraint is not None:
-                    self._parts.add(segment.constraint)
-            elif isinstance(segment, GrammarSegment) and segment.whole is not None:
-                self._wholes.add(segment.whole)
-        self.constraints = self._parts | self._wholes
-        self._main = _Branch(self, program.segments, log, (), self._done)
+        self._sink = sink
+        self._lock = threading.Lock()
+        self._queued = 0  # nodes; under the lock
+        # the loop's thread's
+        self._entered = entered
+        self._asked = False  # for room, which has not come
+        self._room: Callable[[], None] = partial(core.loop.tell, self._go_on)
+        self._busy = 0  # branches
+        self._closed = self.ended = False
+        self._branches: dict[Path, Branch] = {}
+        self._main = self.branch(())
+        self._main.begin(log)
 
-    def compiled(self, grammars: dict[Constraint, CompiledGrammar]) -> None:
-        """Takes its grammars, before it starts. May take long. Raises ConstraintError: one can't be enforced."""
-        self.grammars = grammars
-        if self._parts:
-            for whole in self._wholes:
-                grammars[whole].beside()
+    # ------------------------------------------------------------------------------------------ any thread
 
-    def start(self) -> None:
-        """Starts playing."""
-        if not self._ended:
-            self._main.go_on()
+    def extend(self, path: Path, nodes: Sequence[Node]) -> None:
+        """Adds nodes to a branch; to one whose fork is yet to come, too.
+
+        Raises:
+            OverloadedError: too many nodes wait to be played.
+            EngineClosedError: the engine is closed.
+        """
+        with self._lock:
+            if self._queued + len(nodes) > MOST_QUEUED:
+                raise OverloadedError(
+                    f"{self._queued:,} nodes of the program wait to be played.",
+                    hint="Read a value now and then: that waits for what was added before.",
+                )
+            self._queued += len(nodes)
+        self.core.intake.count("programs_extended")
+        self.core.loop.post(partial(self._extend, path, [self.prepared(node) for node in nodes]))
+
+    def drop(self, path: Path) -> None:
+        """Ends what is queued or under way in a branch, which its caller has given up: nothing more of it is told. A
+        rollback goes on from before."""
+        self.core.loop.tell(partial(self._drop, path))
+
+    def close(self) -> None:
+        """Says that nothing more will come."""
+        self.core.loop.tell(self._close)
 
     def abort(self) -> None:
         """Ends the program with RequestAbortedError, unless it has ended."""
-        self.fail(RequestAbortedError("the program was aborted."))
+        self.core.loop.tell(partial(self.fail, RequestAbortedError("the program was aborted.")))
+
+    def prepared(self, node: Node) -> Queued:
+        """A node, with its grammar being compiled."""
+        constraint: Constraint | None = None
+        if isinstance(node, Gen):
+            constraint = node.constraint
+            for stop in node.params.stop if isinstance(node.params.stop, tuple) else ():
+                if isinstance(stop, str) and stop:  # takes a while when a byte is new: not on the loop's thread
+                    self.core.tokenizer.tokens_with(stop.encode("utf-8", "surrogatepass")[-1])
+        elif isinstance(node, Grammar):
+            constraint = node.whole
+        elif isinstance(node, Fork):
+            for nodes in node.branches:
+                for each in nodes:
+                    self.prepared(each)  # in good time
+        return Queued(node, None if constraint is None else self.core.compiler.request(constraint))
+
+    # ------------------------------------------------------------------------------------ the loop's thread
+
+    def branch(self, path: Path) -> Branch:
+        """The branch of this path; one that nobody has forked yet waits for that."""
+        found = self._branches.get(path)
+        if found is None:
+            found = self._branches[path] = Branch(self, path)
+        return found
+
+    def tell(self, path: Path, name: str | None, event: Delta | Generation | Selection | SglError) -> None:
+        if not self.ended:
+            self._sink(Played(path, name, event))
+
+    def may_play(self) -> bool:
+        """Whether it counts as an open request. If not, the branches go on when there is room."""
+        if not self._entered:
+            self._entered = self.core.intake.enter()
+            if not self._entered:
+                self.core.intake.wait_for_room(self._room, 1, first=self._asked)
+            self._asked = not self._entered
+        return self._entered
+
+    def _go_on(self) -> None:
+        """There may be room."""
+        if not self._asked or self.ended:
+            return
+        for branch in list(self._branches.values()):
+            branch.go_on()
+        if self._asked and not any(branch.queued for branch in self._branches.values()):
+            self._asked = False
+            self.core.intake.leave(self._room)
+        self.settle()
+
+    def encoded(self, text: Sequence[Span]) -> Future[list[int]]:
+        """The ids of text that goes on from generated tokens."""
+        try:
+            return self.core.encoder.submit(self.core.intake.log("").encode_after, text, first=False)
+        except RuntimeError as error:  # as in encode
+            failed: Future[list[int]] = Future()
+            failed.set_exception(error)
+            return failed
+
+    def encode(self, job: Callable[[], Callable[[], None]]) -> None:
+        """Runs a job where texts are tokenised, and what it returns here."""
+        try:
+            self.core.encoder.submit(self._encode, job)
+        except RuntimeError:  # the engine is closed
+            self.fail(EngineClosedError("the engine is closed."))
+
+    def _encode(self, job: Callable[[], Callable[[], None]]) -> None:
+        done = job()
+        try:
+            self.core.loop.post(done)
+        except EngineClosedError as error:  # nothing else is left that could tell
+            self.fail(error)
+
+    def submit(self, request: Request) -> None:
+        try:
+            self.core.loop.submit(request)
+        except EngineClosedError as error:
+            request.tell(error)
+
+    def played(self, count: int) -> None:
+        """So many nodes are not queued any more."""
+        with self._lock:
+            self._queued -= count
+
+    def busy(self, change: int) -> None:
+        self._busy += change
+
+    def settle(self) -> None:
+        """Looks whether it has ended, or holds nothing any more."""
+        if self._busy or self.ended or self._asked:
+            return
+        if self._closed:
+            for branch in self._branches.values():
+                if branch.joining:
+                    branch.fail(ProgramError("a join waits for nodes that its branch never had."))
+                    return
+            self._end(self._main.error or ProgramResult(self._main.text))
+        elif self._entered:
+            self._entered = False
+            self.core.intake.go_out()
 
     def fail(self, error: SglError) -> None:
         """Ends the program, and whatever of it is under way."""
-        if self._ended:
+        if not self.ended:
+            self._end(error)
+            for branch in list(self._branches.values()):
+                branch.drop()
+
+    def _end(self, outcome: ProgramResult | SglError) -> None:
+        self.ended = True
+        if self._asked:
+            self._asked = False
+            self.core.intake.leave(self._room)
+        if self._entered:
+            self._entered = False
+            self.core.intake.go_out()
+        self._sink(outcome)
+
+    def _extend(self, path: Path, entries: Sequence[Queued]) -> None:
+        if self.ended:
+            self.played(len(entries))
             return
-        self._ended = True
-        for request in list(self._live):
-            self.core.loop.abort(request)
-        for selecting in list(self._selecting):
-            selecting.abort()
-        self.sink(error)
+        branch = self.branch(path)
+        branch.take(entries)
+        branch.go_on()
+        self.settle()
 
-    def submit(self, request: Request) -> None:
-        self._live.add(request)
-        self.core.loop.submit(request)
+    def _drop(self, path: Path) -> None:
+        self.branch(path).drop()
+        self.settle()
 
-    def request(
-        self, log: TokenLog, segment: GenSegment, within: _Within | None, sink: Callable[[Event], None]
-    ) -> Request:
-        """A request for a generation.
-
-        Raises:
-            ParameterError: the prompt has grown too long.
-            ConstraintError: the text before it does not go on in the grammar.
-        """
-        request = self.core.intake.request(
-            log.ids(), segment.params, sink, stream=self.stream, namespace=self.namespace
-        )
-        grammar = None if segment.constraint is None else self.grammars[segment.constraint]
-        if within is not None:
-            grammar = self.core.compiler.continued(within.grammar, within.text, grammar)
-        request.matcher = None if grammar is None else grammar.matcher()
-        return request
-
-    def select(
-        self,
-        log: TokenLog,
-        segment: SelectSegment,
-        choices: Sequence[str],
-        sink: Callable[[Selection | SglError], None],
-    ) -> None:
-        selecting: Selecting
-
-        def ended(outcome: Selection | SglError) -> None:
-            self._selecting.discard(selecting)
-            sink(outcome)
-
-        selecting = Selecting(self.core, tuple(choices), ended)
-        self._selecting.add(selecting)
-        selecting.start(
-            log, unconditional=segment.unconditional, namespace=self.namespace, special=segment.special
-        )  # fmt: skip
-
-    def tell(self, path: tuple[int, ...], name: str | None, event: Delta | Generation | Selection) -> None:
-        if not self._ended:
-            self.sink(Played(path, name, event))
-
-    def gone(self, request: Request) -> None:
-        self._live.discard(request)
-
-    def going_on(self, request: Request) -> None:
-        self._live.add(request)
-
-    @property
-    def ended(self) -> bool:
-        return self._ended
-
-    def _done(self) -> None:
-        if not self._ended:
-            self._ended = True
-            self.sink(ProgramResult(self._main.text))
+    def _close(self) -> None:
+        self._closed = True
+        self.settle()
 
 
-@dataclass(slots=True)
-class _Within:
-    """A grammar that a branch is in, and the text that is there of it."""
-
-    grammar: CompiledGrammar
-    text: str
-
-    def possible(self, choices: Sequence[str]) -> list[str]:
-        """Those that go on in the grammar. Raises ConstraintError: none does."""
-        found = [choice for choice in choices if self._begins(self.text + choice)]
-        if not found:
-            raise ConstraintError(f"none of the choices goes on in the grammar: {', '.join(map(repr, choices))}.")
-        return found
-
-    def end(self) -> None:
-        """Raises ConstraintError: the text is not complete."""
-        if not walked(self.grammar, self.text).complete:
-            raise ConstraintError(f"the grammar is not complete at its end, after {self.text[-80:]!r}.")
-
-    def _begins(self, text: str) -> bool:
-        try:
-            walked(self.grammar, text)
-        except ConstraintError:
-            return False
-        return True
-
-
-class _Branch:
-    """A run of segments that are played one after another.
-
-    Args:
-        done: called when the last one has been played.
-    """
-
-    def __init__(
-        self,
-        player: Player,
-        segments: Sequence[Segment],
-        log: TokenLog,
-        path: tuple[int, ...],
-        done: Callable[[], None],
-        within: _Within | None = None,
-    ) -> None:
-        self._player, self._segments, self._log, self._path, self._done = player, segments, log, path, done
-        self._within = within
-        self._at = 0
-        self._spans: list[Span] = []
-        self._children: list[_Branch] = []
-        self._unfinished = 0  # of the children
-        self._joining = False
-        self._busy = False  # something of its own is under way, or being played right now
-
-    @property
-    def text(self) -> str:
-        """What it has added."""
-        return "".join(span.text for span in self._spans)
-
-    def go_on(self) -> None:
-        """Plays on as a request of its own."""
-        try:
-            request = self._next()
-            if request is not None:
-                self._player.submit(request)
-        except SglError as error:
-            self._player.fail(error)
-
-    def _next(self) -> Request | None:
-        """Plays up to the next generation, and returns the request for it; None when something else has to come first,
-        or nothing comes any more."""
-        self._busy = True
-        while self._at < len(self._segments) and not self._player.ended:
-            path, segment = (*self._path, self._at), self._segments[self._at]
-            self._at += 1
-            match segment:
-                case TextSegment(text, special):
-                    self._write((Span(text, special=special),))
-                case GenSegment():
-                    return self._generate(path, segment)
-                case SelectSegment():
-                    choices = segment.choices if self._within is None else self._within.possible(segment.choices)
-                    self._player.select(self._log, segment, choices, partial(self._selected, path, segment))
-                    return None
-                case GrammarSegment(whole, text):
-                    if self._within is not None:
-                        self._within.end()
-                    self._within = None if whole is None else _Within(self._player.grammars[whole], text)
-                case ForkSegment(branches):
-                    self._fork(path, branches)
-                case JoinSegment():
-                    if self._unfinished:
-                        self._joining = True
-                        return None
-                    self._join()
-        self._busy = False
-        if not self._unfinished:
-            self._done()
-        return None
-
-    def _generate(self, path: tuple[int, ...], segment: GenSegment) -> Request:
-        def deliver(event: Event) -> None:
-            if isinstance(event, SglError):
-                self._player.gone(request)
-                self._player.fail(event)
-            else:
-                self._player.tell(path, segment.name, event)
-
-        def follow(generation: Generation) -> Request | None:
-            self._player.gone(request)
-            self._write(generation.spans)
-            try:
-                following = self._next()
-            except SglError as error:
-                self._player.fail(error)
-                return None
-            if following is not None:
-                self._player.going_on(following)
-            return following
-
-        request = self._player.request(self._log, segment, self._within, deliver)
-        request.follow = follow
-        return request
-
-    def _selected(self, path: tuple[int, ...], segment: SelectSegment, outcome: Selection | SglError) -> None:
-        if isinstance(outcome, SglError):
-            self._player.fail(outcome)
-            return
-        try:
-            picked = (segment.pick or _likeliest)(outcome)
-        except Exception as error:  # the caller's function
-            failure = error if isinstance(error, SglError) else ProgramError(f"pick: {type(error).__name__}: {error}")
-            failure.__cause__ = None if error is failure else error
-            self._player.fail(failure)
-            return
-        self._player.tell(path, segment.name, outcome)
-        self._write((Span(picked, special=segment.special),))
-        self.go_on()
-
-    def _fork(self, path: tuple[int, ...], branches: Sequence[Sequence[Segment]]) -> None:
-        children = []
-        for i, segments in enumerate(branches):
-            within = None if self._within is None else replace(self._within)
-            log = self._log.copy()
-            children.append(_Branch(self._player, segments, log, (*path, i), self._child_done, within))
-        self._children += children
-        self._unfinished += len(children)
-        for child in children:
-            child.go_on()
-
-    def _child_done(self) -> None:
-        self._unfinished -= 1
-        if self._unfinished:
-            return
-        if self._joining:
-            self._joining = False
-            self._join()
-            self.go_on()
-        elif not self._busy:
-            self._done()
-
-    def _join(self) -> None:
-        for child in self._children:
-            self._write(child._spans)
-        self._children.clear()
-
-    def _write(self, spans: Sequence[Span]) -> None:
-        self._log.append(spans)
-        self._spans += spans
-        if self._within is not None:
-            self._within.text += "".join(span.text for span in spans)
-
-
-def _likeliest(selection: Selection) -> str:
-    return max(selection.scores, key=lambda s: sum(s.logprobs) / len(s.logprobs)).text
-
-
-def _all(segments: Sequence[Segment]) -> Iterator[Segment]:
-    """Every segment, those inside forks too."""
-    for segment in segments:
-        yield segment
-        if isinstance(segment, ForkSegment):
-            for branch in segment.branches:
-                yield from _all(branch)
+def check_nodes(nodes: Sequence[Node], vocab_size: int) -> None:
+    """Raises ParameterError: a generation has a bad parameter."""
+    for node in nodes:
+        if isinstance(node, Gen):
+            resolve_params(node.params, vocab_size)
+        elif isinstance(node, Fork):
+            for branch in node.branches:
+                check_nodes(branch, vocab_size)

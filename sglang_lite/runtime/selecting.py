@@ -36,7 +36,7 @@ class Selecting:
         self._unconditional = False
 
     def start(self, log: TokenLog, *, unconditional: bool, namespace: str, special: bool) -> None:
-        """Submits the requests.
+        """Submits the requests, unless it was aborted. May take long: not on the loop's thread.
 
         Args:
             unconditional: score the choices without the prompt, too.
@@ -50,16 +50,23 @@ class Selecting:
         self._unconditional = unconditional
         if unconditional:
             rows += [(log.encode([choice], alone=True), 1) for choice in choices]
-        self._requests = [
+        requests = [
             self._core.intake.request(ids, _SCORE, partial(self._row_done, row), namespace=namespace, score_from=start)
             for row, (ids, start) in enumerate(rows)
         ]
-        for request in self._requests:
+        with self._lock:
+            if self._ended:
+                return
+            self._requests = requests
+        for request in requests:
             self._core.loop.submit(request)
 
     def abort(self) -> None:
-        """Ends it with RequestAbortedError, unless it has ended."""
-        for request in self._requests:
+        """Ends it with RequestAbortedError, unless it has ended; without a word where it has not been started."""
+        with self._lock:
+            requests = self._requests
+            self._ended = self._ended or not requests
+        for request in requests:
             self._core.loop.abort(request)
 
     def _rows(self, log: TokenLog, choices: Sequence[Span]) -> list[tuple[list[int], int]]:

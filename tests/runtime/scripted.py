@@ -7,6 +7,7 @@ the cache. So whatever a scheduler does wrong (a page reused too early, a wrong 
 from __future__ import annotations
 
 import random
+from concurrent.futures import Executor, Future
 
 import numpy as np
 import torch
@@ -132,6 +133,18 @@ class Unread:
 NO_MEMORY = "CUDA out of memory. Tried to allocate 20.00 GiB.\nGPU 0 has a total capacity of 23.69 GiB."
 
 
+class Inline(Executor):
+    """Does at once what is submitted."""
+
+    def submit(self, work, *args, **kwargs):
+        done = Future()
+        try:
+            done.set_result(work(*args, **kwargs))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
 class SteppedEngine(Engine):
     """An engine without a thread: the test runs its loop, and the cache is checked after every step.
 
@@ -148,6 +161,9 @@ class SteppedEngine(Engine):
         if fails is not None:
             self.loop._runner = ShortRunner(self.loop._runner, fails)
         self._retract_every, self._random = retract_every, random.Random(seed)
+
+    def _encoders(self):
+        return Inline()
 
     def start(self, prompt, params=SamplingParams(), **options):
         """Submits; returns the ticket and the list that the events go to."""
@@ -173,6 +189,9 @@ class SteppedEngine(Engine):
             if not self.step():
                 return
         raise AssertionError("requests that never end")
+
+    def stats_now(self):
+        return self.intake.counts()
 
     def check_empty(self):
         """Nothing is held when nothing runs."""

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sglang_lite as sgl
-from sglang_lite.protocol import Delta, Generation, GenSegment, Image, Program, Prompt, Regex, SamplingParams, Span
+from sglang_lite.program.nodes import Gen, Program
+from sglang_lite.protocol import Delta, Generation, Image, Prompt, Regex, SamplingParams, Span
 from sglang_lite.runtime.engine import Engine
 from sglang_lite.runtime.grammar.compile import Compiler
 from tests.runtime import scripted
@@ -175,7 +176,7 @@ def test_ids_of_no_token_are_refused_on_every_path(small):
     with pytest.raises(sgl.ParameterError, match="input_ids: 99"):
         small.score(bad, ["c"])
     with pytest.raises(sgl.ParameterError, match="input_ids: 99"):
-        small.play(bad, Program((GenSegment("x"),)))
+        small.play(bad, Program((Gen("x"),)))
     assert isinstance(small.complete("ab", GREEDY), Generation)
 
 

@@ -9,23 +9,21 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.constraints.matching import matches
+from sglang_lite.program.nodes import Gen, Program, Text
 from sglang_lite.protocol import (
     Choices,
     ConstraintError,
     Delta,
     Ebnf,
     Generation,
-    GenSegment,
     InOrder,
     JsonSchema,
     Lark,
-    Program,
     ProgramResult,
     Regex,
     SamplingParams,
     StructuralTag,
     Tag,
-    TextSegment,
 )
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.engine import Engine
@@ -160,14 +158,14 @@ def test_blanks_inside_of_strings_make_another_schema():
 
 
 def test_a_program_waits_for_all_its_grammars_and_names_the_bad_one():
-    gens = [GenSegment(kind, PARAMS, CONSTRAINTS[kind]) for kind in ("choices", "ebnf", "regex")]
+    gens = [Gen(kind, PARAMS, CONSTRAINTS[kind]) for kind in ("choices", "ebnf", "regex")]
     with make() as engine:
         sink = Sink()
-        engine.run_program("ab", Program((TextSegment("c"), *gens)), sink=sink)
+        engine.run_program("ab", Program((Text("c"), *gens)), sink=sink)
         assert isinstance(sink.end(), ProgramResult)
         for _ in range(2):  # refused, and refused from memory
             sink = Sink()
-            engine.run_program("ab", Program((*gens, GenSegment(None, PARAMS, Regex("(")))), sink=sink)
+            engine.run_program("ab", Program((*gens, Gen(None, PARAMS, Regex("(")))), sink=sink)
             assert isinstance(sink.end(), ConstraintError)
 
 
@@ -245,7 +243,7 @@ def test_a_request_whose_constraint_is_being_compiled_can_be_aborted(stuck):
         engine.submit("ab", PARAMS, stuck, sink=sink).abort()
         assert isinstance(sink.end(), sgl.RequestAbortedError)
         program = Sink()
-        gen = GenSegment(None, PARAMS, stuck)
+        gen = Gen(None, PARAMS, stuck)
         engine.run_program("ab", Program((gen,)), sink=program).abort()
         assert isinstance(program.end(), sgl.RequestAbortedError)
     assert len(sink.events) == len(program.events) == 1

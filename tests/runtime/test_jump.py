@@ -10,7 +10,8 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.constraints.schema import json_schema
-from sglang_lite.protocol import Choices, Delta, GenSegment, Program, Prompt, Regex, SamplingParams, Span, TextSegment
+from sglang_lite.program.nodes import Gen, Program, Text
+from sglang_lite.protocol import Choices, Delta, Prompt, Regex, SamplingParams, Span
 from tests.runtime.scripted import VOCAB, SteppedEngine, ended
 from tests.runtime.test_equivalence import requests
 
@@ -110,8 +111,8 @@ def test_programs_go_on_after_forced_text(engine):
 
 
 def test_a_program_goes_on_in_the_slot_of_a_generation_that_ended_within_forced_text(engine):
-    ends = GenSegment("a", greedy(stop=(" ended",)), Regex("[ab] and this is how it ended in the end"))
-    program = Program((ends, TextSegment(" went on. "), GenSegment("b", greedy(max_tokens=5))))
+    ends = Gen("a", greedy(stop=(" ended",)), Regex("[ab] and this is how it ended in the end"))
+    program = Program((ends, Text(" went on. "), Gen("b", greedy(max_tokens=5))))
     result, played = engine.play("Once upon a time", program)
     first, second = (p.event for p in played)
     assert first.text[1:] == " and this is how it"

@@ -10,7 +10,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sglang_lite as sgl
-from sglang_lite.protocol import Delta, GenSegment, Program, Regex, SamplingParams
+from sglang_lite.program.nodes import Gen, Program
+from sglang_lite.protocol import Delta, Regex, SamplingParams
 from sglang_lite.runtime.engine import Engine
 from tests.runtime import scripted
 from tests.runtime.models.tiny import VOCAB, save
@@ -61,7 +62,7 @@ def use(engine):
     engine.complete("ab", GREEDY)
     engine.complete("ab", GREEDY, Regex("[ab]{2}"))
     engine.select("ab", ["c", "d"])
-    engine.play("ab", Program((GenSegment("x", GREEDY, Regex("[a-c]+")),)))
+    engine.play("ab", Program((Gen("x", GREEDY, Regex("[a-c]+")),)))
     engine.generate(["ab", "b"], {"max_new_tokens": 2}, rid=["1", "2"])
     list(engine.generate("ab", {"max_new_tokens": 2}, stream=True))
     engine.stats()
@@ -199,7 +200,7 @@ CALLS = {
     "complete": lambda e: e.complete("ab", GREEDY),
     "constrained": lambda e: e.complete("ab", GREEDY, Regex("[ab]")),
     "select": lambda e: e.select("ab", ["c", "d"]),
-    "play": lambda e: e.play("ab", Program((GenSegment("x", GREEDY),))),
+    "play": lambda e: e.play("ab", Program((Gen("x", GREEDY),))),
     "submit": lambda e: e.submit("ab", sink=print),
     "submit_select": lambda e: e.submit_select("ab", ["c"], sink=print),
     "generate": lambda e: e.generate("ab"),

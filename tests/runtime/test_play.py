@@ -6,23 +6,18 @@ import threading
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.program.nodes import Fork, Gen, Join, Mark, Program, Rollback, Select, Text
 from sglang_lite.protocol import (
     Choices,
     Delta,
-    ForkSegment,
     Generation,
-    GenSegment,
-    JoinSegment,
     Played,
-    Program,
     ProgramResult,
     Prompt,
     Regex,
     SamplingParams,
     Selection,
-    SelectSegment,
     Span,
-    TextSegment,
 )
 from tests.runtime.scripted import SteppedEngine
 
@@ -40,21 +35,21 @@ def call_by_call(engine, spans, segments):
 
     for segment in segments:
         match segment:
-            case TextSegment(text):
+            case Text(text):
                 added.append(Span(text))
-            case GenSegment(_, params, constraint):
+            case Gen(_, params, constraint):
                 brought.append(engine.complete(prompt(), params, constraint))
                 added += brought[-1].spans
-            case SelectSegment(_, choices):
+            case Select(_, choices):
                 brought.append(engine.select(prompt(), choices))
                 best = max(brought[-1].scores, key=lambda s: sum(s.logprobs) / len(s.logprobs))
                 added.append(Span(best.text))
-            case ForkSegment(branches):
+            case Fork(branches):
                 for branch in branches:
                     spans_added, found = call_by_call(engine, [*spans, *added], branch)
                     forked.append("".join(s.text for s in spans_added))
                     brought += found
-            case JoinSegment():
+            case Join():
                 added += [Span(text) for text in forked]
                 forked.clear()
     return added, brought
@@ -73,25 +68,25 @@ def same(a, b):
 
 
 QUESTIONS = (
-    TextSegment("<|im_start|>user\nName a country and its capital.<|im_end|>\n<|im_start|>assistant\nThe country is"),
-    GenSegment("country", greedy(6, stop=(".", ","))),
-    TextSegment(", and its capital is"),
-    GenSegment("capital", greedy(6, stop=(".",))),
-    TextSegment(". Founded in "),
-    GenSegment("year", greedy(6), Regex(r"1[0-9]{3}")),
-    SelectSegment("size", (" It is small", " It is large", " It is medium-sized")),
-    ForkSegment(
+    Text("<|im_start|>user\nName a country and its capital.<|im_end|>\n<|im_start|>assistant\nThe country is"),
+    Gen("country", greedy(6, stop=(".", ","))),
+    Text(", and its capital is"),
+    Gen("capital", greedy(6, stop=(".",))),
+    Text(". Founded in "),
+    Gen("year", greedy(6), Regex(r"1[0-9]{3}")),
+    Select("size", (" It is small", " It is large", " It is medium-sized")),
+    Fork(
         (
-            (TextSegment(". Food:"), GenSegment("food", greedy(8, stop=("\n",)))),
-            (TextSegment(". River:"), GenSegment("river", greedy(8)), GenSegment("more", greedy(4))),
-            (TextSegment(". The end"),),
+            (Text(". Food:"), Gen("food", greedy(8, stop=("\n",)))),
+            (Text(". River:"), Gen("river", greedy(8)), Gen("more", greedy(4))),
+            (Text(". The end"),),
         )
     ),
-    GenSegment("beside", greedy(5)),
-    JoinSegment(),
-    TextSegment(" In short,"),
-    GenSegment("last", greedy(6), Choices((" it is nice", " it is far"))),
-    TextSegment("!"),
+    Gen("beside", greedy(5)),
+    Join(),
+    Text(" In short,"),
+    Gen("last", greedy(6), Choices((" it is nice", " it is far"))),
+    Text("!"),
 )
 
 
@@ -108,7 +103,7 @@ def test_a_program_gives_what_its_calls_give(engine):
 
 def test_the_next_generation_goes_on_in_its_slot(engine):
     engine.flush_cache()
-    program = Program((GenSegment("a", greedy(5)), TextSegment(" And then"), GenSegment("b", greedy(5))))
+    program = Program((Gen("a", greedy(5)), Text(" And then"), Gen("b", greedy(5))))
     _, played = engine.play("Once upon a time", program)
     first, second = by_path(played)
     assert second.usage.cached_tokens >= first.usage.prompt_tokens + len(first.token_ids) - 1
@@ -117,7 +112,7 @@ def test_the_next_generation_goes_on_in_its_slot(engine):
 
 def test_deltas_are_the_texts_in_pieces(engine):
     events = []
-    program = Program((GenSegment("a", greedy(6)), TextSegment(" So"), GenSegment("b", greedy(6))))
+    program = Program((Gen("a", greedy(6)), Text(" So"), Gen("b", greedy(6))))
     done = threading.Event()
 
     def sink(event):
@@ -141,19 +136,19 @@ def random_segments(draw, depth=0):
     for _ in range(draw.randrange(1, 6)):
         kind = draw.random()
         if kind < 0.35:
-            segments.append(TextSegment("".join(draw.choice("abcde ") for _ in range(draw.randrange(0, 6)))))
+            segments.append(Text("".join(draw.choice("abcde ") for _ in range(draw.randrange(0, 6)))))
         elif kind < 0.75:
             stop = (draw.choice("abc"),) if draw.random() < 0.3 else ()
             params = SamplingParams(
                 temperature=draw.choice([0, 1.0]), seed=draw.randrange(99), max_tokens=draw.randrange(0, 7), stop=stop
             )
-            segments.append(GenSegment("g", params))
+            segments.append(Gen("g", params))
         elif kind < 0.85:
-            segments.append(SelectSegment("s", ("ab", "abc", "b", "d e")))
+            segments.append(Select("s", ("ab", "abc", "b", "d e")))
         elif depth < 2:
-            segments.append(ForkSegment(tuple(random_segments(draw, depth + 1) for _ in range(draw.randrange(1, 4)))))
+            segments.append(Fork(tuple(random_segments(draw, depth + 1) for _ in range(draw.randrange(1, 4)))))
             if draw.random() < 0.5:
-                segments.append(JoinSegment())
+                segments.append(Join())
     return tuple(segments)
 
 
@@ -230,17 +225,17 @@ def test_an_aborted_program_ends_once_and_holds_nothing():
 
 def test_bad_parameters_are_refused_before_anything_runs(engine):
     with pytest.raises(sgl.ParameterError, match="temperature"):
-        engine.play("x", Program((GenSegment("a"), GenSegment("b", SamplingParams(temperature=-1)))))
-    with pytest.raises(sgl.ParameterError, match="n: a generation inside a program has one sample"):
-        engine.play("x", Program((ForkSegment(((GenSegment("b", SamplingParams(n=2)),),)),)))
+        engine.play("x", Program((Gen("a"), Gen("b", SamplingParams(temperature=-1)))))
+    with pytest.raises(sgl.ParameterError, match="top_p"):
+        engine.play("x", Program((Fork(((Gen("b", SamplingParams(top_p=7)),),)),)))
     with pytest.raises(sgl.ConstraintError):
-        engine.play("x", Program((GenSegment("a", greedy(2)), GenSegment("b", greedy(2), Regex("(")))))
+        engine.play("x", Program((Gen("a", greedy(2)), Gen("b", greedy(2), Regex("(")))))
 
 
 def test_a_prompt_that_grows_too_long_fails_its_program_alone():
     engine = SteppedEngine(max_running=4, context_length=32, max_total_tokens=64)
     events, others = [], []
-    grow = (GenSegment("a", greedy(8, ignore_eos=True)), TextSegment("b" * 30), GenSegment("c", greedy(4)))
+    grow = (Gen("a", greedy(8, ignore_eos=True)), Text("b" * 30), Gen("c", greedy(4)))
     engine.run_program("abc", Program(grow), sink=events.append)
     engine.run_program("abc", Program(grow[:1]), sink=others.append)
     engine.drain()
@@ -252,17 +247,180 @@ def test_a_prompt_that_grows_too_long_fails_its_program_alone():
 
 
 def test_a_program_of_text_needs_no_model(engine):
-    assert engine.play("a", Program((TextSegment("b"), TextSegment("c"))))[0].text == "bc"
+    assert engine.play("a", Program((Text("b"), Text("c"))))[0].text == "bc"
     assert engine.play("a", Program(()))[0].text == ""
 
 
-def test_a_selection_can_be_picked_by_the_caller(engine):
-    picked = []
+def test_the_first_of_several_samples_goes_into_the_text(engine):
+    several = SamplingParams(temperature=1.0, seed=3, max_tokens=4, n=3)
+    result, played = engine.play("One", Program((Text(" two"), Gen("a", several), Text(" end"))))
+    samples = [p.event for p in sorted(played, key=lambda p: p.event.index)]
+    assert [sample.index for sample in samples] == [0, 1, 2]
+    assert len({sample.token_ids for sample in samples}) > 1
+    assert result.text == f" two{samples[0].text} end"
 
-    def worst(selection: Selection):
-        picked.append(selection)
-        return min(selection.scores, key=lambda s: sum(s.logprobs)).text
 
-    result, _ = engine.play("The capital of France is", Program((SelectSegment("x", (" Paris", " Xylophone"), worst),)))
-    assert result.text == " Xylophone"
-    assert len(picked) == 1
+# ---------------------------------------------------------------------------------------------------- open programs
+
+
+class Opened:
+    """A program that is open at a stepped engine."""
+
+    def __init__(self, engine, **options):
+        self.engine, self.events = engine, []
+        self.program = engine.open_program(sink=self.events.append, **options)
+
+    def extend(self, *nodes, path=()):
+        self.program.extend(path, nodes)
+        self.engine.drain()
+        self.engine.check()
+
+    def at(self, *path):
+        return [e.event for e in self.events if isinstance(e, Played) and e.path == path and type(e.event) is not Delta]
+
+
+def stepped(**config):
+    return SteppedEngine(**{"max_running": 8, "context_length": 256, "max_total_tokens": 1024, **config})
+
+
+def test_an_open_program_goes_on_where_it_was_and_holds_nothing_meanwhile():
+    engine = stepped()
+    opened = Opened(engine)
+    opened.extend(Text("abc"), Gen("x", greedy(5)))
+    (first,) = opened.at(1)
+    assert engine.store.tree.locked_pages == 0
+    assert engine.store.table.free == len(engine.store.table.length)
+    assert not engine.intake._open
+    opened.extend(Text("de"), Gen("y", greedy(5)))
+    (second,) = opened.at(3)
+    whole = Opened(engine)
+    whole.extend(Text("abc"), Gen("x", greedy(5)), Text("de"), Gen("y", greedy(5)))
+    assert [e.token_ids for e in whole.at(1) + whole.at(3)] == [first.token_ids, second.token_ids]
+    assert not any(isinstance(e, ProgramResult) for e in opened.events)
+    opened.program.close()
+    engine.drain()
+    assert opened.events[-1].text == f"abc{first.text}de{second.text}"
+    assert engine.stats_now()["programs_opened"] == 2
+    assert engine.stats_now()["programs_extended"] == 3
+
+
+def test_a_branch_may_be_given_nodes_before_its_fork_comes():
+    engine = stepped()
+    opened = Opened(engine)
+    opened.extend(Text("b"), Gen("y", greedy(4)), path=(1, 0))
+    assert not opened.events
+    opened.extend(Text("a"), Fork(((), (Text("c"), Gen("z", greedy(4))))), Join(1, (2, 2)))
+    (y,), (z,) = opened.at(1, 0, 1), opened.at(1, 1, 1)
+    opened.program.close()
+    engine.drain()
+    assert opened.events[-1].text == f"ab{y.text}c{z.text}"
+
+
+def test_a_join_takes_what_was_there_when_it_was_made():
+    engine = stepped()
+    opened = Opened(engine)
+    opened.extend(Fork(((),)))
+    opened.extend(Text("b"), path=(0, 0))
+    opened.extend(Text("c"), path=(0, 0))
+    opened.extend(Join(0, (1,)))
+    opened.program.close()
+    engine.drain()
+    assert opened.events[-1].text == "b"
+
+
+def test_a_branch_that_fails_fails_its_readers_only():
+    engine = stepped()
+    opened = Opened(engine)
+    bad = Gen("bad", SamplingParams(temperature=-1))
+    opened.extend(Text("a"), Fork(((bad,), (Gen("good", greedy(3)),))), Gen("main", greedy(3)), Join(1, (1, 1)))
+    (failed,) = opened.at(1, 0, 0)
+    assert isinstance(failed, sgl.ParameterError)
+    assert isinstance(opened.at(1, 1, 0)[0], Generation)
+    assert isinstance(opened.at(2)[0], Generation)
+    assert isinstance(opened.at(3)[0], sgl.ParameterError)  # it reads the branch
+    opened.extend(Gen("late", greedy(2)))
+    assert not opened.at(4)
+    opened.program.close()
+    engine.drain()
+    assert isinstance(opened.events[-1], sgl.ParameterError)
+    engine.check_empty()
+
+
+@pytest.mark.parametrize("steps", range(0, 12, 2))
+def test_going_back_ends_what_came_after_the_mark(steps):
+    engine = stepped()
+    opened = Opened(engine)
+    long = greedy(6, ignore_eos=True)
+    opened.program.extend((), (Text("abc"), Mark(), Gen("x", long), Text("q"), Gen("y", long)))
+    for _ in range(steps):
+        engine.step()
+    seen = len(opened.events)
+    opened.extend(Rollback(1), Text("de"), Gen("z", greedy(4)))
+    assert {e.path for e in opened.events[seen:]} == {(7,)}
+    expected = Opened(engine)
+    expected.extend(Text("abc"), Text("de"), Gen("z", greedy(4)))
+    assert opened.at(7)[0].token_ids == expected.at(2)[0].token_ids
+    opened.program.close()
+    engine.drain()
+    assert opened.events[-1].text == f"abcde{opened.at(7)[0].text}"
+    engine.check_empty()
+
+
+def test_a_branch_that_was_dropped_tells_nothing_and_can_go_back():
+    engine = stepped()
+    opened = Opened(engine)
+    opened.program.extend((), (Text("abc"), Mark(), Gen("x", greedy(200, ignore_eos=True))))
+    for _ in range(4):
+        engine.step()
+    opened.program.drop(())
+    engine.drain()
+    assert not opened.events
+    opened.extend(Gen("y", greedy(3)))
+    assert not opened.events
+    opened.extend(Rollback(1), Gen("z", greedy(3)))
+    assert isinstance(opened.at(5)[0], Generation)
+
+
+def test_what_is_held_is_told_and_not_appended():
+    engine = stepped()
+    opened = Opened(engine)
+    opened.extend(Text("abc"), Gen("x", greedy(4), held=True))
+    opened.extend(Select("s", ("d", "e"), method=None))
+    (x,), (s,) = opened.at(1), opened.at(2)
+    assert isinstance(s, Selection)
+    opened.extend(Text("d"), Gen("y", greedy(4)))
+    plain = Opened(engine)
+    plain.extend(Text("abcd"), Gen("y", greedy(4)))
+    assert opened.at(4)[0].token_ids == plain.at(1)[0].token_ids
+    opened.extend(*[Text(span.text, span.ids, span.special) for span in x.spans])
+    opened.program.close()
+    engine.drain()
+    assert opened.events[-1].text == f"abcd{opened.at(4)[0].text}{x.text}"
+
+
+def test_open_programs_wait_for_room_and_their_nodes_have_a_bound():
+    engine = stepped(max_running=1, max_queued=1)
+    programs = [Opened(engine) for _ in range(6)]
+    for each in programs:
+        each.program.extend((), (Text("ab"), Gen("x", greedy(3))))
+    engine.drain()
+    assert all(isinstance(each.at(1)[0], Generation) for each in programs)
+    for each in programs[:3]:
+        each.program.extend((), (Gen("y", greedy(3)),))
+    programs[1].program.abort()
+    engine.drain()
+    assert isinstance(programs[1].events[-1], sgl.RequestAbortedError)
+    assert isinstance(programs[2].at(2)[0], Generation)
+    assert engine.intake._open == 0
+    with pytest.raises(sgl.OverloadedError, match="nodes of the program"):
+        programs[0].program.extend((), [Text("a")] * 100_001)
+
+
+def test_joins_of_what_is_not_there_are_told():
+    engine = stepped()
+    for nodes in ((Join(5, (1,)),), (Fork(((),)), Join(0, (1, 2))), (Rollback(0),), (Fork(((),)), Join(0, (3,)))):
+        opened = Opened(engine)
+        opened.extend(*nodes)
+        opened.program.close()
+        engine.drain()
+        assert isinstance(opened.events[-1], sgl.ProgramError), nodes

@@ -6,19 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sglang_lite.protocol import (
-    ForkSegment,
-    Generation,
-    GenSegment,
-    JoinSegment,
-    ModelError,
-    OverloadedError,
-    Program,
-    ProgramResult,
-    SamplingParams,
-    SelectSegment,
-    TextSegment,
-)
+from sglang_lite.program.nodes import Fork, Gen, Join, Program, Select, Text
+from sglang_lite.protocol import Generation, ModelError, OverloadedError, ProgramResult, SamplingParams
 from sglang_lite.runtime.engine import Engine
 from sglang_lite.runtime.execute.memory import is_shortage
 from tests.runtime.scripted import VOCAB, ScriptedModel, SteppedEngine, answer, ended, loaded
@@ -119,14 +108,14 @@ def test_prompt_log_probabilities_are_those_of_enough_memory():
 @pytest.mark.parametrize("seed", range(6))
 def test_programs_forks_and_selects(seed):
     short = SamplingParams(max_tokens=5, temperature=0)
-    branches = tuple((TextSegment(c), GenSegment("z", short)) for c in "ghi")
+    branches = tuple((Text(c), Gen("z", short)) for c in "ghi")
     program = Program(
         (
-            GenSegment("x", SamplingParams(max_tokens=3, temperature=0)),
-            SelectSegment("y", ("cd", "ce", "f")),
-            ForkSegment(branches),
-            JoinSegment(),
-            GenSegment("last", short),
+            Gen("x", SamplingParams(max_tokens=3, temperature=0)),
+            Select("y", ("cd", "ce", "f")),
+            Fork(branches),
+            Join(),
+            Gen("last", short),
         )
     )
     played = []

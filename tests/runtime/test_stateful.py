@@ -7,18 +7,8 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sglang_lite.protocol import (
-    ForkSegment,
-    Generation,
-    GenSegment,
-    OverloadedError,
-    Played,
-    Program,
-    ProgramResult,
-    RequestAbortedError,
-    SamplingParams,
-    TextSegment,
-)
+from sglang_lite.program.nodes import Fork, Gen, Program, Text
+from sglang_lite.protocol import Generation, OverloadedError, Played, ProgramResult, RequestAbortedError, SamplingParams
 from tests.runtime.scripted import VOCAB, SteppedEngine, answer, ended
 
 EXAMPLES = int(os.environ.get("SGLANG_LITE_EXAMPLES", "40"))  # of 50 actions each; more: CONTRIBUTING.md
@@ -54,9 +44,9 @@ class Scheduling(RuleBasedStateMachine):
     @rule(prompt=prompts, widths=st.lists(st.integers(1, 4), min_size=1, max_size=3))
     def fork(self, prompt, widths):
         params = SamplingParams(max_tokens=3, temperature=0)
-        segments = (GenSegment("end", params),)
+        segments = (Gen("end", params),)
         for width in widths:
-            segments = (TextSegment("ab"), GenSegment("g", params), ForkSegment((segments,) * width))
+            segments = (Text("ab"), Gen("g", params), Fork((segments,) * width))
         events = []
         ticket = self.engine.run_program(
             "".join("xyz"[i % 3] for i in prompt[0][:9]), Program(segments), sink=events.append

@@ -6,13 +6,13 @@ A backend implements the native hooks (`agenerate`, `aselect`: coroutines that s
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from sglang_lite.lang.pool import ThreadPool
+from sglang_lite.program.choosing import ChoicesDecision, ChoicesSamplingMethod
 from sglang_lite.protocol import (
     CapabilityError,
     Choices,
@@ -28,12 +28,13 @@ from sglang_lite.protocol import (
     Number,
     OneOf,
     Played,
-    Program,
+    ProgramResult,
     Prompt,
     Regex,
     Repeated,
     SamplingParams,
     Selection,
+    SglError,
     StructuralTag,
     TaggedObject,
 )
@@ -42,6 +43,7 @@ from sglang_lite.text.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
     from sglang_lite.lang.interpreter import StreamExecutor
+    from sglang_lite.lang.push_down import OpenProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +103,14 @@ class BaseBackend:
         """Scores the choices as continuations of the prompt, with `unconditional` also without it."""
         raise CapabilityError(f"{type(self).__name__} can't select: it has neither aselect nor select.")
 
-    def aplay(self, prompt: Prompt, program: Program, *, stream: bool) -> AsyncGenerator[Played, None]:
-        """Plays a whole run of nodes as one program: yields what each segment brings. A backend that defines it is
-        given whatever is queued behind a generation; one that does not gets one call per node."""
+    def open_program(self, sink: Callable[[Played | ProgramResult | SglError], None], *, stream: bool) -> OpenProgram:
+        """Opens a program, to which a run adds its nodes while they are played. A backend that defines it is handed
+        whole runs; one that does not gets one call per node.
+
+        Args:
+            sink: called, on any thread, with what each node brings, and when the program has ended.
+            stream: deltas are wanted.
+        """
         raise CapabilityError(f"{type(self).__name__} plays no programs.")
 
     def answer_now(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,6 @@ from sglang_lite.protocol import (
     Delta,
     Generation,
     Played,
-    Program,
     ProgramResult,
     Prompt,
     SamplingParams,
@@ -27,6 +26,7 @@ from sglang_lite.text.chat_template import ChatTemplate, JinjaTemplate
 from sglang_lite.text.tool_formats import family_of
 
 if TYPE_CHECKING:
+    from sglang_lite.lang.push_down import OpenProgram
     from sglang_lite.runtime.engine import Engine
 
 
@@ -84,19 +84,8 @@ class LocalBackend(BaseBackend):
             raise outcome
         return outcome
 
-    async def aplay(self, prompt: Prompt, program: Program, *, stream: bool) -> AsyncGenerator[Played, None]:
-        events: asyncio.Queue[Played | ProgramResult | SglError] = asyncio.Queue()
-        mailbox = Mailbox(asyncio.get_running_loop())
-        sink = partial(mailbox.post, events.put_nowait)
-        submit = partial(self.engine.run_program, prompt, program, sink=sink, stream=stream)
-        ticket = await self.engine.intake.admitted(submit, 1)
-        try:
-            while not isinstance(event := await events.get(), ProgramResult):
-                if isinstance(event, SglError):
-                    raise event
-                yield event
-        finally:
-            ticket.abort()  # if nobody is listening any more
+    def open_program(self, sink: Callable[[Played | ProgramResult | SglError], None], *, stream: bool) -> OpenProgram:
+        return self.engine.open_program(sink=sink, stream=stream)
 
     def get_model_name(self) -> str:
         return self.engine.model_name

@@ -5,7 +5,7 @@ It holds on every path (call by call, whole programs), so their tokens, cache hi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from sglang_lite.protocol import Span
 from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
@@ -25,33 +25,54 @@ class TokenLog:
         self._tokenizer, self._all_special = tokenizer, all_special
         self.fixed: list[int] = []  # up to the last generated token
         self.open: list[Span] = []  # the text after it
+        self._known: list[int] | None = None  # the ids of that
         self.append(spans)
 
     def append(self, spans: Iterable[Span]) -> None:
         for span in spans:
             if span.ids is not None:
                 if self.open:
-                    self.fixed += self.encode(self.open)
-                    self.open = []
+                    self.fixed += self._open_ids()
+                    self.open, self._known = [], None
                 self.fixed += span.ids
             elif span.text:
                 self.open.append(span)
+                self._known = None
 
     def encode(self, spans: Iterable[Span], *, alone: bool = False) -> list[int]:
         """The ids of texts after the fixed ones, or of a prompt of their own. The beginning-of-sequence id is added
         once, before the first text."""
+        return self.encode_after(spans, first=alone or not self.fixed)
+
+    def encode_after(self, spans: Iterable[Span], *, first: bool) -> list[int]:
+        """The ids of texts after others, or of a prompt's `first` ones. On any thread."""
         if self._all_special:
             spans = [Span(span.text) for span in spans]
-        return self._tokenizer.encode_spans(spans, first=alone or not self.fixed)
+        return self._tokenizer.encode_spans(spans, first=first)
 
     def ids(self) -> list[int]:
         """The ids of the whole prompt."""
-        return self.fixed + self.encode(self.open) if self.open or not self.fixed else list(self.fixed)
+        return self.fixed + self._open_ids() if self.open or not self.fixed else list(self.fixed)
+
+    def _open_ids(self) -> list[int]:
+        if self._known is None:
+            self._known = self.encode(self.open)
+        return self._known
+
+    @property
+    def ready(self) -> bool:
+        """Nothing is left to be encoded."""
+        return self._known is not None or (not self.open and bool(self.fixed))
+
+    def learn(self, text: Sequence[Span], ids: list[int]) -> None:
+        """Takes the ids of further text, which may already be open, that were encoded elsewhere: so is all of it now.
+        Only after fixed ids."""
+        self.open, self._known = list(text), ids
 
     def copy(self) -> TokenLog:
         """One that grows by itself."""
         twin = TokenLog(self._tokenizer, all_special=self._all_special)
-        twin.fixed, twin.open = list(self.fixed), list(self.open)
+        twin.fixed, twin.open, twin._known = list(self.fixed), list(self.open), self._known
         return twin
 
 

@@ -1,0 +1,348 @@
+"""Handing a run to a backend that plays whole programs.
+
+The first generation or selection of a run opens its program; all that its branches queue from then on extends it, as it
+is queued. Each branch still plays its operations itself, for values, variables and streams: what a backend would have
+been asked for comes from the program.
+
+What the caller's Python decides on (a check, further attempts, a method of choosing, another backend) is held: nothing
+behind it is handed over until the branch is through with it and knows the text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import threading
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sglang_lite.lang import ops
+from sglang_lite.lang.loop import executor
+from sglang_lite.lang.ops import GenOp, JoinOp, Op, Piece, SelectOp
+from sglang_lite.program.choosing import name_of
+from sglang_lite.program.nodes import Fork, Gen, Grammar, Join, Mark, Node, Path, Rollback, Select, Text
+from sglang_lite.protocol import (
+    Delta,
+    Generation,
+    Image,
+    Played,
+    ProgramError,
+    ProgramResult,
+    SamplingParams,
+    Selection,
+    SglError,
+    Span,
+    Unset,
+)
+
+if TYPE_CHECKING:
+    from sglang_lite.lang.backend.base_backend import BaseBackend
+
+
+class OpenProgram(Protocol):
+    """A program that is open at a backend. Any thread may call it; none of the calls waits."""
+
+    def extend(self, path: Path, nodes: Sequence[Node]) -> None:
+        """Adds nodes to a branch. Raises SglError: they can't be taken."""
+        ...
+
+    def drop(self, path: Path) -> None:
+        """Ends what is queued or under way in a branch; a rollback goes on from before."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        ...
+
+
+class Handed:
+    """The program of a run, at its backend.
+
+    Args:
+        stream: somebody reads texts while they grow.
+
+    Attributes:
+        lock: of all its lines; a branch's own lock is taken before.
+        closed: what comes nevertheless needs a program of its own.
+    """
+
+    def __init__(self, backend: BaseBackend, *, stream: bool) -> None:
+        self.backend, self.stream = backend, stream
+        self.lock = threading.RLock()
+        self.closed = False
+        self._program: OpenProgram | None = None
+        self._lines: dict[Path, Line] = {}  # those that the program has
+
+    @property
+    def opened(self) -> bool:
+        return self._program is not None
+
+    def flush(self, line: Line) -> None:
+        """Hands over what a line and those before it have, and opens the program with it."""
+        try:
+            if self._program is None:
+                self._program = self.backend.open_program(partial(executor().post, self._take), stream=self.stream)
+            self._send(line, self._program)
+        except SglError as error:
+            executor().post(line.take, math.inf, error)
+
+    def _send(self, line: Line, program: OpenProgram) -> None:
+        if line.parent is not None:
+            self._send(line.parent, program)
+        joined, line.joined = line.joined, []
+        for each in joined:
+            self._send(each, program)
+        path = line.path
+        if line.nodes and path is not None:
+            self._lines[path] = line
+            nodes, line.nodes = line.nodes, []
+            program.extend(path, nodes)
+
+    def drop(self, line: Line) -> None:
+        """Ends what is queued or under way of a line."""
+        path = line.path
+        if self._program is not None and path in self._lines:
+            self._program.drop(path)
+
+    def close(self) -> None:
+        """Says that nothing more will come."""
+        with self.lock:
+            self.closed = True
+            if self._program is not None:
+                self._program.close()
+
+    def _take(self, event: Played | ProgramResult | SglError) -> None:
+        """On the executor loop."""
+        if isinstance(event, Played):
+            self._lines[event.path[:-1]].take(event.path[-1], event.event)
+            return
+        error = event if isinstance(event, SglError) else ProgramError("the program has ended.")
+        with self.lock:
+            lines = list(self._lines.values())
+        for line in lines:
+            line.take(math.inf, error)
+
+
+class Line:
+    """A branch, as far as it is handed over.
+
+    Attributes:
+        parent: the line of the branch it was forked from.
+        nodes: that are yet to be sent: they wait for the next generation or selection.
+        joined: lines that have to be sent before.
+        held: the operation that the branch has to get through before more is handed over.
+    """
+
+    def __init__(self, handed: Handed, parent: Line | None = None, *, in_turn: bool = False) -> None:
+        self.handed, self.parent = handed, parent
+        self.nodes: list[Node] = []
+        self.joined: list[Line] = []
+        self.held: Op | None = None
+        self._place: tuple[int, int] | None = None  # of its fork in the parent, and its own there
+        self._count = 0  # of nodes, those that are sent too
+        self._in_turn = in_turn
+        self._known = 0  # pieces of text that are handed over, of those that the branch had when it came to `held`
+        self._inbox: asyncio.Queue[tuple[float, Any]] = asyncio.Queue()
+
+    @property
+    def path(self) -> Path | None:
+        """Of the branch in the program; None: its fork is not handed over yet."""
+        if self.parent is None:
+            return ()
+        before = self.parent.path
+        return None if before is None or self._place is None else (*before, *self._place)
+
+    # ------------------------------------------------------------------ the submitting side, under the branch's lock
+
+    def add(self, op: Op, retries: int) -> bool:
+        """Hands an operation over, unless something before it is held. False: the program is closed.
+
+        Args:
+            retries: of the run.
+        """
+        with self.handed.lock:
+            if self.handed.closed:
+                return False
+            if self.held is None and self._add(op, retries):
+                self.handed.flush(self)
+            return True
+
+    def fresh(self, at: Op | None, pieces: Sequence[Piece]) -> Line:
+        """The line of the same branch in a program of its own.
+
+        Args:
+            at: what the branch is at.
+            pieces: its text, where that is nothing.
+        """
+        line = Line(Handed(self.handed.backend, stream=self.handed.stream), in_turn=self._in_turn)
+        line.held = at
+        if at is None:
+            line._sync(pieces)
+        return line
+
+    def ends(self, children: Sequence[Line | None]) -> tuple[int, ...] | None:
+        """How many nodes each of the branches of a fork has, for a join; None: not all of them are handed over."""
+        with self.handed.lock:
+            own = [child for child in children if child is not None and child.parent is self and child.held is None]
+            return tuple(child._count for child in own) if len(own) == len(children) else None
+
+    def go_on(self, op: Op, pieces: Sequence[Piece], queue: Iterable[Op], retries: int) -> None:
+        """The branch is through with an operation that was held: hands over what it brought, and what is queued."""
+        with self.handed.lock:
+            if self.held is not op:
+                return
+            self.held = None
+            self._sync(pieces)
+            if self._add_all(queue, retries):
+                self.handed.flush(self)
+
+    def roll_back(self, mark: int | None, *, in_turn: bool) -> None:
+        """Goes back to a mark, if that was handed over."""
+        with self.handed.lock:
+            self.held, self._in_turn = None, in_turn
+            if mark is not None:
+                self._put(Rollback(mark))
+                if self.handed.opened:
+                    self.handed.flush(self)
+
+    def drop(self) -> None:
+        """The branch has failed."""
+        with self.handed.lock:
+            self.handed.drop(self)
+
+    def _put(self, *nodes: Node) -> int:
+        """Returns the place of the last one."""
+        self.nodes += nodes
+        self._count += len(nodes)
+        return self._count - 1
+
+    def _sync(self, pieces: Sequence[Piece]) -> None:
+        """Hands over the text that is not known yet."""
+        for piece in pieces[self._known :]:
+            if isinstance(piece, str):
+                self._put(Text(piece))
+            elif not isinstance(piece, Image):
+                for span in (piece,) if isinstance(piece, Span) else piece.spans:
+                    self._put(Text(span.text, span.ids, span.special))
+        self._known = len(pieces)
+
+    def _add(self, op: Op, retries: int) -> bool:
+        """Makes nodes of an operation. Says whether they ask for something."""
+        match op:
+            case str():
+                self._put(Text(op, special=not self._in_turn))
+            case Span():
+                self._put(Text(op.text, special=op.special))
+            case ops.TextOp():
+                self._put(Text(op.text, special=not self._in_turn))
+            case ops.TurnOp():
+                self._in_turn = op.role is not None
+            case ops.GrammarOp():
+                self._put(Grammar(None if op.walk is None else op.walk.constraint))
+            case ops.MarkOp():
+                if not op.back:
+                    op.mark.place = self._put(Mark())
+            case ops.ForkOp():
+                place = self._put(Fork(((),) * len(op.children)))
+                for i, child in enumerate(op.children):
+                    if child.line is not None:
+                        child.line._place = place, i
+            case ops.JoinOp():
+                self._join(op)
+            case ops.GenOp():
+                return self._gen(op, retries)
+            case ops.SelectOp():
+                return self._select(op, retries)
+        return False
+
+    def _add_all(self, queue: Iterable[Op], retries: int) -> bool:
+        asks = False
+        for op in queue:
+            if self.held is not None:
+                break
+            asks = self._add(op, retries) or asks
+        return asks
+
+    def _gen(self, op: GenOp, retries: int) -> bool:
+        options = op.node.options
+        if options is not None:
+            if options.backend is not None:
+                self.held = op
+                return False
+            retries = retries if options.retries is None else options.retries
+        if retries or (options is not None and options.check is not None):
+            self.held = op
+            op.mark = self._put(Mark())
+        op.asked = self, self._put(Gen(op.node.name, op.params, op.constraint, self.held is op))
+        return True
+
+    def _select(self, op: SelectOp, retries: int) -> bool:
+        node, method = op.node, name_of(op.node.choices_method)
+        if node.multi is not None or method is None or retries:
+            self.held = op
+            return False
+        if isinstance(op.seed, Unset):  # as both sides draw
+            op.seed = secrets.randbits(63)
+        special = not self._in_turn
+        op.asked = self, self._put(Select(node.name, node.choices, method, node.temperature, op.seed, special=special))
+        return True
+
+    def _join(self, op: JoinOp) -> None:
+        lines = [child.line for child in op.children if child.line is not None]
+        if op.ends is None:
+            self.held = op
+            return
+        place = lines[0]._place
+        assert place is not None
+        self._put(Join(place[0], op.ends))
+        self.joined += lines
+
+    # -------------------------------------------------------------- the playing side, on the executor loop
+
+    def reach(self, op: Op, pieces: Sequence[Piece]) -> None:
+        """The branch begins to play an operation."""
+        if self.held is op:
+            self._known = len(pieces)
+
+    def gen(self, op: GenOp, params: SamplingParams, pieces: Sequence[Piece]) -> int:
+        """Asks for a generation that is held, once more if it was asked for. Returns its place."""
+        with self.handed.lock:
+            op.mark = self._again(op.mark, pieces)
+            place = self._put(Gen(op.node.name, params, op.constraint, held=True))
+            self.handed.flush(self)
+            return place
+
+    def score(self, op: SelectOp, choices: Sequence[str], pieces: Sequence[Piece], *, unconditional: bool) -> int:
+        """Asks for the scores of choices. Returns the node's place."""
+        with self.handed.lock:
+            op.mark = self._again(op.mark, pieces)
+            node = Select(
+                op.node.name, tuple(choices), None, unconditional=unconditional, special=not self._in_turn
+            )  # fmt: skip
+            place = self._put(node)
+            self.handed.flush(self)
+            return place
+
+    def _again(self, mark: int | None, pieces: Sequence[Piece]) -> int:
+        if mark is not None:
+            self._put(Rollback(mark))
+        self._sync(pieces)
+        return self._put(Mark())
+
+    def take(self, place: float, event: Delta | Generation | Selection | SglError) -> None:
+        self._inbox.put_nowait((place, event))
+
+    async def answers(self, place: int, last: int = 1) -> AsyncGenerator[Delta | Generation | Selection, None]:
+        """What a node brings, up to so many generations or selections. Raises SglError: what it failed with."""
+        while last:
+            found, event = await self._inbox.get()
+            if found < place:
+                continue  # of what was given up
+            if isinstance(event, SglError):
+                if found == math.inf:  # for whoever comes, too
+                    self._inbox.put_nowait((found, event))
+                raise event
+            last -= not isinstance(event, Delta)
+            yield event

@@ -1,0 +1,272 @@
+"""How `select` picks: rules over the log-probabilities of the choices' tokens.
+
+A rule of your own is a subclass of `ChoicesSamplingMethod`.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_lite.program.nodes import Method
+from sglang_lite.protocol import CapabilityError, ParameterError, ProgramError, Selection, Unset
+
+
+@dataclass
+class ChoicesDecision:
+    """The choice, and what the rule wants to report about it."""
+
+    decision: str
+    meta_info: dict[str, Any] | None = None
+
+
+class ChoicesSamplingMethod(ABC):
+    """A rule. It is called with keywords, all lists in the order of `choices`:
+
+    - choices: the texts.
+    - normalized_prompt_logprobs: mean log-probability of each choice's tokens.
+    - input_token_logprobs: per choice, per token: [log-probability, token id, text or None].
+    - output_token_logprobs: per choice an empty list; nothing is generated.
+    - unconditional_token_logprobs: like input_token_logprobs, but without the prompt, if the rule requires them. The
+      first entry's log-probability is None where nothing precedes the token.
+    """
+
+    @property
+    def requires_unconditional_logprobs(self) -> bool:
+        return False
+
+    @abstractmethod
+    def __call__(
+        self,
+        *,
+        choices: list[str],
+        normalized_prompt_logprobs: list[float],
+        input_token_logprobs: list[list[Any]],
+        output_token_logprobs: list[list[Any]],
+        unconditional_token_logprobs: list[list[Any]] | None = None,
+    ) -> ChoicesDecision: ...
+
+    def scores(self, **keywords: Any) -> list[float]:
+        """One number a choice, from the same keywords; `select` with a temperature draws from their softmax."""
+        scores: list[float] = keywords["normalized_prompt_logprobs"]
+        return scores
+
+
+class TokenLengthNormalized(ChoicesSamplingMethod):
+    """The choice with the highest mean log-probability per token. It favours long choices with a predictable end."""
+
+    def __call__(
+        self,
+        *,
+        choices: list[str],
+        normalized_prompt_logprobs: list[float],
+        input_token_logprobs: list[list[Any]],
+        output_token_logprobs: list[list[Any]],
+        unconditional_token_logprobs: list[list[Any]] | None = None,
+    ) -> ChoicesDecision:
+        return ChoicesDecision(
+            choices[_argmax(normalized_prompt_logprobs)],
+            {
+                "normalized_prompt_logprobs": normalized_prompt_logprobs,
+                "input_token_logprobs": input_token_logprobs,
+                "output_token_logprobs": output_token_logprobs,
+            },
+        )
+
+
+class GreedyTokenSelection(ChoicesSamplingMethod):
+    """The choice that greedy decoding would walk into: token by token, only those with the best next token stay. A
+    choice that has ended is continued with its own mean."""
+
+    def __call__(
+        self,
+        *,
+        choices: list[str],
+        normalized_prompt_logprobs: list[float],
+        input_token_logprobs: list[list[Any]],
+        output_token_logprobs: list[list[Any]],
+        unconditional_token_logprobs: list[list[Any]] | None = None,
+    ) -> ChoicesDecision:
+        rows = [_values(entries) for entries in input_token_logprobs]
+        if not all(rows):
+            raise ValueError("input_token_logprobs: every choice needs at least one token")
+        longest = max(map(len, rows))
+        matrix = [row + [_mean(row)] * (longest - len(row)) for row in rows]
+        left = list(range(len(rows)))
+        for column in range(longest):
+            best = max(matrix[i][column] for i in left)
+            left = [i for i in left if matrix[i][column] == best]
+            if len(left) == 1:
+                break
+        return ChoicesDecision(
+            choices[left[0]],
+            {
+                "normalized_prompt_logprobs": normalized_prompt_logprobs,
+                "input_token_logprobs": input_token_logprobs,
+                "output_token_logprobs": output_token_logprobs,
+                "greedy_logprob_matrix": matrix,
+            },
+        )
+
+    def scores(self, **keywords: Any) -> list[float]:
+        """The log-probability of walking into a choice when each token is drawn among those that lead to one."""
+        paths = [[tuple(entry[1:2]) for entry in entries] for entries in keywords["input_token_logprobs"]]
+        rows = [_values(entries) for entries in keywords["input_token_logprobs"]]
+        walks = []
+        for path, row in zip(paths, rows):
+            total = 0.0
+            for at, value in enumerate(row):
+                siblings = {p[at]: r[at] for p, r in zip(paths, rows) if len(p) > at and p[:at] == path[:at]}
+                total += value - _log_sum_exp(list(siblings.values()))
+            walks.append(total)
+        return walks
+
+
+class UnconditionalLikelihoodNormalized(ChoicesSamplingMethod):
+    """The choice that the prompt makes likelier by the most: mean of log P(token | prompt) - log P(token). A token
+    that nothing precedes counts as certain without the prompt (log P = 0).
+
+    (The idea: https://blog.eleuther.ai/multiple-choice-normalization, "unconditional likelihood normalised".)
+    """
+
+    @property
+    def requires_unconditional_logprobs(self) -> bool:
+        return True
+
+    def __call__(
+        self,
+        *,
+        choices: list[str],
+        normalized_prompt_logprobs: list[float],
+        input_token_logprobs: list[list[Any]],
+        output_token_logprobs: list[list[Any]],
+        unconditional_token_logprobs: list[list[Any]] | None = None,
+    ) -> ChoicesDecision:
+        if unconditional_token_logprobs is None:
+            raise ValueError("unconditional_token_logprobs: this method needs them")
+        normalized = self._gains(input_token_logprobs, unconditional_token_logprobs)
+        return ChoicesDecision(
+            choices[_argmax(normalized)],
+            {
+                "normalized_prompt_logprobs": normalized_prompt_logprobs,
+                "input_token_logprobs": input_token_logprobs,
+                "output_token_logprobs": output_token_logprobs,
+                "unconditional_token_logprobs": unconditional_token_logprobs,
+                "normalized_unconditional_prompt_logprobs": normalized,
+            },
+        )
+
+    def scores(self, **keywords: Any) -> list[float]:
+        return self._gains(keywords["input_token_logprobs"], keywords["unconditional_token_logprobs"])
+
+    def _gains(self, conditional: list[list[Any]], alone: list[list[Any]]) -> list[float]:
+        """Mean gain per token. (The two tokenisations may differ in length where the prompt's end merges in.)"""
+        return [(sum(_values(c)) - sum(_values(u))) / len(c) for c, u in zip(conditional, alone)]
+
+
+token_length_normalized = TokenLengthNormalized()
+greedy_token_selection = GreedyTokenSelection()
+unconditional_likelihood_normalized = UnconditionalLikelihoodNormalized()
+
+METHODS: dict[str, ChoicesSamplingMethod] = {
+    "token_length_normalized": token_length_normalized,
+    "greedy_token_selection": greedy_token_selection,
+    "greedy": greedy_token_selection,
+    "unconditional_likelihood_normalized": unconditional_likelihood_normalized,
+}
+
+
+def name_of(method: ChoicesSamplingMethod) -> Method | None:
+    """The name of one of ours; None of a rule that is the caller's."""
+    return _NAMES.get(id(method))
+
+
+_NAMES: dict[int, Method] = {
+    id(token_length_normalized): "token_length_normalized",
+    id(greedy_token_selection): "greedy_token_selection",
+    id(unconditional_likelihood_normalized): "unconditional_likelihood_normalized",
+}
+
+
+def decide(
+    selection: Selection,
+    choices: Sequence[str],
+    method: ChoicesSamplingMethod,
+    temperature: float = 0.0,
+    seed: int | Unset = Unset.UNSET,
+) -> ChoicesDecision:
+    """What a method picks; with a temperature, a draw from the softmax of the method's scores.
+
+    Raises:
+        ProgramError: the method gave none of `choices`.
+        CapabilityError: the backend said nothing.
+    """
+    if not selection.scores:
+        if selection.picked is None:
+            raise CapabilityError("the backend neither scored the choices nor picked one.")
+        return ChoicesDecision(selection.picked)
+    scores = selection.scores
+    entries = [[[lp, i, None] for lp, i in zip(s.logprobs, s.token_ids)] for s in scores]
+    keywords: dict[str, Any] = {
+        "choices": [s.text for s in scores],
+        "normalized_prompt_logprobs": [sum(s.logprobs) / len(s.logprobs) for s in scores],
+        "input_token_logprobs": entries,
+        "output_token_logprobs": [[] for _ in scores],
+        "unconditional_token_logprobs": None,
+    }
+    if method.requires_unconditional_logprobs:
+        keywords["unconditional_token_logprobs"] = [[[lp, None, None] for lp in s.unconditional or ()] for s in scores]
+    decision = checked(method(**keywords), choices)
+    if temperature > 0:
+        values = method.scores(**keywords)
+        top = max(values)
+        weights = [math.exp((v - top) / temperature) for v in values]
+        draw = random.Random(None if isinstance(seed, Unset) else seed)
+        return ChoicesDecision(draw.choices(keywords["choices"], weights)[0], decision.meta_info)
+    return decision
+
+
+def checked(decision: Any, choices: Sequence[str]) -> ChoicesDecision:
+    """What a method or a hook of the user's has decided. Raises ProgramError: it is none of the choices."""
+    if getattr(decision, "decision", None) not in choices:
+        raise ProgramError(f"{decision!r:.80} is no ChoicesDecision for one of {list(choices)!r:.80}.")
+    found: ChoicesDecision = decision
+    return found
+
+
+def method_of(given: Any) -> ChoicesSamplingMethod:
+    """A rule, or one of ours by its name.
+
+    Raises:
+        ParameterError: it is neither.
+    """
+    found = METHODS.get(given) if isinstance(given, str) else given
+    if not isinstance(found, ChoicesSamplingMethod):
+        raise ParameterError(
+            "choices_method",
+            f"{given!r:.60} is no method.",
+            hint=f"Give a ChoicesSamplingMethod or {', '.join(METHODS)}.",
+        )
+    return found
+
+
+def _values(entries: list[Any]) -> list[float]:
+    """The log-probabilities of [value, id, text] entries; a token that nothing precedes counts 0."""
+    return [0.0 if entry[0] is None else float(entry[0]) for entry in entries]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _log_sum_exp(values: Sequence[float]) -> float:
+    top = max(values)
+    return top + math.log(sum(math.exp(v - top) for v in values))
+
+
+def _argmax(values: Sequence[float]) -> int:
+    return max(range(len(values)), key=values.__getitem__)
