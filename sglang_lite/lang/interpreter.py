@@ -396,7 +396,7 @@ class StreamExecutor:
         with self._lock:
             failure = self._failure
             if failure is None:
-                if self.line is not None:
+                if self.line is not None and type(op) not in (ReadOp, ScopeOp, HookOp):
                     self._hand(op)
                 if self._at is not None:
                     self._queue.append(op)
@@ -542,7 +542,7 @@ class StreamExecutor:
         self._grammar, self._ahead = mark.grammar, mark.ahead and mark.ahead.copy()
         self._put(MarkOp(mark, back=True))
         if running is not None:
-            executor().post(self._give_up, running)
+            executor().post(self._give_up, running, given_up)
 
     def _take_back(self, mark: Mark) -> tuple[Op | None, list[Op]]:
         """Takes what comes after a mark out of the queue, but for hooks. Returns what is being played of it, and what
@@ -557,11 +557,10 @@ class StreamExecutor:
         self._queue = deque([*before, *(op for op in after if isinstance(op, HookOp))])
         return running, [op for op in after if not isinstance(op, HookOp)]
 
-    def _give_up(self, op: Op) -> None:
-        """Cancels an operation, if it is still being played. On the executor loop."""
-        with self._lock:
-            task = self._task if self._at is op else None
-        if task is not None:
+    def _give_up(self, op: Op, error: SglError) -> None:
+        """Ends an operation that a rollback waits for, unless a thread plays it: that can't be stopped. On the
+        executor loop."""
+        if self._task is not None and (task := self._fail(error, op)) is not None:
             task.cancel()
 
     def facade(self) -> Any:
@@ -574,17 +573,11 @@ class StreamExecutor:
         """The body has ended: names that were not declared never will be, and the text is complete."""
         self.run.body_open = False
         if self.line is not None:
-            self._close_when_finished(self.line.handed)
+            self.when_finished(self.line.handed.close)
         if self._promises or self._children or self.log is not None:
             for branch in self._tree():
                 branch._declare_no_more()
         self.tell("end_program", self)
-
-    def _close_when_finished(self, handed: Handed) -> None:
-        if handed.opened:
-            self.when_finished(handed.close)
-        else:
-            handed.close()
 
     def _declare_no_more(self) -> None:
         if self._promises:

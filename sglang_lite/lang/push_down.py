@@ -144,6 +144,7 @@ class Line:
         self._count = 0  # of nodes, those that are sent too
         self._in_turn = in_turn
         self._known = 0  # pieces of text that are handed over, of those that the branch had when it came to `held`
+        self._behind = False  # not even those are
         self._inbox: asyncio.Queue[tuple[float, Any]] = asyncio.Queue()
 
     @property
@@ -177,7 +178,7 @@ class Line:
             pieces: its text, where that is nothing.
         """
         line = Line(Handed(self.handed.backend, stream=self.handed.stream), in_turn=self._in_turn)
-        line.held = at
+        line.held, line._behind = at, True
         if at is None:
             line._sync(pieces)
         return line
@@ -226,7 +227,7 @@ class Line:
             elif not isinstance(piece, Image):
                 for span in (piece,) if isinstance(piece, Span) else piece.spans:
                     self._put(Text(span.text, span.ids, span.special))
-        self._known = len(pieces)
+        self._known, self._behind = len(pieces), False
 
     def _add(self, op: Op, retries: int) -> bool:
         """Makes nodes of an operation. Says whether they ask for something."""
@@ -303,7 +304,7 @@ class Line:
 
     def reach(self, op: Op, pieces: Sequence[Piece]) -> None:
         """The branch begins to play an operation."""
-        if self.held is op:
+        if self.held is op and not self._behind:
             self._known = len(pieces)
 
     def gen(self, op: GenOp, params: SamplingParams, pieces: Sequence[Piece]) -> int:

@@ -100,14 +100,8 @@ async def never(value: Any) -> bool:
 
 
 def node_by_node(engine: Engine) -> tuple[LocalBackend, dict[str, Any]]:
-    """A backend that asks the engine for each node by itself, and the settings of a run that has it do so."""
-    if "push_down" in {each.name for each in fields(RunSettings)}:
-        return LocalBackend(engine), {"push_down": False}
-    return _NodeByNode(engine), {}
-
-
-class _NodeByNode(LocalBackend):
-    aplay = sgl.BaseBackend.aplay
+    """A backend, and the settings of a run that has it asked for each node by itself."""
+    return LocalBackend(engine), {"push_down": False}
 
 
 def cases() -> dict[str, Case]:

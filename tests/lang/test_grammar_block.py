@@ -11,21 +11,17 @@ import sglang_lite as sgl
 from sglang_lite.constraints.matching import matches
 from sglang_lite.constraints.sampling import sample
 from sglang_lite.lang.backend.local import LocalBackend
+from sglang_lite.program.nodes import Gen, Grammar, Program, Select, Text
 from sglang_lite.protocol import (
     Choices,
     Continuation,
     Ebnf,
     Generation,
-    GenSegment,
-    GrammarSegment,
-    Program,
     Regex,
     SamplingParams,
     Selection,
-    SelectSegment,
     StructuralTag,
     Tag,
-    TextSegment,
 )
 from sglang_lite.runtime.engine import Engine
 from tests.constraints.random_grammars import grammar as random_grammar
@@ -275,15 +271,15 @@ def test_a_block_is_played_as_one_program(tiny, monkeypatch):
     run(body, tiny, seed=3).sync()
     assert [[type(segment) for segment in segments] for segments in played] == [
         [
-            GenSegment,
-            GrammarSegment,
-            TextSegment,
-            GenSegment,
-            TextSegment,
-            GenSegment,
-            TextSegment,
-            GrammarSegment,
-            GenSegment,
+            Gen,
+            Grammar,
+            Text,
+            Gen,
+            Text,
+            Gen,
+            Text,
+            Grammar,
+            Gen,
         ]
     ]
 
@@ -580,8 +576,8 @@ def play(engine, *segments):
 
 def test_segments_of_a_program_are_held_to_a_grammar(tiny):
     text, (first, picked, last) = play(
-        tiny, TextSegment("free"), GrammarSegment(WORDS), TextSegment("a, "), GenSegment("x", GREEDY, Regex("[ab]")),
-        SelectSegment("y", (", ", "c", "b, ")), GenSegment("z", GREEDY), GrammarSegment(None), TextSegment("free"),
+        tiny, Text("free"), Grammar(WORDS), Text("a, "), Gen("x", GREEDY, Regex("[ab]")),
+        Select("y", (", ", "c", "b, ")), Gen("z", GREEDY), Grammar(None), Text("free"),
     )  # fmt: skip
     assert [score.text for score in picked.scores] == [", ", "b, "]
     assert text.startswith("freea, " + first.text)
@@ -590,21 +586,21 @@ def test_segments_of_a_program_are_held_to_a_grammar(tiny):
 
 
 def test_a_program_may_begin_inside_a_grammar(tiny):
-    text, _ = play(tiny, GrammarSegment(WORDS, "a"), TextSegment(", "), GenSegment("x", GREEDY))
+    text, _ = play(tiny, Grammar(WORDS, "a"), Text(", "), Gen("x", GREEDY))
     assert matches(WORDS, "a" + text)
 
 
 @pytest.mark.parametrize(
     ("segments", "message"),
     [
-        ((TextSegment("c"), GenSegment("x")), "no text of the grammar begins with 'c'"),
-        ((TextSegment("a, "), GrammarSegment(None)), "not complete at its end, after 'a, '"),
-        ((TextSegment("a, "), SelectSegment("x", ("c", "d"))), "none of the choices goes on in the grammar: 'c', 'd'"),
+        ((Text("c"), Gen("x")), "no text of the grammar begins with 'c'"),
+        ((Text("a, "), Grammar(None)), "not complete at its end, after 'a, '"),
+        ((Text("a, "), Select("x", ("c", "d"))), "none of the choices goes on in the grammar: 'c', 'd'"),
     ],
 )
 def test_a_program_that_leaves_its_grammar_fails(tiny, segments, message):
     with pytest.raises(sgl.ConstraintError, match=message):
-        play(tiny, GrammarSegment(WORDS), *segments)
+        play(tiny, Grammar(WORDS), *segments)
     assert tiny.stats()["running"] == tiny.stats()["waiting"] == 0
 
 

@@ -10,18 +10,8 @@ from tokenizers import decoders, models, pre_tokenizers
 
 import sglang_lite as sgl
 from sglang_lite.constraints.schema import json_schema
-from sglang_lite.protocol import (
-    Choices,
-    Generation,
-    GenSegment,
-    JsonSchema,
-    Program,
-    Prompt,
-    Regex,
-    SamplingParams,
-    Span,
-    TextSegment,
-)
+from sglang_lite.program.nodes import Gen, Program, Text
+from sglang_lite.protocol import Choices, Generation, JsonSchema, Prompt, Regex, SamplingParams, Span
 from sglang_lite.runtime.load import LoadedModel
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from tests.runtime.scripted import ScriptedModel, SteppedEngine, ended
@@ -106,8 +96,8 @@ def test_half_a_character_at_the_end_is_left_out(engine):
     assert len(ids) > len(whole)  # some of its tokens are parts of a character
     seen = set()
     for limit in range(1, 8):
-        cut = GenSegment("a", SamplingParams(temperature=0, max_tokens=limit), Choices((whole,)))
-        program = Program((cut, TextSegment(" is"), GenSegment("b", SamplingParams(temperature=0, max_tokens=2))))
+        cut = Gen("a", SamplingParams(temperature=0, max_tokens=limit), Choices((whole,)))
+        program = Program((cut, Text(" is"), Gen("b", SamplingParams(temperature=0, max_tokens=2))))
         result, played = engine.play("x", program)
         generation, after = (each.event for each in played)
         assert whole.startswith(generation.text)

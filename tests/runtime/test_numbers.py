@@ -12,19 +12,8 @@ from tokenizers import decoders, models, pre_tokenizers
 
 import sglang_lite as sgl
 from sglang_lite.constraints.schema import json_schema
-from sglang_lite.protocol import (
-    Continuation,
-    Delta,
-    GenSegment,
-    GrammarSegment,
-    Number,
-    Played,
-    Program,
-    Prompt,
-    Regex,
-    SamplingParams,
-    TextSegment,
-)
+from sglang_lite.program.nodes import Gen, Grammar, Program, Text
+from sglang_lite.protocol import Continuation, Delta, Number, Played, Prompt, Regex, SamplingParams
 from sglang_lite.runtime.execute.sampler import sample_seed, uniforms
 from sglang_lite.runtime.load import LoadedModel
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -210,8 +199,8 @@ def test_a_program_goes_on_after_the_number_alone(overlap):
         number = json_schema({"type": "integer"}) if i % 3 == 0 else number
         text = "".join(TOKENS[i] for i in prompt)
         params = replace(params, return_logprob=False)
-        free = GenSegment("b", SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
-        program = Program((GenSegment("a", params, number), TextSegment(" a"), free))
+        free = Gen("b", SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
+        program = Program((Gen("a", params, number), Text(" a"), free))
         played = []
         engine.run_program(text, program, sink=played.append)
         engine.drain()
@@ -260,8 +249,8 @@ def test_a_number_in_a_grammar_keeps_to_it():
     for prompt, params, _ in asked(12, seed=3):
         text = "".join(TOKENS[i] for i in prompt)
         params = SamplingParams(temperature=params.temperature, max_tokens=12, seed=params.seed)
-        program = Program((GrammarSegment(grammar), GenSegment("n", params, Number("integer")), TextSegment(" "),
-                           GenSegment("rest", params, Regex("a+")), GrammarSegment(None)))  # fmt: skip
+        program = Program((Grammar(grammar), Gen("n", params, Number("integer")), Text(" "),
+                           Gen("rest", params, Regex("a+")), Grammar(None)))  # fmt: skip
         engine.compile_grammar(Regex("a+"))
         played = []
         engine.run_program(text, program, sink=played.append)
