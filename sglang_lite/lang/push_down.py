@@ -85,6 +85,9 @@ class Handed:
             if self._program is None:
                 self._program = self.backend.open_program(partial(executor().post, self._take), stream=self.stream)
             self._send(line, self._program)
+            late, line.late = line.late, []
+            for each in late:
+                self._send_waiting(each, self._program)
         except SglError as error:
             executor().post(line.take, math.inf, error)
 
@@ -95,10 +98,19 @@ class Handed:
         for each in joined:
             self._send(each, program)
         path = line.path
-        if line.nodes and path is not None:
+        if path is None:
+            line.waiting = True
+        elif line.nodes:
             self._lines[path] = line
             nodes, line.nodes = line.nodes, []
             program.extend(path, nodes)
+
+    def _send_waiting(self, line: Line, program: OpenProgram) -> None:
+        if line.waiting:
+            line.waiting = False
+            self._send(line, program)
+        for each in line.forks:
+            self._send_waiting(each, program)
 
     def drop(self, line: Line) -> None:
         """Ends what is queued or under way of a line."""
@@ -132,6 +144,9 @@ class Line:
         parent: the line of the branch it was forked from.
         nodes: that are yet to be sent: they wait for the next generation or selection.
         joined: lines that have to be sent before.
+        forks: lines that were forked from it, as far as that is handed over.
+        late: those of them that may wait for it.
+        waiting: its nodes are asked for, but its own fork is not handed over yet.
         held: the operation that the branch has to get through before more is handed over.
     """
 
@@ -139,6 +154,9 @@ class Line:
         self.handed, self.parent = handed, parent
         self.nodes: list[Node] = []
         self.joined: list[Line] = []
+        self.forks: list[Line] = []
+        self.late: list[Line] = []
+        self.waiting = False
         self.held: Op | None = None
         self._place: tuple[int, int] | None = None  # of its fork in the parent, and its own there
         self._count = 0  # of nodes, those that are sent too
@@ -213,6 +231,10 @@ class Line:
         with self.handed.lock:
             self.handed.drop(self)
 
+    def waits(self) -> bool:
+        """It, or what was forked from it, is waiting."""
+        return self.waiting or any(line.waits() for line in self.forks)
+
     def _put(self, *nodes: Node) -> int:
         """Returns the place of the last one."""
         self.nodes += nodes
@@ -247,9 +269,12 @@ class Line:
                     op.mark.place = self._put(Mark())
             case ops.ForkOp():
                 place = self._put(Fork(((),) * len(op.children)))
-                for i, child in enumerate(op.children):
-                    if child.line is not None:
-                        child.line._place = place, i
+                lines = [child.line for child in op.children if child.line is not None]
+                for i, line in enumerate(lines):
+                    line._place = place, i
+                self.forks += lines
+                self.late += [line for line in lines if line.waits()]
+                return bool(self.late)
             case ops.JoinOp():
                 self._join(op)
             case ops.GenOp():

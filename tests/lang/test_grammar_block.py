@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import random
-import threading
 
 import pytest
 
@@ -24,6 +23,7 @@ from sglang_lite.protocol import (
     Tag,
 )
 from sglang_lite.runtime.engine import Engine
+from sglang_lite.runtime.program import Player
 from tests.constraints.random_grammars import grammar as random_grammar
 from tests.constraints.test_generation import random_model
 from tests.lang.fakes import Answers, line_here
@@ -179,7 +179,7 @@ class Slow(LocalBackend):
 
     @property
     def hooks(self):
-        return super().hooks - {"aplay"}
+        return super().hooks - {"open_program"}
 
 
 CONSTRAINTS = {
@@ -254,34 +254,20 @@ def test_one_grammar_is_compiled_once_for_all_generations_in_it(tiny):
 
 
 def test_a_block_is_played_as_one_program(tiny, monkeypatch):
-    played = []
-    play = LocalBackend.aplay
-    monkeypatch.setattr(LocalBackend, "aplay", lambda *a, **k: played.append(a[2].segments) or play(*a, **k))
-
-    queued = threading.Event()
+    nodes = []
+    extend = Player.extend
+    monkeypatch.setattr(Player, "extend", lambda *a: nodes.extend(a[2]) or extend(*a))
 
     def body(s):
-        s += "x" + sgl.gen("first", max_tokens=1, check=lambda _: queued.wait(30))
-        s += sgl.gen("before", max_tokens=2)
+        s += "x" + sgl.gen("before", max_tokens=2)
         with s.grammar(PERSON):
             s += '{"name": "' + sgl.gen("name", stop='"') + '", "age": ' + sgl.gen("age", type=int) + "}"
         s += sgl.gen("after", max_tokens=2)
-        queued.set()
 
+    before = tiny.stats()["programs_opened"]
     run(body, tiny, seed=3).sync()
-    assert [[type(segment) for segment in segments] for segments in played] == [
-        [
-            Gen,
-            Grammar,
-            Text,
-            Gen,
-            Text,
-            Gen,
-            Text,
-            Grammar,
-            Gen,
-        ]
-    ]
+    assert tiny.stats()["programs_opened"] == before + 1
+    assert [type(node) for node in nodes] == [Text, Gen, Grammar, Text, Gen, Text, Gen, Text, Grammar, Gen]
 
 
 def test_a_typed_generation_holds_to_the_grammar_too(tiny):

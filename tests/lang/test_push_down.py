@@ -1,0 +1,283 @@
+"""What docs/programs.md says of a run that an engine plays as one program, sentence by sentence."""
+
+import threading
+
+import pytest
+
+import sglang_lite as sgl
+from sglang_lite.lang.choices import ChoicesDecision, ChoicesSamplingMethod
+from sglang_lite.runtime import program as programs
+from sglang_lite.runtime.engine import Engine
+from tests.constraints.test_generation import random_model
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    with Engine.of(random_model(), max_running=64) as engine:
+        yield engine
+
+
+def run(body, engine, **settings):
+    return sgl.function(body).run(backend=engine, **{"seed": 1, "temperature": 1.0, "max_new_tokens": 6, **settings})
+
+
+def counted(engine, body, **settings):
+    """The run's state when all of it has been played, and how many programs and requests the engine saw."""
+    before = engine.stats()
+    state = run(body, engine, **settings)
+    state.stream_executor.finished().wait()
+    after = engine.stats()
+    return state, *(after[name] - before[name] for name in ("programs_opened", "requests_submitted"))
+
+
+def tree(s):
+    s += "Once " + sgl.gen("a") + " and "
+    if len(s["a"]) < 99:
+        s += sgl.select("b", ["one", "two", "three"], temperature=1.0)
+    forks = s.fork(4)
+    forks += lambda i: f" {i}: " + sgl.gen("c") + "; " + sgl.gen("d")
+    forks.join("concate_and_append")
+    with s.var_scope("tail"):
+        s += "." + sgl.gen("e", n=3)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"timeout": 600}, {"retries": 2}, {"stream": True}], ids=lambda settings: "-".join(settings)
+)
+def test_a_run_is_one_program_whatever_its_settings(tiny, settings):
+    state, opened, submitted = counted(tiny, tree, **settings)
+    if "stream" in settings:
+        assert "".join(state.text_iter()) == state.text()
+    assert (opened, submitted) == (1, 0) or "stream" in settings
+    apart, none, many = counted(tiny, tree, push_down=False)
+    assert (none, many) == (0, 13)
+    assert state.text() == apart.text()
+    for name in "abcde":
+        assert state[name] == apart[name]
+
+
+def test_a_check_a_method_of_the_callers_and_another_backend_are_held(tiny):
+    class Last(ChoicesSamplingMethod):
+        def __call__(self, *, choices, **scores):
+            return ChoicesDecision(choices[-1], {})
+
+    other = sgl.ScriptedBackend({"now ": "here"})
+    refused = []
+
+    def body(s):
+        s += "x" + sgl.gen("a", check=lambda text: bool(refused) or bool(refused.append(text)), retries=3) + " "
+        s += sgl.select("b", ["u", "v"], choices_method=Last()) + " now " + sgl.gen("c", backend=other) + "!"
+        s += sgl.select("d", ["k", "l", "m"], multi=True) + " " + sgl.gen("e", max_tokens=2)
+
+    state, opened, submitted = counted(tiny, body)
+    assert (opened, submitted) == (1, 0)
+    assert len(refused) == 1
+    assert state["b"] == "v"
+    assert state["c"] == "here"
+    refused.clear()
+    apart = run(body, tiny, push_down=False)
+    assert apart.text() == state.text()
+
+
+@pytest.mark.parametrize("how", ["fails", "is cancelled", "is late"])
+def test_a_branch_that_ends_badly_fails_its_readers_only(tiny, how):
+    def body(s):
+        s += "x"
+        forks = s.fork(3)
+        forks[0] += sgl.gen("a")
+        if how == "fails":
+            forks[1] += sgl.gen("a", top_p=7.0)
+        else:
+            forks[1] += sgl.gen("a", max_tokens=4000, ignore_eos=True, timeout=1e-6 if how == "is late" else None)
+        if how == "is cancelled":
+            forks[1].cancel()
+        forks[2] += sgl.gen("a")
+        s += sgl.gen("main")
+        s.forks = forks
+
+    state = run(body, tiny)
+    kind = {"fails": sgl.ParameterError, "is cancelled": sgl.RequestAbortedError, "is late": sgl.RequestTimeoutError}
+    assert state["main"]
+    assert [type(state.forks[i]["a"]) for i in (0, 2)] == [str, str]
+    with pytest.raises(kind[how]):
+        state.forks[1]["a"]
+    assert tiny.stats()["running"] == tiny.stats()["waiting"] == 0
+
+
+def test_at_a_hold_the_row_gives_up_its_slot_until_the_verdict_comes(tiny):
+    asked, verdict = threading.Event(), threading.Event()
+
+    def check(text):
+        asked.set()
+        return verdict.wait(60)
+
+    def body(s):
+        s += "x" + sgl.gen("a", check=check) + sgl.gen("b")
+
+    state = run(body, tiny)
+    assert asked.wait(60)
+    assert tiny.stats()["running"] == tiny.stats()["waiting"] == 0
+    assert not state.stream_executor.is_finished
+    verdict.set()
+    assert state["b"]
+
+
+def test_a_check_that_raises_or_never_ends_fails_its_branch(tiny):
+    never = threading.Event()
+
+    def body(s):
+        s += "x" + sgl.gen("a", check=lambda text: 1 / 0) + sgl.gen("b")
+
+    with pytest.raises(sgl.ProgramError, match="ZeroDivisionError"):
+        run(body, tiny)["b"]
+
+    def late(s):
+        s += "x" + sgl.gen("a", check=lambda text: never.wait(60)) + sgl.gen("b")
+
+    with pytest.raises(sgl.RequestTimeoutError):
+        run(late, tiny, timeout=0.2)["b"]
+    never.set()
+
+
+def test_going_back_ends_what_is_under_way_after_the_mark(tiny):
+    def body(s):
+        s += "x"
+        with s.checkpoint() as place:
+            s += sgl.gen("long", max_tokens=100_000, ignore_eos=True) + sgl.gen("never")
+            place.rollback()
+        s += "y" + sgl.gen("b")
+
+    state, opened, _ = counted(tiny, body)
+    assert opened == 1
+    assert state.text() == "xy" + state["b"]
+    with pytest.raises(sgl.UnknownVariableError):
+        state["never"]
+
+
+def test_draws_go_by_place_and_attempt_and_not_by_arrival(tiny):
+    def branches(order):
+        def body(s):
+            s += "x"
+            forks = s.fork(6)
+            for i in order:
+                forks[i] += f"{i}" + sgl.gen("a")
+            forks.join()
+
+        return run(body, tiny)["a"]
+
+    assert branches(range(6)) == branches([5, 3, 1, 0, 2, 4])
+
+
+def test_what_a_body_did_before_it_raised_is_as_it_would_have_been(tiny):
+    seen = []
+
+    def body(s):
+        s += "x" + sgl.gen("a")
+        seen.append(s["a"])
+        s += sgl.gen("b", max_tokens=100_000, ignore_eos=True)
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        run(body, tiny)
+    assert seen == [run(lambda s: s.__iadd__("x" + sgl.gen("a")), tiny)["a"]]
+    run(lambda s: s.__iadd__("x" + sgl.gen("a")), tiny).sync()  # comes after what was stopped
+    assert tiny.stats()["running"] == 0
+
+
+def test_branches_that_nobody_reads_are_played(tiny):
+    def body(s):
+        s += "x"
+        forks = s.fork(3)
+        forks += sgl.gen("a", ignore_eos=True)
+
+    state, opened, _ = counted(tiny, body)
+    assert opened == 1
+    assert state.usage().completion_tokens == 18
+
+
+def test_threads_that_add_to_branches_keep_the_order_of_each(tiny):
+    def body(threads):
+        def inner(s):
+            s += "x"
+            forks = s.fork(8)
+
+            def add(i):
+                for j in range(5):
+                    forks[i] += f" {i}.{j} " + sgl.gen(f"a{j}", max_tokens=3)
+
+            if threads:
+                crew = [threading.Thread(target=add, args=(i,)) for i in range(8)]
+                for each in crew:
+                    each.start()
+                for each in crew:
+                    each.join()
+            else:
+                for i in range(8):
+                    add(i)
+            forks.join("concate_and_append")
+
+        return inner
+
+    together, opened, _ = counted(tiny, body(threads=True))
+    assert opened == 1
+    assert together.text() == run(body(threads=False), tiny).text()
+
+
+def test_queued_nodes_have_a_bound(tiny, monkeypatch):
+    monkeypatch.setattr(programs, "MOST_QUEUED", 50)
+    go_on = threading.Event()
+
+    def body(s):
+        s += "x" + sgl.gen("first", max_tokens=3000, ignore_eos=True)
+        for i in range(60):
+            s += "a" + sgl.gen(f"g{i}", max_tokens=1)
+        go_on.set()
+
+    state = run(body, tiny)
+    with pytest.raises(sgl.OverloadedError, match="nodes of the program wait") as caught:
+        state["g59"]
+    assert caught.value.where is not None
+
+
+def test_what_is_added_when_the_engine_has_ended_fails_once():
+    engine = Engine.of(random_model(), max_running=4)
+    state = run(lambda s: s.__iadd__("x" + sgl.gen("a")), engine)
+    assert state["a"]
+    engine.close()
+
+    def more(s):
+        s += "x" + sgl.gen("b") + sgl.gen("c")
+
+    with pytest.raises(sgl.EngineClosedError):
+        run(more, engine)["c"]
+    state += sgl.gen("late")
+    with pytest.raises(sgl.EngineClosedError):
+        state["late"]
+
+
+def test_what_is_added_after_the_body_has_ended_is_a_program_of_its_own(tiny):
+    state, _, _ = counted(tiny, lambda s: s.__iadd__("x" + sgl.gen("a")))
+    before = tiny.stats()["programs_opened"]
+    state += " and " + sgl.gen("b")
+    whole = run(lambda s: s.__iadd__("x" + sgl.gen("a") + " and " + sgl.gen("b")), tiny)
+    assert state["b"] == whole["b"]
+    assert tiny.stats()["programs_opened"] == before + 2
+
+
+def test_the_branches_of_a_fork_share_their_steps(tiny):
+    def body(s):
+        s += "x"
+        forks = s.fork(16)
+        forks += sgl.gen("a", max_tokens=20, ignore_eos=True)
+
+    before = tiny.stats()["steps"]
+    counted(tiny, body)
+    assert tiny.stats()["steps"] - before < 16 * 20 / 2
+
+
+def test_a_thousand_open_programs_hold_nothing(tiny):
+    held = [run(lambda s: s.__iadd__("x" + sgl.gen("a", max_tokens=1)), tiny) for _ in range(20)]
+    for state in held:
+        state.sync()
+    stats = tiny.stats()
+    assert stats["running"] == stats["waiting"] == 0
