@@ -6,13 +6,12 @@ import asyncio
 import importlib
 import pkgutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import sglang_lite as sgl
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.function import SglFunction
-from sglang_lite.lang.interpreter import RunSettings
 from sglang_lite.runtime.engine import Engine
 from tests.conformance import programs
 
