@@ -141,12 +141,13 @@ class Run:
         loop: the event loop that a coroutine body runs on, where that is the caller's.
         made: `forks()` when it began.
         plain: neither retries nor a timeout are to be watched.
+        push_down: as set, for this run and those that it is inside.
         context: of whoever has run it: what is played elsewhere is played in copies of it.
     """
 
     __slots__ = (
         "_inside", "_last_end", "_records", "_seeds", "_started", "_template", "backend", "body", "body_open",
-        "context", "deadline", "is_async", "loop", "made", "plain", "settings", "timeout",
+        "context", "deadline", "is_async", "loop", "made", "plain", "push_down", "settings", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -158,6 +159,7 @@ class Run:
         if outer is not None and outer.deadline is not None and outer.deadline < (self.deadline or math.inf):
             self.deadline, self.timeout = outer.deadline, outer.timeout
         self.plain = self.deadline is None and not settings.retries
+        self.push_down: bool = settings.push_down and (outer is None or outer.push_down)
         self.body_open, self.made = True, forks()
         self.body: Any = None
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -170,7 +172,7 @@ class Run:
 
     def line(self) -> Line | None:
         """Hands the run over; None where the backend is asked node by node."""
-        if not self.settings.push_down or "open_program" not in self.backend.hooks:
+        if not self.push_down or "open_program" not in self.backend.hooks:
             return None
         return Line(Handed(self.backend, stream=self.settings.stream))
 

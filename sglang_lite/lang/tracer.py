@@ -243,6 +243,9 @@ class TraceExecutor(StreamExecutor):
             branches.append(branch)
         return branches
 
+    def join_text(self, children: list[StreamExecutor], where: Location | None) -> None:
+        self._put(JoinOp(children, [], None, where))
+
     def _put(self, op: Op) -> None:
         state = self.state
         match op:
