@@ -534,8 +534,9 @@ class StreamExecutor:
             raise located(self._failure, where)
         given_up = RequestAbortedError("the program went back to before it.")
         with self._lock:
+            lost = self._failure is not None and mark.lengths is None  # it has failed before the mark
             running, gone = self._take_back(mark)
-            if self.line is not None:
+            if self.line is not None and not lost:
                 self.line.roll_back(mark.place, in_turn=mark.role is not None)
         for op in gone:
             _fail_op(op, given_up)

@@ -11,6 +11,7 @@ behind it is handed over until the branch is through with it and knows the text.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import secrets
 import threading
@@ -115,7 +116,9 @@ class Handed:
     def drop(self, line: Line) -> None:
         """Ends what is queued or under way of a line."""
         path = line.path
-        if self._program is not None and path in self._lines:
+        if self._program is not None and path is not None:
+            with contextlib.suppress(SglError):
+                self._send(line, self._program)  # a mark among it may be gone back to
             self._program.drop(path)
 
     def close(self) -> None:

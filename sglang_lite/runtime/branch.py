@@ -170,7 +170,7 @@ class Branch:
 
     def go_on(self) -> None:
         """Plays on, if nothing of it is under way."""
-        if self._busy or not self._queue or self._log is None or self._player.ended or not self._player.may_play():
+        if self._busy or not self._queue or self._log is None or self._player.ended:
             return
         self._set_busy(True)
         self._play()
@@ -216,6 +216,8 @@ class Branch:
         while self._queue:
             place, entry = self._queue[0]
             try:
+                if isinstance(entry.node, Gen | Select) and not self._player.may_play():
+                    break  # it is called when there is room
                 if isinstance(entry.node, Gen):
                     self._take_next()
                     return self._generate(place, entry, entry.node, in_slot=in_slot)
