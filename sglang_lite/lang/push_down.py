@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import secrets
 import threading
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -90,7 +89,7 @@ class Handed:
             for each in late:
                 self._send_waiting(each, self._program)
         except SglError as error:
-            executor().post(line.take, math.inf, error)
+            executor().post(line.end, error)
 
     def _send(self, line: Line, program: OpenProgram) -> None:
         if line.parent is not None:
@@ -137,7 +136,7 @@ class Handed:
         with self.lock:
             lines = list(self._lines.values())
         for line in lines:
-            line.take(math.inf, error)
+            line.end(error)
 
 
 class Line:
@@ -166,7 +165,8 @@ class Line:
         self._in_turn = in_turn
         self._known = 0  # pieces of text that are handed over, of those that the branch had when it came to `held`
         self._behind = False  # not even those are
-        self._inbox: asyncio.Queue[tuple[float, Any]] = asyncio.Queue()
+        self._inboxes: dict[int, asyncio.Queue[Any]] = {}  # by the places of nodes; on the executor loop
+        self._ended: SglError | None = None  # its program
 
     @property
     def path(self) -> Path | None:
@@ -221,13 +221,14 @@ class Line:
                 self.handed.flush(self)
 
     def roll_back(self, mark: int | None, *, in_turn: bool) -> None:
-        """Goes back to a mark, if that was handed over."""
+        """Goes back to a mark. One that was not handed over (None) stands behind what is held."""
+        if mark is None:
+            return
         with self.handed.lock:
             self.held, self._in_turn = None, in_turn
-            if mark is not None:
-                self._put(Rollback(mark))
-                if self.handed.opened:
-                    self.handed.flush(self)
+            self._put(Rollback(mark))
+            if self.handed.opened:
+                self.handed.flush(self)
 
     def drop(self) -> None:
         """The branch has failed."""
@@ -360,18 +361,33 @@ class Line:
         self._sync(pieces)
         return self._put(Mark())
 
-    def take(self, place: float, event: Delta | Generation | Selection | SglError) -> None:
-        self._inbox.put_nowait((place, event))
+    def take(self, place: int, event: Delta | Generation | Selection | SglError) -> None:
+        """Something that a node has brought."""
+        self._inbox(place).put_nowait(event)
+
+    def end(self, error: SglError) -> None:
+        """Nothing more will come."""
+        self._ended = error
+        for inbox in self._inboxes.values():
+            inbox.put_nowait(error)
 
     async def answers(self, place: int, last: int = 1) -> AsyncGenerator[Delta | Generation | Selection, None]:
         """What a node brings, up to so many generations or selections. Raises SglError: what it failed with."""
-        while last:
-            found, event = await self._inbox.get()
-            if found < place:
-                continue  # of what was given up
-            if isinstance(event, SglError):
-                if found == math.inf:  # for whoever comes, too
-                    self._inbox.put_nowait((found, event))
-                raise event
-            last -= not isinstance(event, Delta)
-            yield event
+        inbox = self._inbox(place)
+        try:
+            while last:
+                event = await inbox.get()
+                if isinstance(event, SglError):
+                    raise event
+                last -= not isinstance(event, Delta)
+                yield event
+        finally:
+            self._inboxes.pop(place, None)
+
+    def _inbox(self, place: int) -> asyncio.Queue[Any]:
+        found = self._inboxes.get(place)
+        if found is None:
+            found = self._inboxes[place] = asyncio.Queue()
+            if self._ended is not None:
+                found.put_nowait(self._ended)
+        return found
