@@ -86,7 +86,7 @@ def test_a_branch_that_ends_badly_fails_its_readers_only(tiny, how):
         forks = s.fork(3)
         forks[0] += sgl.gen("a")
         if how == "fails":
-            forks[1] += sgl.gen("a", top_p=7.0)
+            forks[1] += sgl.gen("a", json_schema={"type": "array", "uniqueItems": True})
         else:
             forks[1] += sgl.gen("a", max_tokens=4000, ignore_eos=True, timeout=1e-6 if how == "is late" else None)
         if how == "is cancelled":
@@ -96,7 +96,7 @@ def test_a_branch_that_ends_badly_fails_its_readers_only(tiny, how):
         s.forks = forks
 
     state = run(body, tiny)
-    kind = {"fails": sgl.ParameterError, "is cancelled": sgl.RequestAbortedError, "is late": sgl.RequestTimeoutError}
+    kind = {"fails": sgl.ConstraintError, "is cancelled": sgl.RequestAbortedError, "is late": sgl.RequestTimeoutError}
     assert state["main"]
     assert [type(state.forks[i]["a"]) for i in (0, 2)] == [str, str]
     with pytest.raises(kind[how]):

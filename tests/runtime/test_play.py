@@ -331,18 +331,18 @@ def test_a_join_takes_what_was_there_when_it_was_made():
 def test_a_branch_that_fails_fails_its_readers_only():
     engine = stepped()
     opened = Opened(engine)
-    bad = Gen("bad", SamplingParams(temperature=-1))
+    bad = Gen("bad", greedy(2), Regex("("))
     opened.extend(Text("a"), Fork(((bad,), (Gen("good", greedy(3)),))), Gen("main", greedy(3)), Join(1, (1, 1)))
     (failed,) = opened.at(1, 0, 0)
-    assert isinstance(failed, sgl.ParameterError)
+    assert isinstance(failed, sgl.ConstraintError)
     assert isinstance(opened.at(1, 1, 0)[0], Generation)
     assert isinstance(opened.at(2)[0], Generation)
-    assert isinstance(opened.at(3)[0], sgl.ParameterError)  # it reads the branch
+    assert isinstance(opened.at(3)[0], sgl.ConstraintError)  # it reads the branch
     opened.extend(Gen("late", greedy(2)))
     assert not opened.at(4)
     opened.program.close()
     engine.drain()
-    assert isinstance(opened.events[-1], sgl.ParameterError)
+    assert isinstance(opened.events[-1], sgl.ConstraintError)
     engine.check_empty()
 
 
