@@ -23,12 +23,12 @@ def gen_params(*values: Any) -> SamplingParams:
     try:
         return _cached(*values)
     except TypeError:  # a list among them
-        return read_params(dict(zip(_OF_GEN, values)), _OF_GEN)
+        return read_params(dict(zip(_OF_GEN, values, strict=True)), _OF_GEN)
 
 
 @lru_cache(maxsize=4096, typed=True)
 def _cached(*values: Any) -> SamplingParams:
-    return read_params(dict(zip(_OF_GEN, values)), _OF_GEN)
+    return read_params(dict(zip(_OF_GEN, values, strict=True)), _OF_GEN)
 
 
 def run_params(given: Mapping[str, Any]) -> SamplingParams:
