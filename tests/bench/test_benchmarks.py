@@ -19,6 +19,7 @@ SMALL = {
     "extraction.py": ["--texts", "1", "--max-tokens", "2"],
     "frontend_overhead.py": ["--seconds", "0.01", "--programs", "4"],
     "gpu_floor.py": ["--help"],  # it needs a GPU
+    "grammar_memory.py": ["--constraints", "1", "--seconds", "0"],
     "host_step.py": ["--rows", "4", "--steps", "2"],
     "masks.py": ["--rows", "2", "--steps", "2", "--threads", "1", "--constraints", "regex"],
     "openmp.py": ["--rounds", "1", "--settings", "ours", "--new", "2"],

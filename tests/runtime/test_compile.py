@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 import threading
+import tracemalloc
 
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.constraints.given import as_constraint
 from sglang_lite.constraints.matching import matches
 from sglang_lite.program.nodes import Gen, Program, Text
 from sglang_lite.protocol import (
@@ -28,10 +30,11 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.engine import Engine
 from sglang_lite.runtime.grammar import worker
-from sglang_lite.runtime.grammar.compile import Compiler
+from sglang_lite.runtime.grammar.compile import Compiler, _canonical
 from sglang_lite.runtime.grammar.simple import is_simple
 from sglang_lite.runtime.grammar.timings import KEPT, Seconds
 from sglang_lite.runtime.native import engine_settings
+from tests.constraints import hostile
 from tests.constraints.test_generation import random_model
 
 PARAMS = SamplingParams(max_tokens=60, temperature=1.0, seed=3)
@@ -281,6 +284,50 @@ def test_what_is_small_and_plain_needs_no_process(monkeypatch):
         for constraint in (Regex(r"[a-z]{1,20}\d{4}"), Choices(("a", "b")), CONSTRAINTS["ebnf"], JsonSchema(model)):
             assert is_simple(constraint)
             assert isinstance(engine.complete("ab", PARAMS, constraint), Generation)
+
+
+@pytest.mark.parametrize("name", hostile.KEPT)
+def test_what_is_meant_to_break_constraints_is_simple_or_not(name):
+    assert is_simple(as_constraint(hostile.KEPT[name][0])) in (True, False)
+
+
+def test_a_repeat_without_counts_counts_nothing():
+    assert is_simple(Regex("((a*)*){,}"))
+    with make() as engine:
+        assert isinstance(engine.complete("ab", PARAMS, Regex("((a*)*){,}")), Generation)
+
+
+def test_refused_constraints_are_remembered_within_bytes(monkeypatch):
+    monkeypatch.setattr("sglang_lite.runtime.grammar.compile.CACHED_BYTES", 200_000)
+    with make() as engine:
+        compiler = engine._compiler
+        for i in range(8):
+            with pytest.raises(ConstraintError):
+                engine.complete("ab", PARAMS, Regex("a" * 60_000 + str(i)))
+        assert sum(len(key.pattern) for key in compiler._cache) < 300_000
+        compiler._cache.clear()
+
+
+def test_long_texts_in_schemas_take_no_memory_to_compare():
+    schema = JsonSchema('{ "const" : "%s" }' % ("x\\n \\" * 100_000))
+    tracemalloc.start()
+    try:
+        canonical = _canonical(schema)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert canonical.schema == schema.schema.replace('{ "', '{"').replace('" : "', '":"').replace('" }', '"}')
+    assert peak < 10 * len(schema.schema)
+
+
+def test_what_a_grammar_took_to_load_is_given_back(monkeypatch):
+    trimmed = threading.Semaphore(0)
+    monkeypatch.setattr("sglang_lite.runtime.grammar.compile.trim", trimmed.release)
+    with make() as engine:
+        engine.complete("ab", PARAMS, Regex("a+"))
+        engine.complete("ab", PARAMS, LARGER)
+        assert trimmed.acquire(timeout=60)
+    assert not trimmed.acquire(blocking=False)
 
 
 def test_the_process_that_compiles_loads_no_torch():

@@ -17,6 +17,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from sglang_lite.constraints.number import PATTERNS
+from sglang_lite.constraints.remembered import size_of, trim
 from sglang_lite.protocol import (
     Constraint,
     ConstraintError,
@@ -49,7 +50,8 @@ CACHED = 1024  # grammars
 CACHED_BYTES = 64 << 20  # of all but the newest, whose future is not done yet
 WORKERS = 2
 _SMALL = Regex("a")
-_BLANKS = re.compile(r'("(?:[^"\\]|\\.)*")|[ \t\r\n]*([{}\[\],:])[ \t\r\n]*')
+# Possessive, as 100 bytes are kept for each character that a repeat may be taken back to.
+_BLANKS = re.compile(r'("(?:[^"\\]++|\\.)*+")|[ \t\r\n]*([{}\[\],:])[ \t\r\n]*')
 
 
 class Compiler:
@@ -101,9 +103,11 @@ class Compiler:
                 return known
             self.misses += 1
             future = self._cache[key] = Future()
-        pool, build = (self._here, self.build) if is_simple(constraint) else (self._apart, self._build_apart)
         try:
-            pool.submit(self._settle, key, future, partial(build, constraint))
+            if is_simple(constraint):
+                self._here.submit(self._settle, key, future, partial(self.build, constraint))
+            else:
+                self._apart.submit(self._settle_apart, key, future, constraint)
         except RuntimeError:  # closed meanwhile
             future.set_exception(EngineClosedError("the engine is closed."))
         return future
@@ -185,20 +189,29 @@ class Compiler:
             self._fail(key, future, error)
             return
         with self._lock:
-            if self._cache.get(key) is future:
-                self._bytes += grammar.size
-            self._drop_oldest()
+            self._count(key, future, grammar.size)
         future.set_result(grammar)
+
+    def _settle_apart(self, key: Constraint, future: Future[CompiledGrammar], constraint: Constraint) -> None:
+        self._settle(key, future, partial(self._build_apart, constraint))
+        trim()  # it may have taken many times the memory that it keeps
 
     def _fail(self, key: Constraint, future: Future[CompiledGrammar], error: Exception) -> None:
         if self._closed:
             error = EngineClosedError("the engine is closed.")
         elif not isinstance(error, SglError):
             error = ConstraintError(f"the constraint could not be compiled: {error!r}")
-        if not isinstance(error, ConstraintError) or isinstance(error, OverBudgetError):
-            with self._lock:  # another time it may be in time
-                self._cache.pop(key, None)
+        with self._lock:
+            if not isinstance(error, ConstraintError) or isinstance(error, OverBudgetError):
+                self._cache.pop(key, None)  # another time it may be in time
+            self._count(key, future, 0)
         future.set_exception(error)
+
+    def _count(self, key: Constraint, future: Future[CompiledGrammar], size: int) -> None:
+        """What is cached of a constraint: its grammar of so many bytes, and itself, which may be megabytes of text."""
+        if self._cache.get(key) is future:
+            self._bytes += size_of(key) + size
+        self._drop_oldest()
 
     def _drop_oldest(self) -> None:
         for key, future in list(self._cache.items()):
@@ -206,7 +219,7 @@ class Compiler:
                 return
             if future.done():
                 del self._cache[key]
-                self._bytes -= future.result().size if future.exception() is None else 0
+                self._bytes -= size_of(key) + (future.result().size if future.exception() is None else 0)
 
     def _build_apart(self, constraint: Constraint) -> CompiledGrammar:
         key, kept = _canonical(constraint), self._kept()

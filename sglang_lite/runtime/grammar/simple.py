@@ -49,7 +49,7 @@ def is_simple(constraint: Constraint) -> bool:
 
 def _counts(pattern: str) -> int:
     found = _COUNTS.findall(pattern)
-    return prod(max(1, *(int(count[:6]) for count in counts if count)) for counts in found) if found else 1
+    return prod(max([1, *(int(count[:6]) for count in counts if count)]) for counts in found)
 
 
 def _is_plain(schema: Any) -> bool:
