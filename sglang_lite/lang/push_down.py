@@ -74,13 +74,18 @@ class Handed:
         self.closed = False
         self._program: OpenProgram | None = None
         self._lines: dict[Path, Line] = {}  # those that the program has
+        self._over: SglError | None = None  # it has ended
 
     @property
     def opened(self) -> bool:
-        return self._program is not None
+        """It has been, though it may have ended."""
+        return self._program is not None or self._over is not None
 
     def flush(self, line: Line) -> None:
         """Hands over what a line and those before it have, and opens the program with it."""
+        if self._over is not None:
+            executor().post(line.end, self._over)
+            return
         try:
             if self._program is None:
                 self._program = self.backend.open_program(partial(executor().post, self._take), stream=self.stream)
@@ -130,12 +135,14 @@ class Handed:
     def _take(self, event: Played | ProgramResult | SglError) -> None:
         """On the executor loop."""
         if isinstance(event, Played):
-            self._lines[event.path[:-1]].take(event.path[-1], event.event)
+            if (line := self._lines.get(event.path[:-1])) is not None:
+                line.take(event.path[-1], event.event)
             return
         error = event if isinstance(event, SglError) else ProgramError("the program has ended.")
         with self.lock:
-            lines = list(self._lines.values())
-        for line in lines:
+            self._over, self._program = error, None
+            lines, self._lines = self._lines, {}  # no cycle is left that the garbage collector had to find
+        for line in lines.values():
             line.end(error)
 
 

@@ -524,7 +524,11 @@ class _Samples:
         if isinstance(event, Generation):
             branch._live.discard(self.requests[index])
             self._ended[index] = event
-            if len(self._ended) == len(self.requests) > 1:
+            count = len(self.requests)
+            if len(self._ended) < count:
+                return
+            self.requests = []  # no cycle is left that the garbage collector had to find
+            if count > 1:
                 branch._generated(self._place, self._node, self._ended[0], in_slot=False)
                 branch._player.settle()
 

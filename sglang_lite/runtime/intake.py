@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import secrets
 import threading
 from collections import Counter, deque
@@ -68,6 +69,7 @@ class Intake:
         # Not `loaded` itself: nothing that outlives the engine's thread may hold its model.
         self._model_name, self._tokenizer = loaded.name, loaded.tokenizer
         self._vocab_size, self._eos_ids = loaded.vocab_size, loaded.eos_ids
+        self._fresh = random.Random(secrets.randbits(256))  # asking the system lets go of the interpreter's lock
         self._ids = itertools.count()
         self._draws = itertools.count()
         self._lock = threading.Lock()
@@ -166,7 +168,7 @@ class Intake:
 
     def _seed(self) -> int:
         if self._first_seed is None:
-            return secrets.randbits(64)
+            return self._fresh.getrandbits(64)
         return (self._first_seed << 32) + next(self._draws)
 
     def counted(

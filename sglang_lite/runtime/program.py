@@ -69,8 +69,7 @@ class Player:
         self._busy = 0  # branches
         self._closed = self.ended = False
         self._branches: dict[Path, Branch] = {}
-        self._main = self.branch(())
-        self._main.begin(log)
+        self.branch(()).begin(log)
 
     # ------------------------------------------------------------------------------------------ any thread
 
@@ -199,7 +198,8 @@ class Player:
                 if branch.joining:
                     branch.fail(ProgramError("a join waits for nodes that its branch never had."))
                     return
-            self._end(self._main.error or ProgramResult(self._main.text))
+            main = self.branch(())
+            self._end(main.error or ProgramResult(main.text))
         elif self._entered:
             self._entered = False
             self.core.intake.go_out()
@@ -207,8 +207,9 @@ class Player:
     def fail(self, error: SglError) -> None:
         """Ends the program, and whatever of it is under way."""
         if not self.ended:
+            branches = list(self._branches.values())
             self._end(error)
-            for branch in list(self._branches.values()):
+            for branch in branches:
                 branch.drop()
 
     def _end(self, outcome: ProgramResult | SglError) -> None:
@@ -219,7 +220,9 @@ class Player:
         if self._entered:
             self._entered = False
             self.core.intake.go_out()
-        self._sink(outcome)
+        sink, self._sink = self._sink, _nobody
+        self._branches, self._room = {}, _nothing  # no cycle is left that the garbage collector had to find
+        sink(outcome)
 
     def _extend(self, path: Path, entries: Sequence[Queued]) -> None:
         if self.ended:
@@ -231,12 +234,21 @@ class Player:
         self.settle()
 
     def _drop(self, path: Path) -> None:
-        self.branch(path).drop()
-        self.settle()
+        if not self.ended:
+            self.branch(path).drop()
+            self.settle()
 
     def _close(self) -> None:
         self._closed = True
         self.settle()
+
+
+def _nothing() -> None:
+    """What is done when there is room for what has ended."""
+
+
+def _nobody(event: Played | ProgramResult | SglError) -> None:
+    """Gets what comes after the end."""
 
 
 def check_nodes(nodes: Sequence[Node], vocab_size: int) -> None:
