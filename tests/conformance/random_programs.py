@@ -777,7 +777,7 @@ class Drawing:
         return Nested(self.steps(at.deeper(), 1))
 
     def call(self, at: Open) -> Step:
-        return Call(self.steps(Open(at.depth + 1, stream=at.stream), 1))
+        return Call((Text(self.draw.choice(WORDS)), *self.steps(Open(at.depth + 1, stream=at.stream), 1)))
 
     def oops(self, at: Open) -> Step:
         """Something that goes wrong."""
