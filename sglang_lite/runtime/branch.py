@@ -140,8 +140,7 @@ class Branch:
             place, self._count = self._count, self._count + 1
             node = entry.node
             if isinstance(node, Rollback):
-                self._player.played(1)
-                self._roll_back(node.mark)
+                self._roll_back(node.mark, place, entry)
                 continue
             if self.error is not None:
                 self._player.played(1)
@@ -317,14 +316,16 @@ class Branch:
 
         return back
 
-    def _roll_back(self, mark: int) -> None:
+    def _roll_back(self, mark: int, at: int, entry: Queued) -> None:
         place = self._marks.get(mark)
         if place is None and any(at == mark for at, _ in self._queue):  # nothing after it has been played
             while self._queue[-1][0] > mark:
                 self._queue.pop()
                 self._player.played(1)
             self._foreseen = None
+            self._queue.append((at, entry))  # which does nothing when it is played, but is played
             return
+        self._player.played(1)
         self._give_up(RequestAbortedError("the branch went back."))
         self.error = self._foreseen = None
         if place is None:
@@ -335,7 +336,7 @@ class Branch:
         self._log, self._new = place.log.copy(), list(place.new)
         self._within = None if place.within is None else replace(place.within)
         del self._added[place.added :]
-        self._through(self._count - 1)
+        self._through(at)
 
     # ------------------------------------------------------------------------------------------ its nodes
 
@@ -495,11 +496,11 @@ class _Samples:
         make = partial(
             player.core.intake.request, ids, self._node.params, stream=player.stream, namespace=player.namespace
         )
+        requests = [make(partial(self._take, 0))]
+        requests += [make(partial(self._take, i), index=i) for i in range(1, requests[0].params.n)]
         compiled = None if grammar is None else grammar.result()
         if within is not None:
             compiled = player.core.compiler.continued(within.grammar, within.text, compiled)
-        requests = [make(partial(self._take, 0))]
-        requests += [make(partial(self._take, i), index=i) for i in range(1, requests[0].params.n)]
         for request in requests:
             request.matcher = None if compiled is None else compiled.matcher()
         if len(requests) == 1:

@@ -150,8 +150,8 @@ def test_a_run_is_one_program(engine):
     streamed = program.run(backend=engine, seed=1, stream=True)
     assert "".join(streamed.text_iter()) == text
     single = program.run(backend=engine, seed=1, push_down=False)
-    assert engine.stats()["requests_submitted"] == before["requests_submitted"] + 5
     assert (single.text(), single.messages()) == (text, messages)
+    assert engine.stats()["requests_submitted"] == before["requests_submitted"] + 5
     for name in ("country", "capital", "turn", "size", "year", "more"):
         assert single[name] == whole[name] == streamed[name]
 

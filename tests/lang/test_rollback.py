@@ -48,6 +48,7 @@ def test_the_prompt_that_follows_is_the_one_before():
             for _ in range(3):
                 c.rollback()
                 s += sgl.gen("a")
+                s.sync()
         return s["a"]
 
     program.run(backend=Answers(lambda text: prompts.append(text) or f"{len(prompts)}"))
