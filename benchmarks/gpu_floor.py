@@ -23,6 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 import sglang_lite as sgl
@@ -110,7 +111,7 @@ def uses(vocab: int) -> dict[str, Callable[[sgl.Engine, int], float]]:
         "16 rows, drawn, filtered": lambda e, s: ask(e, prompts(s, 16, 30), plain(temperature=1, top_p=0.9, top_k=50)),
         "16 rows, penalties": lambda e, s: ask(e, prompts(s, 16, 30), plain(frequency_penalty=0.5)),
         "a regex": lambda e, s: ask(e, prompts(s, 1, 30), plain(ignore_eos=False), Regex(f"[a-f]{{4,{9 + s}}}")),
-        "a schema": lambda e, s: ask(e, prompts(s, 1, 30), plain(ignore_eos=False), replace(
+        "a schema": lambda e, s: ask(e, prompts(s, 1, 30), plain(ignore_eos=False), msgspec.structs.replace(
             schema, schema=json.dumps({**SCHEMA, "title": str(s)}))),
         "64 rows, a regex": lambda e, s: ask(e, prompts(s, 64, 30), plain(), Regex(f"[a-z ]{{40,{90 + s}}}")),
     }  # fmt: skip

@@ -9,11 +9,13 @@ sgl.grammar.matches(sgl.Grammar('root ::= "a" | "(" root ")"'), "((a))")
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from sglang_lite.constraints import matching
 from sglang_lite.constraints.compose import language_of
@@ -103,7 +105,7 @@ def check(constraint: Source, model: str | Path | Engine | None = None) -> Repor
     checked: tuple[tuple[str, str], ...] = ()
     try:
         if isinstance(known, JsonSchema):
-            strict, known = known.enforce == "strict", replace(known, enforce="best_effort")
+            strict, known = known.enforce == "strict", msgspec.structs.replace(known, enforce="best_effort")
             checked = normalise(known).checked
             if strict:
                 refused, checked = checked, ()

@@ -61,3 +61,24 @@ def test_errors_can_be_copied_and_pickled(error):
     far = pickle.loads(pickle.dumps(error))
     assert type(far) is type(error)
     assert "prog.py:7" in str(far)
+
+
+RECORDS = [
+    protocol.SamplingParams(stop=("a",), seed=3),
+    protocol.JsonSchema("{}", separators=[",", ":"]),
+    protocol.Tag("<a>", protocol.OneOf([protocol.Number("float"), protocol.Repeated(protocol.Choices(["x"]))]), "</a>"),
+    protocol.Prompt((protocol.Span("a", (1, 2)),), images=(protocol.Image(b"\x00"),)),
+    protocol.Generation("x", spans=(protocol.Span("x"),), matched=3, meta={"a": [1]}),
+    protocol.ProgramResult("x"),
+]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_records_can_be_copied_pickled_and_compared_and_not_changed(record):
+    for clone in (copy.copy(record), copy.deepcopy(record), pickle.loads(pickle.dumps(record))):
+        assert clone == record
+        assert repr(clone) == repr(record)
+        assert isinstance(record, protocol.Generation) or hash(clone) == hash(record)  # `meta` is a dictionary
+    with pytest.raises(AttributeError):
+        setattr(record, record.__struct_fields__[0], None)
+    assert pickle.loads(pickle.dumps(protocol.UNSET)) is protocol.UNSET

@@ -101,7 +101,8 @@ def size_of(value: Any) -> int:
             stack += each.values()
         elif isinstance(size := getattr(each, "size", None), int):
             total += size
-        elif (fields := getattr(each, "__dataclass_fields__", None)) is not None:
+        else:  # a record or a dataclass
+            fields = getattr(each, "__struct_fields__", getattr(each, "__dataclass_fields__", ()))
             total += 8 * len(fields)
             stack += [getattr(each, name) for name in fields]
     return total

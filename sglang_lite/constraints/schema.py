@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Literal
+
+import msgspec
 
 from sglang_lite.constraints import closing
 from sglang_lite.constraints.normal import wellformed
@@ -44,7 +45,7 @@ def json_schema(
             text = json.dumps(closing.closed(json.loads(text)))
         except RecursionError as error:
             raise ConstraintError("json_schema: nested too deeply.") from error
-    return replace(schema, schema=text)
+    return msgspec.structs.replace(schema, schema=text)
 
 
 def parse_json(constraint: JsonSchema, text: str) -> Any:

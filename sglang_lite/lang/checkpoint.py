@@ -24,6 +24,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.fingerprint import Fingerprint, UnreadableError, digest
 from sglang_lite.lang.futures import Cell
@@ -198,7 +200,7 @@ class BatchFile:
             "messages": as_dicts(executor._messages),
             "variables": {name: _variable(state, name, cell) for name, cell in executor._cells.items()},
             "ret_value": _packed(state.ret_value, "the return value"),
-            "usage": dataclasses.asdict(executor.run.usage()),
+            "usage": msgspec.structs.asdict(executor.run.usage()),
         }
         with self._lock:
             if not self._file.closed:
@@ -237,7 +239,7 @@ def _variable(state: ProgramState, name: str, cell: Cell) -> dict[str, Any]:
     kept = {"value": _packed(cell.result(), name)}
     if cell.record is not None:
         kept["raw"] = _packed(state.raw(name), name)
-        kept["usage"] = dataclasses.asdict(total_usage(usages_of(cell.record)))
+        kept["usage"] = msgspec.structs.asdict(total_usage(usages_of(cell.record)))
         kept["finish_reason"] = getattr(cell.record, "finish_reason", "stop")
     return kept
 
@@ -306,6 +308,8 @@ def _packed(value: Any, what: str) -> Any:
         data = value.model_dump(mode="json")
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         data = {f.name: _packed(getattr(value, f.name), what) for f in dataclasses.fields(value)}
+    elif isinstance(value, msgspec.Struct):
+        data = {name: _packed(getattr(value, name), what) for name in value.__struct_fields__}
     name = f"{kind.__module__}:{kind.__qualname__}"
     with contextlib.suppress(ImportError, AttributeError):
         if data is not None and _named(name) is kind:
@@ -344,6 +348,6 @@ def _unpacked(value: Any) -> Any:
         return kind.fromisoformat(data)
     if hasattr(kind, "model_validate"):
         return kind.model_validate(data)
-    if hasattr(kind, "__dataclass_fields__"):
+    if hasattr(kind, "__dataclass_fields__") or issubclass(kind, msgspec.Struct):
         return kind(**_unpacked(data))
     raise ValueError(f"{value['$type']} is no type of a batch checkpoint")

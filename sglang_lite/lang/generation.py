@@ -14,6 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from sglang_lite.constraints.matching import validate
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.futures import located
@@ -189,7 +191,7 @@ async def _ask(branch: StreamExecutor, op: GenOp, options: GenOptions, attempt: 
     backend = branch.backend if options.backend is None else options.backend
     params = op.params
     if attempt and not isinstance(params.seed, Unset):  # the same draws would give the same answer
-        params = replace(params, seed=reseeded(params.seed, attempt))
+        params = msgspec.structs.replace(params, seed=reseeded(params.seed, attempt))
     stream = branch.log is not None
     show = _Show(branch, op, options.reasoning) if live and stream else None
     done: list[Generation] = []

@@ -23,9 +23,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context, ContextVar
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from sglang_lite.constraints.number import ENDS
 from sglang_lite.lang import generation
@@ -207,7 +209,7 @@ class Run:
         return [branch for ref in list(self._inside) if (branch := ref()) is not None]
 
     def usage(self) -> Usage:
-        return replace(total_usage(usages_of(self._records[:])), total_s=self._last_end - self._started)
+        return msgspec.structs.replace(total_usage(usages_of(self._records[:])), total_s=self._last_end - self._started)
 
 
 current_run: ContextVar[Run | None] = ContextVar("sglang_lite_run", default=None)  # whose body is running here
@@ -1204,13 +1206,13 @@ def merge(outer: SamplingParams, inner: SamplingParams) -> SamplingParams:
 
 @lru_cache(maxsize=4096)
 def _merged(outer: SamplingParams, inner: SamplingParams) -> SamplingParams:
-    given = {f.name: value for f in fields(inner) if (value := getattr(inner, f.name)) is not UNSET}
-    return replace(outer, **given)
+    given = {name: value for name in inner.__struct_fields__ if (value := getattr(inner, name)) is not UNSET}
+    return msgspec.structs.replace(outer, **given)
 
 
 def _completed(params: SamplingParams, stops: tuple[str, ...], seed: int | Unset) -> SamplingParams:
     own = () if isinstance(params.stop, Unset) else params.stop
-    return replace(
+    return msgspec.structs.replace(
         params,
         stop=(*own, *(s for s in stops if s not in own)) or UNSET,
         seed=seed if isinstance(params.seed, Unset) else params.seed,

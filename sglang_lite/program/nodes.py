@@ -8,10 +8,10 @@ without a slot, until the caller's verdict comes as further nodes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from sglang_lite.protocol import UNSET, Constraint, SamplingParams, Unset
+from sglang_lite.protocol.record import Record, Variant
 
 Path: TypeAlias = tuple[int, ...]
 Method: TypeAlias = Literal[
@@ -19,8 +19,7 @@ Method: TypeAlias = Literal[
 ]  # as in choosing.METHODS
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(Variant, frozen=True):
     """Text, as it is.
 
     Attributes:
@@ -33,8 +32,7 @@ class Text:
     special: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Gen:
+class Gen(Variant, frozen=True):
     """A generation. Its first sample goes into the text.
 
     Attributes:
@@ -48,8 +46,7 @@ class Gen:
     held: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Select:
+class Select(Variant, frozen=True):
     """A choice among texts, which goes into the text.
 
     Attributes:
@@ -69,8 +66,7 @@ class Select:
     special: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Grammar:
+class Grammar(Variant, frozen=True):
     """From here on all text, `text` before it, is in the language of `whole`; None: up to here it is. Choices that
     can't go on there are left out of a selection; a fork's branches need not complete it."""
 
@@ -78,15 +74,13 @@ class Grammar:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Fork:
+class Fork(Variant, frozen=True):
     """Branches that go on from here, beside what follows, each with the nodes that are known of it."""
 
     branches: tuple[tuple[Node, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
+class Join(Variant, frozen=True):
     """Waits for branches, and appends the texts they added.
 
     Attributes:
@@ -98,13 +92,11 @@ class Join:
     ends: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(Variant, frozen=True):
     """A place to come back to."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rollback:
+class Rollback(Variant, frozen=True):
     """Ends what is queued or under way after a mark, and goes back to it. Takes effect as soon as it comes.
 
     Attributes:
@@ -117,8 +109,7 @@ class Rollback:
 Node: TypeAlias = Text | Gen | Select | Grammar | Fork | Join | Mark | Rollback
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(Record, frozen=True):
     """A whole program: the nodes of its main branch."""
 
     nodes: tuple[Node, ...]

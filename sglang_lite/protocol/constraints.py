@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
+import msgspec
+from msgspec.structs import force_setattr
+
 from sglang_lite.errors import ConstraintError
+from sglang_lite.protocol.record import Record, Variant
 
 
-def _must_be_text(record: object, *names: str) -> None:
+def _must_be_text(record: Record, *names: str) -> None:
     for name in names:
         value = getattr(record, name)
         if not isinstance(value, str):
             raise ConstraintError(f"{type(record).__name__}: `{name}` is a text, not {value!r:.60}.")
 
 
-def _must_be_constraint(record: object, name: str, value: object) -> None:
+def _must_be_constraint(record: Record, name: str, value: object) -> None:
     if not isinstance(value, get_args(Constraint)):
         raise ConstraintError(
             f"{type(record).__name__}: `{name}` is {value!r:.60}, which is no constraint.",
@@ -24,22 +27,21 @@ def _must_be_constraint(record: object, name: str, value: object) -> None:
         )
 
 
-def _make_tuple(record: object, name: str, kind: type) -> None:
+def _make_tuple(record: Record, name: str, kind: type) -> None:
     """Takes any list or tuple: only a tuple can be a key."""
     value = getattr(record, name)
     if not isinstance(value, list | tuple) or not all(isinstance(each, kind) for each in value):
         raise ConstraintError(f"{type(record).__name__}: `{name}` is {value!r:.60}, no list of {kind.__name__}.")
-    object.__setattr__(record, name, tuple(value))
+    force_setattr(record, name, tuple(value))
 
 
-def _make_constraints(record: object, name: str) -> None:
+def _make_constraints(record: Record, name: str) -> None:
     _make_tuple(record, name, object)
     for each in getattr(record, name):
         _must_be_constraint(record, name, each)
 
 
-@dataclass(frozen=True, slots=True)
-class Regex:
+class Regex(Variant, frozen=True):
     """Text that matches `pattern` from its first to its last character. docs/constraints.md has the dialect."""
 
     pattern: str
@@ -48,8 +50,7 @@ class Regex:
         _must_be_text(self, "pattern")
 
 
-@dataclass(frozen=True, slots=True)
-class JsonSchema:
+class JsonSchema(Variant, frozen=True):
     """Text that is one JSON document valid under `schema`.
 
     Attributes:
@@ -78,8 +79,7 @@ class JsonSchema:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Tags:
+class Tags(Record, frozen=True):
     """How a family of models writes the members of an object one after the other: each value between tags, a string as
     it is and any other value as JSON.
 
@@ -97,8 +97,7 @@ class Tags:
     item: tuple[str, str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TaggedObject:
+class TaggedObject(Variant, frozen=True):
     """Text that is one JSON object valid under `schema`, its members written between tags. Members that the schema says
     nothing of are left out."""
 
@@ -110,8 +109,7 @@ class TaggedObject:
             raise ConstraintError("TaggedObject: it needs a JsonSchema and Tags.")
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
+class Number(Variant, frozen=True):
     """A number as it is written in free text, which ends where the text goes on with anything else. That is no part of
     it. The digits may be grouped by commas in threes.
 
@@ -119,11 +117,10 @@ class Number:
         kind: "integer", or "float" for one that may have a fraction and an exponent.
     """
 
-    kind: Literal["integer", "float"]
+    kind: Literal["integer", "float"] = msgspec.field(name="type")  # as data; `kind` is the tag there
 
 
-@dataclass(frozen=True, slots=True)
-class Choices:
+class Choices(Variant, frozen=True):
     """Exactly one of `options`, which may be given as any sequence."""
 
     options: tuple[str, ...]
@@ -133,11 +130,10 @@ class Choices:
         options = (None,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
         if not all(isinstance(option, str) for option in options):
             raise ConstraintError(f"choices: {given!r:.80} is not a list of texts.")
-        object.__setattr__(self, "options", options)  # a list is no key of a cache
+        force_setattr(self, "options", options)  # a list is no key of a cache
 
 
-@dataclass(frozen=True, slots=True)
-class Ebnf:
+class Ebnf(Variant, frozen=True):
     """Text of a grammar in llama.cpp's GBNF. Its first rule, or the one called `root`, is the whole text."""
 
     grammar: str
@@ -146,8 +142,7 @@ class Ebnf:
         _must_be_text(self, "grammar")
 
 
-@dataclass(frozen=True, slots=True)
-class Lark:
+class Lark(Variant, frozen=True):
     """Text of a grammar in Lark's syntax. The rule `start` is the whole text."""
 
     grammar: str
@@ -156,8 +151,7 @@ class Lark:
         _must_be_text(self, "grammar")
 
 
-@dataclass(frozen=True, slots=True)
-class Tag:
+class Tag(Record, frozen=True):
     """`begin`, then what `content` allows, then `end`."""
 
     begin: str
@@ -169,8 +163,7 @@ class Tag:
         _must_be_constraint(self, "content", self.content)
 
 
-@dataclass(frozen=True, slots=True)
-class StructuralTag:
+class StructuralTag(Variant, frozen=True):
     """Free text in which a trigger begins one of the tags, every one of which begins with a trigger.
 
     Attributes:
@@ -191,8 +184,7 @@ class StructuralTag:
             _make_tuple(self, name, str)
 
 
-@dataclass(frozen=True, slots=True)
-class InOrder:
+class InOrder(Variant, frozen=True):
     """One constraint's text after the other's."""
 
     parts: tuple[Constraint, ...]
@@ -201,8 +193,7 @@ class InOrder:
         _make_constraints(self, "parts")
 
 
-@dataclass(frozen=True, slots=True)
-class OneOf:
+class OneOf(Variant, frozen=True):
     """Text of any of the constraints."""
 
     options: tuple[Constraint, ...]
@@ -211,8 +202,7 @@ class OneOf:
         _make_constraints(self, "options")
 
 
-@dataclass(frozen=True, slots=True)
-class Repeated:
+class Repeated(Variant, frozen=True):
     """From `least` to `most` times (None: any number) a text of the constraint, one after the other."""
 
     item: Constraint
@@ -227,8 +217,7 @@ class Repeated:
                 raise ConstraintError(f"Repeated: `{name}` is a whole number, not {count!r:.60}.")
 
 
-@dataclass(frozen=True, slots=True)
-class Continuation:
+class Continuation(Variant, frozen=True):
     """Text that goes on from `text` in a grammar that spans several nodes. It is no part of another constraint.
 
     Attributes:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from sglang_lite.protocol.record import Record
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Record, frozen=True):
     """A stretch of a prompt. Neighbouring spans without ids are tokenised as one text.
 
     Attributes:
@@ -20,8 +19,7 @@ class Span:
     special: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Image:
+class Image(Record, frozen=True):
     """An image: encoded bytes and their media type (`image/png` …), or an address to fetch it from (no bytes)."""
 
     data: bytes = b""
@@ -29,16 +27,14 @@ class Image:
     url: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(Record, frozen=True):
     """One finished turn of a conversation. A content item is text or an image."""
 
     role: str
     content: tuple[str | Image, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(Record, frozen=True):
     """What a backend continues.
 
     Attributes:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import msgspec
 
 from sglang_lite.errors import SglError
 from sglang_lite.protocol.prompt import Span
+from sglang_lite.protocol.record import Record, Variant
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Record, frozen=True):
     """What a node cost. Token counts; times are in seconds, 0.0 where the backend does not tell.
 
     Attributes:
@@ -33,8 +34,7 @@ class Usage:
     total_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(Record, frozen=True):
     """One position: the token's log-probability (None where nothing precedes it), its id, and on request its text
     and the alternatives as (log-probability, id, text) from most to least likely."""
 
@@ -45,8 +45,7 @@ class TokenLogprob:
     ids: tuple[tuple[float, int, str | None], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(Variant, frozen=True):
     """New text of a running generation (`index` tells the sample when n > 1)."""
 
     text: str
@@ -55,8 +54,7 @@ class Delta:
     index: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
+class Generation(Variant, frozen=True):
     """A finished generation.
 
     Attributes:
@@ -81,11 +79,10 @@ class Generation:
     index: int = 0
     output_logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    meta: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceScore:
+class ChoiceScore(Record, frozen=True):
     """One choice as the model sees it after the prompt.
 
     Attributes:
@@ -101,18 +98,16 @@ class ChoiceScore:
     unconditional: tuple[float | None, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(Variant, frozen=True):
     """All choices scored. `scores` is in the order of the choices and empty where a backend only picks (`picked`)."""
 
     scores: tuple[ChoiceScore, ...]
     usage: Usage = Usage()
     picked: str | None = None
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    meta: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
+class Played(Record, frozen=True):
     """Something that a running program has brought.
 
     Attributes:
@@ -126,8 +121,7 @@ class Played:
     event: Delta | Generation | Selection | SglError
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramResult:
+class ProgramResult(Record, frozen=True):
     """A program that has been played to its end. `text` is what it added to its prompt, joined branches included."""
 
     text: str

@@ -16,6 +16,7 @@ from operator import attrgetter
 from typing import Any, Final, Literal, TypeAlias
 
 from sglang_lite.errors import ParameterError, shown
+from sglang_lite.protocol.record import Record
 
 
 class Unset(enum.Enum):
@@ -303,8 +304,7 @@ def named(place: Place, *, sglang: bool = False) -> dict[str, Parameter]:
 # ------------------------------------------------------------------------------------------------------ the record
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(Record, frozen=True):
     __doc__ = "\n".join((
         "How a generation is sampled and when it ends. UNSET: the backend's default; in parentheses, an engine's.",
         *("", "Attributes:"), *(f"    {each.name}: {each.line}" for each in PARAMETERS),

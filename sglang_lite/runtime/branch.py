@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from sglang_lite.program.choosing import METHODS, decide
 from sglang_lite.program.nodes import Fork, Gen, Grammar, Join, Mark, Node, Path, Rollback, Select, Text
 from sglang_lite.protocol import (
@@ -520,7 +522,9 @@ class _Samples:
             self.fail(event)
             return
         branch._player.tell(
-            (*branch._path, self._place), self._node.name, replace(event, index=index) if index else event
+            (*branch._path, self._place),
+            self._node.name,
+            msgspec.structs.replace(event, index=index) if index else event,
         )
         if isinstance(event, Generation):
             branch._live.discard(self.requests[index])

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from sglang_lite.program.nodes import Program
@@ -611,8 +612,8 @@ def _start_constrained(
 
 def _indexed(sink: Sink, index: int, event: Event) -> None:
     if isinstance(event, RequestAbortedError) and event.partial is not None:
-        event.partial = replace(event.partial, index=index)
-    sink(event if isinstance(event, SglError) else replace(event, index=index))
+        event.partial = msgspec.structs.replace(event.partial, index=index)
+    sink(event if isinstance(event, SglError) else msgspec.structs.replace(event, index=index))
 
 
 def _into(future: Future[Any]) -> Callable[[Any], None]:

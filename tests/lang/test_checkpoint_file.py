@@ -11,13 +11,15 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from pydantic import BaseModel
 
 import sglang_lite as sgl
+from sglang_lite.protocol import Usage
 
 
 class Colour(enum.Enum):
@@ -135,6 +137,7 @@ VALUES = [
     {3}, frozenset({4}), Colour.RED, datetime.date(2024, 2, 29), datetime.time(8, 30),
     datetime.datetime(2024, 2, 29, 8, tzinfo=datetime.UTC), City(name="Rome", founded=datetime.date(1, 4, 21)),
     Point(1, Colour.RED), [City(name="R", founded=datetime.date(1, 1, 1))], {"p": (Point(2, Colour.RED),)}, float("inf"),
+    Usage(3, total_s=0.5),
 ]  # fmt: skip
 
 

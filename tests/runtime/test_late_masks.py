@@ -1,11 +1,11 @@
 """A mask that takes long holds up its own request alone."""
 
 import threading
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams

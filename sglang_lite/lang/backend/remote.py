@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
 from sglang_lite.lang.backend.structured import NUMBERS, answer_text, form_of
 from sglang_lite.lang.chat_template import ChatTemplate as PlainTemplate
@@ -144,7 +146,7 @@ class RemoteBackend(BaseBackend):
         """Lets the model name a choice: it picks, without scores."""
         params = self.select_params
         if "temperature" in (self.capabilities.params or ()):
-            params = replace(params, temperature=0.0)
+            params = msgspec.structs.replace(params, temperature=0.0)
         events = self.agenerate(prompt, params, Choices(tuple(choices)), stream=False)
         (picked,) = [event async for event in events if isinstance(event, Generation)]
         return Selection((), picked.usage, picked.text, picked.meta)
@@ -158,7 +160,7 @@ class RemoteBackend(BaseBackend):
             if not isinstance(params.stop, Unset):
                 if not set(params.stop) <= set(NUMBER_STOPS) or form_of(constraint) not in NUMBERS:
                     raise self.refusal(node, "stop together with a constraint", "Leave stop out.", where)
-                params = replace(params, stop=UNSET)  # of a number in JSON, which ends by itself
+                params = msgspec.structs.replace(params, stop=UNSET)  # of a number in JSON, which ends by itself
             if JsonSchema in self.capabilities.constraints and form_of(constraint) is not None:
                 constraint = None
         super().check(node, params, constraint, where)

@@ -12,9 +12,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from sglang_lite.constraints.number import PATTERNS
 from sglang_lite.constraints.remembered import size_of, trim
@@ -299,5 +300,5 @@ class Compiler:
 def _canonical(constraint: Constraint) -> Constraint:
     """The same for schemas that differ in blanks alone. Their members' order has a meaning."""
     if isinstance(constraint, JsonSchema):
-        return replace(constraint, schema=_BLANKS.sub(r"\1\2", constraint.schema.strip(" \t\r\n")))
+        return msgspec.structs.replace(constraint, schema=_BLANKS.sub(r"\1\2", constraint.schema.strip(" \t\r\n")))
     return constraint
