@@ -20,7 +20,7 @@ check: $(VENV)/.dev
 
 # Coverage is the language's; measuring it doubles the time of interpreted kernels.
 unit: $(VENV)/.dev $(VENV)/.model
-	$(BIN)/python -m pytest --cov=sglang_lite.errors --cov=sglang_lite.protocol --cov=sglang_lite.lang --cov-report=term:skip-covered --cov-fail-under=90 tests --ignore=tests/runtime --ignore=tests/constraints
+	$(BIN)/python -m pytest --cov=sglang_lite.errors --cov=sglang_lite.wire --cov=sglang_lite.protocol --cov=sglang_lite.lang --cov-report=term:skip-covered --cov-fail-under=90 tests --ignore=tests/runtime --ignore=tests/constraints
 	$(BIN)/python -m pytest tests/runtime tests/constraints
 
 # On a machine with a GPU: the kernels, and the engine that runs them.

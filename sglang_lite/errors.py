@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +17,17 @@ def shown(value: object) -> str:
         return reprlib.repr(value)
     except ValueError:  # Python prints no whole number of more than 4,300 digits
         return "a huge number"
+
+
+class SourceLine(NamedTuple):
+    """A line of a program, by names: of another process, say."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
 
 
 class Location(NamedTuple):
@@ -35,8 +46,12 @@ class Location(NamedTuple):
         lines = (line for start, end, line in self.code.co_lines() if start <= self.instruction < end)
         return next(lines, None) or self.code.co_firstlineno
 
+    @property
+    def source_line(self) -> SourceLine:
+        return SourceLine(self.file, self.line, self.code.co_qualname)
+
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.code.co_qualname}"
+        return str(self.source_line)
 
 
 class SglError(Exception):
@@ -54,17 +69,15 @@ class SglError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
-        self.where = where
+        self.where: Location | SourceLine | None = where
 
     def __copy__(self) -> SglError:
-        return _restored(type(self), self.args, self.__dict__)
+        return restored(type(self), self.args, self.__dict__)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By attributes, as constructors differ. The place becomes text: code can't be pickled.
-        attributes = {**self.__dict__, "where": None}
-        if self.where is not None:
-            attributes["message"] = f"{self.message} [{self.where}]"
-        return _restored, (type(self), self.args, attributes)
+        # By attributes, as constructors differ. Of the place its names: code can't be pickled.
+        where = self.where.source_line if isinstance(self.where, Location) else self.where
+        return restored, (type(self), self.args, {**self.__dict__, "where": where})
 
     def __str__(self) -> str:
         text = self.message
@@ -75,8 +88,10 @@ class SglError(Exception):
         return text
 
 
-def _restored(kind: type[SglError], args: tuple[Any, ...], attributes: dict[str, Any]) -> SglError:
+def restored(kind: type[SglError], args: tuple[Any, ...], attributes: Mapping[str, Any]) -> SglError:
+    """An error with these attributes; its constructor is not called."""
     error = kind.__new__(kind, *args)
+    error.args = args  # which OSError's __new__ leaves to its constructor
     error.__dict__.update(attributes)
     return error
 
@@ -98,6 +113,14 @@ class ConstraintError(SglError, ValueError):
         if pointer is not None:
             message = f"{message.removesuffix('.')} (at {pointer or '/'})"
         super().__init__(message, hint=hint, where=where)
+        self.pointer = pointer
+
+
+class WireError(SglError, ValueError):
+    """Data from outside is no record, or a record can't be told as data. `pointer` is a JSON Pointer to the place."""
+
+    def __init__(self, message: str, *, pointer: str = "", hint: str = "") -> None:
+        super().__init__(f"wire: {message.removesuffix('.')} (at {pointer or '/'})", hint=hint)
         self.pointer = pointer
 
 

@@ -19,9 +19,11 @@ from sglang_lite.errors import (
     RequestAbortedError,
     RequestTimeoutError,
     SglError,
+    SourceLine,
     TemplateError,
     UnknownVariableError,
     ValueValidationError,
+    WireError,
 )
 from sglang_lite.protocol.constraints import (
     Choices,
@@ -100,6 +102,7 @@ __all__ = [
     "SamplingParams",
     "Selection",
     "SglError",
+    "SourceLine",
     "Span",
     "StructuralTag",
     "Tag",
@@ -111,4 +114,5 @@ __all__ = [
     "Unset",
     "Usage",
     "ValueValidationError",
+    "WireError",
 ]

@@ -1,0 +1,115 @@
+"""Errors as data, and back."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sglang_lite import errors
+from sglang_lite.errors import Location, SglError, SourceLine, WireError, restored
+from sglang_lite.protocol.record import Variant
+from sglang_lite.protocol.results import Generation
+from sglang_lite.wire.limits import LIMITS
+from sglang_lite.wire.plain import is_plain
+
+ERRORS: Final = {
+    kind.__name__: kind
+    for kind in (
+        SglError, errors.BackendError, errors.BatchError, errors.CapabilityError, errors.ConstraintError,
+        errors.DownloadError, errors.EngineClosedError, errors.ModelError, errors.OverloadedError,
+        errors.ParameterError, errors.ProgramError, errors.RefusalError, errors.RequestAbortedError,
+        errors.RequestTimeoutError, errors.TemplateError, errors.UnknownVariableError, errors.ValueValidationError,
+        WireError,
+    )
+}  # fmt: skip
+_OWN: Final[dict[type[SglError], dict[str, bool]]] = {  # what single classes add, and whether it is always there
+    errors.ParameterError: {"parameter": True},
+    errors.ConstraintError: {"pointer": False},
+    WireError: {"pointer": True},
+    errors.ValueValidationError: {"text": True, "value": False},
+    errors.RequestAbortedError: {"partial": False},
+    errors.BatchError: {"results": True},
+}
+_LONGEST_TEXT = 100_000  # characters of each text
+_LONGEST_REPR = 200
+
+
+class Failure(Variant, frozen=True, tag="Error"):
+    """An error: what all have, then what single classes add."""
+
+    type: str
+    message: str
+    hint: str = ""
+    where: tuple[str, int, str] | None = None
+    notes: tuple[str, ...] = ()
+    parameter: str | None = None
+    pointer: str | None = None
+    text: str | None = None
+    value: Any = None
+    partial: Generation | None = None
+    results: tuple[Failure | None, ...] | None = None
+
+
+def as_failure(error: SglError) -> Failure:
+    kind: Any = next(kind for kind in type(error).__mro__ if ERRORS.get(kind.__name__) is kind)
+    own: dict[str, Any] = {name: getattr(error, name, None) for name in _OWN.get(kind, ())}
+    for name in ("parameter", "pointer", "text"):
+        if own.get(name) is not None:
+            own[name] = _text(own[name])
+    if not is_plain(own.get("value"), LIMITS):
+        own["value"] = _text(f"{own['value']!r:.{_LONGEST_REPR}}")
+    if "results" in own:
+        own["results"] = tuple(_result(each) for each in own["results"] or ())
+    where = error.where.source_line if isinstance(error.where, Location) else error.where
+    notes = [_text(note) for note in getattr(error, "__notes__", ())]
+    if error.__cause__ is not None:
+        notes.append(_text(f"Caused by {_named(error.__cause__)}"))
+    return Failure(
+        type=kind.__name__,
+        message=_text(error.message),
+        hint=_text(error.hint),
+        where=None if where is None else (_text(where.file), where.line, _text(where.function)),
+        notes=tuple(notes),
+        **own,
+    )
+
+
+def _result(result: object) -> Failure | None:
+    if isinstance(result, BaseException) and not isinstance(result, SglError):
+        return as_failure(errors.ProgramError(_named(result)))
+    return as_failure(result) if isinstance(result, SglError) else None
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _text(text: object) -> str:
+    return str(text)[:_LONGEST_TEXT].encode("utf-8", "backslashreplace").decode()
+
+
+def as_error(failure: Failure) -> SglError:
+    """
+    Raises:
+        WireError: its class is unknown, or has other members.
+    """
+    kind = ERRORS.get(failure.type)
+    if kind is None:
+        raise WireError(f"{failure.type!r:.80} is no error", pointer="/data/type", hint=f"Use {', '.join(ERRORS)}.")
+    names = _OWN.get(kind, {})
+    own: dict[str, Any] = {}
+    for name in ("parameter", "pointer", "text", "value", "partial", "results"):
+        value = getattr(failure, name)
+        if value is not None and name not in names:
+            raise WireError(f"a {kind.__name__} has no `{name}`", pointer=f"/data/{name}")
+        if value is None and names.get(name):
+            raise WireError(f"a {kind.__name__} has a `{name}`", pointer="/data")
+        if name in names:
+            own[name] = value
+    if failure.results is not None:
+        own["results"] = [each and as_error(each) for each in failure.results]
+    where = None if failure.where is None else SourceLine(*failure.where)
+    attributes = {"message": failure.message, "hint": failure.hint, "where": where, **own}
+    error = restored(kind, (failure.message,), attributes)
+    for note in failure.notes:
+        error.add_note(note)
+    return error

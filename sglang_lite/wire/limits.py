@@ -1,0 +1,58 @@
+"""How large a message may be, and errors with the place in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from sglang_lite.errors import WireError
+
+INTEGERS: Final = range(-(2**63), 2**64)  # what msgpack has
+
+
+class Limits(NamedTuple):
+    """Limits of a message, for who sends it and who reads it.
+
+    Attributes:
+        bytes: its size.
+        depth: of objects and lists inside one another.
+        items: values and names, each of which may take 60 times its bytes in memory.
+    """
+
+    bytes: int = 2**26
+    depth: int = 128
+    items: int = 2**20
+
+
+LIMITS: Final = Limits()
+
+
+def pointer_to(path: Iterable[str | int]) -> str:
+    """A JSON Pointer (RFC 6901)."""
+    return "".join(f"/{str(part).replace('~', '~0').replace('/', '~1'):.200}" for part in path)
+
+
+def too_large(size: int, limits: Limits) -> WireError:
+    return WireError(f"{size} bytes are more than {limits.bytes}", hint="Send less, or raise the limit.")
+
+
+def too_deep(path: Iterable[str | int], limits: Limits) -> WireError:
+    return WireError(f"nested deeper than {limits.depth}", pointer=pointer_to(path), hint="Nest less.")
+
+
+def too_many(path: Iterable[str | int], limits: Limits) -> WireError:
+    hint = "Send less, or raise the limit."
+    return WireError(f"more than {limits.items} values and names", pointer=pointer_to(path), hint=hint)
+
+
+def too_wide(path: Iterable[str | int]) -> WireError:
+    hint = "Use a float or a text."
+    return WireError("an integer of more than 64 bits", pointer=pointer_to(path), hint=hint)
+
+
+def doubled(path: Iterable[str | int]) -> WireError:
+    return WireError("a name that is there twice", pointer=pointer_to(path))
+
+
+def cut_short(path: Iterable[str | int]) -> WireError:
+    return WireError("the data is cut short", pointer=pointer_to(path))

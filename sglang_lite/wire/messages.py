@@ -1,0 +1,199 @@
+"""Messages: one record or error each, to bytes and back."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any, Final, Literal, TypeAlias, cast
+
+import msgspec
+
+from sglang_lite.errors import ParameterError, SglError, WireError
+from sglang_lite.program import nodes
+from sglang_lite.protocol import constraints, prompt, results, sampling
+from sglang_lite.protocol.record import Record
+from sglang_lite.protocol.results import Delta, Generation, Played, Selection
+from sglang_lite.wire.failure import Failure, as_error, as_failure
+from sglang_lite.wire.limits import LIMITS, Limits, too_deep, too_large
+from sglang_lite.wire.plain import check
+from sglang_lite.wire.scan import FLOAT, scan_json, scan_msgpack
+
+VERSION: Final = 1
+
+Form: TypeAlias = Literal["msgpack", "json"]
+Message: TypeAlias = Record | SglError
+
+
+class _Played(Record, frozen=True):
+    """Played, with an error as data."""
+
+    path: tuple[int, ...]
+    name: str | None
+    event: Delta | Generation | Selection | Failure
+
+
+# What may be sent, by its name.
+TYPES: Final[dict[str, type[Record]]] = {
+    kind.__name__: kind
+    for kind in (
+        sampling.SamplingParams,
+        constraints.Choices, constraints.Continuation, constraints.Ebnf, constraints.InOrder, constraints.JsonSchema,
+        constraints.Lark, constraints.Number, constraints.OneOf, constraints.Regex, constraints.Repeated,
+        constraints.StructuralTag, constraints.Tag, constraints.TaggedObject, constraints.Tags,
+        prompt.Image, prompt.Message, prompt.Prompt, prompt.Span,
+        results.ChoiceScore, Delta, Generation, Played, results.ProgramResult, Selection, results.TokenLogprob,
+        results.Usage,
+        nodes.Fork, nodes.Gen, nodes.Grammar, nodes.Join, nodes.Mark, nodes.Program, nodes.Rollback, nodes.Select,
+        nodes.Text,
+    )
+}  # fmt: skip
+_READ: Final[dict[str, type[Record]]] = {**TYPES, "Played": _Played, "Error": Failure}
+_FLOATS: Final = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
+_ENVELOPE: Final = {"version", "type", "data"}
+
+
+def encode(message: Message, *, form: Form = "msgpack", limits: Limits = LIMITS) -> bytes:
+    """A record or an error as data.
+
+    Raises:
+        WireError: something in it has no form, or it is too large.
+    """
+    try:
+        name, data = _named(message)
+        odd = check(data, limits)
+        if _checked(form) == "msgpack":
+            found = msgspec.msgpack.encode({"version": VERSION, "type": name, "data": data})
+        else:
+            content = _without_odd_floats(msgspec.to_builtins(data)) if odd else data
+            found = msgspec.json.encode({"version": VERSION, "type": name, "data": content})
+    except RecursionError:  # the caller is deep in a recursion of its own
+        raise too_deep(["data"], limits) from None
+    if len(found) > limits.bytes:
+        raise too_large(len(found), limits)
+    if len(found) > limits.items:  # there may be as many
+        _scan(found, form, limits)
+    return found
+
+
+def decode(data: bytes | bytearray | memoryview, *, form: Form = "msgpack", limits: Limits = LIMITS) -> Message:
+    """The record or error that data tells of.
+
+    Raises:
+        WireError: anything is wrong with the data.
+    """
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise ParameterError("data", f"{data!r:.60} is no bytes.")
+    if (size := data.nbytes if isinstance(data, memoryview) else len(data)) > limits.bytes:
+        raise too_large(size, limits)
+    data = bytes(data)
+    try:
+        odd = _scan(data, _checked(form), limits)
+        name, content = _opened(data, form)
+        found = _read(name, content, form, odd=odd)
+        if odd:
+            check(found, limits)
+    except RecursionError:  # the caller is deep in a recursion of its own
+        raise too_deep(["data"], limits) from None
+    if isinstance(found, Failure):
+        return as_error(found)
+    if isinstance(found, _Played):
+        event = as_error(found.event) if isinstance(found.event, Failure) else found.event
+        return Played(found.path, found.name, event)
+    return cast(Record, found)
+
+
+def _checked(form: Form) -> Form:
+    if form not in ("msgpack", "json"):
+        raise ParameterError("form", f"{form!r:.60} is neither 'msgpack' nor 'json'.")
+    return form
+
+
+def _scan(data: bytes, form: Form, limits: Limits) -> bool:
+    if form == "msgpack":
+        return scan_msgpack(data, limits)
+    try:
+        return scan_json(data.decode(), limits)
+    except UnicodeDecodeError as error:
+        raise WireError(f"byte {error.start} is no UTF-8") from None
+
+
+def _named(message: Message) -> tuple[str, Record]:
+    """The name of a message's type, and its data as a record."""
+    if isinstance(message, SglError):
+        return "Error", as_failure(message)
+    name = type(message).__name__
+    if TYPES.get(name) is not type(message):
+        raise WireError(f"a {name} can't be sent", hint=f"Send one of {', '.join(TYPES)}, or an SglError.")
+    if isinstance(message, Played) and isinstance(message.event, SglError):
+        return name, _Played(message.path, message.name, as_failure(message.event))
+    return name, message
+
+
+def _opened(data: bytes, form: Form) -> tuple[str, msgspec.Raw]:
+    """The type and content of a message of this version."""
+    try:
+        envelope = _decoder(dict[str, msgspec.Raw], form).decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise WireError(f"no message: {error}") from None
+    version = _value(envelope, "version", int, form)
+    if version != VERSION:
+        hint = "Upgrade sglang_lite here." if version > VERSION else "Upgrade sglang_lite where it was sent."
+        raise WireError(f"version {version} of the format is not {VERSION}", pointer="/version", hint=hint)
+    name = _value(envelope, "type", str, form)
+    if name not in _READ:
+        raise WireError(f"{name!r:.80} is no type of message", pointer="/type", hint=f"Use {', '.join(_READ)}.")
+    if envelope.keys() != _ENVELOPE:
+        odd = min(envelope.keys() ^ _ENVELOPE)
+        raise WireError(f"`{odd:.80}` is missing or no member of a message")
+    return name, envelope["data"]
+
+
+def _value(envelope: dict[str, msgspec.Raw], name: str, kind: Any, form: Form) -> Any:
+    if name not in envelope:
+        raise WireError(f"`{name}` is missing")
+    try:
+        return _decoder(kind, form).decode(envelope[name])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _translated(error, f"/{name}") from None
+
+
+def _read(name: str, content: msgspec.Raw, form: Form, *, odd: bool) -> Any:
+    kind = _READ[name]
+    try:
+        if odd and form == "json":
+            return msgspec.convert(_with_odd_floats(msgspec.json.decode(content)), kind)
+        return _decoder(kind, form).decode(content)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _translated(error, "/data") from None
+
+
+@cache
+def _decoder(kind: Any, form: Form) -> msgspec.json.Decoder[Any] | msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(kind) if form == "msgpack" else msgspec.json.Decoder(kind)
+
+
+def _translated(error: Exception, above: str) -> WireError:
+    """A library's error, its path (`$.a[0]`) as a JSON Pointer."""
+    message, _, path = str(error).partition(" - at `")
+    path = path.rpartition("$")[2].rstrip("`")
+    return WireError(message, pointer=above + path.replace(".", "/").replace("[", "/").replace("]", ""))
+
+
+def _without_odd_floats(value: Any) -> Any:
+    if type(value) is float:
+        return value if math.isfinite(value) else {FLOAT: repr(value)}
+    if isinstance(value, list | tuple):
+        return [_without_odd_floats(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _without_odd_floats(item) for name, item in value.items()}
+    return value
+
+
+def _with_odd_floats(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_with_odd_floats(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {FLOAT} and isinstance(value[FLOAT], str) and value[FLOAT] in _FLOATS:
+        return _FLOATS[value[FLOAT]]
+    return {name: _with_odd_floats(item) for name, item in value.items()}

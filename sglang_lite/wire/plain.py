@@ -1,0 +1,140 @@
+"""Checks of records before they are sent: that all of them has a form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from sglang_lite.errors import WireError
+from sglang_lite.protocol.record import Record
+from sglang_lite.protocol.sampling import Unset
+from sglang_lite.wire.limits import INTEGERS, Limits, pointer_to, too_deep
+from sglang_lite.wire.scan import FLOAT
+
+_FREE = frozenset({"meta", "value"})  # members of records that hold any plain data
+
+
+class _RefusedError(Exception):
+    """Something that can't be sent. The path to it grows from its end while this is raised."""
+
+    def __init__(self, problem: str, hint: str = "") -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.hint = hint
+        self.path: list[str | int] = []
+
+    def error(self, above: Iterable[str | int]) -> WireError:
+        return WireError(self.problem, pointer=pointer_to((*above, *reversed(self.path))), hint=self.hint)
+
+
+def check(record: Record, limits: Limits) -> bool:
+    """Checks all of a record.
+
+    Returns:
+        Whether it has a float that JSON does not have.
+    """
+    try:
+        return _check_record(record, limits.depth - 1)  # inside the message's object
+    except _RefusedError as refused:
+        raise refused.error(["data"]) from None
+    except RecursionError:
+        raise too_deep(["data"], limits) from None
+
+
+def is_plain(value: object, limits: Limits) -> bool:
+    """Whether a value is data that may stand in `meta`."""
+    try:
+        _check(value, limits.depth // 2, plain=True)
+    except (_RefusedError, RecursionError):
+        return False
+    return True
+
+
+def _check_record(record: Record, depth: int) -> bool:
+    odd = False
+    if not depth:
+        raise _RefusedError("nested too deeply", "Nest less, or raise the limit.")
+    for name in record.__struct_fields__:
+        value = getattr(record, name)
+        if value is None or value is True or value is False:
+            continue
+        try:
+            odd = _check(value, depth - 1, plain=name in _FREE) or odd
+        except _RefusedError as refused:
+            refused.path.append(name)
+            raise
+    return odd
+
+
+def _check(value: Any, depth: int, *, plain: bool) -> bool:
+    kind = type(value)
+    if kind is str:
+        if not value.isascii():
+            _check_text(value)
+    elif kind is int:
+        if value not in INTEGERS:
+            raise _RefusedError("an integer of more than 64 bits", "Use a float or a text.")
+    elif kind is float:
+        if not math.isfinite(value):
+            if not depth:
+                raise _RefusedError("nested too deeply", "Nest less, or raise the limit.")
+            return True
+    elif value is None or kind is bool:
+        pass
+    elif kind is list or (kind is tuple and not plain):
+        return _check_items(value, depth, plain=plain)
+    elif kind is dict and plain:
+        return _check_object(value, depth)
+    elif not plain and isinstance(value, Record):
+        return _check_record(value, depth)
+    elif not plain and (kind is bytes or kind is Unset):
+        pass
+    else:
+        raise _RefusedError(
+            f"a {kind.__name__} can't be sent",
+            "Use None, booleans, numbers, texts, lists, and dictionaries by text."
+            if plain
+            else "It stays with who has it: give data instead.",
+        )
+    return False
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise _RefusedError(
+            "half of a surrogate pair in a text", 'Use text.encode("utf-8", "replace").decode().'
+        ) from None
+
+
+def _check_items(items: Any, depth: int, *, plain: bool) -> bool:
+    if not depth:
+        raise _RefusedError("nested too deeply", "Nest less, or raise the limit.")
+    odd = False
+    if set(map(type, items)) == {int} and min(items) in INTEGERS and max(items) in INTEGERS:  # token ids
+        return False
+    for i, item in enumerate(items):
+        try:
+            odd = _check(item, depth - 1, plain=plain) or odd
+        except _RefusedError as refused:
+            refused.path.append(i)
+            raise
+    return odd
+
+
+def _check_object(members: dict[Any, Any], depth: int) -> bool:
+    if not depth:
+        raise _RefusedError("nested too deeply", "Nest less, or raise the limit.")
+    odd = False
+    for name, value in members.items():
+        if type(name) is not str or name == FLOAT:
+            raise _RefusedError(f"{name!r:.60} is no name of a member", "Use texts.")
+        try:
+            _check_text(name)
+            odd = _check(value, depth - 1, plain=True) or odd
+        except _RefusedError as refused:
+            refused.path.append(name)
+            raise
+    return odd

@@ -1,0 +1,209 @@
+"""Scans of bytes, before anything is made of them: limits, doubled names, texts, wide integers. Time and memory are
+linear in the bytes, up to the limit of items. Whether JSON is well-formed is left to who decodes it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+
+from sglang_lite.errors import WireError
+from sglang_lite.wire.limits import INTEGERS, Limits, cut_short, doubled, pointer_to, too_deep, too_many, too_wide
+
+FLOAT: Final = "$float"  # the name of what stands for a number that JSON does not have
+
+# Possessive, so that no text makes it try again. A string that doesn't end is a group of its own for the same reason.
+_JSON: Final = re.compile(
+    r"""("[^"\\]*+(?:\\.[^"\\]*+)*+") ([ \t\r\n]*+:)?+
+    |   (")
+    |   ([\[{])
+    |   ([\]}])
+    |   (,[, \t\r\n]*+)
+    |   ([-0-9a-z][-+.0-9a-zA-Z, \t\r\n]*+)  # all of a list of numbers
+    |   [^-0-9a-z"\[\]{},]++
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_TEXT, _NAME, _CUT, _OPEN, _CLOSE, _COMMA, _SCALARS = range(1, 8)
+_BLANKS: Final = " \t\r\n"
+_DIGITS: Final = re.compile(r"[0-9]{19}")
+_INTEGER: Final = re.compile(r"(?<![-+.0-9eE])-?[0-9]{19,}(?![.0-9eE])")
+
+# The containers that a scan is in are three lists, outermost first: what its names have been (None in a list), the name
+# or index of what comes, and in msgpack how many items are left.
+
+
+def scan_json(text: str, limits: Limits) -> bool:
+    """Scans JSON.
+
+    Returns:
+        Whether the name `$float` is in it.
+    """
+    items, floats = 0, False
+    wide = _DIGITS.search(text) is not None  # somewhere, if only in a string
+    path: list[Any] = []
+    names: set[str] | None = None  # of the innermost container
+    outer: list[set[str] | None] = []
+    for token in _JSON.finditer(text):
+        kind = token.lastindex
+        if kind == _NAME and names is not None:
+            name = token[1]
+            path[-1] = name = _unescaped(name) if "\\" in name else name[1:-1]
+            if name in names:
+                raise doubled(path)
+            names.add(name)
+            floats = floats or name == FLOAT
+            items += 1
+        elif kind in (_TEXT, _NAME):
+            items += 1
+        elif kind == _SCALARS:
+            run = token[0]
+            if wide:
+                _check_integers(run, path)
+            if "," in run:
+                commas = run.count(",")
+                items += commas - run.rstrip(_BLANKS).endswith(",")
+                if path and names is None:
+                    path[-1] += commas
+            items += 1
+        elif kind == _COMMA:
+            if path and names is None:
+                path[-1] += token[0].count(",")
+        elif kind == _OPEN:
+            items += 1
+            if len(path) >= limits.depth:
+                raise too_deep(path, limits)
+            outer.append(names)
+            names = set() if token[0] == "{" else None
+            path.append(0)
+        elif kind == _CLOSE:
+            if not path:
+                raise WireError("no message: a bracket that closes nothing")
+            path.pop()
+            names = outer.pop()
+        elif kind == _CUT:
+            raise cut_short(path)
+        if items > limits.items:
+            raise too_many(path, limits)
+    return floats
+
+
+def _check_integers(run: str, path: list[Any]) -> None:
+    for found in _INTEGER.finditer(run):
+        if len(found[0]) > 20 or int(found[0]) not in INTEGERS:
+            before = run.count(",", 0, found.start())
+            raise too_wide([*path[:-1], path[-1] + before] if before and isinstance(path[-1], int) else path)
+
+
+def _unescaped(name: str) -> str:
+    try:
+        return str(json.loads(name))
+    except ValueError:
+        return name  # malformed
+
+
+# --------------------------------------------------------------------------------------------------- msgpack
+
+_SCALAR: Final = (  # of a fixed width
+    rb"[\x00-\x7f\xc0\xc2\xc3\xe0-\xff]|[\xcc\xd0].|[\xcd\xd1]..|[\xca\xce\xd2].{4}|[\xcb\xcf\xd3].{8}"
+)
+_RUN: Final = 64
+_SCALARS_RUN: Final = re.compile(rb"(?:" + _SCALAR + rb"){%d}" % _RUN, re.DOTALL)
+_WIDTHS: Final = [  # of those, by their first byte
+    *([1] * 0x80), *([0] * 0x40), 1, 0, 1, 1, *([0] * 6), 5, 9, 2, 3, 5, 9, 2, 3, 5, 9, *([0] * 12), *([1] * 0x20),
+]  # fmt: skip
+# Other kinds: how many bytes their length has, then what it is with the head's own bits where it has none.
+_STRING, _BYTES, _LIST, _OBJECT = range(4)
+_KINDS: Final = {
+    **{head: (_STRING, 0, head & 31) for head in range(0xA0, 0xC0)},
+    **{head: (_LIST, 0, head & 15) for head in range(0x90, 0xA0)},
+    **{head: (_OBJECT, 0, head & 15) for head in range(0x80, 0x90)},
+    **{0xD9: (_STRING, 1, 0), 0xDA: (_STRING, 2, 0), 0xDB: (_STRING, 4, 0)},
+    **{0xC4: (_BYTES, 1, 0), 0xC5: (_BYTES, 2, 0), 0xC6: (_BYTES, 4, 0)},
+    **{0xDC: (_LIST, 2, 0), 0xDD: (_LIST, 4, 0), 0xDE: (_OBJECT, 2, 0), 0xDF: (_OBJECT, 4, 0)},
+}
+
+
+def scan_msgpack(data: bytes, limits: Limits) -> bool:
+    """Scans msgpack. What passes is well-formed.
+
+    Returns:
+        Whether there are bytes in it, or the name `$float`.
+    """
+    at, size, items, odd = 0, len(data), 1, False
+    path: list[str | int] = []
+    names: set[str] | None = None  # of the innermost container, as `count` and `left`, how many items it has
+    count = left = 1
+    outer: list[tuple[set[str] | None, int, int]] = []
+    while left or outer:
+        if not left:
+            names, count, left = outer.pop()
+            path.pop()
+            continue
+        left -= 1
+        if names is not None:
+            if at < size and _KINDS.get(data[at], (None,))[0] != _STRING:
+                raise WireError("a name that is no text", pointer=pointer_to(path[:-1]))
+            _, at, end = _head(data, at, path)
+            path[-1] = name = _text(data, at, end, path)
+            at = end
+            if name in names:
+                raise doubled(path)
+            names.add(name)
+            odd = odd or name == FLOAT
+        elif path:
+            while left > _RUN and (run := _SCALARS_RUN.match(data, at)) is not None:
+                at = run.end()
+                left -= _RUN
+            path[-1] = count - left - 1
+        if at < size and (width := _WIDTHS[data[at]]):
+            at += width
+            continue
+        kind, at, end = _head(data, at, path)
+        if kind == _STRING:
+            _text(data, at, end, path)
+            at = end
+        elif kind == _BYTES:
+            odd = True
+            at = end
+        else:
+            inside = end - at  # as many items
+            if len(path) >= limits.depth:
+                raise too_deep(path, limits)
+            items += inside if kind == _LIST else 2 * inside
+            if items > limits.items:
+                raise too_many(path, limits)
+            outer.append((names, count, left))
+            path.append(0)
+            names = None if kind == _LIST else set()
+            count = left = inside
+    if at > size:
+        raise cut_short(path)
+    if at < size:
+        raise WireError(f"{size - at} bytes follow the message")
+    return odd
+
+
+def _head(data: bytes, at: int, path: list[str | int]) -> tuple[int, int, int]:
+    """The kind of what begins at `at`, where its content begins, and where that ends if an item is a byte."""
+    try:
+        kind, width, length = _KINDS[data[at]]
+    except IndexError:
+        raise cut_short(path) from None
+    except KeyError:
+        raise WireError(f"a value of no known kind ({data[at]:#04x})", pointer=pointer_to(path)) from None
+    at += 1
+    if width:
+        length = int.from_bytes(data[at : at + width], "big")
+        at += width
+    if at + length > len(data):  # an item has a byte or more
+        raise cut_short(path)
+    return kind, at, at + length
+
+
+def _text(data: bytes, at: int, end: int, path: list[str | int]) -> str:
+    try:
+        return str(data[at:end], "utf-8")
+    except UnicodeDecodeError:
+        raise WireError("a text that is no UTF-8", pointer=pointer_to(path)) from None

@@ -1,0 +1,504 @@
+"""Records and errors travel as data and come back the same; data that is wrong is refused, and nothing else happens."""
+
+import contextlib
+import json
+import math
+import os
+import random
+import types
+import typing
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sglang_lite as sgl
+from sglang_lite import errors, protocol, wire
+from sglang_lite.program import nodes
+from sglang_lite.protocol.record import Record, Variant
+from sglang_lite.protocol.sampling import PARAMETERS, Deferred
+from sglang_lite.wire import failure, messages
+
+FUZZED = int(os.environ.get("SGLANG_LITE_WIRE_FUZZ", "500"))
+FORMS = ["msgpack", "json"]
+both = pytest.mark.parametrize("form", FORMS)
+
+# ------------------------------------------------------------------------------------------------ any record
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+names = texts.filter(lambda text: text != "$float")
+integers = st.integers(-(2**63), 2**64 - 1)
+floats = st.floats(allow_nan=False)
+plain = st.recursive(
+    st.none() | st.booleans() | integers | floats | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+    max_leaves=6,
+)
+places = st.builds(errors.SourceLine, texts, st.integers(0, 10**6), texts)
+
+
+def values(kind):
+    """Values of an annotation."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple and inner[-1] is ...:
+        return tuples(st.deferred(lambda: values(inner[0])))
+    if origin is tuple:
+        return st.tuples(*map(values, inner))
+    if origin is typing.Literal:
+        return st.sampled_from(inner)
+    if origin in (typing.Union, types.UnionType):
+        return st.one_of([st.deferred(lambda each=each: values(each)) for each in inner])
+    if origin is not None:
+        return st.dictionaries(names, plain, max_size=3)  # meta
+    if kind is protocol.SglError:
+        return problems()
+    if isinstance(kind, type) and issubclass(kind, Record):
+        return records(kind)
+    return {
+        str: texts, int: integers, float: floats, bool: st.booleans(), bytes: st.binary(max_size=8),
+        type(None): st.none(), protocol.Unset: st.just(protocol.UNSET),
+    }[kind]  # fmt: skip
+
+
+def records(kind):
+    members = {name: values(annotation) for name, annotation in typing.get_type_hints(kind).items()}
+    if kind is protocol.JsonSchema:
+        members["separators"] = st.sampled_from([(", ", ": "), (",", ":"), (" ,\n", ":")])
+    if kind is protocol.SamplingParams:
+        members = {each.name: st.just(protocol.UNSET) | within(each) for each in PARAMETERS}
+    return st.builds(kind, **members)
+
+
+def within(parameter):
+    """Values that a parameter takes."""
+    low, high, above = parameter.range.low, parameter.range.high, parameter.range.above
+    whole = st.integers(-(2**63) if low is None else int(low), 2**64 - 1 if high is None else int(high))
+    real = st.floats(low, high, exclude_min=above, allow_nan=False, allow_infinity=False)
+    return {
+        "int": whole, "float": real, "bool": st.booleans(), "strings": tuples(texts.filter(bool)),
+        "token ids": tuples(whole), "biases": tuples(st.tuples(whole, st.floats(allow_nan=False, allow_infinity=False))),
+    }[parameter.kind]  # fmt: skip
+
+
+def tuples(items):
+    return st.lists(items, max_size=3).map(tuple)
+
+
+def problems():
+    """Errors of any class."""
+    common = {"hint": texts, "where": st.none() | places}
+    own = {
+        sgl.ParameterError: st.builds(sgl.ParameterError, texts, texts, **common),
+        sgl.ConstraintError: st.builds(sgl.ConstraintError, texts, pointer=st.none() | texts, **common),
+        protocol.WireError: st.builds(protocol.WireError, texts, pointer=texts, hint=texts),
+        sgl.ValueValidationError: st.builds(sgl.ValueValidationError, texts, text=texts, value=plain, **common),
+        sgl.RequestAbortedError: st.builds(aborted, texts, st.none() | records(protocol.Generation)),
+        sgl.BatchError: st.builds(sgl.BatchError, texts, st.lists(st.none() | st.builds(sgl.SglError, texts))),
+    }
+    return st.one_of([own.get(kind, st.builds(kind, texts, **common)) for kind in failure.ERRORS.values()])
+
+
+def aborted(message, partial):
+    error = sgl.RequestAbortedError(message)
+    error.partial = partial
+    return error
+
+
+def content(message):
+    """What is compared of a message."""
+    if isinstance(message, sgl.SglError):
+        return type(message), str(message), {name: content(value) for name, value in vars(message).items()}
+    if isinstance(message, protocol.Played):
+        return message.path, message.name, content(message.event)
+    return [content(each) for each in message] if isinstance(message, list) else message
+
+
+@both
+@pytest.mark.parametrize("kind", wire.TYPES.values(), ids=wire.TYPES)
+def test_any_record_comes_back_the_same(kind, form):
+    @settings(max_examples=30, deadline=None)
+    @given(records(kind))
+    def check(record):
+        again = wire.decode(wire.encode(record, form=form), form=form)
+        assert type(again) is kind
+        assert content(again) == content(record)
+
+    check()
+
+
+@both
+@settings(max_examples=200, deadline=None)
+@given(error=problems())
+def test_any_error_comes_back_the_same(form, error):
+    again = wire.decode(wire.encode(error, form=form), form=form)
+    assert content(again) == content(error)
+    assert again.args == error.args
+
+
+def test_the_table_has_every_record_and_every_error():
+    def below(kind):
+        return {kind}.union(*map(below, kind.__subclasses__()))
+
+    homes = ("sglang_lite.protocol", "sglang_lite.program")
+    ours = {kind for kind in below(Record) if kind.__module__.startswith(homes)} - {Record, Variant}
+    assert set(wire.TYPES.values()) == ours
+    assert set(failure.ERRORS.values()) == {kind for kind in below(sgl.SglError) if kind.__module__ == errors.__name__}
+    assert messages._Played.__struct_fields__ == protocol.Played.__struct_fields__
+
+
+def test_only_meta_and_value_hold_what_no_type_says():
+    free = {
+        name
+        for kind in (*wire.TYPES.values(), failure.Failure)
+        for name, annotation in typing.get_type_hints(kind).items()
+        if typing.Any in (annotation, *typing.get_args(annotation))
+    }
+    assert free == {"meta", "value"}
+
+
+# ------------------------------------------------------------------------------------------ forms of their own
+
+
+def test_a_message_says_its_version_and_type():
+    data = wire.encode(protocol.Delta("a", (1,)), form="json")
+    assert json.loads(data) == {
+        "version": 1, "type": "Delta", "data": {"kind": "Delta", "text": "a", "token_ids": [1]},
+    }  # fmt: skip
+    assert msgspec.msgpack.decode(wire.encode(protocol.Delta("a", (1,)))) == json.loads(data)
+
+
+@both
+def test_log_probabilities_of_minus_infinity_survive(form):
+    scores = protocol.Selection((protocol.ChoiceScore("a", (1,), (-math.inf,), (None,)),), meta={"x": [math.inf]})
+    assert wire.decode(wire.encode(scores, form=form), form=form) == scores
+    token = wire.decode(wire.encode(protocol.TokenLogprob(math.nan, 1), form=form), form=form)
+    assert math.isnan(token.logprob)
+
+
+@both
+def test_an_error_travels_with_its_place_and_what_caused_it(form):
+    def fail():
+        raise sgl.ProgramError("no", hint="Do this.") from ValueError("half \ud800")
+
+    with pytest.raises(sgl.ProgramError) as caught:
+        fail()
+    code = fail.__code__
+    caught.value.where = errors.Location(code, 0)
+    caught.value.add_note("in the third item")
+    again = wire.decode(wire.encode(caught.value, form=form), form=form)
+    assert str(again) == str(caught.value)
+    assert again.where == errors.SourceLine(code.co_filename, code.co_firstlineno, code.co_qualname)
+    assert again.__notes__ == ["in the third item", "Caused by ValueError: half \\ud800"]
+
+
+@both
+def test_every_error_travels_whatever_is_in_it(form):
+    class OwnError(sgl.CapabilityError):
+        pass
+
+    def through(error):
+        return wire.decode(wire.encode(error, form=form), form=form)
+
+    assert type(through(OwnError("m"))) is sgl.CapabilityError
+    assert str(through(sgl.SglError("half \ud800"))) == "half \\ud800"
+    assert through(sgl.ValueValidationError("m", text="t", value=print)).value == repr(print)
+    results = through(sgl.BatchError("m", [object(), OwnError("a"), ValueError("b")])).results
+    assert [(type(each), str(each)) for each in results] == [
+        (type(None), "None"), (sgl.CapabilityError, "a"), (sgl.ProgramError, "ValueError: b"),
+    ]  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------ refused when sent
+
+G = protocol.Generation
+UNSENDABLE = {
+    "a function": (G("x", meta={"a": [1, print]}), "/data/meta/a/1", "can't be sent"),
+    "an object": (protocol.Delta(object()), "/data/text", "a object can't be sent"),
+    "a set": (G("x", meta={"a": {1}}), "/data/meta/a", "a set"),
+    "what is only known in the run": (protocol.SamplingParams(seed=Deferred()), "/data/seed", "a Deferred"),
+    "bytes in meta": (G("x", meta={"a": b"x"}), "/data/meta/a", "bytes"),
+    "a tuple in meta": (G("x", meta={"a": (1,)}), "/data/meta/a", "tuple"),
+    "a record in meta": (G("x", meta={"a": protocol.Usage()}), "/data/meta/a", "Usage"),
+    "a name that is no text": (G("x", meta={1: 2}), "/data/meta", "no name"),
+    "the reserved name": (G("x", meta={"a": {"$float": "inf"}}), "/data/meta/a", "no name"),
+    "a wide integer": (protocol.SamplingParams(seed=2**64), "/data/seed", "64 bits"),
+    "a wide token": (protocol.Span("x", (1, -(2**63) - 1)), "/data/ids/1", "64 bits"),
+    "half a pair": (protocol.Prompt((protocol.Span("a"), protocol.Span("\udc00"))), "/data/spans/1/text", "surrogate"),
+    "half a pair in a name": (G("x", meta={"\ud800": 1}), "/data/meta", "surrogate"),
+    "an error in a record": (G("x", meta={"~/": ValueError()}), "/data/meta/~0~1", "ValueError"),
+}  # fmt: skip
+
+
+@both
+@pytest.mark.parametrize(("record", "pointer", "problem"), UNSENDABLE.values(), ids=UNSENDABLE)
+def test_what_has_no_form_is_refused_where_it_is_sent(record, pointer, problem, form):
+    with pytest.raises(protocol.WireError, match=problem) as caught:
+        wire.encode(record, form=form)
+    assert caught.value.pointer.startswith(pointer)
+
+
+def nested(depth):
+    constraint = protocol.Regex("a")
+    for _ in range(depth):
+        constraint = protocol.Repeated(constraint)
+    return constraint
+
+
+@both
+def test_what_is_sent_can_be_read_up_to_the_limit_of_depth(form):
+    for depth in (1, 120, 126):
+        assert wire.decode(wire.encode(nested(depth), form=form), form=form) == nested(depth)
+    for depth in (127, 5000):
+        with pytest.raises(protocol.WireError, match="nested"):
+            wire.encode(nested(depth), form=form)
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(protocol.WireError, match="nested"):
+        wire.encode(G("x", meta={"a": deep}), form=form)
+
+
+@both
+def test_what_is_too_large_is_not_sent(form):
+    with pytest.raises(protocol.WireError, match="5"):
+        wire.encode(protocol.Delta("x" * 100), form=form, limits=wire.Limits(bytes=50))
+    with pytest.raises(protocol.WireError, match="more than 50 values"):
+        wire.encode(protocol.Delta("x", tuple(range(60))), form=form, limits=wire.Limits(items=50))
+
+
+def test_what_is_no_message_is_refused():
+    for other in ({"a": 1}, "text", None, ValueError("x"), wire.Limits()):
+        with pytest.raises(protocol.WireError, match="can't be sent"):
+            wire.encode(other)
+    with pytest.raises(sgl.ParameterError, match="form"):
+        wire.encode(protocol.Usage(), form="xml")
+    with pytest.raises(sgl.ParameterError, match="data"):
+        wire.decode("{}", form="json")
+
+
+# ------------------------------------------------------------------------------------------ refused when read
+
+
+def message(**members):
+    return {"version": 1, "type": "Delta", "data": {"kind": "Delta", "text": "a"}, **members}
+
+
+def without(name):
+    return {key: value for key, value in message().items() if key != name}
+
+
+WRONG = {
+    "a newer version": (message(version=2), "/version", "version 2 .*Upgrade sglang_lite here"),
+    "an older version": (message(version=0), "/version", "Upgrade sglang_lite where"),
+    "a version as text": (message(version="1"), "/version", "int"),
+    "no version": (without("version"), "", "`version` is missing"),
+    "no data": (without("data"), "", "`data` is missing"),
+    "a member too many": (message(more=1), "", "`more`"),
+    "an unknown type": (message(type="os.system"), "/type", "'os.system' is no type"),
+    "an unknown member": (message(data={"kind": "Delta", "text": "a", "more": 1}), "/data", "more"),
+    "a member missing": (message(data={"kind": "Delta"}), "/data", "text"),
+    "a wrong type": (message(data={"kind": "Delta", "text": "a", "token_ids": [1, "2"]}), "/data/token_ids/1", "int"),
+    "another kind": (message(data={"kind": "Generation", "text": "a"}), "/data/kind", "Generation"),
+    "an unknown kind": (message(type="Tag", data={"begin": "", "content": {"kind": "X"}, "end": ""}),
+                        "/data/content/kind", "X"),
+    "a constraint that is none": (message(type="JsonSchema", data={"kind": "JsonSchema", "schema": "", "separators": ["", ""]}),
+                                  "/data", "separators"),
+    "an unknown error": (message(type="Error", data={"kind": "Error", "type": "KeyError", "message": ""}),
+                         "/data/type", "'KeyError' is no error"),
+    "an error with another's member": (
+        message(type="Error", data={"kind": "Error", "type": "SglError", "message": "", "pointer": ""}),
+        "/data/pointer", "has no `pointer`"),
+    "an error without its member": (
+        message(type="Error", data={"kind": "Error", "type": "ParameterError", "message": ""}),
+        "/data", "has a `parameter`"),
+    "a list": ([1], "", "object"),
+    "nothing": (None, "", "object"),
+}  # fmt: skip
+
+
+@both
+@pytest.mark.parametrize(("data", "pointer", "problem"), WRONG.values(), ids=WRONG)
+def test_what_is_no_message_of_this_version_is_refused(data, pointer, problem, form):
+    with pytest.raises(protocol.WireError, match=problem) as caught:
+        wire.decode(getattr(msgspec, form).encode(data), form=form)
+    assert caught.value.pointer == pointer
+
+
+def delta(inner):
+    return b'{"version":1,"type":"Delta","data":{"kind":"Delta",' + inner + b"}}"
+
+
+WRONG_JSON = {
+    "a name twice": (delta(b'"text":"a","text":"b"'), "/data/text", "twice"),
+    "a name twice, escaped": (delta(b'"text":"a","t\\u0065xt":"b"'), "/data/text", "twice"),
+    "a name twice in the envelope": (b'{"version":1,"version" :1}', "/version", "twice"),
+    "a wide integer": (delta(b'"text":"a","token_ids":[1, 2,[],3,123456789012345678901]'), "/data/token_ids/4", "64 bits"),
+    "a wider integer": (delta(b'"text":"a","index":' + b"1" * 10_000), "/data/index", "64 bits"),
+    "too deep": (delta(b'"text":' + b"[" * 10_000), "/data/text" + "/0" * 126, "nested deeper than 128"),
+    "half a pair": (delta(b'"text":"\\ud800"'), "", "no message"),
+    "half a pair, then text": (delta(b'"text":"\\ud800 and"'), "", "no message"),
+    "the other half": (delta(b'"text":"\\udc00"'), "", "no message"),
+    "no UTF-8": (delta(b'"text":"\xff"'), "", "UTF-8"),
+    "NaN": (delta(b'"text":NaN'), "", "no message"),
+    "text without an end": (b'{"version":1,"type":"' + b'\\"' * 10, "/type", "cut short"),
+    "an odd float of no number": (
+        b'{"version":1,"type":"TokenLogprob","data":{"token_id":1,"logprob":{"$float":"1"}}}', "/data/logprob", "float"),
+    "an odd float in meta": (
+        b'{"version":1,"type":"Selection","data":{"kind":"Selection","scores":[],"meta":{"a":{"$float":"1"}}}}',
+        "/data/meta/a", "no name"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "pointer", "problem"), WRONG_JSON.values(), ids=WRONG_JSON)
+def test_json_that_a_library_would_take_is_refused(data, pointer, problem):
+    with pytest.raises(protocol.WireError, match=problem) as caught:
+        wire.decode(data, form="json")
+    assert caught.value.pointer.startswith(pointer)
+
+
+HEAD = b"\x83\xa7version\x01\xa4type\xa9Selection\xa4data"
+SELECTION = HEAD + b"\x83\xa4kind\xa9Selection\xa6scores\x90\xa4meta"
+WRONG_MSGPACK = {
+    "a name twice": (HEAD + b"\x82\xa4kind\xa9Selection\xd9\x04kind\xc0", "/data/kind", "twice"),
+    "too deep": (SELECTION + b"\x91" * 10_000, "/data/meta/0", "nested deeper than 128"),
+    "an extension": (SELECTION + b"\x81\xa1a\xc7\x00\x01", "/data/meta/a", "no known kind"),
+    "a time": (SELECTION + b"\x81\xa1a\xd6\xff\x00\x00\x00\x01", "/data/meta/a", "no known kind"),
+    "bytes in meta": (SELECTION + b"\x81\xa1a\xc4\x01x", "/data/meta/a", "bytes"),
+    "a name that is a number": (SELECTION + b"\x81\x01\x01", "/data/meta", "no text"),
+    "no UTF-8": (SELECTION + b"\x81\xa1a\xa1\xff", "/data/meta/a", "UTF-8"),
+    "a longer list than there is": (SELECTION + b"\x81\xa1a\xdd\xff\xff\xff\xff", "/data/meta/a", "cut short"),
+    "a longer text than there is": (SELECTION + b"\x81\xa1a\xdb\xff\xff\xff\xff", "/data/meta/a", "cut short"),
+    "more behind it": (SELECTION + b"\x80\x00", "", "1 bytes follow"),
+    "nothing": (b"", "", "cut short"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "pointer", "problem"), WRONG_MSGPACK.values(), ids=WRONG_MSGPACK)
+def test_msgpack_that_a_library_would_take_is_refused(data, pointer, problem):
+    with pytest.raises(protocol.WireError, match=problem) as caught:
+        wire.decode(data)
+    assert caught.value.pointer.startswith(pointer)
+
+
+@both
+def test_what_is_too_large_is_not_read(form):
+    data = wire.encode(protocol.Delta("x", tuple(range(60))), form=form)
+    with pytest.raises(protocol.WireError, match="bytes are more than 50"):
+        wire.decode(data, form=form, limits=wire.Limits(bytes=50))
+    with pytest.raises(protocol.WireError, match="more than 50 values"):
+        wire.decode(data, form=form, limits=wire.Limits(items=50))
+    assert wire.decode(memoryview(data), form=form) == wire.decode(bytearray(data), form=form)
+    many = getattr(msgspec, form).encode(message(data={"kind": "Delta", "text": [[]] * 2**20}))
+    with pytest.raises(protocol.WireError, match="more than 1048576 values"):
+        wire.decode(many, form=form)
+
+
+def test_numbers_and_texts_of_json_are_not_taken_for_others():
+    data = b' {"version" : 1, "type":"TokenLogprob","data": {"token_id": 5, "logprob":-0.12345678901234567890123,\n"text":"\\"[{,:1234567890123456789012"}} '
+    assert wire.decode(data, form="json") == protocol.TokenLogprob(
+        -0.12345678901234567890123, 5, '"[{,:1234567890123456789012'
+    )
+    same = b'{"version":1,"type":"Delta","data":{"kind":"Delta","text":"a","token_ids":[18446744073709551615 , -9223372036854775808]}}'
+    assert wire.decode(same, form="json").token_ids == (2**64 - 1, -(2**63))
+
+
+def test_a_caller_that_is_deep_in_a_recursion_gets_no_other_error():
+    data = wire.encode(nested(100))
+
+    def deeper():
+        with contextlib.suppress(RecursionError):
+            deeper()
+        with contextlib.suppress(protocol.WireError, RecursionError):
+            assert wire.decode(data) == nested(100)
+
+    deeper()
+
+
+# ---------------------------------------------------------------------------------------------------- fuzzing
+
+SENT = [
+    protocol.SamplingParams(stop=("a", "ü"), seed=2**64 - 1, temperature=0.5, logit_bias=((1, -1.5),)),
+    protocol.StructuralTag((protocol.Tag("<", protocol.JsonSchema("{}", separators=(",", ":")), ">"),), ("<",)),
+    protocol.Prompt((protocol.Span("a" * 40, (1, 2, 70_000)),), (protocol.Message("user", ("x", protocol.Image(b"\x00" * 20))),)),
+    G("text", tuple(range(200)), matched=3, usage=protocol.Usage(3, total_s=0.5), meta={"a": [None, {"b": 1.5}]}),
+    protocol.Selection((protocol.ChoiceScore("a", (1,), (-math.inf,)),)),
+    protocol.Played((1, 0), "name", sgl.ParameterError("a", "bad", where=errors.SourceLine("f.py", 3, "f"))),
+    aborted("gone", G("so far")),
+    nodes.Program((
+        nodes.Text("a", (1,)),
+        nodes.Fork(((nodes.Gen("x", protocol.SamplingParams(stop=(".",)), protocol.Regex("a+")), nodes.Mark()),) * 2),
+        nodes.Select("y", ("a", "b"), seed=3),
+        nodes.Rollback(1),
+        nodes.Join(1, (2, 2)),
+    )),
+    sgl.BatchError("m", [None, sgl.ConstraintError("no", pointer="/x")]),
+]  # fmt: skip
+
+
+def altered(data, draw):
+    """Data with a few bytes or pieces changed, doubled, moved or cut."""
+    data = bytearray(data)
+    for _ in range(draw.randint(1, 4)):
+        at, end = sorted(draw.randrange(len(data) + 1) for _ in range(2))
+        match draw.randrange(6):
+            case 0:
+                del data[at:]
+            case 1:
+                data[at : at + 1] = bytes([draw.randrange(256)])
+            case 2:
+                del data[at : at + draw.randint(1, 8)]
+            case 3:
+                data[at:at] = data[end : end + draw.randint(1, 40)]
+            case 4:
+                data[at:at] = draw.choice(
+                    [b"[", b"{", b'"', b",", b":", b"\\", b"1e999", b"null", b"\x91", b"\x81", b"\xc0", b"\xcb"]
+                )
+            case 5:
+                data[at : at + 1] = bytes([(data[at] if at < len(data) else 0) ^ 1 << draw.randrange(8)])
+    return bytes(data)
+
+
+def read(data, form):
+    """A message, or None if the data is refused."""
+    try:
+        return wire.decode(data, form=form)
+    except protocol.WireError as error:
+        place = error.pointer
+        text = str(error)
+    assert len(text) < 1000
+    assert place == "" or place.startswith("/")
+    return None
+
+
+@both
+def test_altered_data_is_a_wire_error_or_another_message(form):
+    draw = random.Random(3)
+    sent = [wire.encode(each, form=form) for each in SENT]
+    refused = 0
+    for i in range(FUZZED):
+        data = altered(sent[i % len(sent)], draw)
+        found = read(data, form)
+        if found is None:
+            refused += 1
+        else:
+            again = wire.encode(found, form=form)
+            assert wire.encode(wire.decode(again, form=form), form=form) == again
+    assert refused > FUZZED / 2
+
+
+@both
+@pytest.mark.parametrize("sent", SENT, ids=lambda each: type(each).__name__)
+def test_data_that_is_cut_anywhere_is_refused(sent, form):
+    data = wire.encode(sent, form=form)
+    for end in range(len(data)):
+        with pytest.raises(protocol.WireError):
+            wire.decode(data[:end], form=form)
+
+
+@both
+def test_random_bytes_are_refused(form):
+    draw = random.Random(5)
+    for _ in range(FUZZED):
+        with pytest.raises(protocol.WireError):
+            wire.decode(draw.randbytes(draw.randrange(60)), form=form)
