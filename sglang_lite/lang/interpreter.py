@@ -174,7 +174,7 @@ class Run:
 
     def line(self) -> Line | None:
         """Hands the run over; None where the backend is asked node by node."""
-        if not self.push_down or "open_program" not in self.backend.hooks:
+        if not self.push_down or not self.backend.plays_programs:
             return None
         return Line(Handed(self.backend, stream=self.settings.stream))
 

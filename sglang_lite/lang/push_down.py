@@ -174,6 +174,8 @@ class Line:
         self._behind = False  # not even those are
         self._inboxes: dict[int, asyncio.Queue[Any]] = {}  # by the places of nodes; on the executor loop
         self._ended: SglError | None = None  # its program
+        self._failed: tuple[int, SglError] | None = None  # where, and with what
+        self._back = -1  # the place of the last rollback
 
     @property
     def path(self) -> Path | None:
@@ -233,7 +235,7 @@ class Line:
             return
         with self.handed.lock:
             self.held, self._in_turn = None, in_turn
-            self._put(Rollback(mark))
+            self._back = self._put(Rollback(mark))
             if self.handed.opened:
                 self.handed.flush(self)
 
@@ -364,13 +366,22 @@ class Line:
 
     def _again(self, mark: int | None, pieces: Sequence[Piece]) -> int:
         if mark is not None:
-            self._put(Rollback(mark))
+            self._back = self._put(Rollback(mark))
         self._sync(pieces)
         return self._put(Mark())
 
     def take(self, place: int, event: Delta | Generation | Selection | SglError) -> None:
-        """Something that a node has brought."""
+        """Something that a node has brought. An error is that of all nodes behind it, too, up to a rollback."""
+        if isinstance(event, SglError):
+            self._failed = place, event
+            for each, inbox in self._inboxes.items():
+                if each > place and self._lost(each):
+                    inbox.put_nowait(event)
         self._inbox(place).put_nowait(event)
+
+    def _lost(self, place: int) -> bool:
+        """A node before has failed."""
+        return self._failed is not None and self._failed[0] < place and not self._failed[0] < self._back < place
 
     def end(self, error: SglError) -> None:
         """Nothing more will come."""
@@ -395,6 +406,8 @@ class Line:
         found = self._inboxes.get(place)
         if found is None:
             found = self._inboxes[place] = asyncio.Queue()
-            if self._ended is not None:
+            if self._failed is not None and self._lost(place):
+                found.put_nowait(self._failed[1])
+            elif self._ended is not None:
                 found.put_nowait(self._ended)
         return found

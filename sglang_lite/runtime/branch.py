@@ -52,10 +52,15 @@ class Queued:
 
 @dataclass(slots=True)
 class _Within:
-    """A grammar that a branch is in, and the text that is there of it."""
+    """A grammar that a branch is in, and the text that is there of it.
+
+    Attributes:
+        asked: something of it was generated or selected. What was only written the program's author has checked.
+    """
 
     grammar: CompiledGrammar
     text: str
+    asked: bool = False
 
     def possible(self, choices: Sequence[str]) -> list[str]:
         """Those that go on in the grammar. Raises ConstraintError: none does."""
@@ -66,7 +71,7 @@ class _Within:
 
     def end(self) -> None:
         """Raises ConstraintError: the text is not complete."""
-        if not walked(self.grammar, self.text).complete:
+        if self.asked and not walked(self.grammar, self.text).complete:
             raise ConstraintError(f"the grammar is not complete at its end, after {self.text[-80:]!r}.")
 
     def _begins(self, text: str) -> bool:
@@ -219,6 +224,8 @@ class Branch:
             try:
                 if isinstance(entry.node, Gen | Select) and not self._player.may_play():
                     break  # it is called when there is room
+                if isinstance(entry.node, Gen | Select) and self._within is not None:
+                    self._within.asked = True
                 if isinstance(entry.node, Gen):
                     self._take_next()
                     return self._generate(place, entry, entry.node, in_slot=in_slot)

@@ -79,6 +79,24 @@ def test_a_check_a_method_of_the_callers_and_another_backend_are_held(tiny):
     assert apart.text() == state.text()
 
 
+def test_what_is_behind_a_node_that_fails_without_an_answer_fails(tiny, monkeypatch):
+    """A grammar that the engine does not end: the language has walked it otherwise."""
+
+    def refused(within):
+        raise sgl.ConstraintError("the grammar is not complete at its end.")
+
+    monkeypatch.setattr("sglang_lite.runtime.branch._Within.end", refused)
+
+    def body(s):
+        s += "x"
+        with s.grammar(sgl.Regex("[ab]+y")):
+            s += "ab" + sgl.gen("a")
+        s += sgl.gen("b") + sgl.gen("c")
+
+    with pytest.raises(sgl.ConstraintError, match="not complete"):
+        run(body, tiny)["c"]
+
+
 @pytest.mark.parametrize("how", ["fails", "is cancelled", "is late"])
 def test_a_branch_that_ends_badly_fails_its_readers_only(tiny, how):
     def body(s):

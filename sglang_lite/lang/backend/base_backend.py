@@ -219,6 +219,12 @@ class BaseBackend:
         return now > 0 and now >= self._depth("agenerate", "aselect", "generate", "generate_stream", "select")
 
     @cached_property
+    def plays_programs(self) -> bool:
+        """It is to be handed whole runs: no subclass has put hooks for single nodes over `open_program`."""
+        whole = self._depth("open_program")
+        return whole > 0 and whole >= self._depth("agenerate", "aselect", "generate", "generate_stream", "select")
+
+    @cached_property
     def hooks(self) -> frozenset[str]:
         """The names of BaseBackend's methods that a subclass has defined."""
         return frozenset(name for name in vars(BaseBackend) if getattr(type(self), name) is not vars(BaseBackend)[name])
