@@ -448,6 +448,7 @@ class Branch:
         for i, nodes in enumerate(branches):
             child = self._player.branch((*self._path, place, i))
             child.begin(self._log.copy(), self._new, None if self._within is None else replace(self._within), text)
+            self._player.played(-len(nodes))  # they are queued now
             child.take([self._player.prepared(node) for node in nodes])
             child.go_on()
 

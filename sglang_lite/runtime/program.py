@@ -134,22 +134,30 @@ class Player:
 
     def may_play(self) -> bool:
         """Whether it counts as an open request. If not, the branches go on when there is room."""
-        if not self._entered:
+        if not self._entered and not self._asked:
             self._entered = self.core.intake.enter()
             if not self._entered:
-                self.core.intake.wait_for_room(self._room, 1, first=self._asked)
-            self._asked = not self._entered
+                self._ask_for_room(first=False)
         return self._entered
 
+    def _ask_for_room(self, *, first: bool) -> None:
+        self._asked = True
+        self.core.intake.wait_for_room(self._room, 1, first=first)
+
     def _go_on(self) -> None:
-        """There may be room."""
-        if not self._asked or self.ended:
+        """There may be room. Who does not take it has to say so: nobody else is told."""
+        wanted = self._asked and not self.ended and any(branch.queued for branch in self._branches.values())
+        self._asked = False
+        if not wanted:
+            self.core.intake.leave(self._room)
+            self.settle()
+            return
+        self._entered = self.core.intake.enter()
+        if not self._entered:
+            self._ask_for_room(first=True)
             return
         for branch in list(self._branches.values()):
             branch.go_on()
-        if self._asked and not any(branch.queued for branch in self._branches.values()):
-            self._asked = False
-            self.core.intake.leave(self._room)
         self.settle()
 
     def encoded(self, text: Sequence[Span]) -> Future[list[int]]:

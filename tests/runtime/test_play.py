@@ -403,6 +403,8 @@ def test_open_programs_wait_for_room_and_their_nodes_have_a_bound():
     programs = [Opened(engine) for _ in range(6)]
     for each in programs:
         each.program.extend((), (Text("ab"), Gen("x", greedy(3))))
+    for each in programs:  # while they wait
+        each.program.extend((), (Text("c"), Fork(((Gen("z", greedy(3)),),))))
     engine.drain()
     assert all(isinstance(each.at(1)[0], Generation) for each in programs)
     for each in programs[:3]:
@@ -410,7 +412,7 @@ def test_open_programs_wait_for_room_and_their_nodes_have_a_bound():
     programs[1].program.abort()
     engine.drain()
     assert isinstance(programs[1].events[-1], sgl.RequestAbortedError)
-    assert isinstance(programs[2].at(2)[0], Generation)
+    assert isinstance(programs[2].at(4)[0], Generation)
     assert engine.intake._open == 0
     with pytest.raises(sgl.OverloadedError, match="nodes of the program"):
         programs[0].program.extend((), [Text("a")] * 100_001)
