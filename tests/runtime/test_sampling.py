@@ -455,3 +455,20 @@ def test_a_deterministic_engine_gives_the_same_bits_in_any_company(model_file, d
         generations = run_all(tight, requests)
         assert [bits(g) for g in generations] == batch
         assert sum(g.meta["num_retractions"] for g in generations) > 0
+
+
+def test_a_draw_does_not_depend_on_a_neighbours_filters():
+    from tests.runtime.scripted import SteppedEngine
+
+    own = SamplingParams(temperature=1.0, seed=5, max_tokens=12)
+
+    def drawn(**neighbour):
+        engine = SteppedEngine(max_running=4, context_length=64)
+        _, events = engine.start("ab", own)
+        if neighbour:
+            engine.start("ab", SamplingParams(temperature=1.0, seed=6, max_tokens=12, **neighbour))
+        engine.drain()
+        return events[-1].token_ids
+
+    alone = drawn()
+    assert [drawn(top_k=3), drawn(top_p=0.5), drawn(min_p=0.2)] == [alone] * 3

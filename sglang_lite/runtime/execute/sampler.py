@@ -201,23 +201,24 @@ def _penalise(logits: torch.Tensor, row: Special) -> None:
 
 
 def _draw(logits: torch.Tensor, table: SamplingTable, slots: Ints, positions: Ints) -> torch.Tensor:
-    """Inverse-transform sampling with one uniform number a row; filters in SGLang's order: top-k, top-p, min-p."""
+    """Inverse-transform sampling with one uniform number a row; filters in SGLang's order: top-k, top-p, min-p.
+
+    Tokens stand in the order of their ids, whether other rows are filtered or not: a draw does not depend on company.
+    """
     probs = torch.softmax(logits / torch.from_numpy(table.temperature[slots]).unsqueeze(1), -1)
     top_k, top_p, min_p = table.top_k[slots], table.top_p[slots], table.min_p[slots]
-    order = None
     if top_k.any() or (top_p < 1).any() or min_p.any():
-        probs, order = probs.sort(dim=-1, descending=True, stable=True)
+        by_id = probs
+        probs, order = by_id.sort(dim=-1, descending=True, stable=True)
         ranks = torch.arange(probs.shape[1])
         k = torch.from_numpy(np.where(top_k > 0, top_k, probs.shape[1])).unsqueeze(1)
         p = torch.from_numpy(np.where(top_p < 1, top_p, np.float32(2))).unsqueeze(1)
         before = probs.cumsum(-1) - probs
         dropped = (ranks >= k) | (before > p) | (probs < probs[:, :1] * torch.from_numpy(min_p).unsqueeze(1))
-        probs = probs.masked_fill(dropped, 0.0)
+        probs = by_id.masked_fill(torch.zeros_like(dropped).scatter_(1, order, dropped), 0.0)
     mass = probs.double().cumsum(-1)
     target = torch.from_numpy(uniforms(table.seed[slots], positions)) * mass[:, -1]
     picked = torch.searchsorted(mass, target.unsqueeze(1), right=True).clamp_(max=probs.shape[1] - 1)
-    if order is not None:
-        picked = order.gather(1, picked)
     return picked.squeeze(1)
 
 
