@@ -32,8 +32,6 @@ def test_example(name, model_file):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_an_engine_sees_one_program_for_each_run_of_an_example(name, engine):
-    if "programs_opened" not in engine.stats():
-        pytest.skip("engines do not count programs yet")
     before = engine.stats()["programs_opened"]
     sgl.set_default_backend(engine)
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")

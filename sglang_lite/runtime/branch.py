@@ -27,7 +27,7 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.grammar.base import CompiledGrammar
 from sglang_lite.runtime.grammar.continuing import walked
 from sglang_lite.runtime.request import Event, Request
-from sglang_lite.runtime.selecting import Selecting
+from sglang_lite.runtime.selecting import Selecting, no_choices
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ class Branch:
                     self._select(place, entry.node)
                     return None
                 if isinstance(entry.node, Grammar) and entry.grammar is not None and not entry.grammar.done():
-                    entry.grammar.add_done_callback(self._later(self._play_on))
+                    entry.grammar.add_done_callback(self._later(self._play))
                     return None
                 if isinstance(entry.node, Join) and not self._join(entry.node):
                     self.joining = True
@@ -265,9 +265,6 @@ class Branch:
                 assert self._log is not None
                 within = None if self._within is None else replace(self._within)
                 self._marks[place] = _Place(self._log.copy(), tuple(self._new), len(self._added), within)
-
-    def _play_on(self) -> None:
-        self._play()
 
     def _take_next(self) -> None:
         self._queue.popleft()
@@ -303,7 +300,7 @@ class Branch:
         self._queue.clear()
         self._set_busy(False)
 
-    def _later(self, call: Callable[[], None]) -> Callable[[object], None]:
+    def _later(self, call: Callable[[], object]) -> Callable[[object], None]:
         """To be called back on any thread: calls on the loop's, unless the branch has been given up."""
         back = self._unless_over(call)
 
@@ -315,7 +312,7 @@ class Branch:
 
         return later
 
-    def _unless_over(self, call: Callable[[], None]) -> Callable[[], None]:
+    def _unless_over(self, call: Callable[[], object]) -> Callable[[], None]:
         epoch = self._epoch
 
         def back() -> None:
@@ -354,7 +351,7 @@ class Branch:
         for awaited in (entry.grammar, entry.ids):
             if awaited is not None and not awaited.done():
                 again = partial(self._generate, place, entry, node, in_slot=False)
-                awaited.add_done_callback(self._later(again))  # type: ignore[arg-type] # it returns nothing then
+                awaited.add_done_callback(self._later(again))
                 return None
         assert self._log is not None
         log, new = self._log, self._new
@@ -388,6 +385,8 @@ class Branch:
 
     def _select(self, place: int, node: Select) -> None:
         assert self._log is not None
+        if not node.choices or not all(node.choices):
+            raise no_choices()
         log, new, within, epoch = self._log, self._new, self._within, self._epoch
         choices = node.choices if within is None else tuple(within.possible(node.choices))
         self._new = []

@@ -58,7 +58,7 @@ from sglang_lite.runtime.request import Event, Request, Sink
 from sglang_lite.runtime.sampling_params import LogitProcessor, shown
 from sglang_lite.runtime.schedule.policy import POLICIES
 from sglang_lite.runtime.schedule.scheduler import Scheduler
-from sglang_lite.runtime.selecting import Selecting
+from sglang_lite.runtime.selecting import Selecting, no_choices
 from sglang_lite.text.chat_template import JinjaTemplate
 from sglang_lite.version import __version__
 
@@ -307,7 +307,7 @@ class Engine:
         """
         self._check_open()
         if not choices or not all(choices):
-            raise ParameterError("choices", "at least one, and none empty.")
+            raise no_choices()
         log = self.intake.log(prompt)
         special = isinstance(prompt, str) or prompt.role is None  # in a turn they are its content
         selecting = Selecting(self._core, tuple(choices), self.intake.counted(sink))

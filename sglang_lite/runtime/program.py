@@ -177,7 +177,12 @@ class Player:
             self.fail(EngineClosedError("the engine is closed."))
 
     def _encode(self, job: Callable[[], Callable[[], None]]) -> None:
-        done = job()
+        try:
+            done = job()
+        except Exception as error:  # a library's: nobody else would hear of it
+            failure = ProgramError(f"the program can't go on: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            done = partial(self.fail, failure)
         try:
             self.core.loop.post(done)
         except EngineClosedError as error:  # nothing else is left that could tell

@@ -6,7 +6,16 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from sglang_lite.protocol import ChoiceScore, Generation, SamplingParams, Selection, SglError, Span, Usage
+from sglang_lite.protocol import (
+    ChoiceScore,
+    Generation,
+    ParameterError,
+    SamplingParams,
+    Selection,
+    SglError,
+    Span,
+    Usage,
+)
 from sglang_lite.runtime.core import Core
 from sglang_lite.runtime.request import Event, Request
 from sglang_lite.runtime.tokens.token_log import TokenLog
@@ -134,6 +143,11 @@ class Selecting:
         found = tuple(e.logprob for e in self._results[row].prompt_logprobs)
         has_start = self._core.tokenizer.bos_id == self._requests[row].tokens[0]
         return found if has_start else (None, *found)
+
+
+def no_choices() -> ParameterError:
+    """The error of a selection that has none, or an empty one."""
+    return ParameterError("choices", "at least one, and none empty.")
 
 
 def _common_length(a: Sequence[int], b: Sequence[int]) -> int:

@@ -570,7 +570,7 @@ def walk(steps: Steps) -> Iterator[Step]:
 def inside(step: Step) -> dict[tuple[str, int | None], Steps]:
     """The lists of steps that a step has."""
     found: dict[tuple[str, int | None], Steps] = {}
-    for name in (f.name for f in fields(step)):  # type: ignore[arg-type] # each is a dataclass
+    for name in (f.name for f in fields(step)):
         value = getattr(step, name)
         if isinstance(value, tuple) and value and all(isinstance(each, Step) for each in value):
             found[name, None] = value
@@ -855,7 +855,7 @@ def _less(steps: Steps) -> Iterator[Steps]:
                     value = list(getattr(step, name))
                     value[at] = less
                     value = tuple(value)
-                yield (*steps[:i], replace(step, **{name: value}), *steps[i + 1 :])  # type: ignore[type-var]
+                yield (*steps[:i], replace(step, **{name: value}), *steps[i + 1 :])
         if isinstance(step, Gen):
             for key in dict(step.given):
                 left = tuple(pair for pair in step.given if pair[0] != key)

@@ -426,3 +426,17 @@ def test_joins_of_what_is_not_there_are_told():
         opened.program.close()
         engine.drain()
         assert isinstance(opened.events[-1], sgl.ProgramError), nodes
+
+
+def test_a_selection_without_choices_and_a_library_that_fails_are_told(monkeypatch):
+    engine = stepped()
+    for choices in ((), ("a", "")):
+        opened = Opened(engine)
+        opened.extend(Text("a"), Select("s", choices), Gen("x", greedy(2)))
+        assert isinstance(opened.at(1)[0], sgl.ParameterError)
+    opened = Opened(engine)
+    monkeypatch.setattr(type(engine.tokenizer), "encode_spans", lambda *args, **options: 1 / 0)
+    opened.extend(Text("a"), Gen("x", greedy(2)))
+    assert isinstance(opened.events[-1], sgl.ProgramError)
+    assert isinstance(opened.events[-1].__cause__, ZeroDivisionError)
+    engine.check_empty()
