@@ -68,7 +68,8 @@ class Select(Variant, frozen=True):
 
 class Grammar(Variant, frozen=True):
     """From here on all text, `text` before it, is in the language of `whole`; None: up to here it is. Choices that
-    can't go on there are left out of a selection; a fork's branches need not complete it."""
+    can't go on there are left out of a selection; a fork's branches need not complete it, and text between which
+    nothing is generated or selected is not checked: its author has."""
 
     whole: Constraint | None
     text: str = ""

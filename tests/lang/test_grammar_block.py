@@ -571,6 +571,11 @@ def test_segments_of_a_program_are_held_to_a_grammar(tiny):
     assert last.text.endswith("end.")
 
 
+def test_text_alone_is_not_held_to_a_grammar_by_the_engine(tiny):
+    """Whoever wrote it has walked it: the language does, special tokens included."""
+    assert play(tiny, Grammar(WORDS), Text("nonsense"), Grammar(None)) == ("nonsense", [])
+
+
 def test_a_program_may_begin_inside_a_grammar(tiny):
     text, _ = play(tiny, Grammar(WORDS, "a"), Text(", "), Gen("x", GREEDY))
     assert matches(WORDS, "a" + text)
@@ -580,7 +585,7 @@ def test_a_program_may_begin_inside_a_grammar(tiny):
     ("segments", "message"),
     [
         ((Text("c"), Gen("x")), "no text of the grammar begins with 'c'"),
-        ((Text("a, "), Grammar(None)), "not complete at its end, after 'a, '"),
+        ((Text("a, "), Gen("x", GREEDY, Regex("[ab]")), Grammar(None)), "not complete at its end, after 'a, [ab]'"),
         ((Text("a, "), Select("x", ("c", "d"))), "none of the choices goes on in the grammar: 'c', 'd'"),
     ],
 )
