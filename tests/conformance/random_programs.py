@@ -674,6 +674,9 @@ class Drawing:
         given: dict[str, Any] = {"max_tokens": draw.choice((0, 1, 2, 4, 8))}
         for key, values, often in (
             ("temperature", (0, 1.0, 1.5), 0.3),
+            ("top_k", (1, 3), 0.1),
+            ("top_p", (0.5, 0.9), 0.1),
+            ("min_p", (0.1, 0.3), 0.1),
             ("seed", (1, 2), 0.1),
             ("min_tokens", (0,), 0.1),
             ("stop", ("a", ["b", "0"], "ab"), 0.2),

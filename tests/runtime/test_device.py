@@ -228,6 +228,23 @@ def test_draws_depend_on_seed_and_position_alone(device):
     assert together[:2] == alone
 
 
+@pytest.mark.parametrize("device", ["torch"], indirect=True)
+def test_a_draw_does_not_depend_on_a_neighbours_filters(device):
+    first, other = prompts(2)
+    engine = device(page_size=4, max_running=4, prefix_cache=False)
+
+    def drawn(**filters):
+        futures = [Future(), Future()]
+        for prompt, future, own in zip((first, other), futures, ({}, filters)):
+            params = SamplingParams(temperature=1.0, max_tokens=4, seed=3, ignore_eos=True, **own)
+            engine.submit(prompt, params, sink=future.set_result)
+        return [future.result(timeout=120).token_ids for future in futures]
+
+    (alone, neighbour), (beside, filtered) = drawn(), drawn(top_k=1, top_p=0.1, min_p=0.9)
+    assert beside == alone
+    assert filtered != neighbour
+
+
 def test_a_fork_in_a_page_copies_it(device, on_cpu):
     (first,) = prompts(1, own=1, shared=32)
     second = [*first[:22], 5, 6, 7]

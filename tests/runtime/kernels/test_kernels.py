@@ -521,3 +521,23 @@ def test_a_draw_depends_on_seed_and_position_alone():
     assert len(set(tokens)) > 2
     alone = drawn(logits[:1], sampling(1, temperature=[1.0], seed=[7]), positions[:1]).tolist()
     assert alone == tokens[:1]
+
+
+@pytest.mark.parametrize(
+    ("own", "neighbour"),
+    [({}, {"top_k": 3}), ({}, {"top_p": 0.5}), ({}, {"min_p": 0.2}), ({"min_p": 0.01}, {"top_p": 0.5})],
+    ids=str,
+)
+def test_a_draw_does_not_depend_on_a_neighbours_filters(own, neighbour):
+    """Every second row is a neighbour, with filters or without."""
+    rows, none = 4, {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    logits = normal(rows, 5000)
+
+    def first(**filters):
+        by_row = [{**none, **(filters if i % 2 else own)} for i in range(rows)]
+        parameters = {name: [row[name] for row in by_row] for name in none}
+        return drawn(logits, sampling(rows, temperature=[1.0] * rows, seed=list(range(rows)), **parameters)).tolist()
+
+    alone, beside = first(), first(**neighbour)
+    assert beside[::2] == alone[::2]
+    assert beside[1::2] != alone[1::2]
