@@ -11,8 +11,8 @@ from statistics import median
 import torch
 
 
-def describe() -> str:
-    """One line: processor, threads, versions."""
+def describe(threads: int | None = None) -> str:
+    """One line: processor, threads (torch's number, unless another is used), versions."""
     try:
         with open("/proc/cpuinfo") as file:
             name = next(line.split(":")[1].strip() for line in file if line.startswith("model name"))
@@ -24,7 +24,8 @@ def describe() -> str:
             versions.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             continue
-    return f"{name}, {torch.get_num_threads()} threads, Python {platform.python_version()}, {', '.join(versions)}"
+    threads = threads or torch.get_num_threads()
+    return f"{name}, {threads} threads, Python {platform.python_version()}, {', '.join(versions)}"
 
 
 def seconds(work: Callable[[], object], repeats: int = 5) -> float:

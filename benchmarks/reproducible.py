@@ -1,12 +1,15 @@
 """How often answers are the same tokens: alone and in a batch, on an empty cache and a warm one.
 
-    python benchmarks/reproducible.py [--prompts 200] [--new 64] [--rows 16] [--device cpu] [--dtype auto]
-                                      [--deterministic] [--temperature 0]
+    python benchmarks/reproducible.py [--prompts 200] [--seed 0] [--new 64] [--rows 16] [--alone] [--device cpu]
+                                      [--dtype auto] [--threads 4] [--deterministic] [--temperature 0]
 
 Each prompt, a piece of 50 to 400 tokens of this project's documents, is answered four times: alone on an empty cache,
 which the others are compared with; alone again, found in the cache; with others in one batch on an empty cache; and in
 that batch again. At the first token that differs the gap of the two is given, the difference of their logits in the
 first answer. With a temperature each prompt has a seed, and gaps say nothing.
+
+Each line is printed as soon as it is known; Ctrl-C prints what is known by then, too. Another `--seed` has other
+prompts, so that processes of a few threads each can share the work.
 """
 
 from __future__ import annotations
@@ -28,10 +31,10 @@ LENGTHS = 50, 400
 Answer = list[tuple[int, dict[int, float]]]  # by position the token, and the log-probabilities of the likely ones
 
 
-def prompts(encode: Callable[[str], list[int]], count: int, lengths: tuple[int, int]) -> list[list[int]]:
+def prompts(encode: Callable[[str], list[int]], count: int, lengths: tuple[int, int], seed: int) -> list[list[int]]:
     files = [DOCUMENTS / "README.md", DOCUMENTS / "CONTRIBUTING.md", *sorted((DOCUMENTS / "docs").glob("*.md"))]
     ids = [token for file in files for token in encode(file.read_text())]
-    draw = random.Random(0)
+    draw = random.Random(seed)
     found = []
     for _ in range(count):
         length = draw.randint(*lengths)
@@ -66,7 +69,10 @@ def gap(first: Answer, other: Answer) -> float | None:
     return None
 
 
-def report(name: str, gaps: list[float | None]) -> None:
+def report(name: str, first: list[Answer], others: list[Answer]) -> None:
+    gaps = [gap(*pair) for pair in zip(first, others)]
+    if not gaps:
+        return
     different = sorted(each for each in gaps if each is not None)
     same = len(gaps) - len(different)
     line = f"{name:24}{same:5} of {len(gaps)} equal ({same / len(gaps):.1%})"
@@ -78,34 +84,44 @@ def report(name: str, gaps: list[float | None]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0, help="of the draw of prompts")
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--rows", type=int, default=16, help="prompts in a batch")
+    parser.add_argument("--alone", action="store_true", help="no batches")
     parser.add_argument("--most", type=int, default=LENGTHS[1], help="tokens in the longest prompt")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--threads", type=int)
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--model")
     options = parser.parse_args()
     settings: dict[str, Any] = {} if options.model is None else {"model": options.model}
     settings |= {"device": options.device, "dtype": options.dtype, "deterministic": options.deterministic}
+    settings |= {"threads": options.threads}
     began = time.perf_counter()
     with sgl.Engine(**settings) as engine:
-        asked = prompts(engine.tokenizer.encode, options.prompts, (min(LENGTHS[0], options.most), options.most))
-        alone, again, batch, cached = [], [], [], []
-        for prompt in asked:
+        print(f"{machine.describe(options.threads)}; {engine._ready_line}", flush=True)
+        lengths = min(LENGTHS[0], options.most), options.most
+        asked = prompts(engine.tokenizer.encode, options.prompts, lengths, options.seed)
+
+        def twice(rows: list[list[int]], empty: list[Answer], warm: list[Answer]) -> None:
             engine.flush_cache()
-            alone += answer(engine, [prompt], options.new, options.temperature)
-            again += answer(engine, [prompt], options.new, options.temperature)
-        for start in range(0, len(asked), options.rows):
-            rows = asked[start : start + options.rows]
-            engine.flush_cache()
-            batch += answer(engine, rows, options.new, options.temperature)
-            cached += answer(engine, rows, options.new, options.temperature)
-        print(f"{machine.describe()}; {engine.model_name}")
-    beside = f"{options.rows} rows"
-    for name, others in (("alone, cached", again), (beside, batch), (f"{beside}, cached", cached)):
-        report(name, [gap(*pair) for pair in zip(alone, others)])
+            empty += answer(engine, rows, options.new, options.temperature)
+            warm += answer(engine, rows, options.new, options.temperature)
+
+        alone, again, batch, cached = list[Answer](), list[Answer](), list[Answer](), list[Answer]()
+        try:
+            for prompt in asked:
+                twice([prompt], alone, again)
+        finally:
+            report("alone, cached", alone, again)
+        try:
+            for start in range(0, 0 if options.alone else len(asked), options.rows):
+                twice(asked[start : start + options.rows], batch, cached)
+        finally:
+            report(f"{options.rows} rows", alone, batch)
+            report(f"{options.rows} rows, cached", alone, cached)
     print(f"{time.perf_counter() - began:.0f} s")
 
 

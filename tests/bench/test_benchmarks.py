@@ -20,6 +20,7 @@ SMALL = {
     "frontend_overhead.py": ["--seconds", "0.01", "--programs", "4"],
     "gpu_floor.py": ["--help"],  # it needs a GPU
     "grammar_memory.py": ["--constraints", "1", "--seconds", "0"],
+    "head.py": ["--rows", "1", "--new", "1", "--rounds", "1"],
     "host_step.py": ["--rows", "4", "--steps", "2"],
     "masks.py": ["--rows", "2", "--steps", "2", "--threads", "1", "--constraints", "regex"],
     "openmp.py": ["--rounds", "1", "--settings", "ours", "--new", "2"],
