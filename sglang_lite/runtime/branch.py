@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -17,16 +18,17 @@ from sglang_lite.protocol import (
     ConstraintError,
     EngineClosedError,
     Generation,
+    ParameterError,
     ProgramError,
     RequestAbortedError,
     Selection,
     SglError,
     Span,
-    Unset,
 )
 from sglang_lite.runtime.grammar.base import CompiledGrammar
 from sglang_lite.runtime.grammar.continuing import walked
 from sglang_lite.runtime.request import Event, Request
+from sglang_lite.runtime.sampling_params import ResolvedParams
 from sglang_lite.runtime.selecting import Selecting, no_choices
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
@@ -40,14 +42,18 @@ class Queued:
 
     Attributes:
         grammar: of its constraint, being compiled.
+        params: of a generation, or why they are refused.
+        branches: of a fork.
         text: the text that it was foreseen to go on from, after the last generated token; None: not foreseen.
         ids: of `text`, being made.
     """
 
     node: Node
     grammar: Future[CompiledGrammar] | None = None
+    params: ResolvedParams | ParameterError | None = None
+    branches: Sequence[Sequence[Queued]] = ()
     text: list[Span] | None = None
-    ids: Future[list[int]] | None = None
+    ids: Future[array[int]] | None = None
 
 
 @dataclass(slots=True)
@@ -259,8 +265,8 @@ class Branch:
                 self._within = None
                 if entry.grammar is not None:
                     self._within = _Within(entry.grammar.result(), text)
-            case Fork(branches):
-                self._fork(place, branches)
+            case Fork():
+                self._fork(place, entry.branches)
             case Mark():
                 assert self._log is not None
                 within = None if self._within is None else replace(self._within)
@@ -348,19 +354,21 @@ class Branch:
 
     def _generate(self, place: int, entry: Queued, node: Gen, *, in_slot: bool) -> Request | None:
         """Starts a generation, or returns the request that goes on in the slot."""
+        if isinstance(entry.params, ParameterError):
+            raise entry.params
         for awaited in (entry.grammar, entry.ids):
             if awaited is not None and not awaited.done():
                 again = partial(self._generate, place, entry, node, in_slot=False)
                 awaited.add_done_callback(self._later(again))
                 return None
         assert self._log is not None
+        assert entry.params is not None
         log, new = self._log, self._new
         if entry.ids is not None and entry.text == [*log.open, *new] and log.fixed and entry.ids.exception() is None:
             log.learn(entry.text, entry.ids.result())
             new.clear()
-        samples = _Samples(self, place, node)
-        several = not isinstance(node.params.n, Unset) and node.params.n != 1
-        if in_slot and not several and not new and log.ready:
+        samples = _Samples(self, place, node, entry.params)
+        if in_slot and entry.params.n == 1 and not new and log.ready:
             request = samples.make(log, entry.grammar, self._within)[0]
             self._live.add(request)
             return request
@@ -438,17 +446,17 @@ class Branch:
         self._through(place)
         return self._play(in_slot=in_slot)
 
-    def _fork(self, place: int, branches: Sequence[Sequence[Node]]) -> None:
+    def _fork(self, place: int, branches: Sequence[Sequence[Queued]]) -> None:
         assert self._log is not None
         self._forks.append((place, len(branches)))
         text = None
         if self._log.fixed and not any(span.ids for span in self._new):
             text = [*self._log.open, *self._new]
-        for i, nodes in enumerate(branches):
+        for i, entries in enumerate(branches):
             child = self._player.branch((*self._path, place, i))
             child.begin(self._log.copy(), self._new, None if self._within is None else replace(self._within), text)
-            self._player.played(-len(nodes))  # they are queued now
-            child.take([self._player.prepared(node) for node in nodes])
+            self._player.played(-len(entries))  # they are queued now
+            child.take(entries)
             child.go_on()
 
     def _join(self, node: Join) -> bool:
@@ -488,8 +496,9 @@ class Branch:
 class _Samples:
     """A generation under way: its requests, one a sample, and what comes of them."""
 
-    def __init__(self, branch: Branch, place: int, node: Gen) -> None:
+    def __init__(self, branch: Branch, place: int, node: Gen, params: ResolvedParams) -> None:
         self._branch, self._place, self._node, self._epoch = branch, place, node, branch._epoch
+        self._params = params
         self._ended: dict[int, Generation] = {}
         self.requests: list[Request] = []
 
@@ -497,16 +506,15 @@ class _Samples:
         """Makes the requests. On any thread.
 
         Raises:
-            ParameterError: a bad parameter, or the prompt has grown too long.
+            ParameterError: the prompt has grown too long.
             ConstraintError: the constraint can't be enforced, or the text before does not go on in the grammar.
         """
         player = self._branch._player
-        ids = log.ids()
-        make = partial(
-            player.core.intake.request, ids, self._node.params, stream=player.stream, namespace=player.namespace
+        requests = player.core.intake.requests(
+            log.ids(), self._params, partial(self._take, 0), stream=player.stream, namespace=player.namespace
         )
-        requests = [make(partial(self._take, 0))]
-        requests += [make(partial(self._take, i), index=i) for i in range(1, requests[0].params.n)]
+        for index, request in enumerate(requests[1:], 1):
+            request.sink = partial(self._take, index)
         compiled = None if grammar is None else grammar.result()
         if within is not None:
             compiled = player.core.compiler.continued(within.grammar, within.text, compiled)

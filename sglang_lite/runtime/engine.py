@@ -53,7 +53,7 @@ from sglang_lite.runtime.loop import StepLoop
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.models.room import cache_bytes, check_room
-from sglang_lite.runtime.program import Player, ProgramSink, check_nodes
+from sglang_lite.runtime.program import Player, ProgramSink
 from sglang_lite.runtime.request import Event, Request, Sink
 from sglang_lite.runtime.sampling_params import LogitProcessor, shown
 from sglang_lite.runtime.schedule.policy import POLICIES
@@ -232,9 +232,8 @@ class Engine:
             if not isinstance(value, kind):
                 raise ParameterError(name, f"{shown(value)} is no {kind.__name__}.")
         ids = self.intake.prompt_ids(prompt)
-        make = partial(self.intake.request, ids, params, sink, stream=stream, namespace=namespace)
-        requests = [make()]
-        requests += [make(index=i) for i in range(1, requests[0].params.n)]
+        resolved = self.intake.resolved(params)
+        requests = self.intake.requests(ids, resolved, sink, stream=stream, namespace=namespace)
         ticket = Ticket(partial(_abort, self._loop, requests), requests)
         counted = self.intake.counted(sink, len(requests), rid, ticket)
         self.intake.count("requests_submitted", len(requests))
@@ -359,12 +358,12 @@ class Engine:
             ParameterError, OverloadedError, EngineClosedError: as `submit`.
         """
         self._check_open()
-        check_nodes(program.nodes, self.vocab_size)
         log = self.intake.log(prompt)
+        player = Player(self._core, log, sink, stream=stream, namespace=namespace, entered=True)
+        entries = player.checked(program.nodes)
         self.intake.enter_now()
         self.intake.count("programs_opened")
-        player = Player(self._core, log, sink, stream=stream, namespace=namespace, entered=True)
-        player.extend((), program.nodes)
+        player.take((), entries)
         player.close()
         return Ticket(player.abort)
 

@@ -10,6 +10,7 @@ import itertools
 import random
 import secrets
 import threading
+from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,6 +27,7 @@ from sglang_lite.protocol import (
     SamplingParams,
     Span,
 )
+from sglang_lite.runtime.cache.pages import Ints
 from sglang_lite.runtime.execute.sampler import sample_seed
 from sglang_lite.runtime.load import LoadedModel
 from sglang_lite.runtime.request import Request, Sink
@@ -78,16 +80,17 @@ class Intake:
         self._queue: deque[tuple[Callable[[], object], int]] = deque()  # who waits for room, and for how much
         self._tickets: dict[str, Ticket] = {}  # of that, what has a name
 
-    def prompt_ids(self, prompt: Prompt | str | Sequence[int]) -> list[int]:
+    def prompt_ids(self, prompt: Prompt | str | Sequence[int]) -> Sequence[int]:
         """The token ids of a prompt.
 
         Raises:
             ParameterError: it is empty, not text, or has an image.
         """
+        ids: Sequence[int]
         if isinstance(prompt, str | Prompt):
             ids = self.log(prompt).ids()
-        elif isinstance(prompt, list | tuple):
-            ids = list(prompt)
+        elif isinstance(prompt, list | tuple | array):
+            ids = prompt[:]
         else:
             raise ParameterError("prompt", f"{type(prompt).__name__} is neither text nor a list of token ids.")
         if not ids:
@@ -105,66 +108,71 @@ class Intake:
         spans = prompt.spans if isinstance(prompt, Prompt) else (Span(prompt),)
         return TokenLog(self._tokenizer, spans, all_special=self._all_special)
 
-    def request(
+    def requests(
         self,
         ids: Sequence[int],
-        params: SamplingParams,
+        params: ResolvedParams,
         sink: Sink,
         *,
         stream: bool = False,
         namespace: str = "",
         score_from: int | None = None,
-        index: int = 0,
-    ) -> Request:
-        """A request that is not started yet; one sample, `index` telling which.
+    ) -> list[Request]:
+        """Requests that are not started yet, one a sample.
 
         Raises:
-            ParameterError: as `check`.
+            ParameterError: as `tokens`.
         """
-        resolved = self.check(ids, params)
-        start = resolved.logprob_start_len if resolved.return_logprob else -1
-        return Request(
-            id=next(self._ids),
-            tokens=np.array(ids, dtype=np.int32),
-            prompt_len=len(ids),
-            limit=min(len(ids) + resolved.max_tokens, self._longest),
-            params=resolved,
-            seed=self._seed() if resolved.seed is None else sample_seed(resolved.seed, index),
-            sink=sink,
-            tokenizer=self._tokenizer,
-            ends=frozenset(resolved.stop_token_ids) | (frozenset() if resolved.ignore_eos else self._eos_ids),
-            stream=stream,
-            namespace=namespace,
-            score_from=score_from if score_from is not None else start if start >= 0 else None,
-        )
+        tokens = self.tokens(ids, params)
+        start = params.logprob_start_len if params.return_logprob else -1
+        return [
+            Request(
+                id=next(self._ids),
+                tokens=tokens,
+                prompt_len=len(tokens),
+                limit=min(len(tokens) + params.max_tokens, self._longest),
+                params=params,
+                seed=self._seed() if params.seed is None else sample_seed(params.seed, index),
+                sink=sink,
+                tokenizer=self._tokenizer,
+                ends=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids),
+                stream=stream,
+                namespace=namespace,
+                score_from=score_from if score_from is not None else start if start >= 0 else None,
+            )
+            for index in range(params.n)
+        ]
 
-    def check(self, ids: Sequence[int], params: SamplingParams) -> ResolvedParams:
-        """The parameters of a request that could be run.
+    def resolved(self, params: SamplingParams) -> ResolvedParams:
+        """Parameters with the engine's defaults. Raises ParameterError: a bad one."""
+        return resolve_params(params, self._vocab_size)
+
+    def tokens(self, ids: Sequence[int], params: ResolvedParams) -> Ints:
+        """The prompt of a request that could be run.
 
         Raises:
-            ParameterError: a bad parameter, an id that is no token's, or the prompt does not fit.
+            ParameterError: an id is no token's, or the prompt does not fit.
         """
         vocab_size = self._vocab_size
-        resolved = resolve_params(params, vocab_size)
         try:
-            array = np.array(ids)
+            tokens = np.array(ids)
         except ValueError:  # lists in the list
-            array = np.empty(0, dtype=object)
-        if array.dtype.kind != "i" or array.ndim > 1 or not 0 <= int(array.min()) <= int(array.max()) < vocab_size:
+            tokens = np.empty(0, dtype=object)
+        if tokens.dtype.kind != "i" or tokens.ndim > 1 or not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
             bad = next((i for i in ids if type(i) is not int or not 0 <= i < vocab_size), ids)
             raise ParameterError("input_ids", f"{shown(bad)} is no token id (0 to {vocab_size - 1:,}).")
         room = self._longest - len(ids)
-        if room < (1 if resolved.max_tokens else 0):
+        if room < (1 if params.max_tokens else 0):
             raise ParameterError(
                 "prompt",
                 f"{len(ids):,} tokens long; {self._model_name} takes {self._longest:,}, the answer included.",
                 hint="Shorten it, or raise context_length and max_total_tokens.",
             )
-        if resolved.return_logprob and resolved.logprob_start_len > len(ids):
+        if params.return_logprob and params.logprob_start_len > len(ids):
             raise ParameterError(
-                "logprob_start_len", f"{resolved.logprob_start_len:,} is beyond the prompt's {len(ids):,} tokens."
+                "logprob_start_len", f"{params.logprob_start_len:,} is beyond the prompt's {len(ids):,} tokens."
             )
-        return resolved
+        return tokens.astype(np.int32, copy=False)
 
     def _seed(self) -> int:
         if self._first_seed is None:

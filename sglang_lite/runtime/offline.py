@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import queue
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -41,12 +41,12 @@ class Running:
         calls, self._is_list = read_request(**request)
         self._engine, self._post, self._stream = engine, post, stream
         self._answers: list[Answer] = []
-        self._waiting: deque[tuple[int, Call, list[int]]] = deque()  # with the index of the call's first answer
+        self._waiting: deque[tuple[int, Call, Sequence[int]]] = deque()  # with the index of the call's first answer
         decode = partial(engine.tokenizer.decode, skip_special=False)
         for number, call in enumerate(calls):
             try:
                 ids = engine.intake.prompt_ids(call.prompt)
-                engine.intake.check(ids, call.params)
+                engine.intake.tokens(ids, engine.intake.resolved(call.params))
             except SglError as error:
                 error.add_note(f"in prompt {number} of {len(calls)}")
                 raise

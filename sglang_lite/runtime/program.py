@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -15,6 +16,7 @@ from sglang_lite.protocol import (
     EngineClosedError,
     Generation,
     OverloadedError,
+    ParameterError,
     Played,
     ProgramError,
     ProgramResult,
@@ -25,8 +27,8 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime.branch import Branch, Queued
 from sglang_lite.runtime.core import Core
+from sglang_lite.runtime.grammar.base import CompiledGrammar
 from sglang_lite.runtime.request import Request
-from sglang_lite.runtime.sampling_params import resolve_params
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
 ProgramSink: TypeAlias = Callable[["Played | ProgramResult | SglError"], None]
@@ -80,15 +82,19 @@ class Player:
             OverloadedError: too many nodes wait to be played.
             EngineClosedError: the engine is closed.
         """
+        self.take(path, [self._prepared(node) for node in nodes])
+
+    def take(self, path: Path, entries: Sequence[Queued]) -> None:
+        """`extend` with nodes that are prepared."""
         with self._lock:
-            if self._queued + len(nodes) > MOST_QUEUED:
+            if self._queued + len(entries) > MOST_QUEUED:
                 raise OverloadedError(
                     f"{self._queued:,} nodes of the program wait to be played.",
                     hint="Read a value now and then: that waits for what was added before.",
                 )
-            self._queued += len(nodes)
+            self._queued += len(entries)
         self.core.intake.count("programs_extended")
-        self.core.loop.post(partial(self._extend, path, [self.prepared(node) for node in nodes]))
+        self.core.loop.post(partial(self._extend, path, entries))
 
     def drop(self, path: Path) -> None:
         """Ends what is queued or under way in a branch, which its caller has given up: nothing more of it is told. A
@@ -103,21 +109,32 @@ class Player:
         """Ends the program with RequestAbortedError, unless it has ended."""
         self.core.loop.tell(partial(self.fail, RequestAbortedError("the program was aborted.")))
 
-    def prepared(self, node: Node) -> Queued:
-        """A node, with its grammar being compiled."""
-        constraint: Constraint | None = None
+    def checked(self, nodes: Sequence[Node]) -> list[Queued]:
+        """Nodes that are prepared. Raises ParameterError: a generation has a bad parameter."""
+        entries = [self._prepared(node) for node in nodes]
+        _check(entries)
+        return entries
+
+    def _prepared(self, node: Node) -> Queued:
+        """A node, with its grammar being compiled, and its parameters resolved or refused."""
+        entry = Queued(node)
         if isinstance(node, Gen):
-            constraint = node.constraint
-            for stop in node.params.stop if isinstance(node.params.stop, tuple) else ():
-                if isinstance(stop, str) and stop:  # takes a while when a byte is new: not on the loop's thread
+            entry.grammar = self._compiled(node.constraint)
+            try:
+                entry.params = self.core.intake.resolved(node.params)
+            except ParameterError as error:  # it is told when it is its turn
+                entry.params = error
+            else:
+                for stop in entry.params.stop:  # takes a while when a byte is new: not on the loop's thread
                     self.core.tokenizer.tokens_with(stop.encode("utf-8", "surrogatepass")[-1])
         elif isinstance(node, Grammar):
-            constraint = node.whole
+            entry.grammar = self._compiled(node.whole)
         elif isinstance(node, Fork):
-            for nodes in node.branches:
-                for each in nodes:
-                    self.prepared(each)  # in good time
-        return Queued(node, None if constraint is None else self.core.compiler.request(constraint))
+            entry.branches = [[self._prepared(each) for each in nodes] for nodes in node.branches]
+        return entry
+
+    def _compiled(self, constraint: Constraint | None) -> Future[CompiledGrammar] | None:
+        return None if constraint is None else self.core.compiler.request(constraint)
 
     # ------------------------------------------------------------------------------------ the loop's thread
 
@@ -160,12 +177,12 @@ class Player:
             branch.go_on()
         self.settle()
 
-    def encoded(self, text: Sequence[Span]) -> Future[list[int]]:
+    def encoded(self, text: Sequence[Span]) -> Future[array[int]]:
         """The ids of text that goes on from generated tokens."""
         try:
             return self.core.encoder.submit(self.core.intake.log("").encode_after, text, first=False)
         except RuntimeError as error:  # as in encode
-            failed: Future[list[int]] = Future()
+            failed: Future[array[int]] = Future()
             failed.set_exception(error)
             return failed
 
@@ -264,11 +281,9 @@ def _nobody(event: Played | ProgramResult | SglError) -> None:
     """Gets what comes after the end."""
 
 
-def check_nodes(nodes: Sequence[Node], vocab_size: int) -> None:
-    """Raises ParameterError: a generation has a bad parameter."""
-    for node in nodes:
-        if isinstance(node, Gen):
-            resolve_params(node.params, vocab_size)
-        elif isinstance(node, Fork):
-            for branch in node.branches:
-                check_nodes(branch, vocab_size)
+def _check(entries: Sequence[Queued]) -> None:
+    for entry in entries:
+        if isinstance(entry.params, ParameterError):
+            raise entry.params
+        for branch in entry.branches:
+            _check(branch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -59,9 +60,14 @@ class Selecting:
         self._unconditional = unconditional
         if unconditional:
             rows += [(log.encode([choice], alone=True), 1) for choice in choices]
+        intake = self._core.intake
+        params = intake.resolved(_SCORE)
         requests = [
-            self._core.intake.request(ids, _SCORE, partial(self._row_done, row), namespace=namespace, score_from=start)
+            request
             for row, (ids, start) in enumerate(rows)
+            for request in intake.requests(
+                ids, params, partial(self._row_done, row), namespace=namespace, score_from=start
+            )
         ]
         with self._lock:
             if self._ended:
@@ -78,14 +84,14 @@ class Selecting:
         for request in requests:
             self._core.loop.abort(request)
 
-    def _rows(self, log: TokenLog, choices: Sequence[Span]) -> list[tuple[list[int], int]]:
+    def _rows(self, log: TokenLog, choices: Sequence[Span]) -> list[tuple[array[int], int]]:
         """For each choice the ids of prompt and choice, and from where on they are scored."""
-        tail = log.encode(log.open) if log.open or not log.fixed else []
+        tail = log.encode(log.open) if log.open or not log.fixed else array("i")
         together = [log.encode([*log.open, choice]) for choice in choices]
         start = min(_common_length(tail, ids) for ids in together)
         start = len(log.fixed) + min(start, *(len(ids) - 1 for ids in together))
         if start == 0:  # nothing precedes the first token, so a document's start stands there
-            before = [self._document_start()]
+            before = array("i", [self._document_start()])
             return [(before + ids, 1) for ids in together]
         return [(log.fixed + ids, start) for ids in together]
 

@@ -5,9 +5,11 @@ It holds on every path (call by call, whole programs), so their tokens, cache hi
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 
-from sglang_lite.protocol import Span
+from sglang_lite.errors import shown
+from sglang_lite.protocol import ParameterError, Span
 from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
@@ -23,9 +25,9 @@ class TokenLog:
 
     def __init__(self, tokenizer: Tokenizer, spans: Iterable[Span] = (), *, all_special: bool = False) -> None:
         self._tokenizer, self._all_special = tokenizer, all_special
-        self.fixed: list[int] = []  # up to the last generated token
+        self.fixed = array("i")  # up to the last generated token
         self.open: list[Span] = []  # the text after it
-        self._known: list[int] | None = None  # the ids of that
+        self._known: array[int] | None = None  # the ids of that
         self.append(spans)
 
     def append(self, spans: Iterable[Span]) -> None:
@@ -34,27 +36,33 @@ class TokenLog:
                 if self.open:
                     self.fixed += self._open_ids()
                     self.open, self._known = [], None
-                self.fixed += span.ids
+                self._extend(span.ids)
             elif span.text:
                 self.open.append(span)
                 self._known = None
 
-    def encode(self, spans: Iterable[Span], *, alone: bool = False) -> list[int]:
+    def _extend(self, ids: Sequence[int]) -> None:
+        try:
+            self.fixed.extend(ids)
+        except (TypeError, OverflowError):  # what else is wrong is seen when the prompt is whole
+            raise ParameterError("input_ids", f"{shown(ids)} are no token ids.") from None
+
+    def encode(self, spans: Iterable[Span], *, alone: bool = False) -> array[int]:
         """The ids of texts after the fixed ones, or of a prompt of their own. The beginning-of-sequence id is added
         once, before the first text."""
         return self.encode_after(spans, first=alone or not self.fixed)
 
-    def encode_after(self, spans: Iterable[Span], *, first: bool) -> list[int]:
+    def encode_after(self, spans: Iterable[Span], *, first: bool) -> array[int]:
         """The ids of texts after others, or of a prompt's `first` ones. On any thread."""
         if self._all_special:
             spans = [Span(span.text) for span in spans]
         return self._tokenizer.encode_spans(spans, first=first)
 
-    def ids(self) -> list[int]:
+    def ids(self) -> array[int]:
         """The ids of the whole prompt."""
-        return self.fixed + self._open_ids() if self.open or not self.fixed else list(self.fixed)
+        return self.fixed + self._open_ids() if self.open or not self.fixed else self.fixed[:]
 
-    def _open_ids(self) -> list[int]:
+    def _open_ids(self) -> array[int]:
         if self._known is None:
             self._known = self.encode(self.open)
         return self._known
@@ -64,7 +72,7 @@ class TokenLog:
         """Nothing is left to be encoded."""
         return self._known is not None or (not self.open and bool(self.fixed))
 
-    def learn(self, text: Sequence[Span], ids: list[int]) -> None:
+    def learn(self, text: Sequence[Span], ids: array[int]) -> None:
         """Takes the ids of further text, which may already be open, that were encoded elsewhere: so is all of it now.
         Only after fixed ids."""
         self.open, self._known = list(text), ids
@@ -72,7 +80,7 @@ class TokenLog:
     def copy(self) -> TokenLog:
         """One that grows by itself."""
         twin = TokenLog(self._tokenizer, all_special=self._all_special)
-        twin.fixed, twin.open, twin._known = list(self.fixed), list(self.open), self._known
+        twin.fixed, twin.open, twin._known = self.fixed[:], list(self.open), self._known
         return twin
 
 

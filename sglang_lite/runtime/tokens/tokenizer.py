@@ -123,9 +123,9 @@ class Tokenizer:
 
     def encode(self, text: str, *, first: bool = True) -> list[int]:
         """`encode_spans` of one text, in which special tokens can be written out."""
-        return self.encode_spans((Span(text),), first=first)
+        return self.encode_spans((Span(text),), first=first).tolist()
 
-    def encode_spans(self, spans: Iterable[Span], *, first: bool = True) -> list[int]:
+    def encode_spans(self, spans: Iterable[Span], *, first: bool = True) -> array[int]:
         """The ids of texts as one text.
 
         Args:
@@ -135,7 +135,7 @@ class Tokenizer:
         Raises:
             ParameterError: a text has unpaired surrogates.
         """
-        ids: list[int] = []
+        ids = array("i")
         before: int | None = None
         for text, after in self._parts(spans):
             if before is not None and self._control[before].rstrip:
@@ -148,7 +148,7 @@ class Tokenizer:
             if after is not None:
                 ids.append(after)
             before = after
-        if first and self.bos_id is not None and ids[:1] != [self.bos_id]:
+        if first and self.bos_id is not None and (not ids or ids[0] != self.bos_id):
             ids.insert(0, self.bos_id)
         return ids
 
@@ -165,8 +165,8 @@ class Tokenizer:
             text += run[start:]
         yield text, None
 
-    def _encode_piece(self, text: str, first: bool) -> list[int]:
-        ids: list[int] = []
+    def _encode_piece(self, text: str, first: bool) -> array[int]:
+        ids = array("i")
         start = 0
         while self._cuts and len(text) - start > _BLOCK and (cut := _CUT.search(text, start + _BLOCK)):
             ids += self._encode_block(text[start : cut.start()], first and not start)
