@@ -31,7 +31,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 import sglang_lite as sgl
-from sglang_lite.constraints.normal.style import in_style
+from sglang_lite.constraints.json_schema.style import in_style
 from sglang_lite.protocol import JsonSchema
 from sglang_lite.runtime.grammar.base import generates
 from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine

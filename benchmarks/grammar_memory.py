@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import machine
 
 import sglang_lite as sgl
-from sglang_lite.constraints.given import as_constraint
+from sglang_lite.constraints.coerce import as_constraint
 from tests.constraints.hostile import AMBIGUOUS, KEPT, REFUSED
 
 STARTS = [sgl.Regex("[ab]+"), sgl.Grammar('root ::= "a"{2} root | "b"'), {"type": "object"}]

@@ -21,7 +21,7 @@ from sglang_lite.version import __version__
 
 if TYPE_CHECKING:
     from sglang_lite import grammar
-    from sglang_lite.constraints.given import Grammar
+    from sglang_lite.constraints.coerce import Grammar
     from sglang_lite.errors import (
         BackendError,
         BatchError,

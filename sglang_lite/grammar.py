@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sglang_lite.constraints import matching
-from sglang_lite.constraints.compose import language_of
-from sglang_lite.constraints.given import Grammar as Grammar
-from sglang_lite.constraints.given import Source, as_constraint, type_of
+from sglang_lite.constraints.coerce import Grammar as Grammar
+from sglang_lite.constraints.coerce import Source, as_constraint, type_of
+from sglang_lite.constraints.json_schema.normal_form import document_of, normalise
+from sglang_lite.constraints.json_schema.pointers import said_by
+from sglang_lite.constraints.json_schema.style import in_style
+from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.limits import within_limits
-from sglang_lite.constraints.normal import document_of, normalise
-from sglang_lite.constraints.normal.pointers import said_by
-from sglang_lite.constraints.normal.style import in_style
-from sglang_lite.constraints.remembered import remembered
+from sglang_lite.constraints.memo import remembered
 from sglang_lite.constraints.sampling import sample
 from sglang_lite.constraints.schema import json_schema as json_schema
 from sglang_lite.protocol import (

@@ -1,6 +1,7 @@
-"""What output may look like: regexes, schemas, grammars and Python types. Knows no tokens, no engine and no model.
+"""Constraints on generated text: regexes, schemas, grammars, Python types. Knows no tokens, no model and no torch.
 
-Every constraint becomes a `Language` (nodes.py): a regex (regex.py), a schema (normal/), a grammar (ebnf.py, lark.py),
-and what is made of them (compose.py). Engines are handed its text (to_lark.py, with lexemes that lexing.py proves);
-matching.py, sampling.py and earley.py work with it directly. The public door is `sgl.grammar`, which knows engines too.
+What users write becomes a record of the protocol (coerce.py, schema.py, structural_tag.py, python_types/), a record a
+`Language` (language.py; the parsers in syntax/, the schemas in json_schema/, both over formal/), and a `Language` the
+text that an engine reads (emit/). matching.py and sampling.py work with languages directly; byte_matcher.py alone calls
+an engine, llguidance with a token per byte. The public functions are `sgl.grammar`'s, which knows tokens too.
 """

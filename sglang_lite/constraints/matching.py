@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_lite.constraints.automaton import accepts
-from sglang_lite.constraints.compose import language_of
-from sglang_lite.constraints.earley import recognises
-from sglang_lite.constraints.nodes import references
+from sglang_lite.constraints.formal.automaton import accepts
+from sglang_lite.constraints.formal.earley import recognises
+from sglang_lite.constraints.formal.nodes import references
+from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.schema import parse_json
 from sglang_lite.protocol import Constraint, JsonSchema, ValueValidationError
 

@@ -6,11 +6,11 @@ import json
 from functools import lru_cache
 from random import Random
 
-from sglang_lite.constraints.automaton import DEAD, Automaton, State, automaton
-from sglang_lite.constraints.compose import language_of
-from sglang_lite.constraints.languages import users
-from sglang_lite.constraints.nodes import Alternation, CharSet, Concat, Language, Node, Ref, Repeat, Text
-from sglang_lite.constraints.normal.wellformed import distinct_names
+from sglang_lite.constraints.formal.automaton import DEAD, Automaton, State, automaton
+from sglang_lite.constraints.formal.grammars import users
+from sglang_lite.constraints.formal.nodes import Alternation, CharSet, Concat, Language, Node, Ref, Repeat, Text
+from sglang_lite.constraints.json_schema.wellformed import distinct_names
+from sglang_lite.constraints.language import language_of
 from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema
 
 MAX_CHARS = 20_000

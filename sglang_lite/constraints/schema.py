@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from sglang_lite.constraints import closing
-from sglang_lite.constraints.normal import wellformed
-from sglang_lite.constraints.validator import faults
+from sglang_lite.constraints.json_schema import closing, wellformed
+from sglang_lite.constraints.json_schema.validator import faults
 from sglang_lite.protocol import ConstraintError, JsonSchema, SglError, ValueValidationError
 
 

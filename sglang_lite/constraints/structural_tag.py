@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from sglang_lite.constraints.normal import wellformed
+from sglang_lite.constraints.json_schema import wellformed
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import (
     Choices,

@@ -6,9 +6,9 @@ import builtins
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, overload
 
-from sglang_lite.constraints.given import Source, as_constraint, check_written
+from sglang_lite.constraints.coerce import Source, as_constraint, check_written
+from sglang_lite.constraints.python_types.value_type import number_text, value_type
 from sglang_lite.constraints.schema import json_schema as checked_schema
-from sglang_lite.constraints.types import number_text, value_type
 from sglang_lite.lang.backend.default import as_backend
 from sglang_lite.lang.choices import ChoicesSamplingMethod, method_of, token_length_normalized
 from sglang_lite.lang.function import SglFunction

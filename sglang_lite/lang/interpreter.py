@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sglang_lite.constraints.number import ENDS
+from sglang_lite.constraints.free_numbers import ENDS
 from sglang_lite.lang import generation
 from sglang_lite.lang.backend.base_backend import EVERYTHING, BaseBackend
 from sglang_lite.lang.choices import token_length_normalized
@@ -100,7 +100,7 @@ from sglang_lite.text.chat_template import ChatTemplate
 from sglang_lite.text.reasoning import reasoned
 
 if TYPE_CHECKING:
-    from sglang_lite.constraints.walk import Walk
+    from sglang_lite.constraints.byte_matcher import Walk
 
 logger = logging.getLogger("sglang_lite")
 
@@ -321,7 +321,7 @@ class StreamExecutor:
         self._put(TextOp(text, where))
 
     def _begin_grammar(self, node: SglGrammarBegin, where: Location | None) -> None:
-        from sglang_lite.constraints.walk import Walk
+        from sglang_lite.constraints.byte_matcher import Walk
 
         if self._grammar is not None:
             raise ProgramError("a grammar is open already.", hint="Make one grammar of the two.", where=where)

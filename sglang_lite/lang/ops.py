@@ -11,7 +11,7 @@ from sglang_lite.lang.ir import SglGen, SglSelect
 from sglang_lite.protocol import Constraint, Image, Location, SamplingParams, Span, Unset
 
 if TYPE_CHECKING:
-    from sglang_lite.constraints.walk import Walk
+    from sglang_lite.constraints.byte_matcher import Walk
     from sglang_lite.lang.interpreter import StreamExecutor
     from sglang_lite.lang.push_down import Line
 

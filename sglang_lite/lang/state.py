@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
-from sglang_lite.constraints.given import Source, as_constraint, check_written
+from sglang_lite.constraints.coerce import Source, as_constraint, check_written
 from sglang_lite.lang.futures import Cell, TextLog
 from sglang_lite.lang.interpreter import StreamExecutor, all_messages, check_name, current_run, nothing, whole_text
 from sglang_lite.lang.ir import (
@@ -405,7 +405,7 @@ class ProgramState:
             yield value
 
     def _partial_reader(self, name: str) -> Any:
-        from sglang_lite.constraints.partial import partial_reader
+        from sglang_lite.constraints.python_types.partial import partial_reader
 
         kind = self.stream_executor.cell(name, user_location()).kind
         if kind is None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import regex
 
-from sglang_lite.constraints.reading import Allowed
+from sglang_lite.constraints.json_schema.allowed_values import Allowed
 from sglang_lite.protocol import JsonSchema, Tags
 from sglang_lite.text.stop import overlap
 

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from sglang_lite.constraints.automaton import accepts, automaton, is_empty
-from sglang_lite.constraints.nodes import ANY_TEXT, NOTHING, complement, intersection, literal
-from sglang_lite.constraints.regex import parse
+from sglang_lite.constraints.formal.automaton import accepts, automaton, is_empty
+from sglang_lite.constraints.formal.nodes import ANY_TEXT, NOTHING, complement, intersection, literal
+from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.protocol import ConstraintError
 
 PATTERNS = ["", "a", "a*", "(a|b)*abb", "[ab]{2,3}", "a?b?c?", "(ab|a)(bc|c)?", "[^a]", ".*a.{2}", "(a*b*)*", "a{0}"]

@@ -8,13 +8,14 @@ import time
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.constraints import lexing, matching, remembered
-from sglang_lite.constraints.compose import language_of
-from sglang_lite.constraints.normal import document_of, normalise
-from sglang_lite.constraints.normal.formulas import At
-from sglang_lite.constraints.normal.reader import Reader
+from sglang_lite.constraints import matching, memo
+from sglang_lite.constraints.byte_matcher import Walk
+from sglang_lite.constraints.emit import lexemes
+from sglang_lite.constraints.json_schema.formulas import At
+from sglang_lite.constraints.json_schema.normal_form import document_of, normalise
+from sglang_lite.constraints.json_schema.reader import Reader
+from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.schema import json_schema
-from sglang_lite.constraints.walk import Walk
 from sglang_lite.protocol import ConstraintError, Ebnf, InOrder, Regex
 from tests.constraints.hostile import AMBIGUOUS, BROKEN, KEPT, REFUSED, alternatives
 
@@ -85,13 +86,13 @@ def test_no_refusal_looks_at_a_clock(monkeypatch):
         {"type": "object", "properties": {"a": {"type": "string", "pattern": "^a.*b"}}, "minProperties": 1}
     )
     grammar = Ebnf('root ::= x "ab"* x\nx ::= "a" | "(" x ")" "b"?')
-    remembered.forget()
-    known = normalise(schema).language, lexing.lexed(language_of(grammar))
-    remembered.forget()
+    memo.forget()
+    known = normalise(schema).language, lexemes.lexed(language_of(grammar))
+    memo.forget()
     hours = iter(range(0, 10**9, 3_600))
     for clock in ("monotonic", "perf_counter", "time", "process_time"):
         monkeypatch.setattr(time, clock, lambda: next(hours))
-    assert (normalise(schema).language, lexing.lexed(language_of(grammar))) == known
+    assert (normalise(schema).language, lexemes.lexed(language_of(grammar))) == known
 
 
 def test_work_is_counted_alike_whatever_is_remembered():
@@ -103,12 +104,12 @@ def test_work_is_counted_alike_whatever_is_remembered():
         reader.values(At(document.start))
         return reader.algebra.work
 
-    remembered.forget()
+    memo.forget()
     assert work() == work() > 1_000
 
 
 def test_what_is_remembered_is_bounded_by_bytes():
-    store = remembered.Store(1_000)
+    store = memo.Store(1_000)
     for i in range(100):
         store.put(i, "x", 90)
     assert store.bytes <= 1_000
@@ -124,11 +125,11 @@ def test_memory_is_given_back():
 import gc, sys
 sys.path.insert(0, sys.argv[1])
 import sglang_lite as sgl
-from sglang_lite.constraints import remembered
+from sglang_lite.constraints import memo
 from tests.constraints.hostile import KEPT, REFUSED
 def resident():
     gc.collect()
-    remembered.trim()
+    memo.trim()
     return int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20
 sgl.grammar.matches({"type": "integer"}, "1")
 before = resident()

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from sglang_lite.constraints.automaton import accepts
-from sglang_lite.constraints.formats import ASSERTED, is_valid, language_of
+from sglang_lite.constraints.formal.automaton import accepts
+from sglang_lite.constraints.json_schema.formats import ASSERTED, is_valid, language_of
 
 EXAMPLES = {
     "date-time": (

@@ -13,7 +13,7 @@ import torch
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from sglang_lite.constraints.normal import normalise
+from sglang_lite.constraints.json_schema.normal_form import normalise
 from sglang_lite.constraints.schema import json_schema, parse_json
 from sglang_lite.protocol import Choices, ConstraintError, Generation, SamplingParams
 from sglang_lite.runtime.engine import Engine

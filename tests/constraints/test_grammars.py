@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from sglang_lite.constraints import ebnf, lark
-from sglang_lite.constraints.compose import language_of
-from sglang_lite.constraints.lexing import lexed
+from sglang_lite.constraints.emit.lexemes import lexed
+from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.matching import matches
 from sglang_lite.constraints.schema import json_schema
+from sglang_lite.constraints.syntax import gbnf, lark
 from sglang_lite.protocol import (
     Choices,
     ConstraintError,
@@ -108,15 +108,15 @@ def test_schemas_inside_lark():
 
 
 BROKEN = [
-    (ebnf.parse, 'root ::= "a', "no end", 9),
-    (ebnf.parse, "root ::= foo", "no rule 'foo'", 9),
-    (ebnf.parse, "root ::= [z-a]", "bad character range", 11),
-    (ebnf.parse, 'root ::= <think> "a"', "Tokens are not supported", 9),
-    (ebnf.parse, "root ::= (a", "closing parenthesis", 11),
-    (ebnf.parse, 'root ::= "a"{3,1}', "repetition", 12),
-    (ebnf.parse, r'root ::= "\q"', "no escape", 10),
-    (ebnf.parse, "", "no rule", 0),
-    (ebnf.parse, 'a ::= "a"\na ::= "b"', "there twice", 0),
+    (gbnf.parse, 'root ::= "a', "no end", 9),
+    (gbnf.parse, "root ::= foo", "no rule 'foo'", 9),
+    (gbnf.parse, "root ::= [z-a]", "bad character range", 11),
+    (gbnf.parse, 'root ::= <think> "a"', "Tokens are not supported", 9),
+    (gbnf.parse, "root ::= (a", "closing parenthesis", 11),
+    (gbnf.parse, 'root ::= "a"{3,1}', "repetition", 12),
+    (gbnf.parse, r'root ::= "\q"', "no escape", 10),
+    (gbnf.parse, "", "no rule", 0),
+    (gbnf.parse, 'a ::= "a"\na ::= "b"', "there twice", 0),
     (lark.parse, 'start: "a" x', "no rule 'x'", 11),
     (lark.parse, 'start[lazy]: "a"', "attributes", 5),
     (lark.parse, 'start.2: "a"', "priorities", 5),

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_lite.constraints.normal import normalise
-from sglang_lite.constraints.normal.pointers import DEMANDS
+from sglang_lite.constraints.json_schema.normal_form import normalise
+from sglang_lite.constraints.json_schema.pointers import DEMANDS
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import ConstraintError
 from tests.constraints.engine import accepts, byte_engine

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import sglang_lite as sgl
-from sglang_lite.constraints.normal.style import in_style
+from sglang_lite.constraints.json_schema.style import in_style
 from sglang_lite.constraints.schema import json_schema, parse_json
 from sglang_lite.protocol import ValueValidationError
 from sglang_lite.runtime.grammar.base import generates

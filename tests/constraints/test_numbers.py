@@ -5,9 +5,9 @@ from fractions import Fraction
 
 import pytest
 
-from sglang_lite.constraints.automaton import accepts
-from sglang_lite.constraints.normal.decimals import decimal_text, texts
-from sglang_lite.constraints.normal.numbers import EVERY, NONE, WHOLE, Piece, exact, intersect, negate, unite
+from sglang_lite.constraints.formal.automaton import accepts
+from sglang_lite.constraints.json_schema.numbers import EVERY, NONE, WHOLE, Piece, exact, intersect, negate, unite
+from sglang_lite.constraints.json_schema.write_numbers import decimal_text, texts
 from sglang_lite.protocol import ConstraintError
 
 STEPS = [

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from sglang_lite.constraints.normal.style import in_style
+from sglang_lite.constraints.json_schema.style import in_style
 from sglang_lite.constraints.sampling import sample
 from sglang_lite.constraints.schema import json_schema, parse_json
 from sglang_lite.protocol import ConstraintError, ValueValidationError

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_lite.constraints.automaton import accepts
-from sglang_lite.constraints.nodes import CharSet
-from sglang_lite.constraints.regex import parse, parse_schema_pattern, to_python, to_rust
+from sglang_lite.constraints.emit.regex import to_python, to_rust
+from sglang_lite.constraints.formal.automaton import accepts
+from sglang_lite.constraints.formal.nodes import CharSet
 from sglang_lite.constraints.sampling import sample
+from sglang_lite.constraints.syntax.regex import parse, parse_schema_pattern
 from sglang_lite.protocol import ConstraintError, Regex
 from tests.constraints import engine
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.constraints.normal import normalise
+from sglang_lite.constraints.json_schema.normal_form import normalise
 from sglang_lite.constraints.schema import json_schema, parse_json
 from sglang_lite.protocol import ConstraintError, JsonSchema, ValueValidationError
 from tests.constraints.engine import accepts, byte_engine

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from sglang_lite.constraints.nodes import ANY_TEXT, Language
+from sglang_lite.constraints.formal.nodes import ANY_TEXT, Language
 from sglang_lite.protocol import Ebnf, JsonSchema, Regex
 from sglang_lite.runtime.grammar.base import next_mask
 from sglang_lite.runtime.grammar.continuing import walked

@@ -5,11 +5,11 @@ import random
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.constraints.compose import language_of
-from sglang_lite.constraints.earley import recognises
+from sglang_lite.constraints.byte_matcher import Walk
+from sglang_lite.constraints.formal.earley import recognises
+from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.sampling import sample
 from sglang_lite.constraints.schema import json_schema
-from sglang_lite.constraints.walk import Walk
 from sglang_lite.protocol import ConstraintError, Ebnf, InOrder, Repeated
 from tests.constraints.random_grammars import grammar as random_grammar
 

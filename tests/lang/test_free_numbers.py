@@ -1,7 +1,7 @@
 """Numbers of the default model: what it would write without a constraint, to where it would end."""
 
 import sglang_lite as sgl
-from sglang_lite.constraints.number import first_number
+from sglang_lite.constraints.free_numbers import first_number
 from sglang_lite.protocol import Number
 
 PROMPTS = [

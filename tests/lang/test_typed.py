@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 import sglang_lite as sgl
-from sglang_lite.constraints.partial import partial_reader
+from sglang_lite.constraints.python_types.partial import partial_reader
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.ir import REGEX_FLOAT, REGEX_INT
 from sglang_lite.protocol import Choices, Generation, JsonSchema, Number, Regex
@@ -225,7 +225,7 @@ def test_the_commas_of_grouped_thousands_are_read_and_dropped(text, whole, float
 
 @pytest.mark.parametrize("text", ["", "-", "about 5", "None"])
 def test_what_is_no_number_is_an_error(text):
-    from sglang_lite.constraints.types import value_type
+    from sglang_lite.constraints.python_types.value_type import value_type
 
     for kind in (int, float):
         with pytest.raises(sgl.ValueValidationError):

@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.constraints.given import as_constraint
+from sglang_lite.constraints.coerce import as_constraint
 from sglang_lite.constraints.matching import matches
 from sglang_lite.program.nodes import Gen, Program, Text
 from sglang_lite.protocol import (

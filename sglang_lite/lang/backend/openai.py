@@ -9,7 +9,8 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from sglang_lite.constraints.regex import parse, to_rust
+from sglang_lite.constraints.emit.regex import to_rust
+from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.lang.backend.base_backend import Capabilities
 from sglang_lite.lang.backend.remote import JSON, RemoteBackend, Said, without_marks
 from sglang_lite.lang.backend.structured import Form, form_of, strict_schema

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
 
+from sglang_lite.constraints.free_numbers import first_number
 from sglang_lite.constraints.matching import validate
-from sglang_lite.constraints.number import first_number
 from sglang_lite.constraints.sampling import sample
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.chat_template import get_chat_template
@@ -218,7 +218,7 @@ def _check(constraint: Constraint, text: str, *, stopped: bool) -> None:
 
 
 def _check_continued(constraint: Continuation, text: str, *, stopped: bool) -> None:
-    from sglang_lite.constraints.walk import Walk
+    from sglang_lite.constraints.byte_matcher import Walk
 
     try:
         walk = Walk(constraint.whole)

@@ -20,9 +20,19 @@ every token in each step (a string of up to 16 characters: 86 us by llguidance, 
 
 from __future__ import annotations
 
-from sglang_lite.constraints.charsets import ALL
-from sglang_lite.constraints.compose import language_of
-from sglang_lite.constraints.nodes import Alternation, CharSet, Concat, Language, Node, Ref, Repeat, Text, children
+from sglang_lite.constraints.formal.charsets import ALL
+from sglang_lite.constraints.formal.nodes import (
+    Alternation,
+    CharSet,
+    Concat,
+    Language,
+    Node,
+    Ref,
+    Repeat,
+    Text,
+    children,
+)
+from sglang_lite.constraints.language import language_of
 from sglang_lite.protocol import Constraint, StructuralTag
 
 MAX_COUNT = 4  # of repeats, nested ones multiplied

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sglang_lite.constraints.number import PATTERNS
-from sglang_lite.constraints.remembered import size_of, trim
+from sglang_lite.constraints.free_numbers import PATTERNS
+from sglang_lite.constraints.memo import size_of, trim
 from sglang_lite.protocol import (
     Constraint,
     ConstraintError,

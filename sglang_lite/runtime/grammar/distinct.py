@@ -11,7 +11,7 @@ import bisect
 import json
 from collections.abc import Container, Hashable, Sequence
 
-from sglang_lite.constraints.normal.document import Document, Place
+from sglang_lite.constraints.json_schema.document import Document, Place
 from sglang_lite.protocol import Constraint, JsonSchema
 from sglang_lite.runtime.grammar.base import CompiledGrammar, MakesMasks, Mask, Matcher, NumberSoFar
 from sglang_lite.runtime.grammar.vocabulary import mask_of

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import sglang_lite
-from sglang_lite.constraints import nodes
+from sglang_lite.constraints.formal import nodes
 from sglang_lite.protocol import Constraint
 from sglang_lite.runtime.grammar.llguidance import Prepared
 from sglang_lite.runtime.grammar.vocabulary import Vocabulary

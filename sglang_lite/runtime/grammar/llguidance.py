@@ -13,10 +13,10 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
-from sglang_lite.constraints import walk
-from sglang_lite.constraints.compose import language_of
-from sglang_lite.constraints.nodes import Language
-from sglang_lite.constraints.remembered import size_of
+from sglang_lite.constraints import byte_matcher
+from sglang_lite.constraints.formal.nodes import Language
+from sglang_lite.constraints.language import language_of
+from sglang_lite.constraints.memo import size_of
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.runtime.grammar.base import Mask
 from sglang_lite.runtime.grammar.states import KeptMasks, States
@@ -147,7 +147,7 @@ class LlguidanceMatcher:
 
     @property
     def error(self) -> str:
-        return walk.reason(self.inner)
+        return byte_matcher.reason(self.inner)
 
 
 class LlguidanceGrammar:
@@ -165,7 +165,7 @@ class LlguidanceGrammar:
 
     def __init__(self, engine: LlguidanceEngine, prepared: Prepared, start: Any, lines: int) -> None:
         self._engine, self._prepared, self._lines = engine, prepared, lines
-        self.size = lines * (_BYTES + walk.PARSER_BYTES * len(prepared.text)) + size_of(prepared.language)
+        self.size = lines * (_BYTES + byte_matcher.PARSER_BYTES * len(prepared.text)) + size_of(prepared.language)
         self._starts = [(object(), start)]  # the lines, and their parsers
         self._used: list[weakref.WeakSet[LlguidanceMatcher]] = [weakref.WeakSet()]  # matchers of each line
         self._states: States | None = None
@@ -174,7 +174,7 @@ class LlguidanceGrammar:
         self._first = np.zeros((engine.vocab_size + 31) // 32, np.int32)
         start.unsafe_compute_mask_ptr(self._first.ctypes.data, self._first.nbytes)
         if start.is_error():
-            raise walk.refusal(start)
+            raise byte_matcher.refusal(start)
 
     def matcher(self) -> LlguidanceMatcher:
         with self._making:
@@ -258,7 +258,7 @@ class LlguidanceEngine:
         Raises:
             ConstraintError: llguidance refuses it.
         """
-        return walk.start(text, self._tokenizer)
+        return byte_matcher.start(text, self._tokenizer)
 
     def states(self, prepared: Prepared) -> States | None:
         """The states of a grammar's language; None where they can't be told."""
@@ -279,4 +279,4 @@ class LlguidanceEngine:
 
 
 def _prepared(constraint: Constraint) -> Prepared:
-    return Prepared(walk.grammar_text(constraint), language_of(constraint))
+    return Prepared(byte_matcher.grammar_text(constraint), language_of(constraint))

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_lite.constraints.number import NumberText
+from sglang_lite.constraints.free_numbers import NumberText
 from sglang_lite.protocol import Number
 from sglang_lite.runtime.grammar.base import CompiledGrammar, Mask
 from sglang_lite.runtime.grammar.vocabulary import Vocabulary, mask_of

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from outlines_core import Guide, Index
 from outlines_core import Vocabulary as Tokens
 
-from sglang_lite.constraints.automaton import is_empty
-from sglang_lite.constraints.compose import language_of
-from sglang_lite.constraints.languages import regular
-from sglang_lite.constraints.nodes import ANY_TEXT, concat, intersection, is_plain, literal
-from sglang_lite.constraints.spelling import to_rust
+from sglang_lite.constraints.emit.regex import to_rust
+from sglang_lite.constraints.formal.automaton import is_empty
+from sglang_lite.constraints.formal.grammars import regular
+from sglang_lite.constraints.formal.nodes import ANY_TEXT, concat, intersection, is_plain, literal
+from sglang_lite.constraints.language import language_of
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.runtime.grammar.base import Mask
 from sglang_lite.runtime.grammar.vocabulary import Vocabulary

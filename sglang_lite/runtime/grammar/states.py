@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Container, Sequence
 from typing import TypeAlias
 
-from sglang_lite.constraints.automaton import DEAD, DONE, Automaton
-from sglang_lite.constraints.nodes import Language
+from sglang_lite.constraints.formal.automaton import DEAD, DONE, Automaton
+from sglang_lite.constraints.formal.nodes import Language
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.runtime.grammar.base import Mask
 

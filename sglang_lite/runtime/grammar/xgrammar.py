@@ -10,8 +10,8 @@ import numpy as np
 import xgrammar
 from numpy.typing import NDArray
 
-from sglang_lite.constraints.compose import language_of
-from sglang_lite.constraints.to_gbnf import to_gbnf
+from sglang_lite.constraints.emit.gbnf import to_gbnf
+from sglang_lite.constraints.language import language_of
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.runtime.grammar.base import Mask
 from sglang_lite.runtime.grammar.vocabulary import Vocabulary

@@ -205,4 +205,6 @@ def test_a_token_takes_the_blanks_that_its_library_gives_it(tmp_path):
     expected = taking.backend.encode(text, add_special_tokens=False).ids
     taking.backend.encode_special_tokens = True
     assert taking.encode(text) == expected
-    assert taking.encode_spans([Span(text[:14]), Span(text[14:20], special=False), Span(text[20:])]).tolist() == expected
+    assert (
+        taking.encode_spans([Span(text[:14]), Span(text[14:20], special=False), Span(text[20:])]).tolist() == expected
+    )

@@ -1,0 +1,200 @@
+"""Walking through the texts of a constraint piece by piece: whether one can go on, and whether it is complete.
+
+Uses llguidance with a token per byte. What the tokens of a model may be is the runtime's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from sglang_lite.constraints.emit.lark import to_lark
+from sglang_lite.constraints.emit.lexemes import lexed
+from sglang_lite.constraints.language import language_of
+from sglang_lite.constraints.memo import remembered
+from sglang_lite.constraints.schema import parse_json
+from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema
+
+# Of work. The lexer's are larger than its own, as large schemas need that; lexemes are not worked out beforehand, which
+# would spend the fuel of the first steps without saying so (1.9.1: a text of {1,5000} & [^ ]+ is then refused).
+_LEXER_FUEL, _STEP_FUEL = 20_000_000, 2_000_000
+_STEP_ITEMS = 500_000
+# Items of a row, which is searched for each that may be added: a character's work grows with their square at least. As
+# many as a grammar has alternatives are its own; the others are ways to read the text so far, of which an ambiguous
+# grammar has more with each character. (Of 686 real schemas one has more than 500 in a row, none more than 1,000.)
+_WAYS = 1_000
+_ROW_ITEMS = 50_000
+PARSER_BYTES = 50  # that a parser takes for each character of its grammar
+_MAX_SHOWN = 12  # characters that may come next
+
+
+def grammar_text(constraint: Constraint) -> str:
+    """The constraint as llguidance reads it.
+
+    Raises:
+        ConstraintError: it can't be enforced.
+    """
+    return to_lark(lexed(language_of(constraint)))
+
+
+def start(text: str, tokenizer: Any) -> Any:
+    """llguidance's matcher at the start of a grammar.
+
+    Raises:
+        ConstraintError: the engine refuses it.
+    """
+    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(text), log_level=0, limits=_limits(text))
+    if matcher.is_error():
+        raise refusal(matcher)
+    return matcher
+
+
+def _limits(text: str) -> LLParserLimits:
+    """Of a grammar."""
+    rules = (line for line in text.split("\n") if not line.startswith("T"))  # a terminal takes one item, whatever it is
+    alternatives = sum(1 + line.count(" | ") + line.count("(") for line in rules)
+    return LLParserLimits(
+        max_items_in_row=min(_WAYS + alternatives, _ROW_ITEMS),
+        initial_lexer_fuel=_LEXER_FUEL,
+        step_lexer_fuel=_STEP_FUEL,
+        step_max_items=_STEP_ITEMS,
+        precompute_large_lexemes=False,
+        verbose_errors=False,
+    )
+
+
+def refusal(matcher: Any) -> ConstraintError:
+    """The error of a matcher that has failed."""
+    return ConstraintError(f"llguidance: {reason(matcher)}")
+
+
+def reason(matcher: Any) -> str:
+    """Why a matcher has failed; empty where it has not."""
+    if not matcher.is_error():
+        return ""
+    error = matcher.get_error()
+    if "Current row has" in error:
+        return (
+            "the text can be read in too many ways at the same time. Give each text of the grammar one way to be read: "
+            "repeats by `*`, or by rules that begin with themselves."
+        )
+    lines = (line.strip() for line in error.splitlines())
+    return next(filter(None, lines), "refused without a reason")
+
+
+@remembered
+def _start(constraint: Constraint) -> _Start:
+    text = grammar_text(constraint)
+    return _Start(start(text, _bytes()), PARSER_BYTES * len(text))
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """
+    Attributes:
+        matcher: at the start.
+        size: bytes that it takes, roughly.
+    """
+
+    matcher: Any
+    size: int
+
+
+@lru_cache(maxsize=1)
+def _bytes() -> LLTokenizer:
+    return LLTokenizer("byte")
+
+
+class Walk:
+    """A place in the texts of a constraint.
+
+    Args:
+        constraint: compiled here, unless it was before.
+
+    Attributes:
+        text: that led here.
+
+    Raises:
+        ConstraintError: it can't be enforced.
+    """
+
+    __slots__ = ("_at", "constraint", "text")
+
+    def __init__(self, constraint: Constraint) -> None:
+        self.constraint, self.text = constraint, ""
+        self._at = _start(constraint).matcher.deep_copy()
+
+    def copy(self) -> Walk:
+        """One that goes on by itself."""
+        twin = object.__new__(Walk)
+        twin.constraint, twin.text, twin._at = self.constraint, self.text, self._at.deep_copy()
+        return twin
+
+    def push(self, text: str) -> None:
+        """Goes on.
+
+        Raises:
+            ConstraintError: no text of the constraint goes on so; the walk stays where it was.
+        """
+        at, taken = self._tried(text)
+        if taken is not None:
+            after = (self.text + taken)[-40:]
+            raise ConstraintError(
+                f"the grammar does not allow {text!r:.80} here, from character {len(taken) + 1} of it on"
+                f"{f', after {after!r}' if after else ''}.{_next(at)}"
+            )
+        self._at = at
+        self.text += text
+
+    def possible(self, texts: Sequence[str]) -> tuple[str, ...]:
+        """Those of some texts that it can go on with.
+
+        Raises:
+            ConstraintError: none.
+        """
+        found = tuple(text for text in texts if self._tried(text)[1] is None)
+        if not found:
+            raise ConstraintError(f"the grammar allows none of {', '.join(map(repr, texts))} here.{_next(self._at)}")
+        return found
+
+    def end(self) -> None:
+        """Nothing comes any more.
+
+        Raises:
+            ConstraintError: the text is not complete.
+            ValueValidationError: it is not valid under what a schema leaves to be checked.
+        """
+        if not self._at.is_accepting():
+            raise ConstraintError(
+                f"the text of the grammar is not complete after {self.text[-40:]!r}.{_next(self._at)}"
+            )
+        if isinstance(self.constraint, JsonSchema):
+            parse_json(self.constraint, self.text)
+
+    def _tried(self, text: str) -> tuple[Any, str | None]:
+        """Where a text leads; where it leads nowhere, as far as it goes, and what of it goes so far."""
+        data = text.encode("utf-8", "surrogatepass")
+        at = self._at.deep_copy()
+        count = at.try_consume_tokens(list(data))
+        if at.is_error():
+            raise refusal(at)
+        return at, None if count == len(data) else data[:count].decode("utf-8", "ignore")
+
+
+def _next(at: Any) -> str:
+    """What may come next, in words, if that is little."""
+    if at.is_stopped():
+        return " It is complete."
+    forced = at.compute_ff_bytes().decode("utf-8", "ignore")
+    if forced:
+        return f" It goes on with {forced!r:.60}."
+    mask = int.from_bytes(at.compute_bitmask(), "little")
+    allowed = [chr(byte) for byte in range(128) if mask >> byte & 1]
+    if len(allowed) > _MAX_SHOWN or any(mask >> byte & 1 for byte in range(128, 256)):
+        return ""
+    end = ", or is complete" if at.is_accepting() else ""
+    return f" It goes on with one of {', '.join(map(repr, allowed))}{end}."

@@ -1,0 +1,66 @@
+"""What users give as a constraint: a record, a schema, a Python type, or the text of a grammar."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeAlias, cast, get_args
+
+from sglang_lite.constraints.python_types.value_type import ValueType, value_type
+from sglang_lite.constraints.schema import json_schema
+from sglang_lite.constraints.syntax.gbnf import parse as parse_ebnf
+from sglang_lite.constraints.syntax.lark import parse as parse_lark
+from sglang_lite.constraints.syntax.regex import parse as parse_regex
+from sglang_lite.protocol import Constraint, ConstraintError, Ebnf, Lark, Regex
+
+Source: TypeAlias = Constraint | Mapping[str, Any] | Any  # a constraint, a schema, or a Python type
+
+_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+
+
+def Grammar(text: str) -> Ebnf | Lark:  # noqa: N802 # stands beside the records
+    """The constraint of a grammar's text: of GBNF where its rules are defined with `::=`, else of Lark's syntax."""
+    if not isinstance(text, str):
+        raise ConstraintError(f"Grammar: {text!r:.60} is not a text.")
+    return Ebnf(text) if _GBNF_RULE.search(text) else Lark(text)
+
+
+def as_constraint(source: Source) -> Constraint:
+    """A constraint from what stands for one.
+
+    Raises:
+        ConstraintError: nothing that does.
+    """
+    if isinstance(source, get_args(Constraint)):
+        return cast(Constraint, source)
+    if isinstance(source, str):
+        raise ConstraintError(f"{source!r:.60} is text.", hint="Say what it is: sgl.Regex(…) or sgl.Grammar(…).")
+    if isinstance(source, Mapping | bool):
+        return json_schema(source)
+    found = value_type(source).constraint
+    return Regex("(?s).*") if found is None else found
+
+
+def type_of(source: Source) -> ValueType | None:
+    """The Python type that stands for a constraint, None for what else does.
+
+    Raises:
+        ConstraintError: nothing that does.
+    """
+    return None if isinstance(source, (*get_args(Constraint), str, Mapping, bool)) else value_type(source)
+
+
+def check_written(constraint: Constraint) -> Constraint:
+    """Refuses a regex or grammar that is broken.
+
+    Raises:
+        ConstraintError: with the place.
+    """
+    match constraint:
+        case Regex(text):
+            parse_regex(text)
+        case Ebnf(text):
+            parse_ebnf(text)
+        case Lark(text):
+            parse_lark(text)
+    return constraint

@@ -1,0 +1,1 @@
+"""Languages as texts for engines: Lark, GBNF, regexes. Knows neither where a language is from nor any engine's API."""

@@ -1,0 +1,105 @@
+"""Languages as text in xgrammar's variant of EBNF, every derivation of which counts."""
+
+from __future__ import annotations
+
+from sglang_lite.constraints.formal.automaton import Automaton
+from sglang_lite.constraints.formal.nodes import (
+    EMPTY,
+    NOTHING,
+    Alternation,
+    CharSet,
+    Complement,
+    Concat,
+    Intersection,
+    Language,
+    Node,
+    Ref,
+    Repeat,
+    Text,
+    alternation,
+    concat,
+)
+from sglang_lite.protocol import ConstraintError
+
+MAX_RULES = 20_000  # of which the states of automata are part
+
+
+def to_gbnf(language: Language) -> str:
+    """The grammar, whose start is the rule `root`. It has no intersections and complements: those are written as the
+    states of their automata.
+
+    Raises:
+        ConstraintError: too complex.
+    """
+    try:
+        return _Speller(language).text()
+    except RecursionError as error:
+        raise ConstraintError("the constraint is nested too deeply.") from error
+
+
+class _Speller:
+    def __init__(self, language: Language) -> None:
+        self._language = language
+        self._names = {name: f"r{i}" for i, name in enumerate(language.rules)}
+        self._automata: dict[Node, str] = {}
+        self._lines: list[str] = []
+
+    def text(self) -> str:
+        self._add("root", self._names[self._language.start])
+        for name, body in self._language.rules.items():
+            self._add(self._names[name], self._body(body))
+        return "\n".join(self._lines)
+
+    def _add(self, name: str, body: str) -> None:
+        self._lines.append(f"{name} ::= {body}")
+        if len(self._lines) > MAX_RULES:
+            raise ConstraintError(f"the grammar needs more than {MAX_RULES:,} rules.")
+
+    def _body(self, node: Node) -> str:
+        match node:
+            case CharSet(ranges) if ranges:
+                return (
+                    "["
+                    + "".join(_character(a) if a == b else f"{_character(a)}-{_character(b)}" for a, b in ranges)
+                    + "]"
+                )
+            case Text(text):
+                return '"' + "".join(_character(ord(char)) for char in text) + '"'
+            case Concat(parts):
+                return "(" + " ".join(map(self._body, parts)) + ")" if parts else '""'
+            case Alternation(options):
+                return "(" + " | ".join(map(self._body, options)) + ")"
+            case Repeat(inner, least, most):
+                return self._repeated(inner, least, most)
+            case Ref(name):
+                return self._names[name]
+            case Intersection() | Complement():
+                if node not in self._automata:
+                    self._automata[node] = self._states(node)
+                return self._automata[node]
+        raise ConstraintError("a set without characters can't be written.")
+
+    def _repeated(self, inner: Node, least: int, most: int | None) -> str:
+        signs = {(0, None): "*", (1, None): "+", (0, 1): "?"}
+        counts = signs.get((least, most), f"{{{least},{'' if most is None else most}}}")
+        return f"({self._body(inner)}){counts}"
+
+    def _states(self, node: Node) -> str:
+        """A rule for each state of an automaton; the name of the first."""
+        found = Automaton(node)
+        prefix = f"a{len(self._automata)}s"
+        useful = found.useful(found.start)
+        for state, after in useful.items():
+            steps = [concat(found.characters(symbol), Ref(f"{prefix}{to}")) for symbol, to in after.items()]
+            self._names |= {f"{prefix}{to}": f"{prefix}{to}" for to in after.values()}
+            self._add(
+                f"{prefix}{state}",
+                self._body(alternation([*steps, *([EMPTY] if found.accepting(state) else [])])),
+            )
+        return f"{prefix}{found.start}" if found.start in useful else self._body(NOTHING)
+
+
+def _character(code: int) -> str:
+    if code < 128 and chr(code).isalnum():
+        return chr(code)
+    return f"\\u{code:04X}" if code < 0x10000 else f"\\U{code:08X}"

@@ -1,0 +1,124 @@
+"""Languages as text in llguidance's variant of Lark."""
+
+from __future__ import annotations
+
+import json
+
+from sglang_lite.constraints.emit.regex import to_rust
+from sglang_lite.constraints.formal.lengths import MAX_LEAST, lengths
+from sglang_lite.constraints.formal.nodes import (
+    Alternation,
+    Complement,
+    Concat,
+    Intersection,
+    Language,
+    Node,
+    Ref,
+    Repeat,
+    alternation,
+    children,
+    is_plain,
+    text_of,
+)
+from sglang_lite.protocol import ConstraintError
+
+MAX_DEPTH = 2_000  # of rules within rules; llguidance 1.9.1 overflows its stack between 4,000 and 8,000
+
+
+def to_lark(language: Language) -> str:
+    """The grammar, whose lexemes are the language's (see `Language`).
+
+    Raises:
+        ConstraintError: rules lead to rules too deeply.
+    """
+    if _depth(language) > MAX_DEPTH:
+        raise ConstraintError("the rules of the grammar lead to each other too deeply.", hint="Use repeats: x* or x+.")
+    return _Speller(language).text()
+
+
+def _depth(language: Language) -> int:
+    """How deep one gets when every rule is gone into where it is first used, as the engine does."""
+    deepest, seen = 0, {language.start}
+    stack: list[tuple[Node, int]] = [(language.rules[language.start], 1)]
+    while stack:
+        node, depth = stack.pop()
+        deepest = max(deepest, depth)
+        if isinstance(node, Ref):
+            if node.name not in seen:
+                seen.add(node.name)
+                stack.append((language.rules[node.name], depth + 1))
+        else:
+            stack += ((child, depth + 1) for child in reversed(children(node)))
+    return deepest
+
+
+class _Speller:
+    def __init__(self, language: Language) -> None:
+        self._language = language
+        self._rules = {name: f"r{i}" for i, name in enumerate(language.rules)}
+        self._terminals: dict[str, str] = {}  # their names by what they say
+        self._lexemes: dict[Node, str] = {}
+
+    def text(self) -> str:
+        lines = [f"start: {self._rules[self._language.start]}"]
+        lines += [f"{self._rules[name]}: {self._body(body)}" for name, body in self._language.rules.items()]
+        lines += [f"{name}: {said}" for said, name in self._terminals.items()]
+        return "\n".join(lines)
+
+    def _body(self, node: Node) -> str:
+        structure = self._structure(node)
+        return self._lexeme(node) if structure is None else structure
+
+    def _structure(self, node: Node) -> str | None:
+        """What a node with references says; None for one without, which is part of a lexeme."""
+        match node:
+            case Ref(name):
+                return self._rules[name]
+            case Concat(parts) | Alternation(parts):
+                texts = [self._structure(part) for part in parts]
+                if not any(texts):
+                    return None
+                said = [text or self._lexeme(part) for text, part in zip(texts, parts)]
+                return "(" + (" " if isinstance(node, Concat) else " | ").join(said) + ")"
+            case Repeat(inner, least, most):
+                text = self._structure(inner)
+                return text and f"({text}){_counts(least, most)}"
+        return None
+
+    def _lexeme(self, node: Node) -> str:
+        if node not in self._lexemes:
+            if lengths(node)[0] > MAX_LEAST:
+                raise ConstraintError(f"texts of more than {MAX_LEAST:,} characters are asked for.")
+            text = text_of(node)
+            if text is not None:
+                self._lexemes[node] = json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+            else:
+                self._lexemes[node] = self._terminals.setdefault(_terminal(node), f"T{len(self._terminals)}")
+        return self._lexemes[node]
+
+
+def _counts(least: int, most: int | None) -> str:
+    signs = {(0, None): "*", (1, None): "+", (0, 1): "?"}
+    return signs.get((least, most), f"{{{least},{'' if most is None else most}}}")
+
+
+def _terminal(node: Node) -> str:
+    """What a terminal's definition says. Operators bind as in `~a`, `a*`, `a b`, `a & b`, `a | b`; all are grouped."""
+    if is_plain(node):
+        return f"/{to_rust(node)}/" if node != Concat(()) else '""'
+    match node:
+        case Concat(parts):
+            return "(" + " ".join(map(_terminal, parts)) + ")"
+        case Alternation(options):
+            return "(" + " | ".join(map(_terminal, options)) + ")"
+        case Repeat(inner, least, most):
+            return f"({_terminal(inner)}){_counts(least, most)}"
+        case Intersection(parts):
+            inside = [_terminal(part) for part in parts if not isinstance(part, Complement)]
+            outside = [part.node for part in parts if isinstance(part, Complement)]
+            without = [f"~{_terminal(alternation(outside))}"] if outside else []
+            # A complement is one of bytes. In this form, a & ~b, the engine has a short cut.
+            return "(" + " & ".join([*(inside or ["/(?s:.*)/"]), *without]) + ")"
+        case Complement():
+            return _terminal(Intersection((node,)))
+    raise AssertionError(f"a {type(node).__name__} is no part of a terminal")

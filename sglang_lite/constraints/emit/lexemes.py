@@ -1,0 +1,457 @@
+"""Cutting a context-free language into lexemes that may be read greedily, as engines with a lexer do (llguidance).
+
+The parts of rules that are regular are made lexemes as large as they come. Then all places of the grammar are walked
+through, as far as a finite automaton can tell them apart (a rule may return to any place that uses it). Where a lexeme
+could end although another one that is possible there could go on with what comes next, reading greedily would lose
+texts: both are taken apart into characters, whose lexemes can't collide. That costs speed, never correctness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import chain, groupby, product
+
+from sglang_lite.constraints.formal import charsets
+from sglang_lite.constraints.formal.automaton import DEAD, Automaton, State, accepts, emptiness
+from sglang_lite.constraints.formal.charsets import Ranges
+from sglang_lite.constraints.formal.grammars import users
+from sglang_lite.constraints.formal.nodes import (
+    ANY_CHAR,
+    EMPTY,
+    NOTHING,
+    Alternation,
+    CharSet,
+    Concat,
+    Intersection,
+    Language,
+    Node,
+    Ref,
+    Repeat,
+    Text,
+    alternation,
+    children,
+    concat,
+    intersection,
+    optional,
+    references,
+    repeat,
+)
+from sglang_lite.constraints.memo import remembered
+from sglang_lite.protocol import ConstraintError
+
+MAX_INLINED = 20_000  # characters and sets in a lexeme
+MAX_HEIGHT = 20  # how deep it nests
+MAX_PLACES = 300  # sets of places that are told apart
+MAX_PAIRS = 5_000  # states of two lexemes at once
+MAX_WORK = 2_000_000  # in all, counted as places, pairs of symbols, and transitions of automata
+
+_Place = tuple[str, State]
+_DIGITS = charsets.singles("0123456789")
+_NUMBER_GOES_ON = charsets.singles("0123456789.eE")
+
+
+def lexed(language: Language) -> Language:
+    """The same language with rules of two kinds: lexemes, and those that are made of names only.
+
+    Raises:
+        ConstraintError: too complex.
+    """
+    if language.start in language.sealed or not references(language.rules[language.start]):
+        return language
+    try:
+        return _lexed(_inlined(language))
+    except RecursionError as error:
+        raise ConstraintError("the constraint is nested too deeply.") from error
+
+
+def _lexed(language: Language) -> Language:
+    apart: set[Node] = set()
+    left = MAX_WORK
+    while True:
+        cut = _Cut(language, apart)
+        larger = {name: node for name, node in cut.nodes.items() if not isinstance(node, CharSet)}
+        if not larger and not language.sealed:  # characters don't collide
+            return cut.language
+        places = _Places(cut, left)
+        try:
+            collisions = places.collisions() if left else cut.symbols
+            left = places.left
+        except _TooMany:
+            collisions, left = cut.symbols, 0
+        if not collisions:
+            return cut.language
+        together = {larger[name] for name in collisions & larger.keys()}
+        if together and collisions <= cut.nodes.keys():
+            apart |= together
+        else:  # with the value of a schema, whose lexemes know only each other
+            language = _inlined(Language(language.start, language.rules))
+
+
+class _TooMany(Exception):  # noqa: N818 # never leaves this module
+    """More places than are looked at."""
+
+
+def _inlined(language: Language) -> Language:
+    """The same language without rules that are regular, as far as that does not make it much larger."""
+    uses = {name: references(body) for name, body in language.rules.items()}
+    using = users(language.rules)
+    inlined: dict[str, Node] = {}
+    queue = list(uses)
+    for name in queue:
+        if name not in inlined and name not in language.sealed and uses[name] <= inlined.keys():
+            node = _put_in(language.rules[name], inlined)
+            size, height = _measure(node)
+            if size <= MAX_INLINED and height <= MAX_HEIGHT:
+                inlined[name] = node
+                queue += using[name]
+    below = _below(language, language.sealed)
+    rules = {name: body if name in below else _put_in(body, inlined) for name, body in language.rules.items()}
+    kept = _below(Language(language.start, rules), {language.start})
+    return Language(language.start, {name: rules[name] for name in kept}, language.sealed)
+
+
+def _put_in(node: Node, rules: Mapping[str, Node]) -> Node:
+    """A node with the bodies of rules in place of their names."""
+    match node:
+        case Ref(name):
+            return rules.get(name, node)
+        case Concat(parts):
+            return concat(*(_put_in(part, rules) for part in parts))
+        case Alternation(options):
+            return alternation(_put_in(option, rules) for option in options)
+        case Repeat(inner, least, most):
+            return Repeat(_put_in(inner, rules), least, most)
+    return node
+
+
+def _measure(node: Node) -> tuple[int, int]:
+    """How many characters and sets there are in a node, and how deep it nests."""
+    if isinstance(node, Text):
+        return len(node.text), 1
+    below = [_measure(child) for child in children(node)]
+    return 1 + sum(size for size, _ in below), 1 + max((height for _, height in below), default=0)
+
+
+def _below(language: Language, names: Iterable[str]) -> dict[str, None]:
+    """These rules and all they need."""
+    found = dict.fromkeys(names)
+    for name in (queue := list(found)):
+        for each in sorted(references(language.rules[name])):
+            if each not in found:
+                found[each] = None
+                queue.append(each)
+    return found
+
+
+class _Cut:
+    """A language cut into lexemes.
+
+    Args:
+        language: all of whose regular rules are inlined.
+        apart: lexemes to take apart into characters.
+
+    Attributes:
+        language: whose rules, but for those of sealed ones, are lexemes or have nothing but names in them.
+        nodes: what is cut into lexemes, by the lexemes' names.
+        lexemes: their languages, which are nodes without the empty text.
+        symbols: lexemes, and sealed rules.
+    """
+
+    def __init__(self, language: Language, apart: set[Node]) -> None:
+        self._apart = apart
+        self._names: dict[Node, str] = {}
+        self._rules: dict[str, Node] = {}
+        below = _below(language, language.sealed)
+        for name, body in language.rules.items():
+            self._rules[name] = body if name in below else self._structure(body)
+        self.nodes = {name: node for node, name in self._names.items()}
+        self.lexemes = {name: _not_empty(node) for name, node in self.nodes.items()}
+        self.symbols = {*self.lexemes, *language.sealed}
+        self.sealed_rules = below
+        self.language = Language(language.start, {**self._rules, **self.lexemes}, language.sealed)
+
+    def _structure(self, node: Node) -> Node:
+        if not references(node):
+            return self._lexeme(node)
+        match node:
+            case Concat(parts):
+                groups = groupby(parts, key=lambda part: bool(references(part)))
+                return concat(
+                    *chain.from_iterable(
+                        map(self._structure, group) if structured else [self._lexeme(concat(*group))]
+                        for structured, group in groups
+                    )
+                )
+            case Alternation(options):
+                regular = alternation(option for option in options if not references(option))
+                others = [self._structure(option) for option in options if references(option)]
+                return alternation([self._lexeme(regular), *others])
+            case Repeat(inner, least, most):
+                return Repeat(self._structure(inner), least, most)
+        return node
+
+    def _lexeme(self, node: Node) -> Node:
+        """What stands for a regular part: a lexeme, or the parts of one that is taken apart."""
+        if node in (EMPTY, NOTHING):
+            return node
+        if node in self._apart:
+            return self._parts(node)
+        if node not in self._names:
+            self._names[node] = f"lexeme {len(self._names)}"
+        return optional(Ref(self._names[node])) if accepts(node, "") else Ref(self._names[node])
+
+    def _parts(self, node: Node) -> Node:
+        match node:
+            case Text(text):
+                return concat(*(self._lexeme(CharSet(((ord(char), ord(char)),))) for char in text))
+            case Concat(parts):
+                return concat(*map(self._lexeme, parts))
+            case Alternation(options):
+                return alternation(map(self._lexeme, options))
+            case Repeat(inner, least, most):
+                return repeat(self._lexeme(inner), least, most)
+        return self._states(node)
+
+    def _states(self, node: Node) -> Node:
+        """A rule for each state of an automaton."""
+        found = Automaton(node)
+        prefix = f"state of {len(self._rules)}."
+        states = found.useful(found.start)
+        for state, after in states.items():
+            steps = (
+                concat(self._lexeme(found.characters(symbol)), Ref(f"{prefix}{to}")) for symbol, to in after.items()
+            )
+            self._rules[f"{prefix}{state}"] = alternation([*steps, *([EMPTY] if found.accepting(state) else [])])
+        return Ref(f"{prefix}{found.start}") if found.start in states else NOTHING
+
+
+def _not_empty(node: Node) -> Node:
+    """The regular node without the empty text."""
+    match node:
+        case Repeat(inner, 0, most) if not accepts(inner, ""):
+            return Repeat(inner, 1, most)
+        case Alternation(options):
+            return alternation(map(_not_empty, options))
+        case Concat(()):
+            return NOTHING
+    return intersection(node, Repeat(ANY_CHAR, 1, None)) if accepts(node, "") else node
+
+
+class _Places:
+    """The places of a language that has been cut, and what may come at each.
+
+    Args:
+        left: work that may be done.
+    """
+
+    def __init__(self, cut: _Cut, left: int) -> None:
+        self._cut, self.left = cut, left
+        self._rules = [name for name in cut.language.rules if name not in cut.lexemes and name not in cut.sealed_rules]
+        self._automaton = Automaton(*(cut.language.rules[name] for name in self._rules))
+        self._starts = dict(zip(self._rules, self._automaton.starts))
+        self._empty = self._rules_that_may_be_empty()
+        self._returns = self._places_after_rules()
+        self._firsts = {name: self._first(name) for name in cut.symbols}
+        self._overlaps: dict[tuple[str, str], bool] = {}
+        self._moves: dict[_Place, set[_Place]] = {}
+
+    def collisions(self) -> set[str]:
+        """The symbols that reading greedily would go wrong with."""
+        start = self._closed({(self._cut.language.start, self._starts[self._cut.language.start])})
+        seen = {start}
+        found: set[str] = set()
+        checked: set[tuple[str, str, Ranges]] = set()
+        for places in (queue := [start]):
+            if len(seen) > MAX_PLACES:
+                raise _TooMany
+            symbols = self._symbols(places)
+            self._spend(len(symbols) ** 2)
+            following = {name: self._next_characters(self._closed(self._after(places, name))) for name in symbols}
+            for name, other in product(symbols, symbols):
+                key = name, other, following[name]
+                if key not in checked:
+                    checked.add(key)
+                    if self._collide(*key):
+                        found |= self._larger(name, other)
+            for name in symbols:
+                together = {other for other in symbols if self._overlap(name, other)}
+                after = self._closed(set().union(*(self._after(places, each) for each in together)))
+                if after not in seen:
+                    seen.add(after)
+                    queue.append(after)
+        return found
+
+    # ---------------------------------------------------------------------------------------------- places
+
+    def _closed(self, places: Iterable[_Place]) -> frozenset[_Place]:
+        """With the places that one gets to without reading."""
+        found = set(places)
+        queue = list(found)
+        for place in queue:
+            more = self._without_reading(place) - found
+            found |= more
+            queue += more
+        self._spend(len(found))
+        return frozenset(found)
+
+    def _spend(self, work: int) -> None:
+        self.left -= work
+        if self.left < 0:
+            raise _TooMany
+
+    def _without_reading(self, place: _Place) -> set[_Place]:
+        """Into rules, past those that may be empty, and back from a rule that may end."""
+        if place not in self._moves:
+            rule, state = place
+            moves = set(self._returns[rule]) if self._automaton.accepting(state) else set()
+            for name in self._automaton.references(state) & self._starts.keys():
+                moves.add((name, self._starts[name]))
+                if name in self._empty:
+                    moves.add((rule, self._automaton.step(state, name)))
+            self._moves[place] = moves
+        return self._moves[place]
+
+    def _symbols(self, places: Iterable[_Place]) -> list[str]:
+        names = set().union(*(self._automaton.references(state) for _, state in places))
+        return sorted(names & self._cut.symbols)
+
+    def _after(self, places: Iterable[_Place], name: str) -> set[_Place]:
+        steps = ((rule, self._automaton.step(state, name)) for rule, state in places)
+        return {place for place in steps if place[1] != DEAD}
+
+    def _next_characters(self, places: Iterable[_Place]) -> Ranges:
+        return charsets.union(chain.from_iterable(self._firsts[name] for name in self._symbols(places)))
+
+    def _rules_that_may_be_empty(self) -> set[str]:
+        users: dict[str, list[str]] = {name: [] for name in self._rules}
+        for rule in self._rules:
+            for name in references(self._cut.language.rules[rule]) & users.keys():
+                users[name].append(rule)
+        empty: set[str] = set()
+        queue = self._rules[::-1]
+        for name in queue:
+            if name not in empty and self._may_end(self._starts[name], empty):
+                empty.add(name)
+                queue += users[name]
+        return empty
+
+    def _may_end(self, state: State, empty: set[str]) -> bool:
+        seen = [state]
+        for each in seen:
+            if self._automaton.accepting(each):
+                return True
+            steps = (self._automaton.step(each, name) for name in self._automaton.references(each) & empty)
+            seen += [step for step in dict.fromkeys(steps) if step not in seen]
+        return False
+
+    def _places_after_rules(self) -> dict[str, list[_Place]]:
+        returns: dict[str, list[_Place]] = {name: [] for name in self._rules}
+        for rule in self._rules:
+            seen = {self._starts[rule]: None}
+            for state in (queue := list(seen)):
+                for name in sorted(self._automaton.references(state)):
+                    step = self._automaton.step(state, name)
+                    if name in returns:
+                        returns[name].append((rule, step))
+                    if step not in seen:
+                        seen[step] = None
+                        queue.append(step)
+        return returns
+
+    # --------------------------------------------------------------------------------------------- symbols
+
+    def _first(self, symbol: str) -> Ranges:
+        """The characters that a symbol's texts begin with."""
+        rules = self._cut.language.rules
+        found: list[tuple[int, int]] = []
+        for name in (queue := [symbol]):
+            automaton = Automaton(rules[name])
+            for each in automaton.classes:
+                if automaton.step(automaton.start, each) != DEAD:
+                    found += automaton.characters(each).ranges
+            queue += sorted(automaton.references(automaton.start) - set(queue))
+        return charsets.union(found)
+
+    def _overlap(self, name: str, other: str) -> bool:
+        """Some text is in both."""
+        key = min(name, other), max(name, other)
+        if key not in self._overlaps:
+            lexemes = self._cut.lexemes
+            if name == other or not charsets.intersection(self._firsts[name], self._firsts[other]):
+                self._overlaps[key] = name == other
+            elif name in lexemes and other in lexemes:
+                empty, work = emptiness(intersection(lexemes[name], lexemes[other]))
+                self._overlaps[key] = not empty
+                self._spend(work)
+            else:
+                self._overlaps[key] = True
+        return self._overlaps[key]
+
+    def _larger(self, name: str, other: str) -> set[str]:
+        """Of two lexemes that collide the one to take apart: most are too large, and the other one part of them."""
+        nodes = self._cut.nodes
+        if name not in nodes or other not in nodes:
+            return {name, other}
+        sizes = {each: _measure(nodes[each])[0] for each in (name, other)}
+        return {each for each, size in sizes.items() if size == max(sizes.values())}
+
+    def _collide(self, name: str, other: str, following: Ranges) -> bool:
+        """Where the first has ended, the other may go on with a character that may follow the first."""
+        lexemes = self._cut.lexemes
+        if name not in lexemes and other not in lexemes:
+            return bool(charsets.intersection(self._firsts[name], _DIGITS)) and bool(
+                charsets.intersection(following, _NUMBER_GOES_ON)
+            )
+        if not charsets.intersection(self._firsts[name], self._firsts[other]):
+            return False
+        if name not in lexemes or other not in lexemes:
+            return True
+        goes_on, work = _goes_on(lexemes[name], lexemes[other], following)
+        self._spend(work)
+        return goes_on
+
+
+@remembered  # as most are asked about again when a few have been taken apart
+def _goes_on(lexeme: Node, other: Node, following: Ranges) -> tuple[bool, int]:
+    """Where a text of the first has ended, one of the other may go on with one of some characters; and the work that it
+    took to tell."""
+    if not following:
+        return False, 1
+    wide, other_wide = _widened(lexeme), _widened(other)  # where these don't, which have few states, neither do those
+    goes_on, work = _pair_goes_on(wide, other_wide, following)
+    if not goes_on or (wide, other_wide) == (lexeme, other):
+        return goes_on, work
+    goes_on, more = _pair_goes_on(lexeme, other, following)
+    return goes_on, work + more
+
+
+def _widened(node: Node) -> Node:
+    """The texts of a regular node, and those that repeat its parts more often, or less."""
+    match node:
+        case Concat(parts):
+            return Concat(tuple(map(_widened, parts)))
+        case Alternation(options):
+            return Alternation(tuple(map(_widened, options)))
+        case Intersection(parts):
+            return Intersection(tuple(map(_widened, parts)))
+        case Repeat(inner, least, most):
+            counted = least > 1 or (most is not None and most > 1)
+            return Repeat(_widened(inner), min(least, 1), None if counted else most)
+    return node  # a complement of more texts would have less
+
+
+def _pair_goes_on(lexeme: Node, other: Node, following: Ranges) -> tuple[bool, int]:
+    both = Automaton(lexeme, other, CharSet(following))
+    first, second, next_one = both.starts
+    seen = {(first, second)}
+    for a, b in (queue := [(first, second)]):
+        if len(seen) > MAX_PAIRS:
+            return True, both.work
+        for symbol in both.classes:
+            pair = both.step(a, symbol), both.step(b, symbol)
+            if both.accepting(a) and pair[1] != DEAD and both.step(next_one, symbol) != DEAD:
+                return True, both.work
+            if DEAD not in pair and pair not in seen:
+                seen.add(pair)
+                queue.append(pair)
+    return False, both.work

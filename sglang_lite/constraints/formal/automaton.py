@@ -1,0 +1,408 @@
+"""Deterministic automata of regular nodes, built state by state by Brzozowski's derivatives.
+
+A state is the language of what may still come. Names of rules are symbols like characters are, so that the body of a
+rule of a context-free grammar has an automaton too (earley.py). States are bounded: what needs more is refused.
+
+Source: S. Owens, J. Reppy, A. Turon, Regular-expression derivatives re-examined, JFP 19(2), 2009.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+from sglang_lite.constraints.formal.charsets import LAST, SURROGATES
+from sglang_lite.constraints.formal.nodes import (
+    ANY_CHAR,
+    Alternation,
+    CharSet,
+    Complement,
+    Concat,
+    Intersection,
+    Node,
+    Ref,
+    Repeat,
+    Text,
+    children,
+    texts_of,
+)
+from sglang_lite.constraints.memo import remembered
+from sglang_lite.protocol import ConstraintError
+
+MAX_STATES = 20_000
+MAX_TRANSITIONS = 100_000
+MAX_WRITTEN = 200_000  # states of the nodes as they are written
+
+State: TypeAlias = int
+Symbol: TypeAlias = "int | str"  # a class of characters, or a rule
+
+DEAD, DONE = 0, 1  # nothing can follow any more; only the end can
+_NO_CLASS = -1  # of surrogates
+
+
+class Automaton:
+    """The automata of some nodes that share their states.
+
+    Args:
+        *nodes: regular nodes, or bodies of rules.
+        rules: what names stand for: then characters lead into rules, and the automaton of a context-free language has
+            a state for each stack of open rules. Left recursion ends in a RecursionError.
+    """
+
+    def __init__(self, *nodes: Node, rules: Mapping[str, Node] | None = None) -> None:
+        self._limit = MAX_WRITTEN
+        self._rules = rules or {}
+        self._rule_states: dict[str, State] = {}
+        self._empty_rules = _empty_rules(self._rules)
+        self._bounds, self._class_of, self._masks = _classes([*nodes, *self._rules.values()])
+        every = self._masks[ANY_CHAR]
+        self.classes = [c for c in range(every.bit_length()) if every >> c & 1]
+        surrogates = bisect_right(self._bounds, SURROGATES[0]) - 1
+        self._class_of[surrogates] = _NO_CLASS
+        self._terms: list[tuple[Any, ...]] = [("|",), ("done",)]
+        self._ids: dict[tuple[Any, ...], State] = {term: i for i, term in enumerate(self._terms)}
+        self._nullable = [False, True]
+        self._steps: dict[tuple[State, Symbol], State] = {}
+        self._references: dict[State, frozenset[str]] = {}
+        self._every = self._repeat(self._set(every), 0, None)
+        self.starts = [self._state(node) for node in nodes]
+        self._limit = len(self._terms) + MAX_STATES
+
+    @property
+    def start(self) -> State:
+        """Of the first node."""
+        return self.starts[0]
+
+    @property
+    def work(self) -> int:
+        """What was done for it so far: states made, and transitions."""
+        return len(self._terms) + len(self._steps)
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, roughly."""
+        return 300 * len(self._terms) + 200 * len(self._steps)
+
+    def class_of(self, char: str) -> Symbol:
+        return self._class_of[bisect_right(self._bounds, ord(char)) - 1]
+
+    def characters(self, symbol: Symbol) -> CharSet:
+        """The characters of a class."""
+        ends = [*self._bounds[1:], LAST + 1]
+        pieces = [(low, end - 1) for low, end, c in zip(self._bounds, ends, self._class_of) if c == symbol]
+        return CharSet(tuple(pieces))
+
+    def accepting(self, state: State) -> bool:
+        return self._nullable[state]
+
+    def step(self, state: State, symbol: Symbol) -> State:
+        """What may come after a symbol."""
+        known = self._steps.get((state, symbol))
+        if known is None:
+            if len(self._steps) >= MAX_TRANSITIONS:
+                raise _too_complex(f"{MAX_TRANSITIONS:,} transitions")
+            known = self._steps[state, symbol] = DEAD if symbol == _NO_CLASS else self._derive(state, symbol)
+        return known
+
+    def run(self, state: State, text: str) -> State:
+        """What may come after a text."""
+        for char in text:
+            state = self.step(state, self.class_of(char))
+        return state
+
+    def reachable(self, state: State) -> dict[State, dict[Symbol, State]]:
+        """All states from here, with their transitions on classes of characters to states that are not dead."""
+        found: dict[State, dict[Symbol, State]] = {state: {}}
+        for each in (queue := [state]):
+            for symbol in self.classes:
+                after = self.step(each, symbol)
+                if after != DEAD:
+                    found[each][symbol] = after
+                    if after not in found:
+                        found[after] = {}
+                        queue.append(after)
+        return found
+
+    def useful(self, state: State) -> dict[State, dict[Symbol, State]]:
+        """`reachable`, of it only the states from which some text is accepted: any other would lead astray."""
+        found = self.reachable(state)
+        before: dict[State, list[State]] = {each: [] for each in found}
+        for each, after in found.items():
+            for to in after.values():
+                before[to].append(each)
+        kept = {each for each in found if self._nullable[each]}
+        for each in (queue := list(kept)):
+            queue += (earlier := [e for e in before[each] if e not in kept])
+            kept.update(earlier)
+        return {
+            each: {symbol: to for symbol, to in after.items() if to in kept}
+            for each, after in found.items()
+            if each in kept
+        }
+
+    def nonempty(self, state: State) -> bool:
+        """Some text is in the language. Rules count as nothing."""
+        seen = {state}
+        for each in (queue := [state]):
+            if self._nullable[each]:
+                return True
+            for symbol in self.classes:
+                after = self.step(each, symbol)
+                if after not in seen:
+                    seen.add(after)
+                    queue.append(after)
+        return False
+
+    def references(self, state: State) -> frozenset[str]:
+        """The rules that may come next."""
+        if state not in self._references:
+            self._references[state] = self._next_rules(state)
+        return self._references[state]
+
+    def _next_rules(self, state: State) -> frozenset[str]:
+        kind, *rest = self._terms[state]
+        match kind:
+            case "ref":
+                return frozenset(rest)
+            case ".":
+                head = self.references(rest[0])
+                return head | self.references(rest[1]) if self._nullable[rest[0]] else head
+            case "|" | "&" | "~":
+                return frozenset().union(*map(self.references, rest))
+            case "{":
+                return self.references(rest[0])
+        return frozenset()
+
+    def _rule(self, name: str) -> State:
+        if name not in self._rule_states:
+            self._rule_states[name] = self._state(self._rules[name])
+        return self._rule_states[name]
+
+    # ------------------------------------------------------------------------------------------------ terms
+
+    def _state(self, node: Node) -> State:
+        match node:
+            case CharSet():
+                return self._set(self._masks[node])
+            case Text(text):
+                state = DONE
+                for char in reversed(text):
+                    state = self._concat(self._set(self._masks[_single(char)]), state)
+                return state
+            case Ref(name):
+                return self._term("ref", name, nullable=name in self._empty_rules)
+            case Concat(parts):
+                state = DONE
+                for part in reversed(parts):
+                    state = self._concat(self._state(part), state)
+                return state
+            case Alternation(options):
+                return self._union(map(self._state, options))
+            case Repeat(inner, least, most):
+                return self._repeat(self._state(inner), least, most)
+            case Intersection(parts):
+                return self._intersect(map(self._state, parts))
+            case Complement(inner):
+                return self._complement(self._state(inner))
+
+    def _term(self, *term: Any, nullable: bool) -> State:
+        known = self._ids.get(term)
+        if known is None:
+            if len(self._terms) >= self._limit:
+                raise _too_complex(f"{self._limit:,} states")
+            known = self._ids[term] = len(self._terms)
+            self._terms.append(term)
+            self._nullable.append(nullable)
+        return known
+
+    def _set(self, mask: int) -> State:
+        return self._term("set", mask, nullable=False) if mask else DEAD
+
+    def _concat(self, first: State, second: State) -> State:
+        if DEAD in (first, second):
+            return DEAD
+        if first == DONE:
+            return second
+        if second == DONE:
+            return first
+        kind, *rest = self._terms[first]
+        if kind == ".":  # to the right, so that equal languages are equal terms more often
+            return self._concat(rest[0], self._concat(rest[1], second))
+        return self._term(".", first, second, nullable=self._nullable[first] and self._nullable[second])
+
+    def _union(self, states: Iterable[State]) -> State:
+        flat: set[State] = set()
+        mask = 0
+        for state in states:
+            for each in self._terms[state][1:] if self._terms[state][0] == "|" else (state,):
+                if self._terms[each][0] == "set":
+                    mask |= self._terms[each][1]
+                else:
+                    flat.add(each)
+        if self._every in flat:
+            return self._every
+        if mask:
+            flat.add(self._set(mask))
+        if len(flat) == 1:
+            return flat.pop()
+        return self._term("|", *sorted(flat), nullable=any(self._nullable[s] for s in flat))
+
+    def _intersect(self, states: Iterable[State]) -> State:
+        flat: set[State] = set()
+        for state in states:
+            flat.update(self._terms[state][1:] if self._terms[state][0] == "&" else (state,))
+        if DEAD in flat:
+            return DEAD
+        flat.discard(self._every)
+        if len(flat) < 2:
+            return flat.pop() if flat else self._every
+        return self._term("&", *sorted(flat), nullable=all(self._nullable[s] for s in flat))
+
+    def _complement(self, state: State) -> State:
+        if state == DEAD:
+            return self._every
+        if state == self._every:
+            return DEAD
+        kind, *rest = self._terms[state]
+        return rest[0] if kind == "~" else self._term("~", state, nullable=not self._nullable[state])
+
+    def _repeat(self, inner: State, least: int, most: int | None) -> State:
+        if most == 0 or inner == DONE:
+            return DONE
+        if inner == DEAD:
+            return DEAD if least else DONE
+        if (least, most) == (1, 1):
+            return inner
+        if self._nullable[inner]:
+            least = 0
+        return self._term("{", inner, least, most, nullable=least == 0)
+
+    def _derive(self, state: State, symbol: Symbol) -> State:
+        kind, *rest = self._terms[state]
+        match kind:
+            case "set":
+                return DONE if isinstance(symbol, int) and rest[0] >> symbol & 1 else DEAD
+            case "ref":
+                if isinstance(symbol, int) and rest[0] in self._rules:
+                    return self.step(self._rule(rest[0]), symbol)
+                return DONE if rest[0] == symbol else DEAD
+            case ".":
+                options = []
+                while True:  # along the parts that may be empty
+                    head, tail = rest
+                    options.append(self._concat(self.step(head, symbol), tail))
+                    if not self._nullable[head]:
+                        break
+                    kind, *rest = self._terms[tail]
+                    if kind != ".":
+                        options.append(self.step(tail, symbol))
+                        break
+                return self._union(options)
+            case "|":
+                return self._union([self.step(each, symbol) for each in rest])
+            case "&":
+                return self._intersect([self.step(each, symbol) for each in rest])
+            case "~" if isinstance(symbol, int):  # its texts are of characters: no rule can follow
+                return self._complement(self.step(rest[0], symbol))
+            case "{":
+                inner, least, most = rest
+                left = self._repeat(inner, max(least - 1, 0), None if most is None else most - 1)
+                return self._concat(self.step(inner, symbol), left)
+        return DEAD
+
+
+def _empty_rules(rules: Mapping[str, Node]) -> set[str]:
+    """Names of the rules that the empty text is in."""
+    empty: set[str] = set()
+
+    def may_be(node: Node) -> bool:
+        match node:
+            case Ref(name):
+                return name in empty
+            case Concat(parts) | Intersection(parts):
+                return all(map(may_be, parts))
+            case Alternation(options):
+                return any(map(may_be, options))
+            case Repeat(inner, least, _):
+                return least == 0 or may_be(inner)
+            case Complement(inner):
+                return not may_be(inner)
+        return False
+
+    while more := {name for name, body in rules.items() if name not in empty and may_be(body)}:
+        empty |= more
+    return empty
+
+
+def _too_complex(what: str) -> ConstraintError:
+    return ConstraintError(
+        f"the language is too complex: its automaton needs more than {what}.",
+        hint="Use shorter repeats, fewer alternatives or simpler patterns.",
+    )
+
+
+def _single(char: str) -> CharSet:
+    return CharSet(((ord(char), ord(char)),))
+
+
+def _classes(nodes: Iterable[Node]) -> tuple[list[int], list[int], dict[CharSet, int]]:
+    """Characters that no set tells apart: where each stretch of code points begins, the class of each stretch, and
+    the classes in each set as bits."""
+    sets: dict[CharSet, None] = {ANY_CHAR: None}
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if isinstance(node, CharSet):
+            sets[node] = None
+        elif isinstance(node, Text):
+            sets.update(dict.fromkeys(map(_single, node.text)))
+        stack += children(node)
+    bounds = sorted({0, *(bound for s in sets for low, high in s.ranges for bound in (low, high + 1))} - {LAST + 1})
+    members: list[list[int]] = [[] for _ in bounds]
+    for i, each in enumerate(sets):
+        for low, high in each.ranges:
+            for stretch in range(bisect_right(bounds, low) - 1, bisect_right(bounds, high)):
+                members[stretch].append(i)
+    numbers: dict[tuple[int, ...], int] = {}
+    class_of = [numbers.setdefault(tuple(m), len(numbers)) for m in members]
+    masks = dict.fromkeys(sets, 0)
+    for member, number in numbers.items():
+        for i, each in enumerate(sets):
+            if i in member:
+                masks[each] |= 1 << number
+    return bounds, class_of, masks
+
+
+@remembered
+def automaton(node: Node) -> Automaton:
+    """The automaton of a regular node."""
+    return Automaton(node)
+
+
+@remembered
+def _listed(options: tuple[Node, ...]) -> frozenset[str] | None:
+    texts = texts_of(Alternation(options))
+    return None if texts is None else frozenset(texts)
+
+
+def accepts(node: Node, text: str) -> bool:
+    """The text is in the language."""
+    if isinstance(node, Text):
+        return text == node.text
+    if isinstance(node, Alternation) and (texts := _listed(node.options)) is not None:
+        return text in texts
+    found = automaton(node)
+    return found.accepting(found.run(found.start, text))
+
+
+def is_empty(node: Node) -> bool:
+    """No text is in the language."""
+    return emptiness(node)[0]
+
+
+@remembered
+def emptiness(node: Node) -> tuple[bool, int]:
+    """No text is in the language; and the work that it took to tell."""
+    found = Automaton(node)
+    return not found.nonempty(found.start), found.work

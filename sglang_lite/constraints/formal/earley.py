@@ -1,0 +1,80 @@
+"""Whether a text is in a context-free language: the reference that engines are held against.
+
+Source: J. Earley, An efficient context-free parsing algorithm, CACM 13(2), 1970, over automata of the rules' bodies.
+"""
+
+from __future__ import annotations
+
+from sglang_lite.constraints.formal.automaton import DEAD, Automaton, State
+from sglang_lite.constraints.formal.nodes import Language
+from sglang_lite.protocol import ConstraintError
+
+MAX_WORK = 3_000_000  # items that are come to; six a character where a text is read in one way
+
+_Item = tuple[State, str, int]  # what may still come of a rule, the rule, and where it began
+
+
+def recognises(language: Language, text: str) -> bool:
+    """The text is in the language. Takes up to the cube of its length.
+
+    Raises:
+        ConstraintError: it can be read in too many ways to tell.
+    """
+    return _Recogniser(language).run(text)
+
+
+class _Recogniser:
+    def __init__(self, language: Language) -> None:
+        self._start = language.start
+        self._automaton = Automaton(*language.rules.values())
+        self._starts = dict(zip(language.rules, self._automaton.starts))
+
+    def run(self, text: str) -> bool:
+        automaton = self._automaton
+        self._waiting: list[dict[str, list[_Item]]] = []  # at each place, the items that need a rule from there
+        self._work = 0
+        items: list[_Item] = [(self._starts[self._start], self._start, 0)]
+        for at in range(len(text) + 1):
+            done = self._complete(items, at)
+            if at == len(text):
+                return (self._start, 0) in done
+            symbol = automaton.class_of(text[at])
+            stepped = ((automaton.step(state, symbol), rule, origin) for state, rule, origin in items)
+            items = list(dict.fromkeys(item for item in stepped if item[0] != DEAD))
+            if not items:
+                return False
+        raise AssertionError("the loop returns")
+
+    def _complete(self, items: list[_Item], at: int) -> set[tuple[str, int]]:
+        """Adds to the items at a place those that follow without reading; gives the rules that end there."""
+        automaton = self._automaton
+        waiting: dict[str, list[_Item]] = {}
+        self._waiting.append(waiting)
+        seen, done = set(items), set[tuple[str, int]]()
+
+        def add(item: _Item) -> None:
+            self._work += 1
+            if item[0] != DEAD and item not in seen:
+                seen.add(item)
+                items.append(item)
+
+        for item in items:  # which grows
+            if self._work > MAX_WORK:
+                raise ConstraintError(
+                    "the text can be read in too many ways to tell whether the grammar allows it.",
+                    hint="Give each text of the grammar one way to be read.",
+                )
+            self._work += 1
+            state, rule, origin = item
+            for name in automaton.references(state):
+                if name not in waiting:
+                    waiting[name] = []
+                    add((self._starts[name], name, at))
+                waiting[name].append(item)
+                if (name, at) in done:  # it was found empty before this item came
+                    add((automaton.step(state, name), rule, origin))
+            if automaton.accepting(state) and (rule, origin) not in done:
+                done.add((rule, origin))
+                for state, above, began in self._waiting[origin].get(rule, ()):
+                    add((automaton.step(state, rule), above, began))
+        return done

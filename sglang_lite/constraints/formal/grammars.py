@@ -1,0 +1,156 @@
+"""Working on whole languages: which rules are of use, what the parts of one text are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sglang_lite.constraints.formal.nodes import (
+    EMPTY,
+    NOTHING,
+    Alternation,
+    CharSet,
+    Concat,
+    Language,
+    Node,
+    Ref,
+    Repeat,
+    Text,
+    alternation,
+    concat,
+    references,
+)
+from sglang_lite.protocol import ConstraintError
+
+
+def pruned(language: Language) -> Language:
+    """The same language without rules that make no text or that nothing needs.
+
+    Raises:
+        ConstraintError: no text is in it.
+    """
+    productive = _productive(language.rules)
+    if language.start not in productive:
+        raise ConstraintError("the constraint contradicts itself: no text satisfies it.")
+    rules = dict(language.rules)
+    if len(productive) < len(rules):
+        rules = {name: _without_dead(rules[name], productive) for name in rules if name in productive}
+    kept = {language.start: rules[language.start]}
+    for name in (queue := [language.start]):
+        for each in sorted(references(rules[name])):
+            if each not in kept:
+                kept[each] = rules[each]
+                queue.append(each)
+    return Language(language.start, kept, language.sealed & kept.keys())
+
+
+MAX_REGULAR = 20_000  # characters and sets
+
+
+def regular(language: Language) -> Node | None:
+    """The language as one node without rules; None where a rule needs itself, or that would be very large."""
+    known: dict[str, tuple[Node, int]] = {}
+
+    def body(name: str, open_rules: frozenset[str]) -> tuple[Node, int]:
+        if name not in known:
+            if name in open_rules:
+                raise _NotRegular
+            known[name] = put_in(language.rules[name], open_rules | {name})
+        return known[name]
+
+    def put_in(node: Node, open_rules: frozenset[str]) -> tuple[Node, int]:
+        size = 1
+        found = node
+        match node:
+            case Ref(name):
+                return body(name, open_rules)
+            case Text(text):
+                size = len(text)
+            case Concat(parts) | Alternation(parts):
+                done = [put_in(part, open_rules) for part in parts]
+                size += sum(each for _, each in done)
+                nodes = [part for part, _ in done]
+                found = concat(*nodes) if isinstance(node, Concat) else alternation(nodes)
+            case Repeat(inner, least, most):
+                within, more = put_in(inner, open_rules)
+                found, size = Repeat(within, least, most), 1 + more
+        if size > MAX_REGULAR:
+            raise _NotRegular
+        return found, size
+
+    try:
+        return body(language.start, frozenset())[0]
+    except (_NotRegular, RecursionError):
+        return None
+
+
+class _NotRegular(Exception):  # noqa: N818 # never leaves this module
+    """A rule needs itself, or the whole is too large."""
+
+
+def renamed(language: Language, prefix: str) -> Language:
+    """The same language with other names of rules."""
+
+    def name(node: Node) -> Node:
+        match node:
+            case Ref(old):
+                return Ref(prefix + old)
+            case Concat(parts):
+                return Concat(tuple(map(name, parts)))
+            case Alternation(options):
+                return Alternation(tuple(map(name, options)))
+            case Repeat(inner, least, most):
+                return Repeat(name(inner), least, most)
+        return node
+
+    rules = {prefix + old: name(body) for old, body in language.rules.items()}
+    return Language(prefix + language.start, rules, frozenset(prefix + old for old in language.sealed))
+
+
+def users(rules: Mapping[str, Node]) -> dict[str, list[str]]:
+    """By the name of each rule, those that refer to it."""
+    found: dict[str, list[str]] = {name: [] for name in rules}
+    for name, body in rules.items():
+        for each in references(body):
+            found[each].append(name)
+    return found
+
+
+def _productive(rules: Mapping[str, Node]) -> set[str]:
+    """The rules that make some text. Intersections and complements are taken to do."""
+    using = users(rules)
+    productive: set[str] = set()
+    queue = list(rules)[::-1]
+    for name in queue:
+        if name not in productive and _makes(rules[name], productive):
+            productive.add(name)
+            queue += using[name]
+    return productive
+
+
+def _makes(node: Node, productive: set[str]) -> bool:
+    match node:
+        case CharSet(ranges):
+            return bool(ranges)
+        case Concat(parts):
+            return all(_makes(part, productive) for part in parts)
+        case Alternation(options):
+            return any(_makes(option, productive) for option in options)
+        case Repeat(inner, least, _):
+            return least == 0 or _makes(inner, productive)
+        case Ref(name):
+            return name in productive
+    return True
+
+
+def _without_dead(node: Node, productive: set[str]) -> Node:
+    match node:
+        case Ref(name):
+            return node if name in productive else NOTHING
+        case Concat(parts):
+            return concat(*(_without_dead(part, productive) for part in parts))
+        case Alternation(options):
+            return alternation(_without_dead(option, productive) for option in options)
+        case Repeat(inner, least, most):
+            kept = _without_dead(inner, productive)
+            return Repeat(kept, least, most) if kept != NOTHING else NOTHING if least else EMPTY
+    return node

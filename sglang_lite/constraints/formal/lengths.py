@@ -1,0 +1,70 @@
+"""How long the texts of a regular node are, and those of a length without an intersection, which engines pay for."""
+
+from __future__ import annotations
+
+from sglang_lite.constraints.formal.nodes import (
+    NOTHING,
+    Alternation,
+    CharSet,
+    Concat,
+    Intersection,
+    Node,
+    Repeat,
+    Text,
+    alternation,
+    concat,
+    repeat,
+)
+
+MAX_LEAST = 100_000  # characters of a shortest text: more than anyone generates, and engines write out what is forced
+
+Lengths = tuple[int, int | None]  # from … to, None for without end
+
+
+def lengths(node: Node) -> Lengths:
+    """The shortest and the longest that a text may be; there may be none of these lengths."""
+    match node:
+        case CharSet():
+            return 1, 1
+        case Text(text):
+            return len(text), len(text)
+        case Concat(parts):
+            each = [lengths(part) for part in parts]
+            highs = [high for _, high in each if high is not None]
+            return sum(low for low, _ in each), sum(highs) if len(highs) == len(each) else None
+        case Alternation(options):
+            each = [lengths(option) for option in options]
+            highs = [high for _, high in each if high is not None]
+            return min(low for low, _ in each), max(highs) if len(highs) == len(each) else None
+        case Repeat(inner, least, most):
+            low, high = lengths(inner)
+            return low * least, 0 if high == 0 else None if high is None or most is None else high * most
+        case Intersection(parts):
+            each = [lengths(part) for part in parts]
+            highs = [high for _, high in each if high is not None]
+            return max(low for low, _ in each), min(highs, default=None)
+    return 0, None
+
+
+def limited(node: Node, least: int, most: int | None) -> Node | None:
+    """The texts of a node that are from `least` to `most` long; None where it takes an intersection to say so."""
+    low, high = lengths(node)
+    if low >= least and (most is None or (high is not None and high <= most)):
+        return node
+    if (most is not None and low > most) or (high is not None and high < least):
+        return NOTHING
+    match node:
+        case Repeat(inner, fewest, utmost) if lengths(inner) == (1, 1):
+            more = utmost if most is None else most if utmost is None else min(utmost, most)
+            return repeat(inner, max(fewest, least), more)
+        case Alternation(options):
+            parts = [limited(option, least, most) for option in options]
+            return None if None in parts else alternation(part for part in parts if part is not None)
+        case Concat(parts):
+            fixed = [lengths(part)[0] if lengths(part)[0] == lengths(part)[1] else None for part in parts]
+            if fixed.count(None) != 1:
+                return None
+            i, rest = fixed.index(None), sum(length for length in fixed if length is not None)
+            part = limited(parts[i], max(0, least - rest), None if most is None else most - rest)
+            return None if part is None else concat(*parts[:i], part, *parts[i + 1 :])
+    return None

@@ -1,0 +1,211 @@
+"""What languages are made of: a small tree of sets of characters, regular operations and names of rules.
+
+A tree without `Ref` is a regular language; `Language` gives the names their meaning and is context-free. Everything
+that constrains output (regexes, schemas, grammars) becomes one `Language`, and engines are handed that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from sglang_lite.constraints.formal import charsets
+from sglang_lite.constraints.formal.charsets import Ranges
+from sglang_lite.protocol import ConstraintError
+
+
+@dataclass(frozen=True, slots=True)
+class CharSet:
+    """One character out of `ranges`; no ranges: matches nothing."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Exactly `text`, which is not empty."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Concat:
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alternation:
+    options: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    node: Node
+    least: int
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Intersection:
+    """Texts that are in all of them, which are regular."""
+
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Complement:
+    """Texts that are not in `node`, which is regular."""
+
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """What the rule of this name says."""
+
+    name: str
+
+
+Node: TypeAlias = "CharSet | Text | Concat | Alternation | Repeat | Intersection | Complement | Ref"
+
+MAX_COUNT = 1_000_000  # of repeats that are multiplied out
+
+EMPTY = Concat(())
+NOTHING = CharSet(())
+ANY_CHAR = CharSet(charsets.ALL)
+ANY_TEXT = Repeat(ANY_CHAR, 0, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """A context-free language.
+
+    Attributes:
+        start: the rule that the text is made by.
+        rules: their bodies by name. In a body with references, each greatest part without one is one lexeme: where
+            engines read lexemes greedily, emit/lexemes.py sees to it that this changes nothing.
+        sealed: rules whose lexemes, and those of all rules below, end in the same way wherever they stand, so that
+            greedy reading is exact among them (JSON values).
+    """
+
+    start: str
+    rules: Mapping[str, Node]
+    sealed: frozenset[str] = frozenset()
+
+
+def literal(text: str) -> Node:
+    """A node that matches exactly `text`.
+
+    Raises:
+        ConstraintError: it has half a character in it.
+    """
+    if not text.isascii() and charsets.has_surrogates(text):
+        raise ConstraintError(f"{text!r} has a lone surrogate in it, which is no character.")
+    return Text(text) if text else EMPTY
+
+
+def concat(*parts: Node) -> Node:
+    """One after the other."""
+    kept = tuple(part for part in parts if part != EMPTY)
+    if NOTHING in kept:
+        return NOTHING
+    return kept[0] if len(kept) == 1 else Concat(kept)
+
+
+def alternation(options: Iterable[Node]) -> Node:
+    """Any of them; none of none."""
+    kept = [option for option in options if option != NOTHING]
+    if len(kept) < 2:
+        return kept[0] if kept else NOTHING
+    if ANY_TEXT in kept:
+        return ANY_TEXT
+    different = tuple(dict.fromkeys(kept))
+    return different[0] if len(different) == 1 else Alternation(different)
+
+
+def repeat(node: Node, least: int, most: int | None) -> Node:
+    """From `least` to `most` of them."""
+    if node == NOTHING:
+        return NOTHING if least else EMPTY
+    if isinstance(node, Repeat):
+        # a{1,9}{1,9} is a{1,81}: as long as one more of the inner ones leaves no gap between counts.
+        inner, low, high = node.node, node.least, node.most
+        if least == most or high is None or least * high + 1 >= (least + 1) * low:
+            counts = low * least, None if high is None or most is None else high * most
+            if (least or low <= 1) and max(counts[0], counts[1] or 0) <= MAX_COUNT:
+                return Repeat(inner, *counts)
+    return EMPTY if most == 0 else node if least == most == 1 else Repeat(node, least, most)
+
+
+def optional(node: Node) -> Node:
+    return Repeat(node, 0, 1)
+
+
+def intersection(a: Node, b: Node) -> Node:
+    """What is in both regular nodes."""
+    if a == b or b == ANY_TEXT:
+        return a
+    if a == ANY_TEXT:
+        return b
+    if NOTHING in (a, b):
+        return NOTHING
+    parts = [part for node in (a, b) for part in (node.parts if isinstance(node, Intersection) else (node,))]
+    return Intersection(tuple(dict.fromkeys(parts)))
+
+
+def complement(node: Node) -> Node:
+    """What is not in a regular node."""
+    if node == NOTHING:
+        return ANY_TEXT
+    if node == ANY_TEXT:
+        return NOTHING
+    return node.node if isinstance(node, Complement) else Complement(node)
+
+
+def text_of(node: Node) -> str | None:
+    """The one text of a literal node; None for others."""
+    match node:
+        case Text(text):
+            return text
+        case CharSet(((low, high),)) if low == high:
+            return chr(low)
+        case Concat(parts):
+            texts = [text_of(part) for part in parts]
+            return None if None in texts else "".join(map(str, texts))
+    return None
+
+
+def texts_of(node: Node) -> tuple[str, ...] | None:
+    """The texts of an alternation of literals; None for others."""
+    if node == NOTHING:
+        return ()
+    texts = [text_of(option) for option in (node.options if isinstance(node, Alternation) else (node,))]
+    return None if None in texts else tuple(text for text in texts if text is not None)
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    match node:
+        case Concat(parts) | Intersection(parts) | Alternation(parts):
+            return parts
+        case Repeat(inner, _, _) | Complement(inner):
+            return (inner,)
+    return ()
+
+
+def references(node: Node) -> set[str]:
+    """The names of rules in a node."""
+    found: set[str] = set()
+    stack = [node]
+    while stack:
+        each = stack.pop()
+        if isinstance(each, Ref):
+            found.add(each.name)
+        elif not isinstance(each, CharSet | Text):
+            stack += children(each)
+    return found
+
+
+def is_plain(node: Node) -> bool:
+    """It has no intersection and no complement in it, which few engines know."""
+    return not isinstance(node, Intersection | Complement) and all(map(is_plain, children(node)))

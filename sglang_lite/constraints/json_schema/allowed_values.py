@@ -1,0 +1,120 @@
+"""What values a schema allows in a place, for reading texts that spell a string in the same way as another value."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_lite.constraints.formal.automaton import accepts
+from sglang_lite.constraints.formal.nodes import NOTHING, texts_of
+from sglang_lite.constraints.json_schema.formulas import At, Formula, some_of
+from sglang_lite.constraints.json_schema.normal_form import document_of
+from sglang_lite.constraints.json_schema.numbers import exact, is_finite
+from sglang_lite.constraints.json_schema.reader import Reader
+from sglang_lite.constraints.json_schema.values import ANY_VALUE, Values
+from sglang_lite.constraints.json_schema.wellformed import no_number
+from sglang_lite.constraints.memo import remembered
+from sglang_lite.protocol import ConstraintError, JsonSchema
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """The values in a place. Where nothing is known, or the schema is not understood, any.
+
+    Attributes:
+        schema: None if there is none.
+        formula: of the place.
+    """
+
+    schema: JsonSchema | None
+    formula: Formula
+
+    @staticmethod
+    def of(schema: JsonSchema | None) -> Allowed:
+        if schema is None:
+            return Allowed(None, True)
+        try:
+            return Allowed(schema, At(document_of(schema).start))
+        except ConstraintError:
+            return Allowed(None, True)
+
+    def member(self, name: str) -> Allowed:
+        shapes = [shape.listed() for shape in self._values.objects]
+        known = ({each.name: each for each in shape.members}.get(name) or shape.unlisted(name) for shape in shapes)
+        return Allowed(self.schema, some_of(*(each.formula for each in known)) or True)
+
+    def item(self, index: int) -> Allowed:
+        return Allowed(self.schema, some_of(*(shape.item(index) for shape in self._values.arrays)) or True)
+
+    @property
+    def strings(self) -> bool:
+        return self._values.strings != NOTHING
+
+    @property
+    def arrays(self) -> bool:
+        return bool(self._values.arrays)
+
+    @property
+    def containers(self) -> bool:
+        return bool(self._values.arrays or self._values.objects)
+
+    @property
+    def choices(self) -> bool:
+        """The strings are a list."""
+        return texts_of(self._values.strings) is not None
+
+    @property
+    def only_strings(self) -> bool:
+        found = self._values
+        return self.strings and not (found.null or found.booleans or found.numbers or self.containers)
+
+    def empty(self) -> str:
+        """The JSON text of what is written as nothing."""
+        if accepts(self._values.strings, ""):
+            return '""'
+        return "[]" if self.arrays else "{}" if self.containers else '""'
+
+    def json(self, text: str, *, bare: bool) -> str:
+        """The JSON text of what a text spells: a string if it is no JSON.
+
+        Args:
+            bare: strings stand without quotes: what is JSON of a value that is not allowed is one too, where they are.
+        """
+        try:
+            value = json.loads(text, parse_constant=no_number)
+            if not (bare and self.strings) or self._has(value):
+                return text.strip()
+        except (ValueError, RecursionError):
+            pass
+        if self.choices and not accepts(self._values.strings, text):  # models put blanks around
+            text = text.strip()
+        return json.dumps(text, ensure_ascii=False)
+
+    def _has(self, value: Any) -> bool:
+        """The value is allowed, as far as it can be told without looking into it. As a string it would be in quotes."""
+        values = self._values
+        match value:
+            case None:
+                return values.null
+            case bool():
+                return value in values.booleans
+            case int() | float():
+                return is_finite(value) and any(exact(value) in piece for piece in values.numbers)
+            case list():
+                return bool(values.arrays)
+            case dict():
+                return bool(values.objects)
+        return False
+
+    @property
+    def _values(self) -> Values:
+        return ANY_VALUE if self.schema is None else _values(self.schema, self.formula)
+
+
+@remembered
+def _values(schema: JsonSchema, formula: Formula) -> Values:
+    try:
+        return Reader(document_of(schema), assert_format=schema.format == "assert").values(formula)
+    except (ConstraintError, RecursionError):
+        return ANY_VALUE

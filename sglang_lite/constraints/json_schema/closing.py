@@ -1,0 +1,103 @@
+"""Closing the objects of a schema: where it names members, there are no others, unless it says so itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+from sglang_lite.constraints.json_schema.document import Document, Place
+from sglang_lite.protocol import ConstraintError
+
+_NAMING = ("properties", "patternProperties")
+_SAYING = ("additionalProperties", "unevaluatedProperties")
+_REFERENCES = ("$ref", "$dynamicRef")
+_ALTERNATIVES = ("anyOf", "oneOf")
+_IN_PLACE = ("allOf", *_ALTERNATIVES, "then", "else", "dependentSchemas", "dependencies")
+_BELOW = (*_NAMING, *_SAYING, "items", "prefixItems", "additionalItems", "unevaluatedItems")
+
+
+def closed(schema: Any) -> Any:
+    """The schema with its objects closed, those of alternatives and references each by itself, those that are put
+    together of several schemas as a whole. Conditions (`if`, `not`, `contains`) stay as they are.
+
+    Raises:
+        ConstraintError: the draft that the schema names can't say it in one place; with its JSON Pointer.
+    """
+    document = Document(schema)
+    parts: frozenset[str] = frozenset()
+    while True:  # until it is known which definitions are parts of others somewhere, so that they stay open
+        found = _Closer(document, parts)
+        found.visit(document.start, part=False)
+        if found.parts == parts:
+            break
+        parts = found.parts
+    result = copy.deepcopy(schema)
+    written = Document(result)
+    for pointer, keyword in found.closings.items():
+        written.at(pointer)[keyword] = False
+        if keyword not in written.schema(Place(pointer)):
+            raise ConstraintError(
+                "json_schema: closed: what is put together here can't be closed in this draft.",
+                pointer=pointer,
+                hint="Leave $schema out, or say additionalProperties.",
+            )
+    return result
+
+
+class _Closer:
+    """
+    Args:
+        document: the schema.
+        parts: places of schemas that are known to be parts of others.
+    """
+
+    def __init__(self, document: Document, parts: frozenset[str]) -> None:
+        self._document, self._known_parts = document, parts
+        self.parts = parts
+        self.closings: dict[str, str] = {}  # the keyword that closes, by place
+        self._seen: set[tuple[str, bool]] = set()
+
+    def visit(self, place: Place, *, part: bool) -> None:
+        """Looks at a schema and all below it. As a part of another it is not closed by itself."""
+        if (place.pointer, part) in self._seen:
+            return
+        self._seen.add((place.pointer, part))
+        schema = self._document.schema(place)
+        if not isinstance(schema, dict):
+            return
+        if part:
+            self.parts |= {place.pointer}
+        here = [self._document.follow(place, keyword) for keyword in _REFERENCES if keyword in schema]
+        here += self._children(place, schema, _IN_PLACE)
+        names = any(keyword in schema for keyword in _NAMING)
+        says = any(keyword in schema for keyword in _SAYING)
+        kinds = [keyword for keyword in (*_REFERENCES, *_IN_PLACE) if keyword in schema]
+        together = names or says or len(kinds) > 1 or (len(here) > 1 and kinds[0] not in _ALTERNATIVES)
+        together = together or any(each.pointer in self._known_parts for each in here)
+        if not part and not says and together and (names or any(self._names(each, set()) for each in here)):
+            self.closings[place.pointer] = "unevaluatedProperties" if here else "additionalProperties"
+        for each in here:
+            self.visit(each, part=part or together)
+        for each in self._children(place, schema, _BELOW):
+            self.visit(each, part=False)
+
+    def _names(self, place: Place, seen: set[str]) -> bool:
+        """The schema names members, itself or by what is in the same place."""
+        schema = self._document.schema(place)
+        if place.pointer in seen or not isinstance(schema, dict):
+            return False
+        seen.add(place.pointer)
+        here = [self._document.follow(place, keyword) for keyword in _REFERENCES if keyword in schema]
+        here += self._children(place, schema, _IN_PLACE)
+        return any(keyword in schema for keyword in _NAMING) or any(self._names(each, seen) for each in here)
+
+    def _children(self, place: Place, schema: dict[str, Any], keywords: tuple[str, ...]) -> Iterator[Place]:
+        for keyword in keywords:
+            value = schema.get(keyword)
+            if isinstance(value, list):
+                yield from (self._document.child(place, keyword, i) for i in range(len(value)))
+            elif isinstance(value, dict) and keyword in (*_NAMING, "dependentSchemas", "dependencies"):
+                yield from (self._document.child(place, keyword, name) for name in value)
+            elif isinstance(value, dict):
+                yield self._document.child(place, keyword)

@@ -1,0 +1,150 @@
+"""The formats of strings that are asserted, as languages. Every other `format` is a remark, as the specification says.
+
+Generated strings and finished values are held against the same language, but for host names.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from sglang_lite.constraints.formal.automaton import accepts
+from sglang_lite.constraints.formal.nodes import ANY_CHAR, Node, Repeat, intersection
+from sglang_lite.constraints.syntax.regex import parse
+
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[2468][048]|0[48]|[13579][26])00)"
+# RFC 3339, 5.6, with the days that a month has; from the year 1, where calendars of programs begin.
+DATE = (
+    "(?:(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])-"
+    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
+    "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+    f"|{_LEAP_YEAR}-02-29)"
+)
+CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
+_FRACTION = r"(?:\.[0-9]+)?"
+_OFFSET = "[+-](?:[01][0-9]|2[0-3]):[0-5][0-9]"
+
+
+def _leap_seconds() -> str:
+    """The last second of a day in UTC, in zones that are quarters of an hour away from it, as all are that are in use:
+    of other offsets an automaton would have to remember 1,440 times of day."""
+    options = [f"23:59:60{_FRACTION}[Zz]"]
+    for offset in range(0, 24 * 60, 15):
+        for sign, minute in (("+", offset - 1), ("-", -offset - 1)):
+            hour, minute = divmod(minute % (24 * 60), 60)
+            options.append(f"{hour:02}:{minute:02}:60{_FRACTION}[{sign}]{offset // 60:02}:{offset % 60:02}")
+    return "|".join(options)
+
+
+_TIME = f"(?:{CLOCK}{_FRACTION}(?:[Zz]|{_OFFSET})|{_leap_seconds()})"
+
+_DAYS, _SECONDS = "[0-9]+D", "[0-9]+S"
+_MONTHS, _MINUTES = f"[0-9]+M(?:{_DAYS})?", f"[0-9]+M(?:{_SECONDS})?"
+_DURATION_TIME = f"T(?:[0-9]+H(?:{_MINUTES})?|{_MINUTES}|{_SECONDS})"
+_DURATION = f"P(?:(?:{_DAYS}|{_MONTHS}|[0-9]+Y(?:{_MONTHS})?)(?:{_DURATION_TIME})?|{_DURATION_TIME}|[0-9]+W)"
+
+_BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+IPV4 = rf"{_BYTE}(?:\.{_BYTE}){{3}}"
+_H16 = "[0-9a-fA-F]{1,4}"
+_LS32 = f"(?:{_H16}:{_H16}|{IPV4})"
+IPV6 = "(?:" + "|".join([  # RFC 3986, 3.2.2
+    f"(?:{_H16}:){{6}}{_LS32}", f"::(?:{_H16}:){{5}}{_LS32}", f"(?:{_H16})?::(?:{_H16}:){{4}}{_LS32}",
+    *(f"(?:(?:{_H16}:){{0,{n}}}{_H16})?::{rest}" for n, rest in (
+        (1, f"(?:{_H16}:){{3}}{_LS32}"), (2, f"(?:{_H16}:){{2}}{_LS32}"), (3, f"{_H16}:{_LS32}"), (4, _LS32),
+        (5, _H16), (6, ""))),
+]) + ")"  # fmt: skip
+
+_LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+_DOMAIN = rf"{_LABEL}(?:\.{_LABEL})*"
+# Without A-labels (`xn--`, RFC 5890): no automaton can tell the good ones.
+_PLAIN_LABEL = (
+    "(?:[a-wyzA-WYZ0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+    "|[xX](?:[a-mo-zA-MO-Z0-9]|[a-mo-zA-MO-Z0-9-][a-zA-Z0-9-]{0,60}[a-zA-Z0-9])?"
+    "|[xX][nN](?:-?[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,58}[a-zA-Z0-9])?|[a-zA-Z0-9][a-zA-Z0-9-]{59}[a-zA-Z0-9])?)"
+)
+_ATOM = "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+"
+_IPV6_TAG = "[iI][pP][vV]6:"
+_EMAIL = rf'(?:{_ATOM}(?:\.{_ATOM})*|"(?:[ !#-\[\]-~]|\\[ -~])*")@(?:{_DOMAIN}|\[(?:{IPV4}|{_IPV6_TAG}{IPV6})\])'
+
+
+def _uri(more: str, query: str = "") -> tuple[str, str]:
+    """RFC 3986, appendix A: a URI and a URI reference; `more` may stand unescaped beside ASCII (RFC 3987)."""
+    unreserved, subs = rf"a-zA-Z0-9._~{more}\-", "!$&'()*+,;="
+    escaped = "%[0-9a-fA-F]{2}"
+    pchar = f"(?:[{unreserved}{subs}:@]|{escaped})"
+    host = rf"(?:\[(?:{IPV6}|[vV][0-9a-fA-F]+\.[a-zA-Z0-9._~{subs}:\-]+)\]|(?:[{unreserved}{subs}]|{escaped})*)"
+    authority = f"(?:(?:[{unreserved}{subs}:]|{escaped})*@)?{host}(?::[0-9]*)?"
+    abempty, rootless = f"(?:/{pchar}*)*", f"{pchar}+(?:/{pchar}*)*"
+    noscheme = f"(?:[{unreserved}{subs}@]|{escaped})+(?:/{pchar}*)*"
+    tail = rf"(?:\?(?:{pchar}|[/?{query}])*)?(?:#(?:{pchar}|[/?])*)?"
+    rooted = f"//{authority}{abempty}|/(?:{rootless})?"
+    return f"[a-zA-Z][a-zA-Z0-9+.-]*:(?:{rooted}|{rootless}|){tail}", f"(?:{rooted}|{noscheme}|){tail}"
+
+
+# RFC 3987, 2.2: ucschar and iprivate
+_UCS = r"\u00A0-\uD7FF\uF900-\uFDCF\uFDF0-\uFFEF" + "".join(
+    f"\\U{plane:04X}{'1000' if plane == 14 else '0000'}-\\U{plane:04X}FFFD" for plane in range(1, 15)
+)
+_PRIVATE = r"\uE000-\uF8FF\U000F0000-\U000FFFFD\U00100000-\U0010FFFD"
+_URI, _URI_REFERENCE = _uri("")
+_IRI, _IRI_REFERENCE = _uri(_UCS, query=_PRIVATE)
+
+_VARIABLE = r"(?:[a-zA-Z0-9_]|%[0-9a-fA-F]{2})(?:\.?(?:[a-zA-Z0-9_]|%[0-9a-fA-F]{2}))*(?::[1-9][0-9]{0,3}|\*)?"
+_URI_TEMPLATE = (  # RFC 6570, 2, with the apostrophe of its erratum 6937
+    rf"(?:[!#$&-;=?-\[\]_a-z~{_UCS}{_PRIVATE}]|%[0-9a-fA-F]{{2}}"
+    rf"|\{{[+#./;?&=,!@|]?{_VARIABLE}(?:,{_VARIABLE})*\}})*"
+)
+_POINTER = "(?:/(?:[^/~]|~[01])*)*"  # RFC 6901
+
+_FORMATS = {
+    "date-time": f"{DATE}[Tt]{_TIME}",
+    "date": DATE,
+    "time": _TIME,
+    "duration": _DURATION,  # RFC 3339, appendix A
+    "email": _EMAIL,  # RFC 5321, 4.1.2
+    "hostname": rf"{_PLAIN_LABEL}(?:\.{_PLAIN_LABEL})*",  # RFC 1123, 2.1
+    "ipv4": IPV4,
+    "ipv6": IPV6,
+    "uri": _URI,
+    "uri-reference": f"(?:{_URI}|{_URI_REFERENCE})",
+    "iri": _IRI,
+    "iri-reference": f"(?:{_IRI}|{_IRI_REFERENCE})",
+    "uri-template": _URI_TEMPLATE,
+    "uuid": "[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}",  # RFC 4122
+    "json-pointer": _POINTER,
+    "relative-json-pointer": f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",
+}
+
+ASSERTED = frozenset(_FORMATS)
+
+
+@lru_cache(maxsize=len(_FORMATS))
+def language_of(name: str) -> Node:
+    """The strings of an asserted format; of host names those without A-labels."""
+    node = parse(f"(?s){_FORMATS[name]}")
+    return intersection(node, Repeat(ANY_CHAR, 1, 253)) if name == "hostname" else node
+
+
+def is_valid(name: str, text: str) -> bool:
+    """The text is of an asserted format."""
+    if accepts(language_of(name), text):
+        return True
+    labels = text.split(".")
+    if name != "hostname" or not any(_is_a_label(label) for label in labels):
+        return False
+    plain = ".".join("x" * len(label) if _is_a_label(label) else label for label in labels)
+    return accepts(language_of(name), plain) and all(map(_decodes, filter(_is_a_label, labels)))
+
+
+def _is_a_label(label: str) -> bool:
+    return label[:4].lower() == "xn--"
+
+
+def _decodes(label: str) -> bool:
+    """The A-label is one of IDNA 2008."""
+    import idna
+
+    try:
+        return idna.encode(idna.decode(label)).decode() == label.lower()
+    except UnicodeError:  # idna's own, too
+        return False

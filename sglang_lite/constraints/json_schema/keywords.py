@@ -1,0 +1,258 @@
+"""What each group of keywords says about the values of its type, as sets of values.
+
+Source: JSON Schema draft 2020-12, validation; of older drafts `items` as a list with `additionalItems`, and boolean
+`exclusiveMinimum` and `exclusiveMaximum`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sglang_lite.constraints.formal.automaton import accepts
+from sglang_lite.constraints.formal.lengths import MAX_LEAST
+from sglang_lite.constraints.formal.nodes import (
+    ANY_CHAR,
+    ANY_TEXT,
+    NOTHING,
+    Node,
+    Repeat,
+    alternation,
+    complement,
+    literal,
+)
+from sglang_lite.constraints.json_schema import formats, numbers, write_numbers
+from sglang_lite.constraints.json_schema.document import Place
+from sglang_lite.constraints.json_schema.formulas import Formula, Just, all_of
+from sglang_lite.constraints.json_schema.numbers import Piece, exact, is_finite
+from sglang_lite.constraints.json_schema.values import (
+    ANY_VALUE,
+    Arrays,
+    Contains,
+    Member,
+    Objects,
+    Values,
+    both_strings,
+)
+from sglang_lite.constraints.syntax.regex import parse_schema_pattern
+from sglang_lite.protocol import ConstraintError
+
+if TYPE_CHECKING:
+    from sglang_lite.constraints.json_schema.reader import Reader
+
+MAX_CELLS = 1_000  # languages that patterns cut names into
+MAX_LENGTH = 2**20  # more than anyone generates: a longer maxLength or maxItems is none
+
+# Where the first is left out, the second would say more than it should.
+ABOUT_OTHERS = {"patternProperties": "additionalProperties", "prefixItems": "items"}
+
+_TYPES = {
+    "null": Values(null=True),
+    "boolean": Values(booleans=frozenset({False, True})),
+    "integer": Values(numbers=numbers.WHOLE),
+    "number": Values(numbers=numbers.EVERY),
+    "string": Values(strings=ANY_TEXT),
+    "array": Values(arrays=(Arrays(),)),
+    "object": Values(objects=(Objects(),)),
+}
+
+
+@contextmanager
+def blame(place: Place, keyword: str) -> Iterator[None]:
+    """Errors inside are this keyword's, where they don't know better."""
+    try:
+        yield
+    except ConstraintError as error:
+        if error.pointer is not None:
+            raise
+        message = error.message if error.message.startswith("json_schema") else f"json_schema: {error.message}"
+        raise ConstraintError(message, pointer=place.child(keyword).pointer, hint=error.hint) from error
+
+
+def just(value: Any) -> Values:
+    """The set of one JSON value."""
+    match value:
+        case None:
+            return Values(null=True)
+        case bool():
+            return Values(booleans=frozenset({value}))
+        case int() | float():
+            if not is_finite(value):
+                raise ConstraintError(f"json_schema: {value} is no JSON number.")
+            return Values(numbers=numbers.just(exact(value)))
+        case str():
+            if len(value) > MAX_LEAST:
+                raise ConstraintError(f"json_schema: texts of more than {MAX_LEAST:,} characters are asked for.")
+            return Values(strings=literal(value))
+        case list():
+            return Values(arrays=(Arrays(tuple(map(_just, value)), False, len(value), len(value)),))
+    members = tuple(Member(name, _just(each), True) for name, each in value.items())
+    return Values(objects=(Objects(members, ()),))
+
+
+def _just(value: Any) -> Formula:
+    return Just(json.dumps(value, ensure_ascii=False))
+
+
+def _enum(reader: Reader, schema: dict[str, Any], place: Place, seen: bool) -> Values:
+    return reader.algebra.unite(map(just, schema["enum"]))
+
+
+def _const(reader: Reader, schema: dict[str, Any], place: Place, seen: bool) -> Values:
+    return just(schema["const"])
+
+
+def _type(reader: Reader, schema: dict[str, Any], place: Place, seen: bool) -> Values:
+    names = schema["type"]
+    named = [names] if isinstance(names, str) else names
+    for name in named:  # where only a reference leads to, nothing was checked before
+        if name not in _TYPES:
+            raise ConstraintError(f"json_schema: there is no type {name!r}.")
+    if isinstance(names, str):
+        return _TYPES[names]
+    return reader.algebra.unite(_TYPES[name] for name in names)
+
+
+def _number(reader: Reader, schema: dict[str, Any], place: Place, seen: bool) -> Values:
+    piece = numbers.EVERY
+    for keyword, is_low in (
+        ("minimum", True),
+        ("exclusiveMinimum", True),
+        ("maximum", False),
+        ("exclusiveMaximum", False),
+    ):
+        limit = schema.get(keyword)
+        if limit is None or isinstance(limit, bool):
+            continue
+        is_open = keyword.startswith("ex") or schema.get(f"exclusive{keyword.capitalize()}") is True  # draft 4
+        end = Piece(exact(limit), None, is_open) if is_low else Piece(None, exact(limit), False, is_open)
+        piece = numbers.intersect(piece, (end,))
+    if "multipleOf" in schema:
+        with blame(place, "multipleOf"):
+            piece = numbers.intersect(piece, (Piece(step=exact(schema["multipleOf"])),))
+            write_numbers.texts(piece)  # that they can be told
+    return replace(ANY_VALUE, numbers=piece)
+
+
+def _string(reader: Reader, schema: dict[str, Any], place: Place, seen: bool) -> Values:
+    strings: Node = ANY_TEXT
+    least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
+    if least > MAX_LEAST:
+        raise ConstraintError(
+            f"json_schema: minLength goes up to {MAX_LEAST:,}.", pointer=place.child("minLength").pointer
+        )
+    if least or (most is not None and most <= MAX_LENGTH):
+        strings = Repeat(ANY_CHAR, least, None if most is None or most > MAX_LENGTH else int(most))
+    if most is not None and most < least:
+        strings = NOTHING
+    if "pattern" in schema:
+        with blame(place, "pattern"):
+            strings = both_strings(strings, parse_schema_pattern(schema["pattern"]))
+    if reader.assert_format and schema.get("format") in formats.ASSERTED:
+        with blame(place, "format"):
+            strings = both_strings(strings, formats.language_of(schema["format"]))
+    return replace(ANY_VALUE, strings=strings)
+
+
+def _array(reader: Reader, schema: dict[str, Any], place: Place, seen: bool) -> Values:
+    prefix, rest = "prefixItems", "items"
+    if isinstance(schema.get("items"), list):
+        prefix, rest = "items", "additionalItems"
+    first = tuple(reader.below(place, prefix, i) for i in range(len(schema.get(prefix, ()))))
+    least, most = int(schema.get("minItems", 0)), schema.get("maxItems")
+    most = None if most is None or most > MAX_LENGTH else int(most)
+    contains: tuple[Contains, ...] = ()
+    also: tuple[Formula, ...] = ()
+    if "contains" in schema:
+        formula = reader.below(place, "contains")
+        counts = int(schema.get("minContains", 1)), schema.get("maxContains")
+        also = (formula,)
+        if counts != (0, None):
+            contains = (Contains(formula, 0, counts[0], None if counts[1] is None else int(counts[1])),)
+    shape = Arrays(
+        first,
+        reader.below(place, rest) if rest in schema else True,
+        least,
+        most,
+        contains,
+        place.child("uniqueItems").pointer if schema.get("uniqueItems") is True else None,
+        (None if rest in schema else len(first), also) if seen else (0, ()),
+    )
+    return replace(ANY_VALUE, arrays=(shape,))
+
+
+def _object(reader: Reader, schema: dict[str, Any], place: Place, seen: bool) -> Values:
+    properties, required = schema.get("properties", {}), schema.get("required", ())
+    required = dict.fromkeys(() if isinstance(required, bool) else required)  # true or false: draft 3, of the member
+    with blame(place, "patternProperties"):
+        patterns = [
+            (parse_schema_pattern(pattern), reader.below(place, "patternProperties", pattern))
+            for pattern in schema.get("patternProperties", {})
+        ]
+    additional = reader.below(place, "additionalProperties") if "additionalProperties" in schema else True
+    loose = False
+    names: Node = ANY_TEXT
+    if "propertyNames" in schema:
+        allowed = reader.values(reader.below(place, "propertyNames"))
+        loose, names = allowed.loose, allowed.strings
+
+    members = []
+    for name in dict.fromkeys((*properties, *required)):
+        said = [reader.below(place, "properties", name)] if name in properties else []
+        said += [formula for pattern, formula in patterns if accepts(pattern, name)]
+        formula = all_of(*said) if said else additional
+        members.append(Member(name, formula if accepts(names, name) else False, name in required))
+    with blame(place, "patternProperties"):
+        others = tuple(_others(reader, patterns, additional, names))
+    seen_names = [*map(literal, properties), *(pattern for pattern, _ in patterns)]
+    most = schema.get("maxProperties")
+    counting = "minProperties" if "minProperties" in schema else "maxProperties"
+    shape = Objects(
+        tuple(members),
+        others,
+        int(schema.get("minProperties", 0)),
+        None if most is None else int(most),
+        seen=NOTHING if not seen else ANY_TEXT if "additionalProperties" in schema else alternation(seen_names),
+        counted_at=reader.pointer_unless_ignored(place, counting),
+    )
+    return replace(ANY_VALUE, objects=(shape,), loose=loose)
+
+
+def _others(
+    reader: Reader, patterns: Iterable[tuple[Node, Formula]], additional: Formula, names: Node
+) -> Iterator[tuple[Node, Formula]]:
+    """The languages that patterns cut names into, and what they say of each."""
+    cells: list[tuple[Node, tuple[Formula, ...]]] = [(names, ())] if names != NOTHING else []
+    for pattern, formula in patterns:
+        cut = []
+        for cell, said in cells:
+            inside, outside = (reader.algebra.both_strings(cell, each) for each in (pattern, complement(pattern)))
+            cut += [(inside, (*said, formula)), (outside, said)]
+        cells = [(cell, said) for cell, said in cut if cell != NOTHING]
+        if len(cells) > MAX_CELLS:
+            raise ConstraintError("json_schema: too many overlapping patterns.")
+    for cell, said in cells:
+        formula = all_of(*said) if said else additional
+        if formula is not False:
+            yield cell, formula
+
+
+_Read = Callable[["Reader", dict[str, Any], Place, bool], Values]
+
+_MEMBERS = ("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties",
+            "propertyNames")  # fmt: skip
+_ITEMS = ("prefixItems", "items", "additionalItems", "minItems", "maxItems", "contains", "uniqueItems")
+_LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+
+GROUPS: dict[str, _Read] = {
+    "type": _type,
+    "enum": _enum,
+    "const": _const,
+    **dict.fromkeys(_LIMITS, _number),
+    **dict.fromkeys(("minLength", "maxLength", "pattern", "format"), _string),
+    **dict.fromkeys(_ITEMS, _array),
+    **dict.fromkeys(_MEMBERS, _object),
+}

@@ -1,0 +1,92 @@
+"""Normal forms of JSON schemas: exact languages, or errors that name what can't be one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from sglang_lite.constraints.formal.nodes import Language
+from sglang_lite.constraints.json_schema.document import Document
+from sglang_lite.constraints.json_schema.formulas import At
+from sglang_lite.constraints.json_schema.reader import Reader
+from sglang_lite.constraints.json_schema.values import MAX_WORK
+from sglang_lite.constraints.json_schema.wellformed import check_text
+from sglang_lite.constraints.json_schema.write_tagged import TaggedWriter
+from sglang_lite.constraints.json_schema.writer import Writer
+from sglang_lite.constraints.limits import within_limits
+from sglang_lite.constraints.memo import remembered
+from sglang_lite.protocol import ConstraintError, JsonSchema, Tags
+
+MAX_CHECKED = 100  # keywords that best effort leaves to the check of finished values
+MAX_TRIALS = 3  # how often all of the work may be done
+
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")  # without which finished values could not be checked either
+
+
+@dataclass(frozen=True, slots=True)
+class Normalised:
+    """
+    Attributes:
+        language: the texts of valid values in the style that is generated; of more than those, if `checked`.
+        checked: what is not enforced but checked in finished values: JSON Pointers of keywords, and why.
+        open_at: JSON Pointers of objects with names that are not listed, of which no grammar knows whether one comes
+            twice.
+    """
+
+    language: Language
+    checked: tuple[tuple[str, str], ...] = ()
+    open_at: tuple[str, ...] = ()
+
+
+def document_of(constraint: JsonSchema) -> Document:
+    """The schema of a constraint.
+
+    Raises:
+        ConstraintError: it is none.
+    """
+    with within_limits("json_schema"):
+        check_text(constraint.schema)
+        return Document(json.loads(constraint.schema))
+
+
+@remembered
+def normalise(constraint: JsonSchema) -> Normalised:
+    """The language of a schema.
+
+    Raises:
+        ConstraintError: nothing satisfies it, it is too complex, or it has a keyword that can't be enforced, unless
+            the constraint asks for best effort; `pointer` says where.
+    """
+    document = document_of(constraint)
+    checked: dict[str, str] = {}
+    work = 0
+    while True:
+        reader = Reader(document, assert_format=constraint.format == "assert", ignored=frozenset(checked))
+        try:
+            with within_limits("json_schema"):
+                writer = Writer(reader, constraint.separators)
+                language = writer.language(At(document.start))
+            return Normalised(language, tuple(checked.items()), tuple(writer.open_at))
+        except ConstraintError as error:
+            pointer = error.pointer
+            work += reader.algebra.work
+            if work > MAX_TRIALS * MAX_WORK:
+                raise
+            if constraint.enforce == "strict" or not pointer or pointer in checked or len(checked) == MAX_CHECKED:
+                raise
+            if pointer.rpartition("/")[2] in _REFERENCES:
+                raise
+            checked[pointer] = error.message.removeprefix("json_schema: ").removesuffix(f" (at {pointer})")
+
+
+@remembered
+def tagged(schema: JsonSchema, tags: Tags) -> Language:
+    """The language of a TaggedObject.
+
+    Raises:
+        ConstraintError: nothing satisfies the schema, or it can't be enforced in this format; `pointer` says where.
+    """
+    document = document_of(schema)
+    reader = Reader(document, assert_format=schema.format == "assert")
+    with within_limits("json_schema"):
+        return TaggedWriter(reader, schema.separators, tags).language(At(document.start))

@@ -1,0 +1,32 @@
+"""Which keywords of a document demand something of a text, and which only say something."""
+
+from __future__ import annotations
+
+from sglang_lite.constraints.json_schema.document import Document
+from sglang_lite.constraints.json_schema.formats import ASSERTED
+from sglang_lite.constraints.json_schema.keywords import GROUPS
+from sglang_lite.constraints.json_schema.reader import APPLICATORS
+
+DEMANDS = {
+    *GROUPS, *APPLICATORS, "then", "else", "minContains", "maxContains", "unevaluatedItems", "unevaluatedProperties",
+}  # fmt: skip
+_NO_ASSERTIONS = {  # of which nobody expects that they demand something
+    "$anchor", "$comment", "$defs", "$dynamicAnchor", "$id", "$recursiveAnchor", "$schema", "$vocabulary", "default",
+    "definitions", "deprecated", "description", "examples", "id", "readOnly", "title", "writeOnly",
+}  # fmt: skip
+
+
+def said_by(document: Document, *, assert_format: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """JSON Pointers of the keywords that demand something, and of those that don't although they might seem to: formats
+    and keywords that are not known, those of other drafts, and those about content."""
+    demands: list[str] = []
+    remarks: list[str] = []
+    for place in document.places:
+        written, known = document.at(place.pointer), document.schema(place)
+        for keyword in written if isinstance(written, dict) else ():
+            if keyword not in _NO_ASSERTIONS:
+                demanded = keyword in DEMANDS and keyword in known
+                if keyword == "format":
+                    demanded = demanded and assert_format and known[keyword] in ASSERTED
+                (demands if demanded else remarks).append(place.child(keyword).pointer)
+    return tuple(demands), tuple(remarks)

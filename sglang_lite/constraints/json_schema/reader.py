@@ -1,0 +1,257 @@
+"""What a schema says, as sets of values: its keywords (keywords.py) put together.
+
+Source: JSON Schema draft 2020-12, core, 10 and 11.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import reduce
+from itertools import combinations
+from typing import Any, TypeAlias
+
+from sglang_lite.constraints.formal.nodes import ANY_TEXT, NOTHING
+from sglang_lite.constraints.json_schema import keywords
+from sglang_lite.constraints.json_schema.document import Document, Place
+from sglang_lite.constraints.json_schema.formulas import All, At, Formula, Just, Some, not_, some_of
+from sglang_lite.constraints.json_schema.values import (
+    ANY_VALUE,
+    NO_VALUE,
+    Algebra,
+    Arrays,
+    Member,
+    Objects,
+    Values,
+    strings_outside,
+)
+from sglang_lite.protocol import ConstraintError
+
+# Ignored, they still ask for what they can: that some branch fits, that there are enough members.
+_KEPT = ("oneOf", "minProperties", "maxProperties")
+MAX_TOGETHER = 6  # branches of an anyOf whose evaluated members are told apart
+
+_Schema: TypeAlias = dict[str, Any]
+
+
+class _Circle(Exception):  # noqa: N818 # never leaves this module
+    """A formula was asked for while it was being worked out."""
+
+
+class Reader:
+    """
+    Args:
+        document: the schema.
+        assert_format: `format` is a demand, not a remark.
+        ignored: JSON Pointers of keywords to leave out; what they would have narrowed is `loose`.
+    """
+
+    def __init__(self, document: Document, *, assert_format: bool, ignored: frozenset[str] = frozenset()) -> None:
+        self.document, self.assert_format, self._ignored = document, assert_format, ignored
+        self.algebra = Algebra(self.empty)
+        self._known: dict[tuple[Formula, bool], Values] = {}
+        self._empty: dict[Formula | frozenset[Formula], bool] = {}
+        self._open: set[tuple[Formula, bool]] = set()
+
+    def values(self, formula: Formula, seen: bool = False) -> Values:
+        """The set of a formula. With `seen` its shapes tell which members and items count as evaluated.
+
+        Raises:
+            ConstraintError: with the JSON Pointer of the keyword that can't be kept.
+        """
+        key = formula, seen
+        if key in self._known:
+            return self._known[key]
+        if key in self._open:
+            raise _Circle(formula)
+        self._open.add(key)
+        try:
+            values = self._known[key] = self._work_out(formula, seen)
+            return values
+        except _Circle as circle:
+            if len(self._open) > 1:
+                raise
+            again = circle.args[0]
+            pointer = again.place.pointer if isinstance(again, At) else None
+            raise ConstraintError("json_schema: it refers to itself without an end.", pointer=pointer) from None
+        finally:
+            self._open.discard(key)
+
+    def empty(self, formula: Formula) -> bool:
+        """The formula is known to allow no value; not, where that can't be told without going round in circles."""
+        if isinstance(formula, bool):
+            return not formula
+        key = frozenset(formula.parts) if isinstance(formula, All) else formula
+        if key not in self._empty:
+            self._empty[key] = False  # while it is looked into
+            try:
+                self._empty[key] = self.algebra.is_empty(self.values(formula))
+            except _Circle:
+                del self._empty[key]
+                return False
+        return self._empty[key]
+
+    def below(self, place: Place, *steps: str | int) -> Formula:
+        """The schema at a place below another."""
+        child = self.document.child(place, *steps)
+        schema = self.document.at(child.pointer)
+        return schema if isinstance(schema, bool) else True if schema == {} else At(child)
+
+    def pointer_unless_ignored(self, place: Place, keyword: str) -> str | None:
+        pointer = place.child(keyword).pointer
+        return None if pointer in self._ignored else pointer
+
+    def _work_out(self, formula: Formula, seen: bool) -> Values:
+        match formula:
+            case Just(text, negated):
+                values = keywords.just(json.loads(text))
+                return self.algebra.negate(values) if negated else values
+            case At(place, negated):
+                return self.algebra.negate(self.values(not_(formula))) if negated else self._schema(place, seen)
+            case All(parts):
+                return reduce(self.algebra.intersect, (self.values(part, seen) for part in parts))
+            case Some(parts):
+                return self.algebra.unite(self.values(part, seen) for part in parts)
+        return ANY_VALUE if formula else NO_VALUE
+
+    # ------------------------------------------------------------------------------------------ one schema
+
+    def _schema(self, place: Place, seen: bool) -> Values:
+        schema = self.document.schema(place)
+        if isinstance(schema, bool):
+            return ANY_VALUE if schema else NO_VALUE
+        if not isinstance(schema, dict):
+            raise ConstraintError("json_schema: a schema is an object or a boolean.", pointer=place.pointer)
+        ignored = {key for key in schema if self._ignored and place.child(key).pointer in self._ignored}
+        if ignored:
+            ignored |= {keywords.ABOUT_OTHERS[key] for key in ignored if key in keywords.ABOUT_OTHERS}
+            schema = {key: value for key, value in schema.items() if key not in ignored or key in _KEPT}
+        inner = seen or "unevaluatedProperties" in schema or "unevaluatedItems" in schema
+        values = ANY_VALUE
+        done: set[Callable[..., Values]] = set()
+        # Members are written in this order: the schema's own first, then those of the schemas that it applies.
+        for keyword in sorted(schema, key=lambda keyword: _ORDER.get(keyword, 0)):
+            with keywords.blame(place, keyword):
+                if keyword in APPLICATORS:
+                    values = APPLICATORS[keyword](self, values, schema, place, keyword, inner)
+                elif (read := keywords.GROUPS.get(keyword)) is not None and read not in done:
+                    done.add(read)
+                    values = self.algebra.intersect(values, read(self, schema, place, inner))
+        if ignored:
+            values = replace(self._seen(values, all_=True) if inner else values, loose=True)
+        if inner:
+            values = self._unevaluated(values, schema, place)
+        return values if seen or not inner else self._seen(values, all_=False)
+
+    def _seen(self, values: Values, *, all_: bool) -> Values:
+        """The same values with everything evaluated, or nothing."""
+        arrays = (replace(a, seen=(None, ()) if all_ else (0, ())) for a in values.arrays)
+        objects = (replace(o, seen=ANY_TEXT if all_ else NOTHING) for o in values.objects)
+        return replace(values, arrays=tuple(dict.fromkeys(arrays)), objects=tuple(dict.fromkeys(objects)))
+
+    def _unevaluated(self, values: Values, schema: dict[str, Any], place: Place) -> Values:
+        if "unevaluatedProperties" in schema:
+            rest = self.below(place, "unevaluatedProperties")
+            objects: list[Objects] = []
+            for shape in values.objects:
+                others = ((shape.seen, True), (strings_outside(shape.seen), rest))
+                limits = replace(NO_VALUE, objects=(Objects(others=tuple(o for o in others if NOTHING not in o)),))
+                alone = replace(NO_VALUE, objects=(replace(shape, seen=ANY_TEXT),))
+                objects += self.algebra.intersect(alone, limits).objects
+            values = replace(values, objects=tuple(dict.fromkeys(objects)))
+        if "unevaluatedItems" in schema:
+            rest = self.below(place, "unevaluatedItems")
+            arrays: list[Arrays] = []
+            for array in values.arrays:
+                count, also = array.seen
+                if count is None:
+                    arrays.append(array)
+                    continue
+                limits = replace(NO_VALUE, arrays=(Arrays((True,) * count, some_of(rest, *also)),))
+                alone = replace(NO_VALUE, arrays=(replace(array, seen=(None, ())),))
+                arrays += self.algebra.intersect(alone, limits).arrays
+            values = replace(values, arrays=tuple(dict.fromkeys(arrays)))
+        return values
+
+    # ------------------------------------------------------------------- keywords that apply other schemas
+    # Each narrows what the keywords before it have left.
+
+    def _ref(self, values: Values, schema: _Schema, place: Place, keyword: str, seen: bool) -> Values:
+        return self.algebra.intersect(values, self.values(At(self.document.follow(place, keyword)), seen))
+
+    def _branches(self, schema: _Schema, place: Place, keyword: str, seen: bool) -> list[Values]:
+        return [self.values(self.below(place, keyword, i), seen) for i in range(len(schema[keyword]))]
+
+    def _all_of(self, values: Values, schema: _Schema, place: Place, keyword: str, seen: bool) -> Values:
+        return reduce(self.algebra.intersect, self._branches(schema, place, keyword, seen), values)
+
+    def _any_of(self, values: Values, schema: _Schema, place: Place, keyword: str, seen: bool) -> Values:
+        branches = [self.algebra.intersect(values, each) for each in self._branches(schema, place, keyword, seen)]
+        if not seen:
+            return self.algebra.unite(branches)
+        if len(branches) > MAX_TOGETHER:
+            raise ConstraintError(
+                f"json_schema: more than {MAX_TOGETHER} branches under unevaluatedProperties or -Items."
+            )
+        together = []  # what fits several branches is evaluated by all of them
+        for count in range(1, len(branches) + 1):
+            together += [reduce(self.algebra.intersect, some) for some in combinations(branches, count)]
+        return self.algebra.unite(together)
+
+    def _one_of(self, values: Values, schema: _Schema, place: Place, keyword: str, seen: bool) -> Values:
+        branches = [self.algebra.intersect(values, each) for each in self._branches(schema, place, keyword, seen)]
+        if place.child(keyword).pointer in self._ignored:  # at least one has to fit, whatever is said of the others
+            return self.algebra.unite(branches)
+        plain = self._branches(schema, place, keyword, False)
+        alone = []
+        for i, branch in enumerate(branches):
+            for j, other in enumerate(plain):
+                if i != j:
+                    branch = self.algebra.without(branch, other)
+            alone.append(branch)
+        return self.algebra.unite(alone)
+
+    def _not(self, values: Values, schema: _Schema, place: Place, keyword: str, seen: bool) -> Values:
+        return self.algebra.without(values, self.values(self.below(place, keyword)))
+
+    def _if(self, values: Values, schema: _Schema, place: Place, keyword: str, seen: bool) -> Values:
+        condition = self.below(place, "if")
+        then, otherwise = (
+            self.values(self.below(place, word), seen) if word in schema else ANY_VALUE for word in ("then", "else")
+        )
+        met = self.algebra.intersect(values, self.values(condition, seen))
+        unmet = self.algebra.without(values, self.values(condition))
+        return self.algebra.unite([self.algebra.intersect(met, then), self.algebra.intersect(unmet, otherwise)])
+
+    def _dependencies(self, values: Values, schema: _Schema, place: Place, keyword: str, seen: bool) -> Values:
+        for name, wanted in schema[keyword].items():
+            if isinstance(wanted, list):
+                needed = Objects(tuple(Member(each, True, True) for each in dict.fromkeys((name, *wanted))))
+                present = replace(NO_VALUE, objects=(needed,))
+            else:
+                present = replace(NO_VALUE, objects=(Objects((Member(name, True, True),)),))
+                present = self.algebra.intersect(present, self.values(self.below(place, keyword, name), seen))
+            absent = replace(ANY_VALUE, objects=(Objects((Member(name, False, False),)),))
+            values = self.algebra.unite(self.algebra.intersect(values, each) for each in (absent, present))
+        return values
+
+    def _no_recursive_ref(self, values: Values, schema: _Schema, place: Place, keyword: str, seen: bool) -> Values:
+        raise ConstraintError("json_schema: $recursiveRef is not supported.", hint="Use $dynamicRef, or $ref.")
+
+
+APPLICATORS: dict[str, Callable[[Reader, Values, _Schema, Place, str, bool], Values]] = {
+    "$ref": Reader._ref,
+    "$dynamicRef": Reader._ref,
+    "$recursiveRef": Reader._no_recursive_ref,
+    "allOf": Reader._all_of,
+    "anyOf": Reader._any_of,
+    "dependentRequired": Reader._dependencies,
+    "dependentSchemas": Reader._dependencies,
+    "dependencies": Reader._dependencies,
+    "if": Reader._if,
+    "not": Reader._not,
+    "oneOf": Reader._one_of,
+}
+# Last, when most is known, those that ask whether something is not valid.
+_ORDER = {keyword: 1 + (keyword in ("if", "not", "oneOf")) for keyword in APPLICATORS}

@@ -1,0 +1,102 @@
+"""A JSON value as the text that is generated for it: members in the schema's order, numbers as decimals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from sglang_lite.constraints.formal.automaton import accepts
+from sglang_lite.constraints.json_schema.formulas import At, Formula
+from sglang_lite.constraints.json_schema.normal_form import document_of, normalise
+from sglang_lite.constraints.json_schema.numbers import exact, is_finite
+from sglang_lite.constraints.json_schema.reader import Reader
+from sglang_lite.constraints.json_schema.values import Arrays, Objects
+from sglang_lite.constraints.json_schema.write_numbers import decimal_text
+from sglang_lite.constraints.limits import within_limits
+from sglang_lite.protocol import JsonSchema
+
+
+def in_style(constraint: JsonSchema, value: Any) -> str | None:
+    """The text of a value; None if the schema does not allow it, as far as it is enforced.
+
+    Raises:
+        ConstraintError: a schema that is not valid or can't be enforced.
+    """
+    document = document_of(constraint)
+    checked = frozenset(pointer for pointer, _ in normalise(constraint).checked)
+    reader = Reader(document, assert_format=constraint.format == "assert", ignored=checked)
+    with within_limits("the value"):
+        return _Styler(reader, constraint.separators).text(At(document.start), value)
+
+
+class _Styler:
+    def __init__(self, reader: Reader, separators: tuple[str, str]) -> None:
+        self._reader = reader
+        self._comma, self._colon = separators
+
+    def text(self, formula: Formula, value: Any) -> str | None:
+        values = self._reader.values(formula)
+        match value:
+            case None:
+                return "null" if values.null else None
+            case bool():
+                return json.dumps(value) if value in values.booleans else None
+            case int() | float():
+                if not is_finite(value) or not any(exact(value) in piece for piece in values.numbers):
+                    return None
+                return decimal_text(exact(value))
+            case str():
+                return _quoted(value) if accepts(values.strings, value) else None
+            case list():
+                return next((text for shape in values.arrays for text in self._array(shape, value)), None)
+        return next((text for shape in values.objects for text in self._object(shape, value)), None)
+
+    def _array(self, shape: Arrays, items: list[Any]) -> Iterator[str]:
+        """The text, if the array is of the shape."""
+        if len(items) < shape.least or (shape.most is not None and len(items) > shape.most):
+            return
+        for formula, start, least, most in shape.contains:
+            count = sum(self.text(formula, item) is not None for item in items[start:])
+            if count < least or (most is not None and count > most):
+                return
+        if shape.unique is not None and any(_same(a, b) for i, a in enumerate(items) for b in items[:i]):
+            return
+        texts = [self.text(shape.item(i), item) for i, item in enumerate(items)]
+        if None not in texts:
+            yield "[" + self._comma.join(map(str, texts)) + "]"
+
+    def _object(self, shape: Objects, members: dict[str, Any]) -> Iterator[str]:
+        """The text, if the object is of the shape."""
+        if len(members) < shape.least or (shape.most is not None and len(members) > shape.most):
+            return
+        if any(member.required and member.name not in members for member in shape.members):
+            return
+        first = [member.name for member in shape.listed().members if member.name in members]
+        last: list[str] = []  # as those that meet needs are written
+        for names, formula in shape.needs:
+            fitting = (n for n in (*first, *members) if accepts(names, n))
+            meeting = next((n for n in fitting if self.text(formula, members[n]) is not None), None)
+            if meeting is None:
+                return
+            last += [meeting] if meeting not in (*first, *last) else []
+        order = [*dict.fromkeys((*first, *(n for n in members if n not in last))), *last]
+        listed = {member.name: member for member in shape.members}
+        texts = [self.text((listed.get(n) or shape.unlisted(n)).formula, members[n]) for n in order]
+        if None not in texts:
+            pairs = (f"{_quoted(name)}{self._colon}{text}" for name, text in zip(order, texts))
+            yield "{" + self._comma.join(pairs) + "}"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
+    return bool(a == b)

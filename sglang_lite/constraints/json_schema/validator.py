@@ -1,0 +1,299 @@
+"""Validating finished values: jsonschema, with those of its keywords replaced that it reads in another way than the
+normaliser. Both follow references through one document, and find patterns and formats by one dialect.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from sglang_lite.constraints.formal.automaton import accepts
+from sglang_lite.constraints.json_schema import formats
+from sglang_lite.constraints.json_schema.document import Document, Place
+from sglang_lite.constraints.json_schema.numbers import exact
+from sglang_lite.constraints.memo import remembered
+from sglang_lite.constraints.syntax.regex import parse_schema_pattern
+from sglang_lite.protocol import ConstraintError, JsonSchema
+
+MAX_FOLLOWED = 100_000  # references in the validation of a value
+
+_REFERENCES = ("$ref", "$dynamicRef")
+_OLDER = {"$schema": "http://json-schema.org/draft-07/schema#"}
+
+
+def faults(constraint: JsonSchema, value: Any) -> Iterator[Any]:
+    """What breaks the schema in a value, as jsonschema's errors.
+
+    Raises:
+        ConstraintError: the schema refers to what is not there, or to itself again and again.
+        RecursionError: the value, or what the schema says of it, is nested too deeply.
+    """
+    validator, way = _validator(constraint)
+    return iter(validator.evolve(format_checker=replace(way, run=_Run())).iter_errors(value))
+
+
+@remembered
+def _validator(constraint: JsonSchema) -> tuple[Any, _Way]:
+    from jsonschema import Draft201909Validator, Draft202012Validator, validators
+    from referencing.jsonschema import EMPTY_REGISTRY
+
+    schema = json.loads(constraint.schema)
+    draft = validators.validator_for(schema, default=Draft202012Validator)
+    keywords: dict[str, Any] = {
+        "pattern": _pattern,
+        "patternProperties": _pattern_properties,
+        "additionalProperties": _additional_properties,
+        "multipleOf": _multiple_of,
+        "format": _format if constraint.format == "assert" else _nothing,
+    }
+    keywords |= {name: partial(_reference, name) for name in _REFERENCES if name in draft.VALIDATORS}
+    if draft in (Draft201909Validator, Draft202012Validator):
+        keywords["dependencies"] = validators.validator_for(_OLDER).VALIDATORS["dependencies"]
+        keywords |= {"unevaluatedProperties": _unevaluated_properties, "unevaluatedItems": _unevaluated_items}
+    if draft is Draft202012Validator:
+        keywords["items"] = _items
+    document = Document(schema)
+    for place in document.places:  # where one is said, jsonschema would go on with its own class for that dialect
+        found = document.at(place.pointer)
+        if isinstance(found, dict):
+            found.pop("$schema", None)
+    extend: Any = validators.extend  # which has no types
+    kind = extend(draft, keywords)
+    return kind(schema, registry=EMPTY_REGISTRY), _Way(document, _pointers(schema), document.start)
+
+
+def _pointers(root: Any) -> dict[int, str]:
+    """Where each object of a schema stands, by its id."""
+    found: dict[int, str] = {}
+    stack = [(root, Place(""))]
+    while stack:
+        each, place = stack.pop()
+        if isinstance(each, dict):
+            found[id(each)] = place.pointer
+            stack += ((below, place.child(name)) for name, below in each.items())
+        elif isinstance(each, list):
+            stack += ((below, place.child(i)) for i, below in enumerate(each))
+    return found
+
+
+@dataclass(slots=True)
+class _Run:
+    """One validation.
+
+    Attributes:
+        left: references that it may still follow.
+        known: by the ids of a reference's schema and of a value, whether it is valid there; None while that is asked.
+    """
+
+    left: int = MAX_FOLLOWED
+    known: dict[tuple[int, int], bool | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How a validation got where it is. Stands where keywords find it: for the format checker, which ours does without.
+
+    Attributes:
+        document: the schema.
+        pointers: of its objects, by their ids.
+        entered: where the last reference led.
+        run: what all ways of one validation share.
+    """
+
+    document: Document
+    pointers: Mapping[int, str]
+    entered: Place
+    run: _Run = field(default_factory=_Run)
+
+    def follow(self, schema: Any, keyword: str) -> Place:
+        """Where the reference in a schema leads."""
+        return self.document.follow(self.document.below(self.entered, self.pointers[id(schema)]), keyword)
+
+    def known(self, schema: Any) -> Mapping[str, Any]:
+        """A schema's keywords that its draft knows."""
+        found = self.document.schema(Place(self.pointers[id(schema)]))
+        return found if isinstance(found, dict) else {}
+
+
+def _followed(validator: Any, schema: Any, keyword: str) -> tuple[Any, Any]:
+    """A validator for where the reference in a schema leads, and the schema there."""
+    way: _Way = validator.format_checker
+    way.run.left -= 1
+    if way.run.left < 0:
+        raise ConstraintError(f"json_schema: more than {MAX_FOLLOWED:,} references are followed for a value.")
+    place = way.follow(schema, keyword)
+    return validator.evolve(format_checker=replace(way, entered=place)), way.document.at(place.pointer)
+
+
+def _reference(keyword: str, validator: Any, reference: str, value: Any, schema: Any) -> Iterator[Any]:
+    """A reference that is followed once for each value: definitions that each refer twice to the next one would be
+    looked at 2^n times. Where there are dynamic ones what is said depends on the way, and they are only counted."""
+    way: _Way = validator.format_checker
+    key = id(schema), id(value)
+    known = way.run.known.get(key, ...)
+    if known is None and not way.entered.scope:
+        raise ConstraintError(f"json_schema: {keyword} {reference!r} refers to itself without an end.")
+    if isinstance(known, bool) and not way.entered.scope:
+        if not known:
+            yield _fault(f"{str(value)[:60]} is not valid under {reference}")
+        return
+    way.run.known[key] = None
+    valid = True
+    there, target = _followed(validator, schema, keyword)
+    try:
+        for fault in there.descend(value, target):
+            valid = False
+            yield fault
+    finally:  # whoever asked may need no more than the first fault
+        way.run.known[key] = valid
+
+
+def _nothing(validator: Any, said: Any, value: Any, schema: Any) -> Iterator[Any]:
+    return iter(())
+
+
+def _fault(message: str) -> Any:
+    from jsonschema import ValidationError
+
+    return ValidationError(message)
+
+
+# ------------------------------------------------------------------------------------------ strings and numbers
+
+
+@remembered
+def _finder(pattern: str) -> Callable[[str], object]:
+    """What finds a pattern in a text. One outside the dialect is left to Python's `re`.
+
+    Raises:
+        ConstraintError: to which it is none either.
+    """
+    try:
+        return partial(accepts, parse_schema_pattern(pattern))
+    except ConstraintError as refusal:
+        try:
+            return re.compile(pattern).search
+        except (re.error, RecursionError, OverflowError):
+            raise refusal from None
+
+
+def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
+    if isinstance(value, str) and not _finder(pattern)(value):
+        yield _fault(f"{value!r} does not match {pattern!r}")
+
+
+def _format(validator: Any, name: str, value: Any, schema: Any) -> Iterator[Any]:
+    if isinstance(value, str) and name in formats.ASSERTED and not formats.is_valid(name, value):
+        yield _fault(f"{value!r} is not a {name!r}")
+
+
+def _multiple_of(validator: Any, step: float, value: Any, schema: Any) -> Iterator[Any]:
+    if isinstance(value, int | float) and not isinstance(value, bool) and exact(value) % exact(step):
+        yield _fault(f"{value!r} is not a multiple of {step!r}")
+
+
+# -------------------------------------------------------------------------------------------- objects and arrays
+
+
+def _pattern_properties(validator: Any, patterns: Mapping[str, Any], value: Any, schema: Any) -> Iterator[Any]:
+    for pattern, below in patterns.items() if isinstance(value, dict) else ():
+        for name, each in value.items():
+            if _finder(pattern)(name):
+                yield from validator.descend(each, below, path=name, schema_path=pattern)
+
+
+def _additional_properties(validator: Any, below: Any, value: Any, schema: Any) -> Iterator[Any]:
+    finders = [_finder(pattern) for pattern in schema.get("patternProperties", ())]
+    for name, each in value.items() if isinstance(value, dict) else ():
+        if name not in schema.get("properties", ()) and not any(find(name) for find in finders):
+            yield from _further_member(validator, below, name, each, "additional")
+
+
+def _further_member(validator: Any, below: Any, name: str, value: Any, kind: str) -> Iterator[Any]:
+    if below is False:
+        yield _fault(f"{kind} properties are not allowed: {name!r}")
+    else:
+        yield from validator.descend(value, below, path=name)
+
+
+def _items(validator: Any, below: Any, value: Any, schema: Any) -> Iterator[Any]:
+    """Of 2020-12, or as a list with additionalItems as in the drafts before."""
+    if not isinstance(value, list):
+        return
+    first = below if isinstance(below, list) else schema.get("prefixItems", ())
+    rest = schema.get("additionalItems", True) if isinstance(below, list) else below
+    for i, each in enumerate(value):
+        if i >= len(first):
+            yield from validator.descend(each, rest, path=i)
+        elif isinstance(below, list):
+            yield from validator.descend(each, first[i], path=i, schema_path=i)
+
+
+def _unevaluated_properties(validator: Any, below: Any, value: Any, schema: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        evaluated = _evaluated(validator, value, schema, but="unevaluatedProperties")
+        for name in value.keys() - evaluated:
+            yield from _further_member(validator, below, name, value[name], "unevaluated")
+
+
+def _unevaluated_items(validator: Any, below: Any, value: Any, schema: Any) -> Iterator[Any]:
+    if isinstance(value, list):
+        evaluated = _evaluated(validator, value, schema, but="unevaluatedItems")
+        for i, each in enumerate(value):
+            if i not in evaluated:
+                yield from validator.descend(each, below, path=i)
+
+
+def _evaluated(validator: Any, value: Any, schema: Any, but: str = "") -> set[str | int]:
+    """The names of the members, or the indexes of the items, that a valid schema looks at, itself or through others.
+
+    Args:
+        but: a keyword that is not asked.
+    """
+    if not isinstance(schema, dict):
+        return set()
+    known = {name: said for name, said in validator.format_checker.known(schema).items() if name != but}
+    found = _members(known, value) if isinstance(value, dict) else _indexes(validator, known, value)
+    for keyword in known.keys() & {*_REFERENCES, "$recursiveRef"}:
+        there, target = _followed(validator, schema, keyword)
+        found |= _evaluated(there, value, target)
+    applied = [each for keyword in ("allOf", "anyOf", "oneOf") for each in known.get(keyword, ())]
+    if "if" in known:
+        met = _is_valid(validator, value, known["if"])
+        applied += [known["if"], known.get("then")] if met else [known.get("else")]
+    for keyword in ("dependentSchemas", "dependencies"):
+        applied += [
+            below for name, below in known.get(keyword, {}).items() if isinstance(value, dict) and name in value
+        ]
+    for each in applied:
+        if isinstance(each, dict) and _is_valid(validator, value, each):
+            found |= _evaluated(validator, value, each)
+    return found
+
+
+def _is_valid(validator: Any, value: Any, schema: Any) -> bool:
+    return next(validator.descend(value, schema), None) is None
+
+
+def _members(known: Mapping[str, Any], value: dict[str, Any]) -> set[str | int]:
+    if "additionalProperties" in known or "unevaluatedProperties" in known:
+        return set(value)
+    finders = [_finder(pattern) for pattern in known.get("patternProperties", ())]
+    return {name for name in value if name in known.get("properties", ()) or any(find(name) for find in finders)}
+
+
+def _indexes(validator: Any, known: Mapping[str, Any], value: Any) -> set[str | int]:
+    items = known.get("items")
+    rest = "additionalItems" if isinstance(items, list) else "items"
+    if not isinstance(value, list):
+        return set()
+    if rest in known or "unevaluatedItems" in known:
+        return set(range(len(value)))
+    found: set[str | int] = set(range(len(items if isinstance(items, list) else known.get("prefixItems", ()))))
+    if "contains" in known:
+        found |= {i for i, each in enumerate(value) if _is_valid(validator, each, known["contains"])}
+    return found

@@ -1,0 +1,435 @@
+"""Sets of JSON values and what can be done with them: intersect, unite, negate; always exactly.
+
+A set is kept apart by type. Scalars are sets of numbers and languages of strings. Arrays and objects are unions of
+shapes, whose items and members are formulas over the schemas below them, looked into only when they are needed, so
+that recursion is no matter. Knows no keywords (reader.py) and no text (writer.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
+
+from sglang_lite.constraints.formal.automaton import accepts, emptiness
+from sglang_lite.constraints.formal.lengths import limited
+from sglang_lite.constraints.formal.nodes import (
+    ANY_CHAR,
+    ANY_TEXT,
+    NOTHING,
+    Alternation,
+    Complement,
+    Intersection,
+    Node,
+    Repeat,
+    alternation,
+    complement,
+    intersection,
+    literal,
+    texts_of,
+)
+from sglang_lite.constraints.json_schema import numbers
+from sglang_lite.constraints.json_schema.formulas import All, Formula, all_of, not_
+from sglang_lite.constraints.json_schema.numbers import Numbers
+from sglang_lite.protocol import ConstraintError
+
+MAX_SHAPES = 2_000  # in a union
+MAX_WORK = 3_000_000  # in all, counted as members, characters, and states and transitions of automata
+
+_SHAPE, _STATE = 20, 5  # what a shape and a state cost, where a member costs 1
+
+
+class Member(NamedTuple):
+    name: str
+    formula: Formula
+    required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """
+    Attributes:
+        members: what is said of single names, in the order they are written in.
+        others: of all other names those that may occur, as disjoint languages, and what their values are.
+        least, most: how many members there are.
+        needs: for each of these there is a member with a name in the language whose value is in the formula.
+        seen: the names whose members count as evaluated, where that is asked.
+        counted_at: the JSON Pointer of the keyword behind `least`; None where it is only checked.
+    """
+
+    members: tuple[Member, ...] = ()
+    others: tuple[tuple[Node, Formula], ...] = ((ANY_TEXT, True),)
+    least: int = 0
+    most: int | None = None
+    needs: tuple[tuple[Node, Formula], ...] = ()
+    seen: Node = NOTHING
+    counted_at: str | None = None
+
+    def unlisted(self, name: str) -> Member:
+        """What is said of a name that no member has."""
+        formula = next((f for names, f in self.others if names == ANY_TEXT or accepts(names, name)), False)
+        return Member(name, formula, False)
+
+    def listed(self) -> Objects:
+        """The same, with all others whose names can be listed among the members."""
+        listed = [(names, texts, f) for names, f in self.others if (texts := texts_of(names)) is not None]
+        known = {member.name for member in self.members}
+        members = [Member(name, f, False) for _, texts, f in listed for name in texts if name not in known]
+        gone = {names for names, _, _ in listed}
+        others = tuple(each for each in self.others if each[0] not in gone)
+        return replace(self, members=(*self.members, *members), others=others) if listed else self
+
+    def too_few(self) -> bool:
+        """There are more members to be than there can be."""
+        least = max(self.least, sum(member.required for member in self.members))
+        possible = None if self.others else sum(member.formula is not False for member in self.members)
+        most = _smaller(self.most, possible)
+        return most is not None and least > most
+
+    @property
+    def free_names(self) -> Node:
+        """The names that no member has."""
+        return complement(alternation(literal(member.name) for member in self.members))
+
+
+class Contains(NamedTuple):
+    """Of the items from `start` on, at least `least` and at most `most` are in the formula."""
+
+    formula: Formula
+    start: int
+    least: int
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """
+    Attributes:
+        prefix: what the first items are.
+        rest: what those after them are.
+        least, most: how many items there are.
+        contains: more about their number.
+        unique: the JSON Pointer of the keyword that forbids equal items; None where they may be equal.
+        seen: how many items from the first on count as evaluated, None for all; and formulas whose items do.
+    """
+
+    prefix: tuple[Formula, ...] = ()
+    rest: Formula = True
+    least: int = 0
+    most: int | None = None
+    contains: tuple[Contains, ...] = ()
+    unique: str | None = None
+    seen: tuple[int | None, tuple[Formula, ...]] = (0, ())
+
+    def item(self, index: int) -> Formula:
+        return self.prefix[index] if index < len(self.prefix) else self.rest
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """A set of JSON values. `loose`: it may have more in it than the schema allows (keywords that are only checked)."""
+
+    null: bool = False
+    booleans: frozenset[bool] = frozenset()
+    numbers: Numbers = numbers.NONE
+    strings: Node = NOTHING
+    arrays: tuple[Arrays, ...] = ()
+    objects: tuple[Objects, ...] = ()
+    loose: bool = False
+
+
+NO_VALUE = Values()
+ANY_VALUE = Values(True, frozenset({False, True}), numbers.EVERY, ANY_TEXT, (Arrays(),), (Objects(),))
+
+_Shape = TypeVar("_Shape", Arrays, Objects)
+
+
+class Algebra:
+    """What can be done with sets of values, within an amount of work, whatever time it takes.
+
+    Args:
+        empty: whether a formula is known to allow no value.
+
+    Attributes:
+        work: that was done.
+    """
+
+    def __init__(self, empty: Callable[[Formula], bool]) -> None:
+        self._empty = empty
+        self.work = 0
+
+    def both_strings(self, a: Node, b: Node) -> Node:
+        """`both_strings`, counted.
+
+        Raises:
+            ConstraintError: all that was done was too much.
+        """
+        node, work = _both_strings(a, b)
+        self._spend(work)
+        return node
+
+    def _spend(self, work: int) -> None:
+        self.work += work
+        if self.work > MAX_WORK:
+            raise _too_complex()
+
+    def intersect(self, a: Values, b: Values) -> Values:
+        if b == ANY_VALUE:
+            return a
+        if a == ANY_VALUE:
+            return b
+        return Values(
+            a.null and b.null,
+            a.booleans & b.booleans,
+            numbers.intersect(a.numbers, b.numbers),
+            self.both_strings(a.strings, b.strings),
+            self._product(a.arrays, b.arrays, self._both_arrays),
+            self._product(a.objects, b.objects, self._both_objects),
+            a.loose or b.loose,
+        )
+
+    def unite(self, sets: Iterable[Values]) -> Values:
+        sets = list(sets)
+        return Values(
+            any(each.null for each in sets),
+            frozenset().union(*(each.booleans for each in sets)),
+            numbers.unite(*(each.numbers for each in sets)),
+            alternation(each.strings for each in sets),
+            self._distinct(shape for each in sets for shape in each.arrays),
+            self._distinct(shape for each in sets for shape in each.objects),
+            any(each.loose for each in sets),
+        )
+
+    def negate(self, values: Values) -> Values:
+        return self.without(ANY_VALUE, values)
+
+    def without(self, a: Values, b: Values) -> Values:
+        """What is in the first and not in the second."""
+        if b.loose:  # whether a value is wrongly in it is not known
+            return replace(a, loose=True)
+        return Values(
+            a.null and not b.null,
+            a.booleans - b.booleans,
+            numbers.intersect(a.numbers, numbers.negate(b.numbers)),
+            self.both_strings(a.strings, strings_outside(b.strings)),
+            self._remaining(a.arrays, b.arrays, self._both_arrays, _other_arrays),
+            self._remaining(a.objects, b.objects, self._both_objects, _other_objects),
+            a.loose,
+        )
+
+    def _remaining(
+        self,
+        shapes: tuple[_Shape, ...],
+        without: tuple[_Shape, ...],
+        both: Callable[[_Shape, _Shape], _Shape | None],
+        others: Callable[[_Shape], Iterable[_Shape]],
+    ) -> tuple[_Shape, ...]:
+        for each in without:
+            kept: list[_Shape] = []
+            outside: list[_Shape] | None = None
+            for shape in shapes:
+                common = both(shape, each)
+                if common is None or not self._possible(common):
+                    kept.append(shape)
+                else:
+                    outside = list(others(each)) if outside is None else outside
+                    rest = (both(shape, other) for other in outside)
+                    kept += [part for part in rest if part is not None and self._possible(part)]
+            shapes = self._distinct(kept)
+        return shapes
+
+    def is_empty(self, values: Values) -> bool:
+        """There is no such value, as far as one can see without going round in circles."""
+        if values.null or values.booleans or values.numbers or values.strings != NOTHING:
+            return False
+        return not any(map(self._possible, values.arrays)) and not any(map(self._possible, values.objects))
+
+    def _possible(self, shape: Arrays | Objects) -> bool:
+        if isinstance(shape, Objects):
+            required = [member.formula for member in shape.members if member.required]
+            return not shape.too_few() and not any(map(self._empty, required))
+        too_many = shape.most is not None and shape.least > shape.most
+        return not too_many and not any(
+            self._empty(shape.item(i)) for i in range(min(shape.least, len(shape.prefix) + 1))
+        )
+
+    def _product(
+        self, a: tuple[_Shape, ...], b: tuple[_Shape, ...], both: Callable[[_Shape, _Shape], _Shape | None]
+    ) -> tuple[_Shape, ...]:
+        if len(a) * len(b) > 10 * MAX_SHAPES:
+            raise _too_complex()
+        return self._distinct(shape for p in a for q in b if (shape := both(p, q)) is not None)
+
+    def _distinct(self, shapes: Iterable[_Shape]) -> tuple[_Shape, ...]:
+        kept: dict[_Shape, None] = {}
+        for shape in shapes:
+            kept[shape] = None
+            self._spend(_SHAPE + (len(shape.members) if isinstance(shape, Objects) else len(shape.prefix)))
+            if len(kept) > MAX_SHAPES:
+                raise _too_complex()
+        for every in (Arrays(), Objects()):
+            if every in kept and all(shape.seen == every.seen for shape in kept):
+                return tuple(shape for shape in kept if shape == every)
+        return tuple(kept)
+
+    def _both_objects(self, a: Objects, b: Objects) -> Objects | None:
+        if a == Objects():
+            return b
+        if b == Objects():
+            return a
+        members = []
+        ours, theirs = ({member.name: member for member in shape.members} for shape in (a, b))
+        for name in ours | theirs:
+            first, second = ours.get(name) or a.unlisted(name), theirs.get(name) or b.unlisted(name)
+            formula = all_of(first.formula, second.formula)
+            required = first.required or second.required
+            if required and (formula is False or (isinstance(formula, All) and self._empty(formula))):
+                return None
+            members.append(Member(name, formula, required))
+        others = []
+        for names, f in a.others:
+            for more, g in b.others:
+                common, formula = self.both_strings(names, more), all_of(f, g)
+                if common != NOTHING and formula is not False:
+                    others.append((common, formula))
+        shape = Objects(
+            tuple(members),
+            tuple(others),
+            max(a.least, b.least),
+            _smaller(a.most, b.most),
+            tuple(dict.fromkeys((*a.needs, *b.needs))),
+            alternation([a.seen, b.seen]),
+            (a if a.least >= b.least else b).counted_at,
+        )
+        if shape.too_few() or not all(self._may_meet(shape, need) for need in shape.needs):
+            return None
+        return shape
+
+    def _may_meet(self, shape: Objects, need: tuple[Node, Formula]) -> bool:
+        names, formula = need
+        if any(accepts(names, m.name) and not self._empty(all_of(m.formula, formula)) for m in shape.members):
+            return True
+        free = self.both_strings(names, shape.free_names)
+        return any(
+            self.both_strings(free, more) != NOTHING and not self._empty(all_of(other, formula))
+            for more, other in shape.others
+        )
+
+    def _both_arrays(self, a: Arrays, b: Arrays) -> Arrays | None:
+        if a == Arrays():
+            return b
+        if b == Arrays():
+            return a
+        prefix = [all_of(a.item(i), b.item(i)) for i in range(max(len(a.prefix), len(b.prefix)))]
+        rest, most = all_of(a.rest, b.rest), _smaller(a.most, b.most)
+        for i, formula in enumerate((*prefix, rest)):
+            if formula is False:
+                most = _smaller(most, i)
+        least = max(a.least, b.least)
+        if most is not None and least > most:
+            return None
+        if most is not None:
+            prefix = prefix[:most]
+        if any(isinstance(f, All) and self._empty(f) for f in (*prefix, rest)[:least]):
+            return None
+        (m, some), (n, more) = a.seen, b.seen
+        seen = None if m is None or n is None else max(m, n), tuple(dict.fromkeys((*some, *more)))
+        contains = tuple(dict.fromkeys((*a.contains, *b.contains)))
+        return Arrays(tuple(prefix), rest, least, most, contains, a.unique or b.unique, seen)
+
+
+def _too_complex() -> ConstraintError:
+    return ConstraintError(
+        "json_schema: too complex: its alternatives multiply.",
+        hint="Use fewer or simpler allOf, anyOf, oneOf, not, if and dependencies in one place.",
+    )
+
+
+def both_strings(a: Node, b: Node) -> Node:
+    """The strings in both languages, NOTHING if there are none."""
+    return _both_strings(a, b)[0]
+
+
+def _both_strings(a: Node, b: Node) -> tuple[Node, int]:
+    """The same, with the work that it took."""
+    for finite, other in ((a, b), (b, a)):
+        texts = texts_of(finite)
+        if texts is not None:
+            options = finite.options if isinstance(finite, Alternation) else (finite,)
+            kept = alternation(option for option, text in zip(options, texts) if accepts(other, text))
+            return kept, sum(map(len, texts))
+    for limits, other in ((a, b), (b, a)):
+        if isinstance(limits, Repeat) and limits.node == ANY_CHAR:
+            shorter = limited(other, limits.least, limits.most)
+            if shorter is not None:
+                return _unless_empty(shorter)
+    return _unless_empty(intersection(a, b))
+
+
+def _unless_empty(node: Node) -> tuple[Node, int]:
+    """NOTHING for a language without a text, and the work that it took to tell."""
+    if not isinstance(node, Intersection | Complement):
+        return node, 1
+    if isinstance(node, Complement) and (texts := texts_of(node.node)) is not None:  # there are always others
+        return node, len(texts)
+    empty, work = emptiness(node)
+    return NOTHING if empty else node, _STATE * work
+
+
+def strings_outside(language: Node) -> Node:
+    """The strings that are not in a language, NOTHING if there are none."""
+    return _unless_empty(complement(language))[0]
+
+
+def _smaller(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else min(a, b)
+
+
+def _other_objects(shape: Objects) -> Iterable[Objects]:
+    """The objects that are not of a shape."""
+    free = shape.free_names
+    for name, formula, required in shape.members:
+        if required:
+            yield Objects((Member(name, False, False),))
+        if formula is not True:
+            yield Objects((Member(name, not_(formula), True),))
+    allowed = alternation(names for names, _ in shape.others)
+    forbidden = both_strings(free, complement(allowed))
+    if forbidden != NOTHING:
+        yield Objects(needs=((forbidden, True),))
+    for names, formula in shape.others:
+        if formula is not True:
+            names = both_strings(names, free)
+            if names != NOTHING:
+                yield Objects(needs=((names, not_(formula)),))
+    if shape.least:
+        yield Objects(most=shape.least - 1)
+    if shape.most is not None:
+        yield Objects(least=shape.most + 1, counted_at=shape.counted_at)
+    for names, formula in shape.needs:
+        others = ((names, not_(formula)), (strings_outside(names), True))
+        yield Objects(others=tuple(each for each in others if each[0] != NOTHING and each[1] is not False))
+
+
+def _other_arrays(shape: Arrays) -> Iterable[Arrays]:
+    """The arrays that are not of a shape."""
+    for i, formula in enumerate(shape.prefix):
+        if formula is not True:
+            yield Arrays((True,) * i + (not_(formula),), least=i + 1)
+    if shape.rest is not True:
+        yield Arrays(contains=(Contains(not_(shape.rest), len(shape.prefix), 1, None),))
+    if shape.least:
+        yield Arrays(most=shape.least - 1)
+    if shape.most is not None:
+        yield Arrays(least=shape.most + 1)
+    for formula, start, least, most in shape.contains:
+        if least:
+            yield Arrays(contains=(Contains(formula, start, 0, least - 1),))
+        if most is not None:
+            yield Arrays(contains=(Contains(formula, start, most + 1, None),))
+    if shape.unique is not None:
+        raise ConstraintError(
+            "json_schema: that some items are equal can't be enforced, which the negation of uniqueItems asks.",
+            pointer=shape.unique,
+            hint="Leave it out, or: enforce='best_effort'.",
+        )

@@ -1,0 +1,152 @@
+"""Whether a schema is one: that every keyword has a value of its kind. Of any draft, and much faster than validating it
+against a draft's own schema.
+
+Source: JSON Schema draft 2020-12, core and validation; what older drafts wrote otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+from sglang_lite.constraints.json_schema.document import LISTS, NAMED, Document, Place, escaped, subschemas
+from sglang_lite.constraints.json_schema.numbers import is_finite
+from sglang_lite.constraints.memo import remembered
+from sglang_lite.protocol import ConstraintError
+
+MAX_SCHEMA_CHARS = 2_000_000
+MAX_DEPTH = 200
+MAX_SCHEMAS = 200_000
+
+_REFERENCES = frozenset({"$ref", "$dynamicRef"})
+_TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
+
+
+@remembered
+def check_text(text: str) -> None:
+    """
+    Raises:
+        ConstraintError: not the JSON text of a schema; with the JSON Pointer of the fault.
+    """
+    if len(text) > MAX_SCHEMA_CHARS:
+        raise ConstraintError(f"json_schema: {len(text):,} characters long, the limit is {MAX_SCHEMA_CHARS:,}.")
+    try:
+        check(json.loads(text, parse_constant=no_number))
+    except ConstraintError:
+        raise
+    except ValueError as error:  # of numbers with more digits than Python reads, too
+        raise ConstraintError(f"json_schema: not JSON: {error}") from error
+    except RecursionError as error:
+        raise ConstraintError("json_schema: nested too deeply.") from error
+
+
+def no_number(text: str) -> NoReturn:
+    """For `json.loads`, which would read NaN and Infinity."""
+    raise json.JSONDecodeError(f"{text} is no number", text, 0)
+
+
+def distinct_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For `json.loads`, which would take the last of members with one name (RFC 7493, 2.3: there is one)."""
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        names = [name for name, _ in pairs]
+        again = next(name for i, name in enumerate(names) if name in names[:i])
+        raise ValueError(f"the name {again!r} is written twice in one object")
+    return members
+
+
+def check(schema: Any) -> None:
+    """Also of what only references lead to, as into `default`.
+
+    Raises:
+        ConstraintError: not a schema; with the JSON Pointer of the fault.
+    """
+    stack = [(schema, "", 0)]
+    seen, references = set[str](), list[str]()
+    document: Document | None = None
+    count = 0
+    while stack or references:
+        if not stack:
+            try:
+                document = document or Document(schema)
+            except ConstraintError:  # for an address that is none, which is refused where it is looked for
+                return
+            stack += ((document.at(aim), aim, 0) for aim in _aims(document, references.pop()) if aim not in seen)
+            continue
+        count += 1
+        if count > MAX_SCHEMAS:
+            raise ConstraintError(f"json_schema: more than {MAX_SCHEMAS:,} schemas in one.")
+        each, pointer, depth = stack.pop()
+        seen.add(pointer)
+        if depth > MAX_DEPTH:
+            raise ConstraintError("json_schema: nested too deeply.", pointer=pointer)
+        if isinstance(each, bool):
+            continue
+        if not isinstance(each, dict):
+            raise ConstraintError(
+                f"json_schema: a schema is an object or a boolean, not {type(each).__name__}.", pointer=pointer
+            )
+        for keyword in each.keys() & _KINDS.keys():
+            fits, kind = _KINDS[keyword]
+            if not fits(each[keyword]):
+                where = f"{pointer}/{escaped(keyword)}"
+                raise ConstraintError(
+                    f"json_schema: {keyword} is {kind}, not {str(each[keyword])[:60]!r}.", pointer=where
+                )
+        stack += ((below, pointer + steps, depth + 1) for steps, below in subschemas(each))
+        if not _REFERENCES.isdisjoint(each):
+            references.append(pointer)
+
+
+def _aims(document: Document, pointer: str) -> Iterator[str]:
+    """Where a schema's references lead. Those that lead to nothing are refused where they are followed."""
+    place = Place(pointer)
+    for keyword in _REFERENCES & document.schema(place).keys():
+        with contextlib.suppress(ConstraintError):
+            yield document.follow(place, keyword).pointer
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and is_finite(value)
+
+
+def _count(value: Any) -> bool:
+    return _number(value) and value >= 0 and int(value) == value
+
+
+def _names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _type(value: Any) -> bool:
+    return value in _TYPES if isinstance(value, str) else bool(value) and _names(value) and _TYPES.issuperset(value)
+
+
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(LISTS, (lambda v: isinstance(v, list) and bool(v), "a list of schemas")),
+    **dict.fromkeys(NAMED, (lambda v: isinstance(v, dict), "schemas by name")),
+    "dependencies": (
+        lambda v: isinstance(v, dict) and all(map(_names, (e for e in v.values() if isinstance(e, list)))),
+        "schemas or names by name",
+    ),
+    **dict.fromkeys(("minimum", "maximum"), (_number, "a number")),
+    **dict.fromkeys(
+        ("exclusiveMinimum", "exclusiveMaximum"), (lambda v: _number(v) or isinstance(v, bool), "a number")
+    ),
+    "multipleOf": (lambda v: _number(v) and v > 0, "a number above 0"),
+    **dict.fromkeys((
+        "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains",
+        "maxContains",
+    ), (_count, "a whole number of at least 0")),
+    **dict.fromkeys(
+        ("pattern", "format", "$ref", "$dynamicRef", "$recursiveRef", "$schema", "$id", "$anchor", "$dynamicAnchor"),
+        (lambda v: isinstance(v, str), "a string"),
+    ),
+    "required": (_names, "a list of names"),
+    "dependentRequired": (lambda v: isinstance(v, dict) and all(map(_names, v.values())), "names by name"),
+    "enum": (lambda v: isinstance(v, list), "a list"),
+    "uniqueItems": (lambda v: isinstance(v, bool), "true or false"),
+    "type": (_type, f"one or some of {', '.join(sorted(_TYPES))}"),
+}  # fmt: skip

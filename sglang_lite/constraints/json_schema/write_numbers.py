@@ -1,0 +1,250 @@
+"""Sets of numbers as JSON texts: whole numbers without a fraction, no exponents unless every number will do."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from functools import lru_cache
+
+from sglang_lite.constraints.formal.nodes import (
+    EMPTY,
+    NOTHING,
+    CharSet,
+    Complement,
+    Node,
+    Repeat,
+    alternation,
+    concat,
+    intersection,
+    literal,
+    optional,
+    repeat,
+)
+from sglang_lite.constraints.json_schema.numbers import EVERY, Numbers, Piece
+from sglang_lite.constraints.syntax.regex import parse
+from sglang_lite.protocol import ConstraintError
+
+MAX_ENDINGS = 1_000
+MAX_REMAINDERS = 7
+
+ANY_NUMBER = parse(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-2]?[0-9]{1,2})?")  # exponents that floats have
+_DIGIT = CharSet(((48, 57),))
+_DIGITS = Repeat(_DIGIT, 0, None)
+_FRACTION = optional(parse(r"\.[0-9]+"))
+_SOME_MORE = parse("0*[1-9][0-9]*")  # digits that add something
+_WHOLE = parse(r"-?(?:0|[1-9][0-9]*)")
+
+
+def texts(numbers: Numbers) -> Node:
+    """What spells the numbers; NOTHING for none.
+
+    Raises:
+        ConstraintError: multiples that no small automaton can tell.
+    """
+    return ANY_NUMBER if numbers == EVERY else alternation(map(_piece, numbers))
+
+
+def decimal_text(value: Fraction) -> str:
+    """A number that is a finite decimal, without zeros at its end."""
+    digits = 0
+    while (value * 10**digits).denominator != 1:
+        digits += 1
+    scaled = abs(int(value * 10**digits))
+    text = str(scaled).zfill(digits + 1)
+    return ("-" if value < 0 else "") + (f"{text[:-digits]}.{text[-digits:]}" if digits else text)
+
+
+def _piece(piece: Piece) -> Node:
+    members = piece.members() or ()
+    if len(members) == 1 or (len(members) in range(1, MAX_ENDINGS) and piece.step != 1):
+        return alternation(literal(decimal_text(value)) for value in members)
+    node = _range(piece)
+    if piece.step is not None and piece.step != 1:
+        node = intersection(node, _multiples(piece.step))
+    for each in piece.avoid:
+        node = intersection(node, Complement(_multiples(each)))
+    return node
+
+
+def _range(piece: Piece) -> Node:
+    if piece.integral and piece.low is None and piece.high is None:
+        return _WHOLE
+    low, high = piece.low, piece.high
+    options: list[Node] = []
+    if high is None or high > 0 or (high == 0 and not piece.high_open):
+        start, start_open = (low, piece.low_open) if low is not None and low >= 0 else (Fraction(0), False)
+        options.append(_positive(start, start_open, high, piece.high_open, whole=piece.integral))
+    if low is None or low < 0:
+        near, near_open = (-high, piece.high_open) if high is not None and high < 0 else (Fraction(0), True)
+        far = None if low is None else -low
+        options.append(concat(literal("-"), _positive(near, near_open, far, piece.low_open, whole=piece.integral)))
+    return alternation(options)
+
+
+def _positive(low: Fraction, low_open: bool, high: Fraction | None, high_open: bool, *, whole: bool) -> Node:
+    """Numbers from `low` ≥ 0 up."""
+    if whole:
+        least = math.floor(low) + 1 if low_open else math.ceil(low)
+        return _integers(least, None if high is None else math.ceil(high) - 1 if high_open else math.floor(high))
+    first, begin = _split(low)
+    after = _fraction_from(begin, is_open=low_open)
+    if high is None:
+        return alternation([concat(_integers(first + 1, None), _FRACTION), concat(literal(str(first)), after)])
+    last, end = _split(high)
+    until = _fraction_to(end, is_open=high_open)
+    if first == last:
+        return concat(literal(str(first)), intersection(after, until))
+    between = concat(_integers(first + 1, last - 1), _FRACTION)
+    return alternation([concat(literal(str(first)), after), between, concat(literal(str(last)), until)])
+
+
+def _split(value: Fraction) -> tuple[int, str]:
+    """The whole part and the digits after the point."""
+    whole, _, digits = decimal_text(value).partition(".")
+    return int(whole), digits
+
+
+def _fraction_from(digits: str, *, is_open: bool) -> Node:
+    """What may follow a whole part so that the fraction is at least 0.digits, or more if `is_open`."""
+    if not digits:
+        return concat(literal("."), _SOME_MORE) if is_open else _FRACTION
+    options = [
+        concat(literal("." + digits[:i]), CharSet(((ord(digit) + 1, 57),)), _DIGITS)
+        for i, digit in enumerate(digits)
+        if digit < "9"
+    ]
+    return alternation([*options, concat(literal("." + digits), _SOME_MORE if is_open else _DIGITS)])
+
+
+def _fraction_to(digits: str, *, is_open: bool) -> Node:
+    """The same for at most 0.digits. They end in no zero."""
+    if not digits:
+        return NOTHING if is_open else optional(parse(r"\.0+"))
+    options: list[Node] = [EMPTY]
+    for i, digit in enumerate(digits):
+        if i:
+            options.append(literal("." + digits[:i]))
+        if digit > "0":
+            options.append(concat(literal("." + digits[:i]), CharSet(((48, ord(digit) - 1),)), _DIGITS))
+    if not is_open:
+        options.append(concat(literal("." + digits), parse("0*")))
+    return alternation(options)
+
+
+def _integers(low: int, high: int | None) -> Node:
+    """Whole numbers from `low` ≥ 0 to `high`."""
+    if high is not None and low > high:
+        return NOTHING
+    a, b = str(low), None if high is None else str(high)
+    if b is not None and len(a) == len(b):
+        return _digits_between(a, b)
+    options = [_digits_between(a, "9" * len(a))]
+    if b is None or len(b) > len(a) + 1:
+        more = Repeat(_DIGIT, len(a), None if b is None else len(b) - 2)
+        options.append(concat(CharSet(((49, 57),)), more))
+    if b is not None:
+        options.append(_digits_between("1" + "0" * (len(b) - 1), b))
+    return alternation(options)
+
+
+def _digits_between(a: str, b: str) -> Node:
+    """Digits of one length from `a` to `b`."""
+    same = 0
+    while same < len(a) and a[same] == b[same]:
+        same += 1
+    prefix, a, b = a[:same], a[same:], b[same:]
+    if not a:
+        return literal(prefix)
+    rest = len(a) - 1
+    low, high = ord(a[0]), ord(b[0])
+    options = []
+    if a[1:].strip("0"):
+        options.append(concat(literal(a[0]), _digits_between(a[1:], "9" * rest)))
+        low += 1
+    if b[1:].strip("9"):
+        options.append(concat(literal(b[0]), _digits_between("0" * rest, b[1:])))
+        high -= 1
+    if low <= high:
+        options.append(concat(CharSet(((low, high),)), repeat(_DIGIT, rest, rest)))
+    return concat(literal(prefix), alternation(options))
+
+
+# ----------------------------------------------------------------------------------------------- multiples
+
+
+def _multiples(step: Fraction) -> Node:
+    """Numbers that are multiples of `step`, with any zeros at the end of their fraction."""
+    places = 0
+    while (step * 10**places).denominator != 1:
+        places += 1
+    unit = int(step * 10**places)
+
+    def after_point(digits: int) -> Node:
+        return _divisible(unit // math.gcd(unit, 10 ** (places - digits)), digits)
+
+    fractions = [concat(after_point(digits), parse("0*")) for digits in range(1, places + 1)]
+    return concat(optional(literal("-")), alternation([concat(after_point(0), optional(parse(r"\.0+"))), *fractions]))
+
+
+def _divisible(number: int, after_point: int) -> Node:
+    """Digits, the last of them after a point, that without it make a multiple of `number`."""
+    rest = number
+    for prime in (2, 5):
+        while not rest % prime:
+            rest //= prime
+    node = _endings(number // rest, after_point)
+    if rest == 1:
+        return node
+    if rest > MAX_REMAINDERS or 10**after_point > MAX_ENDINGS:
+        raise ConstraintError(
+            f"multiples of {number} can't be told by a small automaton.",
+            hint=f"Supported: 2, 3, 5, {MAX_REMAINDERS}, and products of 2 and 5 and one of the others.",
+        )
+    if not after_point:
+        return intersection(node, _by_remainder(rest, 0))
+    shift = 10**after_point
+    after: dict[int, list[Node]] = {}  # by the remainder that the digits before must have
+    for value in range(shift):
+        before = next(r for r in range(rest) if not (r * shift + value) % rest)
+        after.setdefault(before, []).append(literal(f".{value:0{after_point}}"))
+    whole = [concat(_by_remainder(rest, before), alternation(digits)) for before, digits in after.items()]
+    return intersection(node, alternation(whole))
+
+
+def _endings(number: int, after_point: int) -> Node:
+    """The same for a number that divides a power of ten: by the last digits."""
+    width = 0
+    while 10**width % number:
+        width += 1
+    if 10**width // number > MAX_ENDINGS:
+        raise ConstraintError(f"multiples of {number} have more than {MAX_ENDINGS:,} endings.")
+    some = Repeat(_DIGIT, 1, None)
+    endings = [str(value).zfill(width) for value in range(0, 10**width, number)] if width else [""]
+    if after_point and width <= after_point:
+        filling = repeat(_DIGIT, after_point - width, after_point - width)
+        return concat(some, literal("."), filling, alternation(map(literal, endings)))
+    if not width:
+        return some
+    cut = width - after_point
+    point = "." if after_point else ""
+    short = [literal(str(int(text[:cut])) + point + text[cut:]) for text in endings]
+    long = concat(_DIGITS, alternation(literal(text[:cut] + point + text[cut:]) for text in endings))
+    return alternation([*short, long])
+
+
+@lru_cache
+def _by_remainder(number: int, remainder: int) -> Node:
+    """Digits that leave a remainder: the automaton of remainders, its states taken out one by one."""
+    start, end = -1, number
+    edges: dict[tuple[int, int], Node] = {(start, 0): EMPTY, (remainder, end): EMPTY}
+    for state in range(number):
+        for digit in range(10):
+            edge = state, (10 * state + digit) % number
+            edges[edge] = alternation([edges.get(edge, NOTHING), literal(str(digit))])
+    for gone in range(number - 1, -1, -1):
+        loop = repeat(edges.get((gone, gone), NOTHING), 0, None)
+        for a in (start, *range(gone)):
+            for b in (*range(gone), end):
+                round_about = concat(edges.get((a, gone), NOTHING), loop, edges.get((gone, b), NOTHING))
+                edges[a, b] = alternation([edges.get((a, b), NOTHING), round_about])
+    return edges[start, end]

@@ -1,0 +1,186 @@
+"""The texts of objects: members that are named in the schema in its order, then others in any.
+
+The named ones are halved again and again, so that rules for thousands of them nest a dozen deep. Where members are
+counted, or some have to meet needs (`Objects.needs`), a rule stands for each place between members instead, with what
+has been counted and met so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from sglang_lite.constraints.formal.automaton import accepts
+from sglang_lite.constraints.formal.nodes import (
+    ANY_TEXT,
+    NOTHING,
+    Node,
+    Ref,
+    alternation,
+    complement,
+    concat,
+    literal,
+    optional,
+    repeat,
+)
+from sglang_lite.constraints.json_schema.formulas import Formula, all_of
+from sglang_lite.constraints.json_schema.values import Member, Objects, both_strings
+from sglang_lite.protocol import ConstraintError
+
+if TYPE_CHECKING:
+    from sglang_lite.constraints.json_schema.writer import Style
+
+MAX_COUNTED = 300  # named members, where their number counts
+
+_Met = frozenset[int]  # which of the needs are met
+_Need = tuple[Node, Formula]
+
+
+def object_text(writer: Style, shape: Objects) -> Node:
+    """The texts of the objects of a shape.
+
+    Raises:
+        ConstraintError: too many members to count.
+    """
+    if shape.too_few() or any(member.required and member.formula is False for member in shape.members):
+        return NOTHING
+    object_writer = _ObjectWriter(writer, shape.listed())
+    return object_writer.counted() if object_writer.counts or shape.needs else object_writer.plain()
+
+
+class _ObjectWriter:
+    def __init__(self, writer: Style, shape: Objects) -> None:
+        self._writer, self._shape, self._number = writer, shape, writer.number(shape)
+        self._members = [member for member in shape.members if member.formula is not False]
+        self._others = [
+            (names, formula)
+            for all_names, formula in shape.others
+            if (names := both_strings(all_names, shape.free_names)) != NOTHING
+        ]
+        self._needs = _unimplied(shape.needs)
+        required = sum(member.required for member in self._members)
+        self._least = shape.least if shape.least > required else 0
+        self._most = shape.most if self._others or (shape.most or 0) < len(self._members) else None
+        self._exact = self._least > 1 or self._most is not None  # else all that counts is whether there is a member
+        self.counts = bool(self._members) and self._exact
+        if self._others:
+            self._refuse_what_repeated_names_break(required)
+
+    def _refuse_what_repeated_names_break(self, required: int) -> None:
+        """Names that are not listed may be written twice, of which no grammar knows. The last one counts."""
+        if self._shape.least - required > 1 and self._shape.counted_at is not None:
+            raise ConstraintError(
+                "json_schema: that there are several members with different names can't be enforced.",
+                pointer=self._shape.counted_at,
+                hint="List the names in properties or propertyNames, or: enforce='best_effort'.",
+            )
+        needs = [both_strings(names, self._shape.free_names) for names, _ in self._needs]
+        if any(both_strings(a, b) != NOTHING for a, b in combinations(needs, 2)):
+            raise ConstraintError("json_schema: that several members with different names fit can't be enforced.")
+
+    # ------------------------------------------------------------------------------- named members by halves
+
+    def plain(self) -> Node:
+        members = self._members
+        options = [concat(self._first(0, len(members)), self._rest(1))] if members else []
+        if not any(member.required for member in members):
+            options.append(self._rest(0))
+        return alternation(options)
+
+    def _member(self, index: int, count: int) -> Node:
+        member = self._members[index]
+        return self._writer.member(literal(member.name), member.formula, first=not count)
+
+    def _first(self, start: int, end: int) -> Node:
+        """At least one of the members from `start` on, the first ones of the object."""
+        if end - start == 1:
+            return self._member(start, 0)
+        return self._writer.rule((self._number, "first", start, end), lambda: self._first_half(start, end))
+
+    def _first_half(self, start: int, end: int) -> Node:
+        middle = (start + end) // 2
+        options = [concat(self._first(start, middle), self._more(middle, end))]
+        if not any(member.required for member in self._members[start:middle]):
+            options.append(self._first(middle, end))
+        return alternation(options)
+
+    def _more(self, start: int, end: int) -> Node:
+        """The members from `start` on, after others."""
+        if end - start == 1:
+            member = self._member(start, 1)
+            return member if self._members[start].required else optional(member)
+        middle = (start + end) // 2
+        key = self._number, "more", start, end
+        return self._writer.rule(key, lambda: concat(self._more(start, middle), self._more(middle, end)))
+
+    def _rest(self, count: int, met: _Met = frozenset()) -> Node:
+        """The members that are not named, after `count` others, and the end. Those that meet needs are the last ones,
+        where none can take their names again."""
+        unmet = [need for i, need in enumerate(self._needs) if i not in met]
+        least = max(0, self._least - count - len(unmet))
+        most = None if self._most is None else self._most - count - len(unmet)
+        options = [self._end(count, unmet)] if least == 0 and (most is None or most >= 0) else []
+        if self._others and (most is None or most > 0):
+            more = repeat(self._other(1), max(0, least - 1), None if most is None else most - 1)
+            options.append(concat(self._other(count), more, self._end(1, unmet)))
+        return alternation(options)
+
+    def _other(self, count: int, need: _Need = (ANY_TEXT, True)) -> Node:
+        """A member that is not named, and meets a need."""
+        return alternation(
+            self._writer.member(part, all_of(formula, need[1]), first=not count)
+            for names, formula in self._others
+            if (part := both_strings(names, need[0])) != NOTHING
+        )
+
+    def _end(self, count: int, unmet: Sequence[_Need] = ()) -> Node:
+        """Members that meet needs, and the end."""
+        parts = [self._other(count + i, need) for i, need in enumerate(unmet)]
+        return concat(*parts, self._writer.end(empty=not count and not unmet))
+
+    # ------------------------------------------------------------------------------------ places and counts
+
+    def counted(self) -> Node:
+        if len(self._members) > MAX_COUNTED:
+            raise ConstraintError(f"json_schema: more than {MAX_COUNTED} properties can't be counted.")
+        return self._place(0, 0, frozenset())
+
+    def _place(self, index: int, count: int, met: _Met) -> Ref:
+        """Where the named members from `index` on may come."""
+        return self._writer.rule((self._number, index, count, met), lambda: self._at_place(index, count, met))
+
+    def _at_place(self, index: int, count: int, met: _Met) -> Node:
+        if index == len(self._members):
+            return self._rest(count, met)
+        member = self._members[index]
+        options: list[Node] = []
+        if self._most is None or count < self._most:
+            name, now = literal(member.name), count + 1 if self._exact else 1
+            options += [
+                concat(self._writer.member(name, formula, first=not count), self._place(index + 1, now, now_met))
+                for formula, now_met in self._meeting(member, met)
+            ]
+        if not member.required:
+            options.append(self._place(index + 1, count, met))
+        return alternation(options)
+
+    def _meeting(self, member: Member, met: _Met) -> Iterator[tuple[Formula, _Met]]:
+        """A member as it is, and as one that meets needs that were not met."""
+        left = [i for i, (names, _) in enumerate(self._needs) if i not in met and accepts(names, member.name)]
+        for count in range(len(left) + 1):
+            for more in combinations(left, count):
+                yield all_of(member.formula, *(self._needs[each][1] for each in more)), met | set(more)
+
+
+def _unimplied(needs: tuple[_Need, ...]) -> tuple[_Need, ...]:
+    """Needs without those that are met where another is."""
+    kept = list(needs)
+    for need in needs:
+        if any(_implies(other, need) for other in kept if other != need):
+            kept.remove(need)
+    return tuple(kept)
+
+
+def _implies(need: _Need, other: _Need) -> bool:
+    return other[1] in (True, need[1]) and both_strings(need[0], complement(other[0])) == NOTHING

@@ -1,0 +1,92 @@
+"""Languages of strings as JSON writes them. Each character is written in one way: `json.dumps`' own, not only ASCII."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import lru_cache
+
+from sglang_lite.constraints.formal import charsets
+from sglang_lite.constraints.formal.nodes import (
+    ANY_CHAR,
+    ANY_TEXT,
+    Alternation,
+    CharSet,
+    Complement,
+    Concat,
+    Intersection,
+    Node,
+    Ref,
+    Repeat,
+    Text,
+    alternation,
+    concat,
+    literal,
+)
+from sglang_lite.constraints.syntax.regex import parse
+
+_SHORT = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_ESCAPED = {code: _SHORT.get(chr(code), f"\\u{code:04x}") for code in (*range(32), ord('"'), ord("\\"))}
+_ESCAPED_SET = charsets.union((code, code) for code in _ESCAPED)
+
+_ANY_CHARACTER = parse(r'[^"\\\0-\x1f]|\\(?:["\\bfnrt]|u00(?:0[0-7bef]|1[0-9a-f]))')
+_ANY_CHARACTERS = Repeat(_ANY_CHARACTER, 0, None)
+
+
+def quoted(strings: Node, before: str = "", after: str = "") -> Node:
+    """The JSON texts of some strings, with a text before and after each."""
+    return between(before + '"', strings, '"' + after, _written)
+
+
+def between(before: str, strings: Node, after: str, written: Callable[[Node], Node]) -> Node:
+    """Strings, written in some way, with a text before and after each.
+
+    Complements are put outermost, as `a & ~b` of whole lexemes: engines have a short cut for that.
+    """
+    parts = strings.parts if isinstance(strings, Intersection) else (strings,)
+    inside = [part for part in parts if not isinstance(part, Complement)] or [ANY_TEXT]
+    outside = [part.node for part in parts if isinstance(part, Complement)]
+
+    def whole(node: Node) -> Node:
+        inner = written(node)
+        if isinstance(inner, Text):
+            return Text(before + inner.text + after)
+        return concat(literal(before), inner, literal(after))
+
+    if not outside and len(inside) == 1:
+        return whole(inside[0])
+    without = [Complement(alternation(map(whole, _options(outside))))] if outside else []
+    return Intersection((*map(whole, inside), *without))
+
+
+def _options(nodes: list[Node]) -> list[Node]:
+    return [option for node in nodes for option in (node.options if isinstance(node, Alternation) else (node,))]
+
+
+def _written(node: Node) -> Node:
+    match node:
+        case CharSet():
+            return _character(node)
+        case Text(text):
+            return Text(json.dumps(text, ensure_ascii=False)[1:-1])
+        case Concat(parts):
+            return Concat(tuple(map(_written, parts)))
+        case Alternation(options):
+            return Alternation(tuple(map(_written, options)))
+        case Repeat(inner, least, most):
+            return Repeat(_written(inner), least, most)
+        case Intersection(parts):
+            return Intersection(tuple(map(_written, parts)))
+        case Complement(inner):  # of what is written so, not of all texts
+            return Intersection((_ANY_CHARACTERS, Complement(_written(inner))))
+        case Ref():
+            raise AssertionError("strings are regular")
+
+
+@lru_cache(maxsize=1024)
+def _character(characters: CharSet) -> Node:
+    if characters == ANY_CHAR:
+        return _ANY_CHARACTER
+    escapes = [literal(text) for code, text in _ESCAPED.items() if any(a <= code <= b for a, b in characters.ranges)]
+    plain = CharSet(charsets.difference(characters.ranges, _ESCAPED_SET))
+    return alternation([plain, *escapes]) if escapes else characters

@@ -1,0 +1,189 @@
+"""Objects as families of models write the arguments of tools: each member between tags, strings as they are (`Tags`).
+
+Every member is one lexeme, or has one before and one after an array or object. Where the tags don't say what a value
+is, a string of a place that takes arrays or objects too does not begin like one, so that it can be told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+
+from sglang_lite.constraints.formal.nodes import (
+    ANY_CHAR,
+    ANY_TEXT,
+    EMPTY,
+    NOTHING,
+    Language,
+    Node,
+    Ref,
+    Repeat,
+    alternation,
+    complement,
+    concat,
+    intersection,
+    literal,
+    text_of,
+    texts_of,
+)
+from sglang_lite.constraints.json_schema import write_numbers
+from sglang_lite.constraints.json_schema.formulas import At, Formula
+from sglang_lite.constraints.json_schema.reader import Reader
+from sglang_lite.constraints.json_schema.values import NO_VALUE, Arrays, Objects, Values, both_strings
+from sglang_lite.constraints.json_schema.write_arrays import array_text
+from sglang_lite.constraints.json_schema.write_objects import object_text
+from sglang_lite.constraints.json_schema.write_strings import between
+from sglang_lite.constraints.json_schema.writer import Writer, blamed, booleans
+from sglang_lite.constraints.syntax.regex import parse
+from sglang_lite.protocol import ConstraintError, Tags
+
+_NAMES = parse(r'[^\s<>"&/](?:[^<>"&\n\r]*[^\s<>"&])?')  # that can stand in a tag
+_NO_CONTAINERS = parse(r"(?s)[ \t\r\n]*(?:[^ \t\r\n\[{].*)?")  # texts that don't begin like one in JSON
+_STRING = 3  # of Tags.types
+
+
+class TaggedWriter:
+    """
+    Args:
+        reader: of the schema.
+        separators: of JSON.
+        tags: around the members.
+    """
+
+    brackets = ("", "")
+    comma = ""
+
+    def __init__(self, reader: Reader, separators: tuple[str, str], tags: Tags) -> None:
+        self.reader, self._tags = reader, tags
+        self._json = Writer(reader, separators)
+        self._sealed: set[str] = set()
+
+    def language(self, formula: Formula) -> Language:
+        """The texts of the objects in a formula.
+
+        Raises:
+            ConstraintError: there are none, or something can't be enforced or written, with its JSON Pointer.
+        """
+        return self._json.finished(self._objects(formula), self._sealed)
+
+    def rule(self, key: Hashable, body: Callable[[], Node]) -> Ref:
+        return self._json.rule(("tagged", key), body)
+
+    def number(self, shape: Arrays | Objects) -> int:
+        return self._json.number(shape)
+
+    def item(self, formula: Formula) -> Node:
+        assert self._tags.item is not None
+        before, after = self._tags.item
+        return self.rule(("item", formula), lambda: self._between(before, EMPTY, after, formula))
+
+    def member(self, names: Node, formula: Formula, *, first: bool) -> Node:
+        tags = self._tags
+        return self.rule((names, formula), lambda: self._between(tags.before, names, tags.after, formula))
+
+    def end(self, *, empty: bool) -> Node:
+        return EMPTY
+
+    # ------------------------------------------------------------------------------------------------- values
+
+    def _between(self, before: str, names: Node, after: str, formula: Formula) -> Node:
+        """The texts of a value of one name or several, with its tags."""
+        with blamed(formula):
+            name = text_of(names)
+            if names != EMPTY and both_strings(names, _NAMES) != names and name is not None:
+                raise ConstraintError(f"json_schema: the name {name!r} can't stand in a tag.", hint="Rename it.")
+            lead: Node = EMPTY
+            if name is None:
+                left, before = before.split("{name}")
+                lead = concat(literal(left), names)
+            else:
+                before, after = before.replace("{name}", name), after.replace("{name}", name)
+            values = self.reader.values(formula)
+            types = dict.fromkeys(self._tags.types)
+            texts = [self._texts(before.replace("{type}", said), said, after, formula, values) for said in types]
+            found = alternation(texts)
+            if found == NOTHING and values.strings != NOTHING:
+                raise ConstraintError(f"json_schema: no string is possible without {self._tags.mark!r} in it.")
+            return concat(lead, found)
+
+    def _texts(self, before: str, said: str, after: str, formula: Formula, values: Values) -> Node:
+        """The texts of the values that have one type in the tags, with those."""
+        null, boolean, number, string, array, object_ = (said == each for each in self._tags.types)
+        scalars: list[Node] = [literal("null")] if null and values.null else []
+        scalars += [booleans(values)] if boolean else []
+        scalars += [write_numbers.texts(values.numbers)] if number else []
+        containers = replace(NO_VALUE, arrays=values.arrays if array else (), objects=values.objects if object_ else ())
+        options = [
+            concat(literal(before), texts, literal(after))
+            for texts in (alternation(scalars), self._container(said, formula, containers))
+            if texts != NOTHING
+        ]
+        if string and values.strings != NOTHING:
+            strings = values.strings
+            if containers != NO_VALUE and self._tags.item is None:
+                strings = both_strings(strings, _NO_CONTAINERS)
+            options.append(self._strings(before, strings, after))
+        return alternation(options)
+
+    def _strings(self, before: str, strings: Node, after: str) -> Node:
+        """Strings without the mark in them, with their tags."""
+        mark = literal(self._tags.mark)
+        without = both_strings(strings, complement(concat(ANY_TEXT, mark, ANY_TEXT)))
+        if without == NOTHING:
+            return NOTHING
+        if texts_of(without) is not None:
+            return between(before, without, after, lambda node: node)
+        # Said of the whole, so that an automaton sees that nothing can follow: the mark with more behind it than there
+        # is in the tag.
+        more = len(after) - after.index(self._tags.mark) - len(self._tags.mark) + 1
+        again = concat(literal(before), ANY_TEXT, mark, Repeat(ANY_CHAR, more, None))
+        return intersection(between(before, strings, after, lambda node: node), complement(again))
+
+    def _container(self, said: str, formula: Formula, values: Values) -> Node:
+        """The texts of arrays and objects."""
+        if values == NO_VALUE:
+            return NOTHING
+        if self._tags.item is None:
+            found = self._json.rule((said, formula), lambda: alternation(self._json.containers(values)))
+            self._sealed.add(found.name)
+            return found
+        options: list[Node] = []
+        if values.objects:
+            options.append(self._objects(formula, no_items=bool(values.arrays)))
+        if values.arrays:
+            key = "arrays", formula
+            options.append(self.rule(key, lambda: alternation(array_text(self, shape) for shape in values.arrays)))
+        return alternation(options)
+
+    def _objects(self, formula: Formula, *, no_items: bool = False) -> Ref:
+        """The texts of the objects in a formula, as far as their members are said.
+
+        Args:
+            no_items: no member has a name that makes an array of it.
+        """
+
+        def body() -> Node:
+            with blamed(formula):
+                shapes = self.reader.values(formula).objects
+                if no_items and any(member.name == "item" for shape in shapes for member in shape.listed().members):
+                    raise ConstraintError(
+                        "json_schema: an array and an object with a member 'item' can't be told apart.",
+                        hint="Allow one of them, or rename the member.",
+                    )
+                return alternation(object_text(self, self._named(shape)) for shape in shapes)
+
+        return self.rule(("objects", formula), body)
+
+    def _named(self, shape: Objects) -> Objects:
+        """A shape without members that nothing is said of."""
+        shape = shape.listed()
+        others = [(names, f) for all_names, f in shape.others if (names := both_strings(all_names, _NAMES)) != NOTHING]
+        others = [(names, formula) for names, formula in others if not isinstance(formula, bool)]
+        if others and "{name}" in self._tags.after:
+            formula = others[0][1]
+            raise ConstraintError(
+                "json_schema: members of any name can't be written in this format.",
+                pointer=formula.place.pointer if isinstance(formula, At) else None,
+                hint="List them in properties, with additionalProperties: false.",
+            )
+        return replace(shape, others=tuple(others))

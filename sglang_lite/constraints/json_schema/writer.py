@@ -1,0 +1,169 @@
+"""Sets of JSON values as grammars of their texts, in one style.
+
+Every lexeme is a scalar, `[`, `]`, `, `, `{}`, `}`, or a name with all that stands around it (`{"a": `, `, "a": `):
+wherever two values may stand in one place, their lexemes end in the same places, so that an engine that reads lexemes
+greedily (llguidance) reads exactly this language.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from sglang_lite.constraints.formal.grammars import pruned
+from sglang_lite.constraints.formal.nodes import NOTHING, Language, Node, Ref, alternation, concat, literal
+from sglang_lite.constraints.json_schema import write_numbers
+from sglang_lite.constraints.json_schema.formulas import All, At, Formula, Some
+from sglang_lite.constraints.json_schema.reader import Reader
+from sglang_lite.constraints.json_schema.values import Arrays, Objects, Values, both_strings
+from sglang_lite.constraints.json_schema.write_arrays import array_text
+from sglang_lite.constraints.json_schema.write_objects import object_text
+from sglang_lite.constraints.json_schema.write_strings import quoted
+from sglang_lite.protocol import ConstraintError
+
+MAX_RULES = 30_000  # llguidance 1.9.1 takes 65,000 symbols, lexemes included
+
+
+class Style(Protocol):
+    """How arrays and objects are written.
+
+    Attributes:
+        brackets: around the items of an array.
+        comma: between them.
+    """
+
+    reader: Reader
+    brackets: tuple[str, str]
+    comma: str
+
+    def rule(self, key: Hashable, body: Callable[[], Node]) -> Ref:
+        """A reference to the rule of a key. Its body is worked out later."""
+        ...
+
+    def number(self, shape: Arrays | Objects) -> int:
+        """What stands for a shape in the keys of its rules."""
+        ...
+
+    def item(self, formula: Formula) -> Node:
+        """The texts of an item."""
+        ...
+
+    def member(self, names: Node, formula: Formula, *, first: bool) -> Node:
+        """The texts of a member, with what stands before its name."""
+        ...
+
+    def end(self, *, empty: bool) -> Node:
+        """What comes after the last member."""
+        ...
+
+
+class Writer:
+    """
+    Args:
+        reader: of the schema.
+        separators: what stands between items, and after names.
+    """
+
+    brackets = ("[", "]")
+
+    def __init__(self, reader: Reader, separators: tuple[str, str]) -> None:
+        self.reader = reader
+        self.comma, self.colon = separators
+        self._names: dict[Hashable, str] = {}
+        self._numbers: dict[Arrays | Objects, int] = {}
+        self._to_do: deque[tuple[str, Callable[[], Node]]] = deque()
+        self.open_at: dict[str, None] = {}  # JSON Pointers of objects with names that are not listed
+
+    def language(self, formula: Formula) -> Language:
+        """The texts of the values in a formula.
+
+        Raises:
+            ConstraintError: there are none, or something can't be enforced, with its JSON Pointer.
+        """
+        start = self.value(formula)
+        return self.finished(start, {start.name})
+
+    def finished(self, start: Ref, sealed: set[str]) -> Language:
+        """The language of a rule, with all rules that were asked for.
+
+        Raises:
+            ConstraintError: no text is in it, or something can't be enforced, with its JSON Pointer.
+        """
+        rules: dict[str, Node] = {}
+        while self._to_do:
+            name, body = self._to_do.popleft()
+            rules[name] = body()
+            if len(rules) > MAX_RULES:
+                raise ConstraintError(f"json_schema: too large: its grammar needs more than {MAX_RULES:,} rules.")
+        return pruned(Language(start.name, rules, frozenset(sealed)))
+
+    def rule(self, key: Hashable, body: Callable[[], Node]) -> Ref:
+        """A reference to the rule of a key. Its body is worked out later."""
+        if key not in self._names:
+            self._names[key] = f"v{len(self._names)}"
+            self._to_do.append((self._names[key], body))
+        return Ref(self._names[key])
+
+    def number(self, shape: Arrays | Objects) -> int:
+        """What stands for a shape in the keys of its rules."""
+        return self._numbers.setdefault(shape, len(self._numbers))
+
+    def value(self, formula: Formula) -> Ref:
+        """A reference to the texts of a formula's values."""
+        return self.rule(formula, lambda: self._body(formula))
+
+    def item(self, formula: Formula) -> Node:
+        return self.value(formula)
+
+    def member(self, names: Node, formula: Formula, *, first: bool) -> Node:
+        return concat(quoted(names, "{" if first else self.comma, self.colon), self.value(formula))
+
+    def end(self, *, empty: bool) -> Node:
+        return literal("{}" if empty else "}")
+
+    def _body(self, formula: Formula) -> Node:
+        with blamed(formula):
+            values = self.reader.values(formula)
+            if any(_has_unlisted(shape.listed()) for shape in values.objects):
+                self.open_at[_pointer(formula)] = None
+            return self._texts(values)
+
+    def _texts(self, values: Values) -> Node:
+        options: list[Node] = [literal("null")] if values.null else []
+        options += [booleans(values), write_numbers.texts(values.numbers)]
+        if values.strings != NOTHING:
+            options.append(quoted(values.strings))
+        return alternation([*options, *self.containers(values)])
+
+    def containers(self, values: Values) -> list[Node]:
+        """The texts of the arrays and objects."""
+        arrays = [array_text(self, shape) for shape in values.arrays]
+        return arrays + [object_text(self, shape) for shape in values.objects]
+
+
+def _has_unlisted(shape: Objects) -> bool:
+    return any(both_strings(names, shape.free_names) != NOTHING for names, _ in shape.others)
+
+
+def _pointer(formula: Formula) -> str:
+    """Where a formula is from, "" where that can't be told."""
+    parts = formula.parts if isinstance(formula, All | Some) else (formula,)
+    return next((part.place.pointer for part in parts if isinstance(part, At)), "")
+
+
+@contextmanager
+def blamed(formula: Formula) -> Iterator[None]:
+    """Errors inside are those of the schema at the formula's place, where they don't know better."""
+    try:
+        yield
+    except ConstraintError as error:
+        if error.pointer is not None or not isinstance(formula, At):
+            raise
+        raise ConstraintError(error.message, pointer=formula.place.pointer, hint=error.hint) from error
+
+
+def booleans(values: Values) -> Node:
+    """The texts of the booleans."""
+    return alternation(literal(text) for value, text in ((True, "true"), (False, "false")) if value in values.booleans)

@@ -1,0 +1,160 @@
+"""The language of any constraint, of whatever kinds it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from sglang_lite.constraints.formal.automaton import is_empty
+from sglang_lite.constraints.formal.grammars import pruned, renamed
+from sglang_lite.constraints.formal.nodes import (
+    ANY_CHAR,
+    ANY_TEXT,
+    NOTHING,
+    Language,
+    Node,
+    Ref,
+    Repeat,
+    alternation,
+    complement,
+    concat,
+    intersection,
+    literal,
+    repeat,
+)
+from sglang_lite.constraints.free_numbers import PATTERNS
+from sglang_lite.constraints.json_schema.normal_form import normalise, tagged
+from sglang_lite.constraints.limits import within_limits
+from sglang_lite.constraints.memo import remembered
+from sglang_lite.constraints.syntax import gbnf, lark
+from sglang_lite.constraints.syntax.regex import parse
+from sglang_lite.protocol import (
+    Choices,
+    Constraint,
+    ConstraintError,
+    Continuation,
+    Ebnf,
+    InOrder,
+    JsonSchema,
+    Lark,
+    Number,
+    OneOf,
+    Regex,
+    Repeated,
+    StructuralTag,
+    TaggedObject,
+)
+
+_Other: TypeAlias = Ebnf | Lark | Regex | Number | Choices | Continuation | StructuralTag | InOrder | OneOf | Repeated
+_START = "start"
+
+
+def language_of(constraint: Constraint) -> Language:
+    """The texts that a constraint allows; JSON in the style that is generated.
+
+    Raises:
+        ConstraintError: it is not valid, nothing satisfies it, or it can't be enforced.
+    """
+    with within_limits("the constraint"):
+        match constraint:
+            case JsonSchema():
+                return normalise(constraint).language
+            case TaggedObject(schema, tags):
+                return tagged(schema, tags)
+        return _language_of(constraint)
+
+
+@remembered
+def _language_of(constraint: _Other) -> Language:
+    match constraint:
+        case Ebnf(text):
+            return pruned(gbnf.parse(text))
+        case Lark(text):
+            outer, schemas = lark.parse(text)
+            return pruned(_joined(outer, {name: _inner(schema) for name, schema in schemas.items()}))
+        case Regex(pattern):
+            return pruned(Language(_START, {_START: parse(pattern)}))
+        case Number(kind):
+            return language_of(Regex(PATTERNS[kind]))
+        case Choices(options):
+            return pruned(Language(_START, {_START: alternation(map(literal, options))}))
+        case Continuation():
+            raise ConstraintError("what goes on in a grammar over several nodes is no grammar by itself.")
+    parts = _parts(constraint)
+    names = {f"{i}": _inner(part) for i, part in enumerate(parts)}
+    outer = Language(_START, _body(constraint, [Ref(name) for name in names]))
+    return pruned(_joined(outer, names))
+
+
+def _parts(constraint: StructuralTag | InOrder | OneOf | Repeated) -> Iterable[Constraint]:
+    match constraint:
+        case InOrder(parts):
+            return parts
+        case OneOf(options):
+            return options
+        case Repeated(item):
+            return (item,)
+        case StructuralTag(tags):
+            return [tag.content for tag in tags]
+
+
+def _body(constraint: StructuralTag | InOrder | OneOf | Repeated, refs: list[Ref]) -> dict[str, Node]:
+    match constraint:
+        case InOrder():
+            return {_START: concat(*refs)}
+        case OneOf():
+            return {_START: alternation(refs)}
+        case Repeated(_, least, most):
+            if least < 0 or (most is not None and most < least):
+                raise ConstraintError(f"repeated: from {least} to {most} times is not possible.")
+            return {_START: repeat(refs[0], least, most)}
+        case StructuralTag():
+            return _structural(constraint, refs)
+
+
+def _structural(constraint: StructuralTag, contents: list[Ref]) -> dict[str, Node]:
+    """Texts without a trigger in them, and tags between them, each begun by the first trigger there is."""
+    triggers = list(dict.fromkeys(constraint.triggers))
+    if not triggers or "" in triggers:
+        raise ConstraintError("structural_tag: it needs triggers, none of them empty.")
+    for tag in constraint.tags:
+        if not tag.begin.startswith(tuple(triggers)):
+            raise ConstraintError(f"structural_tag: no trigger begins {tag.begin!r}.")
+    found = concat(ANY_TEXT, alternation(map(literal, triggers)))
+    excluded = concat(ANY_TEXT, alternation(map(literal, constraint.excludes)), ANY_TEXT)
+    options = []
+    for trigger in triggers:
+        until = intersection(concat(ANY_TEXT, literal(trigger)), complement(concat(found, ANY_CHAR, ANY_TEXT)))
+        until = intersection(until, complement(excluded))
+        tags = [
+            concat(literal(tag.begin.removeprefix(trigger)), content, literal(tag.end))
+            for tag, content in zip(constraint.tags, contents)
+            if tag.begin.startswith(trigger)
+        ]
+        options.append(concat(NOTHING if is_empty(until) else until, alternation(tags)))
+    text = intersection(complement(concat(found, ANY_TEXT)), complement(excluded))
+    one, least = Ref("tag"), int(constraint.at_least_one)
+    if constraint.stop_after_first:
+        whole = alternation([one, *([] if least else [text])])
+    else:
+        whole = concat(Repeat(one, least, None), text)
+    return {_START: whole, "tag": alternation(options)}
+
+
+def _inner(constraint: Constraint) -> Language:
+    if isinstance(constraint, JsonSchema) and normalise(constraint).checked:
+        pointer, problem = normalise(constraint).checked[0]
+        raise ConstraintError(
+            f"json_schema: {problem}", pointer=pointer, hint="Inside another constraint nothing is left to be checked."
+        )
+    return language_of(constraint)
+
+
+def _joined(outer: Language, inner: dict[str, Language]) -> Language:
+    """A language with others in place of some names."""
+    rules, sealed = dict(outer.rules), set(outer.sealed)
+    for name, language in inner.items():
+        own = renamed(language, f"{name}.")
+        rules |= {**own.rules, name: Ref(own.start)}
+        sealed |= own.sealed
+    return Language(outer.start, rules, frozenset(sealed))

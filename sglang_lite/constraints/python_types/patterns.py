@@ -1,0 +1,201 @@
+"""Texts of scalar types, as regular expressions: of no more than pydantic reads, written as people write them."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Sequence
+
+from sglang_lite.constraints.json_schema.formats import CLOCK, DATE, IPV4, IPV6
+
+# JSON's safe integers: an unbounded one lets a small model write digits for ever.
+MAX_INT = 2**53 - 1
+FLOAT = r"-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,15})?"
+NUMBER_DIGITS = 15  # that a decimal number keeps on its way through a JSON parser
+
+TIME = CLOCK + r"(?:\.[0-9]{1,6})?"
+ZONE = "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_COUNT = "[0-9]{1,6}"  # of which even years are a timedelta
+_TIMES = f"T(?:{_COUNT}H(?:{_COUNT}M)?(?:{_COUNT}S)?|{_COUNT}M(?:{_COUNT}S)?|{_COUNT}S)"
+_DAYS = f"(?:{_COUNT}Y(?:{_COUNT}M)?(?:{_COUNT}D)?|{_COUNT}M(?:{_COUNT}D)?|{_COUNT}D)"
+DURATION = f"-?P(?:{_DAYS}(?:{_TIMES})?|{_TIMES}|{_COUNT}W)"
+
+_NUMBER = r"(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,15})?"
+COMPLEX = f"-?(?:{_NUMBER}(?:[+-]{_NUMBER}j)?|{_NUMBER}j)"
+FRACTION = f"-?(?:{_NUMBER}|(?:0|[1-9][0-9]{{0,14}})/[1-9][0-9]{{0,14}})"
+BYTE_SIZE = r"(?:0|[1-9][0-9]{0,11})(?:\.[0-9]{1,6})? ?(?:[kKmMgGtTpP]i?)?[bB]"
+
+_HEX = "[0-9a-fA-F]"
+
+
+def uuid_of(version: int) -> str:
+    return f"{_HEX}{{8}}-{_HEX}{{4}}-{version}{_HEX}{{3}}-[89abAB]{_HEX}{{3}}-{_HEX}{{12}}"
+
+
+_64 = "[A-Za-z0-9+/]"
+_64_URL = "[A-Za-z0-9_-]"
+
+
+def _base64(letter: str) -> str:
+    return f"(?:{letter}{{4}})*(?:{letter}{{2}}==|{letter}{{3}}=)?"
+
+
+_LABEL = "[a-zA-Z0-9](?:-?[a-zA-Z0-9])*"  # nothing that begins as punycode
+_LETTERS = "[a-zA-Z](?:-?[a-zA-Z0-9])*"  # a last label with a digit before would be an IPv4 address
+_HOST = rf"(?:(?:{_LABEL}\.)*{_LETTERS}|{IPV4}|\[{IPV6}\])"
+_ATOM = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]{1,20}"
+_EMAIL = rf"{_ATOM}(?:\.{_ATOM}){{0,2}}@(?:{_LABEL}\.)+[a-zA-Z]{{2,24}}"
+
+
+def _networks_v4() -> str:
+    """IPv4 networks: behind the bits of the prefix there are zeros alone."""
+    byte = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+    texts = [f"{IPV4}(?:/32)?"]
+    for bits in range(32):
+        whole, more = divmod(bits, 8)
+        last = "|".join(map(str, range(0, 256, 256 >> more)))
+        parts = [byte] * whole + [f"(?:{last})"] + ["0"] * (3 - whole)
+        texts.append(r"\.".join(parts) + f"/{bits}")
+    return "(?:" + "|".join(texts) + ")"
+
+
+def _networks_v6() -> str:
+    """IPv6 networks: so many groups, one of which may be cut, and `::`."""
+    texts = [f"{IPV6}(?:/128)?", "::/0"]
+    for bits in range(1, 128):
+        whole, more = divmod(bits, 16)
+        groups = [f"{_HEX}{{1,4}}"] * whole
+        if more:
+            digits, rest = divmod(more, 4)
+            cut = f"[{''.join(f'{d:x}' for d in range(0, 16, 16 >> rest))}]" if rest else ""
+            groups.append(f"{_HEX}{{{digits}}}{cut}" + "0" * (4 - digits - bool(rest)))
+        texts.append(":".join(groups) + ("::" if len(groups) < 8 else "") + f"/{bits}")
+    return "(?:" + "|".join(texts) + ")"
+
+
+_V4_INTERFACE = f"{IPV4}(?:/(?:[12]?[0-9]|3[0-2]))?"
+_V6_INTERFACE = f"{IPV6}(?:/(?:[1-9]?[0-9]|1[01][0-9]|12[0-8]))?"
+_V4_NETWORK, _V6_NETWORK = _networks_v4(), _networks_v6()
+
+# By the names that pydantic gives them in `format`.
+FORMATS = {
+    "uuid1": uuid_of(1), "uuid3": uuid_of(3), "uuid4": uuid_of(4), "uuid5": uuid_of(5),
+    "uuid6": uuid_of(6), "uuid7": uuid_of(7), "uuid8": uuid_of(8),
+    "ipv4network": _V4_NETWORK, "ipv6network": _V6_NETWORK, "ipvanynetwork": f"(?:{_V4_NETWORK}|{_V6_NETWORK})",
+    "ipv4interface": _V4_INTERFACE, "ipv6interface": _V6_INTERFACE,
+    "ipvanyinterface": f"(?:{_V4_INTERFACE}|{_V6_INTERFACE})", "ipvanyaddress": f"(?:{IPV4}|{IPV6})",
+    "fraction": FRACTION, "base64": _base64(_64), "base64url": _base64(_64_URL),
+    "email": _EMAIL, "name-email": f"(?:{_EMAIL}|[A-Za-z]+(?: [A-Za-z]+)* <{_EMAIL}>)",
+}  # fmt: skip
+
+_ASCII = r"(?:[a-zA-Z0-9._~!$&()*+,;=:@/-]|%[0-9a-fA-F]{2})"  # as a URL that was read has it, too
+_MORE = r"(?:[a-zA-Z0-9._~!$&()*+,;=:@/\-\u00A1-\uD7FF\uF900-\uFDCF\uFDF0-\uFFEF]|%[0-9a-fA-F]{2})"
+_LONGEST_ESCAPE = 9  # what one of those becomes
+_PORT = "(?::(?:[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]))?"
+_USER = r"(?:[a-zA-Z0-9._~-]+(?::[a-zA-Z0-9._~-]*)?@)?"
+_OPAQUE = "(?:data|geo|magnet|mailto|news|sms|tel|urn)"
+
+
+def urls(schemes: Sequence[str] | None, max_length: int | None, *, hosts: bool) -> list[tuple[str, int | None]]:
+    """The texts of URLs, as patterns with a greatest length each.
+
+    Args:
+        schemes: None for any.
+        max_length: of the URL that was read, where other characters than ASCII's are escaped.
+        hosts: there may be several, with commas between.
+    """
+    any_scheme = schemes is None
+    names = [name.replace("+", r"\+") for name in schemes or () if name != "file"]
+    scheme = "[a-zA-Z][a-zA-Z0-9+.-]*" if any_scheme else f"(?:{'|'.join(names)})"
+    host = f"{_HOST}{_PORT}" + (f"(?:,{_HOST}{_PORT})*" if hosts else "")
+
+    def pattern(character: str) -> str:
+        tail = rf"(?:\?(?:{character}|\?)*)?(?:#(?:{character}|\?)*)?"
+        options = [f"{scheme}://{_USER}{host}(?:/{character}*)?{tail}"] if any_scheme or names else []
+        if any_scheme:
+            options.append(f"{_OPAQUE}:{character}+")
+        if any_scheme or "file" in (schemes or ()):
+            options.append(f"file:///{character}*")
+        return "^(?:" + "|".join(options) + ")$"
+
+    if max_length is None:
+        return [(pattern(_MORE), None)]
+    return [(pattern(_ASCII), max_length - 1), (pattern(_MORE), max(0, max_length // _LONGEST_ESCAPE))]
+
+
+# -------------------------------------------------------------------------------------------- dates and times
+
+
+def dates(low: datetime.date | None, high: datetime.date | None) -> str | None:
+    """A pattern of what stands between two dates, both included; None where nothing does."""
+    if (low or datetime.date.min) > (high or datetime.date.max):
+        return None
+    return f"^{_between((low or datetime.date.min).isoformat(), (high or datetime.date.max).isoformat())}$"
+
+
+def _between(low: str, high: str) -> str:
+    """Texts in which digits stand where they stand in the bounds, from `low` to `high`, both included."""
+    same = next((i for i, (a, b) in enumerate(zip(low, high)) if a != b), len(low))
+    if same == len(low):
+        return low
+    (first, after_first), (last, after_last) = ((text[same], text[same + 1 :]) for text in (low, high))
+    least, most = re.sub("[0-9]", "0", after_first), re.sub("[0-9]", "9", after_first)
+    options = []
+    if after_first != least:
+        options.append(first + _between(after_first, most))
+        first = chr(ord(first) + 1)
+    if after_last != most:
+        options.append(last + _between(least, after_last))
+        last = chr(ord(last) - 1)
+    if first <= last:
+        options.append(f"[{first}-{last}]" + _layout(least))
+    return low[:same] + "(?:" + "|".join(options) + ")"
+
+
+def _layout(text: str) -> str:
+    """Any digits where a text has digits."""
+    return re.sub("[0-9]", "[0-9]", text)
+
+
+def moments(*, day: bool, naive: bool, aware: bool) -> str:
+    """A pattern of times, or with `day` dates and times: without zones, with them, or both."""
+    zone = f"{ZONE}?" if naive and aware else ZONE if aware else ""
+    return f"^{f'{DATE}T' if day else ''}{TIME}{zone}$"
+
+
+def moments_beyond(bound: datetime.datetime | datetime.time, *, up: bool, is_open: bool) -> str | None:
+    """A pattern of moments from one on, or until one, as clocks show it; None where there are none."""
+    text = bound.replace(tzinfo=None).isoformat(timespec="microseconds")
+    seconds, fraction = text[:-7], text[-6:]
+    options = []
+    for i, digit in enumerate(seconds):
+        if digit.isdigit() and digit != ("9" if up else "0"):
+            span = f"[{int(digit) + 1}-9]" if up else f"[0-{int(digit) - 1}]"
+            options.append(seconds[:i] + span + _layout(seconds[i + 1 :]) + ".*")
+    fractions = (_fraction_from if up else _fraction_to)(fraction, is_open=is_open)
+    if fractions is not None:
+        options.append(f"{seconds}{fractions}{ZONE}?")
+    return f"^(?:{'|'.join(options)})$" if options else None
+
+
+def _fraction_from(digits: str, *, is_open: bool) -> str | None:
+    """What may follow a second so that its fraction is at least 0.digits, or more if `is_open`; None for nothing."""
+    if not int(digits):
+        return r"\.[0-9]*[1-9][0-9]*" if is_open else r"(?:\.[0-9]+)?"
+    options = [f"{digits[:i]}[{int(d) + 1}-9][0-9]*" for i, d in enumerate(digits) if d != "9"]
+    if not is_open:
+        options.append(digits.rstrip("0") + "0*")
+    elif len(digits.rstrip("0")) < len(digits):
+        options.append(digits.rstrip("0") + "0*[1-9][0-9]*")
+    return rf"\.(?:{'|'.join(options)})" if options else None
+
+
+def _fraction_to(digits: str, *, is_open: bool) -> str | None:
+    """The same for at most 0.digits, or less."""
+    if not int(digits):
+        return None if is_open else r"(?:\.0+)?"
+    options = [f"{digits[:i]}[0-{int(d) - 1}][0-9]*" for i, d in enumerate(digits) if d != "0"]
+    options += [digits[:i] for i in range(1, len(digits.rstrip("0")))]
+    if not is_open:
+        options.append(digits.rstrip("0") + "0*")
+    return rf"(?:\.(?:{'|'.join(options)}))?"

@@ -1,0 +1,466 @@
+"""Python types as JSON schemas that say of a value all that pydantic asks of its JSON, as far as a schema can.
+
+Read from pydantic's core schema, of which its own JSON schema leaves out much. What no schema says, as a validator's
+function, is named: it is checked when a text is read.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
+from enum import Enum
+from functools import partial
+from typing import Any
+
+from pydantic import PydanticUserError, TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
+
+from sglang_lite.constraints.json_schema.document import subschemas
+from sglang_lite.constraints.python_types import patterns as patterns
+from sglang_lite.protocol import ConstraintError
+
+Json = dict[str, Any]
+
+_UNSAID = "x-checked-when-read"  # a keyword that is taken out again, with its pointer
+_ASCII_ONLY = r"^[\u0000-\u007F]*$"
+_STRIPPED = r"^(?:[^\s\u0085]|[^\s\u0085][\s\S]*[^\s\u0085])?$"
+_HANDFUL = 8  # scalars, of which a grammar tells whether they are different
+_NO_VALUE: Json = {"not": {}}
+_SCALARS = ["null", "boolean", "number", "string"]
+
+# Pydantic's own functions that accept whatever their schema allows, or the one that is given here.
+_SOUND: dict[str, Json | None] = {
+    **dict.fromkeys((
+        "path_validator", "deque_validator", "defaultdict_validator", "sequence_validator", "counter_validator",
+        "SecretStr", "SecretBytes",
+        "EncodedBytes.decode", "IPvAnyAddress._validate", "IPvAnyInterface._validate", "IPvAnyNetwork._validate",
+        "wrap_val", "<lambda>", "Counter", "OrderedDict",
+    )),
+    "ByteSize._validate": {
+        "anyOf": [{"type": "integer", "minimum": 0, "maximum": patterns.MAX_INT},
+                  {"type": "string", "pattern": f"^{patterns.BYTE_SIZE}$"}]
+    },
+}  # fmt: skip
+
+
+def schema_of(adapter: TypeAdapter[Any], name: str) -> tuple[Json, tuple[tuple[str, str], ...]]:
+    """The JSON schema of a type, and what it does not say: JSON Pointers into it, and why.
+
+    Args:
+        adapter: of the type.
+        name: of the type, for errors.
+
+    Raises:
+        ConstraintError: its values can't be read from JSON.
+    """
+    try:
+        schema = TypeSchema().generate(adapter.core_schema)
+    except PydanticUserError as error:
+        raise ConstraintError(
+            f"type: {name} has no JSON schema: {error.message}.",
+            hint="Use a type that JSON has values of, or say what they look like with pydantic's WithJsonSchema.",
+        ) from error
+    return _marks_taken(schema)
+
+
+def schemas_of(adapters: Sequence[tuple[str, TypeAdapter[Any]]]) -> tuple[dict[str, Json], Json]:
+    """The JSON schemas of several types by name, and the definitions (`$defs`) that they share.
+
+    Raises:
+        ConstraintError: the values of one can't be read from JSON.
+    """
+    inputs = [(name, "validation", adapter) for name, adapter in adapters]
+    try:
+        found, shared = TypeAdapter.json_schemas(inputs, schema_generator=TypeSchema)  # type: ignore[arg-type] # invariant
+    except PydanticUserError as error:
+        raise ConstraintError(f"type: no JSON schema: {error.message}.") from error
+    by_name = {name: _marks_taken(schema)[0] for (name, _), schema in found.items()}
+    return {str(name): schema for name, schema in by_name.items()}, _marks_taken(shared)[0]
+
+
+def _marks_taken(schema: Json) -> tuple[Json, tuple[tuple[str, str], ...]]:
+    """A schema without the marks, and those by pointer."""
+    unsaid: list[tuple[str, str]] = []
+    queue = [("", schema)]
+    for pointer, each in queue:
+        if isinstance(each, dict):
+            if _UNSAID in each:
+                unsaid.append((pointer, each.pop(_UNSAID)))
+                if len(each.get("allOf", ())) == 1 and not each["allOf"][0].keys() & each.keys():
+                    each.update(each.pop("allOf")[0])  # which was put around alternatives
+            queue += [(pointer + steps, below) for steps, below in subschemas(each)]
+    reference = schema.get("$ref", "")
+    if unsaid and unsaid[0][0] == "" and schema.keys() == {"$ref", "$defs"}:  # left so by the mark
+        name = reference.removeprefix("#/$defs/")
+        schema = {**schema["$defs"][name], "$defs": schema["$defs"]}
+    return schema, tuple(unsaid)
+
+
+class TypeSchema(GenerateJsonSchema):
+    """Pydantic's generator of JSON schemas, made exact; objects are closed unless their type says `extra="allow"`."""
+
+    def generate_inner(self, schema: Any) -> Json:
+        found: Json = super().generate_inner(schema)
+        pattern = patterns.FORMATS.get(found.get("format", "")) if found.get("type") == "string" else None
+        if pattern is not None:
+            found = {"type": "string", "pattern": f"^{pattern}$"}
+        kind = schema["type"]
+        if kind.startswith("function-"):
+            function = schema["function"]["function"]
+            name = _name_of(function)
+            if _is_pydantic(function) and name in _SOUND:
+                found = _SOUND[name] or found
+            else:
+                found = _marked(found, f"by the function {name}")
+        elif kind == "chain" and len(schema["steps"]) > 1:
+            found = _marked(found, "by the later steps of its validation")
+        elif kind in ("is-instance", "is-subclass", "callable"):  # with a schema of the user's
+            found = _marked(found, f"by its {kind} schema, which takes no JSON")
+        return found
+
+    def is_subclass_schema(self, schema: Any) -> Json:
+        return self.handle_invalid_for_json_schema(schema, f"classes below {schema['cls'].__name__}")
+
+    # --------------------------------------------------------------------------------------------- numbers
+
+    def decimal_schema(self, schema: Any) -> Json:
+        low, low_open = _tighter(schema.get("ge"), schema.get("gt"), max)
+        high, high_open = _tighter(schema.get("le"), schema.get("lt"), min)
+        options = []
+        for before, after in _decimals(schema.get("max_digits"), schema.get("decimal_places")):
+            most = 10**before
+            option = {"type": "number", "multipleOf": float(Decimal(1).scaleb(-after)) if after else 1}
+            least_open, most_open = low is None or low < -most or low_open, high is None or high > most or high_open
+            option["exclusiveMinimum" if least_open else "minimum"] = _number(-most if low is None else max(low, -most))
+            option["exclusiveMaximum" if most_open else "maximum"] = _number(most if high is None else min(high, most))
+            options.append(option)
+        found = options[0] if len(options) == 1 else {"anyOf": options}
+        step = schema.get("multiple_of")
+        return found if step is None else {"allOf": [found, {"multipleOf": _number(step)}]}
+
+    def fraction_schema(self, schema: Any) -> Json:
+        bounds = {name: float(schema[name]) for name in ("ge", "gt", "le", "lt") if schema.get(name) is not None}
+        if bounds:
+            return self.float_schema({"type": "float", **bounds})  # type: ignore[typeddict-item] # of known names
+        return {"type": "string", "format": "fraction"}
+
+    def complex_schema(self, schema: Any) -> Json:
+        return {"type": "string", "pattern": f"^{patterns.COMPLEX}$"}
+
+    # --------------------------------------------------------------------------------------------- strings
+
+    def str_schema(self, schema: Any) -> Json:
+        found: Json = super().str_schema(schema)
+        config = self._config
+        for keyword, said in (("minLength", config.str_min_length), ("maxLength", config.str_max_length)):
+            if said:
+                found.setdefault(keyword, said)
+        more = [_STRIPPED] if schema.get("strip_whitespace", config.str_strip_whitespace) else []
+        more += [_ASCII_ONLY] if schema.get("ascii_only") else []
+        return _all_patterns(found, more)
+
+    def bytes_schema(self, schema: Any) -> Json:
+        limits = {"minLength": schema.get("min_length"), "maxLength": schema.get("max_length")}
+        said = {keyword: value for keyword, value in limits.items() if value is not None}
+        coded = getattr(self._config, "val_json_bytes", "utf8")
+        if coded == "utf8":  # of which ASCII's characters are one byte
+            return {"type": "string", **said, **({"pattern": _ASCII_ONLY} if said else {})}
+        pattern = patterns.FORMATS["base64url"] if coded == "base64" else "(?:[0-9a-f]{2})*"
+        found: Json = {"type": "string", "pattern": f"^{pattern}$"}
+        return _marked(found, "the length of the decoded bytes") if said else found
+
+    def uuid_schema(self, schema: Any) -> Json:
+        version = schema.get("version")
+        return {"type": "string", "format": f"uuid{version}" if version else "uuid"}
+
+    def url_schema(self, schema: Any) -> Json:
+        return self._url(schema, hosts=False)
+
+    def multi_host_url_schema(self, schema: Any) -> Json:
+        return self._url(schema, hosts=True)
+
+    def _url(self, schema: Any, *, hosts: bool) -> Json:
+        found = [
+            {"type": "string", "pattern": pattern} if longest is None else
+            {"type": "string", "pattern": pattern, "maxLength": longest}
+            for pattern, longest in patterns.urls(schema.get("allowed_schemes"), schema.get("max_length"), hosts=hosts)
+        ]  # fmt: skip
+        return found[0] if len(found) == 1 else {"anyOf": found}
+
+    def json_schema(self, schema: Any) -> Json:
+        return _marked({"type": "string"}, "that the string is JSON")
+
+    # -------------------------------------------------------------------------------------- dates and times
+
+    def date_schema(self, schema: Any) -> Json:
+        low, high, today = schema.get("ge"), schema.get("le"), datetime.date.today()
+        day = datetime.timedelta(days=1)
+        now = schema.get("now_op")
+        lows = [low, schema["gt"] + day if schema.get("gt") else None, today + day if now == "future" else None]
+        highs = [high, schema["lt"] - day if schema.get("lt") else None, today - day if now == "past" else None]
+        low = max((each for each in lows if each is not None), default=None)
+        high = min((each for each in highs if each is not None), default=None)
+        found: Json = {"type": "string", "format": "date"}
+        if low is not None or high is not None:
+            pattern = patterns.dates(low, high)
+            found = {**found, "pattern": pattern} if pattern else _NO_VALUE
+        return _marked(found, "that it is before or after the day of the check") if now else found
+
+    def datetime_schema(self, schema: Any) -> Json:
+        zone = schema.get("tz_constraint")
+        aware_only = zone == "aware" or isinstance(zone, int)
+        found: Json = {"type": "string", "pattern": patterns.moments(day=True, naive=True, aware=zone != "naive")}
+        if aware_only:  # leap seconds are the format's, not Python's
+            found = {"type": "string", "format": "date-time", "pattern": "^.{17}[0-5]"}
+        if isinstance(zone, int):
+            found = _marked(found, f"that the offset is {zone} seconds")
+        return self._bounded(found, schema, naive=zone == "naive")
+
+    def time_schema(self, schema: Any) -> Json:
+        zone = schema.get("tz_constraint")
+        found: Json = {
+            "type": "string",
+            "pattern": patterns.moments(day=False, naive=zone != "aware", aware=zone != "naive"),
+        }
+        return self._bounded(found, schema, naive=zone == "naive")
+
+    def _bounded(self, found: Json, schema: Any, *, naive: bool) -> Json:
+        """Moments within their limits. Where zones have to be compared, the digits tell it to the day."""
+        now = datetime.datetime.now()
+        limits = [(schema.get(name), name[0] == "g", name[1] == "t") for name in ("ge", "gt", "le", "lt")]
+        if schema.get("now_op"):
+            limits.append((now, schema["now_op"] == "future", False))
+        more: list[str] = []
+        for bound, up, is_open in limits:
+            if bound is None:
+                continue
+            if bound is now or (bound.tzinfo is not None and not naive):
+                found = _marked(found, "that it is before or after now" if bound is now else "limits in other zones")
+                if isinstance(bound, datetime.time) or bound.year in (datetime.MINYEAR, datetime.MAXYEAR):
+                    continue
+                bound += datetime.timedelta(days=-1 if up else 1)
+            pattern = patterns.moments_beyond(bound, up=up, is_open=is_open)
+            if pattern is None:
+                return _NO_VALUE
+            more.append(pattern)
+        return _all_patterns(found, more)
+
+    def timedelta_schema(self, schema: Any) -> Json:
+        found: Json = {"type": "string", "pattern": f"^{patterns.DURATION}$"}
+        bounded = any(schema.get(name) is not None for name in ("ge", "gt", "le", "lt"))
+        return _marked(found, "the limits of durations") if bounded else found
+
+    # ------------------------------------------------------------------------------------ arrays and objects
+
+    def set_schema(self, schema: Any) -> Json:
+        return self._set(schema)
+
+    def frozenset_schema(self, schema: Any) -> Json:
+        return self._set(schema)
+
+    def _set(self, schema: Any) -> Json:
+        """A set may be written with an item twice, where a grammar can't tell."""
+        items = self.generate_inner(schema["items_schema"]) if "items_schema" in schema else {}
+        least, most = schema.get("min_length", 0), schema.get("max_length")
+        found: Json = {"type": "array", "items": items}
+        found |= {"minItems": least} if least else {}
+        found |= {"maxItems": most} if most is not None else {}
+        known = self.resolve_ref_schema(items)
+        if not known:
+            found["items"] = {"type": _SCALARS}
+        elif known.get("type") in ("array", "object"):
+            found = _marked(found, "that items are hashable")
+        if known.get("type") == "boolean" or len(known.get("enum", range(_HANDFUL + 1))) <= _HANDFUL:
+            found["uniqueItems"] = True
+        elif least > 1:
+            found = _marked(found, "the number of different items")
+        return found
+
+    def dict_schema(self, schema: Any) -> Json:
+        return self._common_dict_schema(schema)
+
+    def _common_dict_schema(self, schema: Any) -> Json:
+        keys = schema.get("keys_schema", {"type": "any"})
+        if keys["type"] == "decimal" and keys.keys() <= {"type", "metadata"}:
+            keys = {"type": "float"}  # as names these look the same
+        names = self._names(self.generate_inner(keys))
+        values = self.generate_inner(schema["values_schema"]).copy() if "values_schema" in schema else {}
+        if schema["type"] == "counter":
+            values = self.generate_inner({"type": "int"})
+        values.pop("title", None)
+        found: Json = {"type": "object", "additionalProperties": values or True}
+        if names.keys() - {"type", "title"}:
+            found["propertyNames"] = names
+        least, most = schema.get("min_length", 0), schema.get("max_length")
+        found |= {"maxProperties": most} if most is not None else {}
+        found |= {"minProperties": least} if least else {}
+        if least > 1 and "enum" not in self.resolve_ref_schema(names):
+            found["minProperties"] = 1
+            found = _marked(found, "the number of different names")
+        return found
+
+    def _names(self, keys: Json) -> Json:
+        """The schema of the names that are read as keys."""
+        known = self.resolve_ref_schema(keys)
+        if known.keys() & {"anyOf", "allOf"}:
+            word = "anyOf" if "anyOf" in known else "allOf"
+            options = [self._names(each) for each in known[word] if each.get("type") != "null"]
+            return {**known, word: options}
+        if "enum" in known or "const" in known:
+            values = known.get("enum", [known.get("const")])
+            texts = [each if isinstance(each, str) else json.dumps(each) for each in values if _is_name(each, known)]
+            if texts == values and "enum" in known:
+                return keys
+            return {"enum": texts} if texts else self.handle_invalid_for_json_schema({"type": "any"}, "such keys")
+        match known.get("type"):
+            case "string" | None:
+                return keys
+            case "integer":
+                found: Json = {"type": "string", "pattern": "^(?:0|-?[1-9][0-9]{0,18})$"}
+                usual = known == {"type": "integer"}
+                return found if usual else _marked(found, "the limits of names that are numbers")
+            case "number":
+                found = {"type": "string", "pattern": f"^{patterns.FLOAT}$"}
+                usual = known == {"type": "number"}
+                return found if usual else _marked(found, "the limits of names that are numbers")
+            case "boolean":
+                return {"enum": ["true", "false"]}
+        return self.handle_invalid_for_json_schema({"type": "any"}, f"keys that are no scalars: {known}")
+
+    def tagged_union_schema(self, schema: Any) -> Json:
+        found: Json = super().tagged_union_schema(schema)
+        options = {"anyOf": found["oneOf"]}  # which the tag tells apart
+        chosen = schema["discriminator"]
+        return _marked(options, f"by the function {_name_of(chosen)}") if callable(chosen) else options
+
+    def literal_schema(self, schema: Any) -> Json:
+        values = [getattr(each, "value", each) if isinstance(each, Enum) else each for each in schema["expected"]]
+        if not all(isinstance(value, str | int | None) for value in values):
+            self.handle_invalid_for_json_schema(schema, f"Literal{schema['expected']}, not all of which JSON has")
+        return super().literal_schema(schema)
+
+    def enum_schema(self, schema: Any) -> Json:
+        if not all(isinstance(member.value, str | int | float | bool | None) for member in schema["members"]):
+            self.handle_invalid_for_json_schema(schema, f"{schema['cls'].__name__}, whose values are no scalars")
+        return super().enum_schema(schema)
+
+    def model_schema(self, schema: Any) -> Json:
+        found = self._closed(super().model_schema(schema))
+        begun = getattr(schema["cls"], schema.get("post_init") or "", None)
+        if schema.get("custom_init"):
+            return _marked(found, f"by {schema['cls'].__name__}.__init__")
+        own = begun is not None and not begun.__module__.startswith("pydantic.")
+        return _marked(found, f"by {_name_of(begun)}") if own else found
+
+    def dataclass_schema(self, schema: Any) -> Json:
+        found = self._closed(super().dataclass_schema(schema))
+        if not schema.get("post_init"):
+            return found
+        return _marked(found, f"by {schema['cls'].__name__}.__post_init__")
+
+    def typed_dict_schema(self, schema: Any) -> Json:
+        return self._closed(super().typed_dict_schema(schema))
+
+    def _closed(self, found: Json) -> Json:
+        if found.get("type") == "object":
+            found.setdefault("additionalProperties", False)
+        return found
+
+    def _named_required_fields_schema(self, named_required_fields: Any) -> Json:
+        """An object with the values of its fields where they are looked for: by name, by alias, or deep inside."""
+        members: dict[Any, Any] = {}
+        for name, required, field in named_required_fields:
+            if field.get("init") is False:
+                continue
+            found = self.generate_inner(field).copy()
+            path = self._path(field, name)
+            inside = members
+            for step in path[:-1]:
+                inside = inside.setdefault(step, {})
+                if not isinstance(inside, dict):
+                    self.handle_invalid_for_json_schema(field, f"the field {name}: its alias path leads into a value")
+            if path[-1] in inside or any(isinstance(step, int) and step < 0 for step in path):
+                self.handle_invalid_for_json_schema(field, f"the field {name}: its alias can't be written")
+            inside[path[-1]] = (self.handle_ref_overrides(found), required)
+        found = _nested(members)
+        found.pop("additionalProperties")  # the class says
+        return found
+
+    def _path(self, field: Any, name: str) -> list[str | int]:
+        """Where the value of a field is looked for, the shortest way."""
+        config = self._config
+        by_name = getattr(config, "validate_by_name", None) or config.populate_by_name
+        alias = field.get("validation_alias")
+        if alias is None or getattr(config, "validate_by_alias", None) is False:
+            return [name]
+        if isinstance(alias, str):
+            return [alias]
+        paths: list[list[str | int]] = alias if isinstance(alias[0], list) else [alias]
+        plain = next((path for path in paths if len(path) == 1), None)
+        return plain or ([name] if by_name else paths[0])
+
+
+def _nested(members: dict[Any, Any]) -> Json:
+    """The schema of members by name, or of items by index: each a schema and whether it is required, or members."""
+    said = {step: each if isinstance(each, tuple) else (_nested(each), True) for step, each in members.items()}
+    if members and all(isinstance(step, int) for step in members):
+        items = [said.get(i, ({"type": "null"}, False)) for i in range(max(said) + 1)]
+        least = max((i + 1 for i, (_, required) in enumerate(items) if required), default=0)
+        return {"type": "array", "prefixItems": [each for each, _ in items], "items": False, "minItems": least}
+    found: Json = {"type": "object", "properties": {str(name): each for name, (each, _) in said.items()}}
+    required = [str(name) for name, (_, needed) in said.items() if needed]
+    return {**found, **({"required": required} if required else {}), "additionalProperties": False}
+
+
+def _marked(found: Json, why: str) -> Json:
+    if _UNSAID in found:
+        return {**found, _UNSAID: f"{found[_UNSAID]}; {why}"}
+    return {"allOf": [found], _UNSAID: why} if "anyOf" in found else {**found, _UNSAID: why}
+
+
+def _all_patterns(found: Json, more: list[str]) -> Json:
+    if not more:
+        return found
+    if "pattern" not in found and len(more) == 1:
+        return {**found, "pattern": more[0]}
+    return {**found, "allOf": [{"pattern": pattern} for pattern in more]}
+
+
+def _is_pydantic(function: Any) -> bool:
+    function = function.func if isinstance(function, partial) else function
+    return function in (Counter, OrderedDict) or str(getattr(function, "__module__", "")).startswith("pydantic.")
+
+
+def _name_of(function: Any) -> str:
+    function = function.func if isinstance(function, partial) else function
+    name: str = getattr(function, "__qualname__", None) or repr(function)
+    return name.rpartition("<locals>.")[2]
+
+
+def _is_name(value: Any, known: Json) -> bool:
+    return isinstance(value, str) or ("const" not in known and known.get("type") == "integer")
+
+
+def _tighter(closed: Any, open_: Any, tighter: Callable[[Any, Any], Any]) -> tuple[Any, bool]:
+    """The bound of two that says more, and whether it is open."""
+    if closed is None or open_ is None:
+        return (open_, True) if closed is None else (closed, False)
+    return tighter(closed, open_), tighter(closed, open_) == open_
+
+
+def _decimals(digits: int | None, places: int | None) -> Iterator[tuple[int, int]]:
+    """How many digits may stand before and after the point, together."""
+    most = min(digits or patterns.NUMBER_DIGITS, patterns.NUMBER_DIGITS)
+    before_all = max(0, digits - places) if digits is not None and places is not None else most
+    last = min(most, patterns.NUMBER_DIGITS if places is None else places)
+    for after in range(last + 1):
+        before = min(before_all, most - after)
+        if after == last or before != min(before_all, most - after - 1):
+            yield before, after
+
+
+def _number(value: Any) -> int | float:
+    return int(value) if value == int(value) else float(value)

@@ -1,0 +1,196 @@
+"""Python types as constraints: what text spells a value of a type, and how to read it back.
+
+A scalar is written bare (`42`, `positive`, `2024-05-01`), everything else as JSON. Reading back is pydantic's, so a
+value is always valid under the type or an error.
+"""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import inspect
+import json
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin
+
+from typing_extensions import TypedDict
+
+from sglang_lite.constraints.free_numbers import ENDS, PATTERNS
+from sglang_lite.constraints.json_schema.formats import DATE
+from sglang_lite.constraints.json_schema.wellformed import distinct_names
+from sglang_lite.constraints.python_types.patterns import MAX_INT, TIME, ZONE
+from sglang_lite.constraints.schema import json_schema
+from sglang_lite.protocol import Choices, Constraint, ConstraintError, Number, Regex, ValueValidationError
+
+
+@dataclass(frozen=True, slots=True)
+class ValueType:
+    """A type to generate.
+
+    Attributes:
+        annotation: the type.
+        constraint: what the text must look like; None for `str`, which is any text.
+        parse: the value of a text; raises ValueValidationError.
+        checked: what the constraint does not say, and `parse` checks: JSON Pointers into its schema, and why.
+    """
+
+    annotation: Any
+    constraint: Constraint | None
+    parse: Callable[[str], Any]
+    checked: tuple[tuple[str, str], ...] = ()
+
+
+def value_type(annotation: Any) -> ValueType:
+    """How values of `annotation` are written and read.
+
+    Args:
+        annotation: a pydantic model, dataclass, TypedDict, Literal, Enum, int, float, bool, str, date, datetime, time,
+            list[…], dict[str, …], … | None, or Annotated with constraints.
+
+    Raises:
+        ConstraintError: the type has no JSON schema.
+    """
+    today = datetime.date.today()
+    try:
+        return _value_type(annotation, today)
+    except TypeError:  # unhashable metadata in Annotated
+        return _value_type.__wrapped__(annotation, today)
+
+
+@lru_cache(maxsize=512)
+def _value_type(annotation: Any, today: datetime.date) -> ValueType:
+    """`today` is what some dates are compared with."""
+    if annotation is str:
+        return ValueType(annotation, None, lambda text: text)
+    if annotation in (int, float):
+        return ValueType(annotation, Number("integer" if annotation is int else "float"), _number_reader(annotation))
+    if annotation is bool:
+        return ValueType(annotation, Choices(("true", "false")), _reader(annotation, json.loads))
+    iso = {datetime.date: DATE, datetime.time: f"{TIME}{ZONE}?", datetime.datetime: f"{DATE}T{TIME}{ZONE}?"}
+    if isinstance(annotation, type) and annotation in iso:
+        return ValueType(annotation, Regex(iso[annotation]), _reader(annotation, str))
+    members = _members(annotation)
+    if members is not None:
+        return ValueType(annotation, Choices(tuple(members)), partial(_member, members))
+    from sglang_lite.constraints.python_types.schema import schema_of  # pydantic takes a while to load
+
+    schema, checked = schema_of(_adapter(annotation), str(annotation))
+    if schema.get("type") == "integer":
+        if "exclusiveMinimum" not in schema:
+            schema.setdefault("minimum", -MAX_INT)
+        if "exclusiveMaximum" not in schema:
+            schema.setdefault("maximum", MAX_INT)
+    return ValueType(annotation, json_schema(schema), _reader(annotation, _load), checked=checked)
+
+
+def number_text(number: Number) -> ValueType:
+    """Text of a number that Python reads."""
+    return ValueType(None, number, _plain)
+
+
+def _plain(text: str) -> str:
+    return text.rstrip(ENDS).replace(",", "")
+
+
+def _number_reader(annotation: type) -> Callable[[str], Any]:
+    read = _reader(annotation, str)
+
+    def number(text: str) -> Any:
+        if re.fullmatch(PATTERNS["float"], text.rstrip(ENDS)) is None:
+            raise ValueValidationError(f"{text!r} is no number.", text=text)
+        return read(_plain(text))
+
+    return number
+
+
+def _members(annotation: Any) -> dict[str, Any] | None:
+    """The texts of a Literal or Enum and the value of each, None for other types."""
+    if get_origin(annotation) is Literal:
+        members = get_args(annotation)
+    elif isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        members = tuple(annotation)
+    else:
+        return None
+    values: dict[str, Any] = {}
+    for member in members:
+        text = _bare(member)
+        if text in values:
+            raise ConstraintError(f"type: {values[text]!r} and {member!r} are both written {text!r}.")
+        values[text] = member
+    if not values:
+        raise ConstraintError(f"type: {annotation!r} has no members.")
+    return values
+
+
+def _bare(member: Any) -> str:
+    value = member.value if isinstance(member, enum.Enum) else member
+    try:
+        return value if isinstance(value, str) else json.dumps(value)
+    except TypeError as error:
+        raise ConstraintError(f"type: {member!r} can't be written: {error}.") from error
+
+
+def _member(members: dict[str, Any], text: str) -> Any:
+    if text not in members:
+        raise ValueValidationError(f"{text!r} is none of {', '.join(map(repr, members))}.", text=text)
+    return members[text]
+
+
+def _adapter(annotation: Any) -> Any:
+    from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
+    from pydantic_core import SchemaError
+
+    if inspect.isroutine(annotation):
+        raise ConstraintError(f"type: {annotation!r} is a function, not a type.")
+    try:
+        return TypeAdapter(for_pydantic(annotation))
+    except (PydanticSchemaGenerationError, PydanticUserError, SchemaError, NameError) as error:
+        raise ConstraintError(f"type: {annotation!r} is no type that can be generated: {error}") from error
+    except ImportError as error:  # of what pydantic checks such values with
+        raise ConstraintError(f"type: {annotation!r} needs a package: {error}.") from error
+
+
+def for_pydantic(annotation: Any) -> Any:
+    """Before Python 3.12 pydantic takes only typing_extensions' TypedDict: one of typing's is made again as such."""
+    if typing.is_typeddict(annotation) and sys.version_info < (3, 12):
+        hints = typing.get_type_hints(annotation, include_extras=True)
+        fields = {
+            name: for_pydantic(hint) if name in annotation.__required_keys__ else NotRequired[for_pydantic(hint)]
+            for name, hint in hints.items()
+        }
+        return TypedDict(annotation.__name__, fields)  # type: ignore[operator] # made at run time, as documented
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return Annotated[(for_pydantic(arguments[0]), *arguments[1:])]
+    if origin in (Union, types.UnionType):
+        return Union[tuple(map(for_pydantic, arguments))]  # noqa: UP007 # from a tuple
+    if origin in (list, dict, tuple, set):
+        return origin[tuple(map(for_pydantic, arguments))]
+    return annotation
+
+
+_load = partial(json.loads, object_pairs_hook=distinct_names)
+
+
+def _reader(annotation: Any, load: Callable[[str], Any]) -> Callable[[str], Any]:
+    from pydantic import ValidationError
+
+    adapter = _adapter(annotation)
+
+    def read(text: str) -> Any:
+        try:
+            value = load(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueValidationError(f"the text is not JSON: {error}", text=text) from error
+        try:
+            return adapter.validate_python(value) if load is str else adapter.validate_json(text)
+        except ValidationError as error:
+            raise ValueValidationError(str(error), text=text, value=value) from error
+
+    return read

@@ -1,0 +1,149 @@
+"""Grammars in GBNF, llama.cpp's dialect of EBNF. Every derivation counts; nothing is read greedily.
+
+Source: llama.cpp, grammars/README.md. Of the newer extensions there are no tokens (`<think>`).
+"""
+
+from __future__ import annotations
+
+from sglang_lite.constraints.formal import charsets
+from sglang_lite.constraints.formal.nodes import (
+    ANY_CHAR,
+    CharSet,
+    Language,
+    Node,
+    Ref,
+    alternation,
+    concat,
+    literal,
+    repeat,
+)
+from sglang_lite.constraints.syntax.scanner import Source, complete
+
+_BLANK = r"(?:[ \t\r\n]|#[^\n]*)*"
+_NAME = r"[a-zA-Z_][a-zA-Z0-9_-]*"
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
+
+
+def parse(text: str) -> Language:
+    """The language of a grammar, whose start is the rule `root`, or the first where there is none of that name.
+
+    Raises:
+        ConstraintError: not valid, or outside the dialect; the message shows the place.
+    """
+    return _Parser(Source("ebnf", text, _BLANK)).grammar()
+
+
+class _Parser:
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._uses: dict[str, int] = {}
+
+    def grammar(self) -> Language:
+        source = self._source
+        rules: dict[str, Node] = {}
+        source.skip()
+        while source.left:
+            start = source.at
+            name = source.demand(_NAME, "the name of a rule")[0]
+            source.demand("::=", "::=")
+            if name in rules:
+                source.fail(f"the rule {name!r} is there twice", start)
+            rules[name] = self._alternation()
+        if not rules:
+            source.fail("there is no rule")
+        start_rule = "root" if "root" in rules else next(iter(rules))
+        return complete(Language(start_rule, rules), source, self._uses)
+
+    def _alternation(self) -> Node:
+        options = [self._sequence()]
+        while self._source.take(r"\|"):
+            options.append(self._sequence())
+        return alternation(options)
+
+    def _sequence(self) -> Node:
+        parts = []
+        while (part := self._item()) is not None:
+            counts = self._source.counts()
+            parts.append(part if counts is None else repeat(part, *counts))
+        return concat(*parts)
+
+    def _item(self) -> Node | None:
+        source = self._source
+        at = source.at
+        if source.peek(f"{_NAME}{_BLANK}::="):  # the next rule
+            return None
+        if name := source.take(_NAME):
+            self._uses.setdefault(name[0], at)
+            return Ref(name[0])
+        if source.peek('"'):
+            return self._literal()
+        if source.peek(r"\["):
+            return self._class()
+        if source.take(r"\."):
+            return ANY_CHAR
+        if source.take(r"\("):
+            source.deeper()
+            node = self._alternation()
+            source.shallower()
+            source.demand(r"\)", "a closing parenthesis")
+            return node
+        if source.left and not source.peek(r"[|)]"):
+            hint = "Tokens are not supported: write their text." if source.peek("<") else ""
+            source.fail("a name, a literal, a character class or a group expected", hint=hint)
+        return None
+
+    def _literal(self) -> Node:
+        source = self._source
+        start = source.at
+        source.at += 1
+        text = ""
+        while not source.peek('"'):
+            if not source.left or source.peek("\n"):
+                source.fail("the literal has no end", start)
+            text += self._character()
+        source.take('"')
+        return literal(text)
+
+    def _class(self) -> Node:
+        source = self._source
+        start = source.at
+        source.at += 1
+        negated = source.peek(r"\^") is not None
+        source.at += negated
+        ranges: list[tuple[int, int]] = []
+        while not source.peek(r"\]"):
+            if not source.left:
+                source.fail("the character class has no end", start)
+            low = high = ord(self._character())
+            if source.peek(r"-[^\]]"):
+                dash = source.at
+                source.at += 1
+                high = ord(self._character())
+                if high < low:
+                    source.fail("bad character range", dash)
+            ranges += charsets.without_surrogates(low, high)
+        source.take(r"\]")
+        return CharSet(charsets.complement(ranges) if negated else charsets.union(ranges))
+
+    def _character(self) -> str:
+        """One character as it is or escaped. Goes past nothing else."""
+        source = self._source
+        start = source.at
+        match = source.peek(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))|(?s:[^\\])")
+        if not match:
+            source.fail("a backslash at the end")
+        source.at = match.end()
+        digits = match[1] or match[2] or match[3]
+        if not digits and match[4] in ("x", "u", "U"):
+            source.fail(f"\\{match[4]} without its hexadecimal digits", start)
+        if not digits and match[4] is None:
+            code = ord(match[0])
+        elif digits:
+            code = int(digits, 16)
+        elif match[4] in _ESCAPES or not match[4].isalnum():
+            return _ESCAPES.get(match[4], match[4])
+        else:
+            source.fail(f"\\{match[4]} is no escape", start)
+        if code > charsets.LAST or charsets.has_surrogates(chr(code)):
+            source.fail("this is no character", start)
+        return chr(code)

@@ -1,0 +1,256 @@
+"""Grammars in Lark's syntax. Every derivation counts; nothing is read greedily.
+
+Terminals are what their regular expressions match, which are of the one dialect (regex.py); names in upper case are
+terminals, which can't be recursive. `%ignore` allows its text after every terminal. Of llguidance's additions there are
+`{m,n}`, `&` and `~` between terminals, and `%json {…}`; priorities, templates, `%declare`, `%override`, imports other
+than of `common`, attributes and special tokens are refused. Aliases and the marks `?`, `!`, `_` say nothing here.
+
+Source: Lark's grammar reference; llguidance, docs/syntax.md.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from sglang_lite.constraints.formal.nodes import (
+    ANY_TEXT,
+    Alternation,
+    CharSet,
+    Complement,
+    Concat,
+    Intersection,
+    Language,
+    Node,
+    Ref,
+    Repeat,
+    alternation,
+    concat,
+    literal,
+    repeat,
+)
+from sglang_lite.constraints.syntax import regex
+from sglang_lite.constraints.syntax.scanner import Source, complete
+from sglang_lite.protocol import ConstraintError, JsonSchema
+
+_BLANK = r"(?:[ \t\r\n]|(?://|#)[^\n]*)*"
+_RULE, _TERMINAL = r"_?[a-z][_a-z0-9-]*", r"_?[A-Z][_A-Z0-9]*"
+_NAME = f"(?:{_TERMINAL}|{_RULE})"
+_ADDED = r"(?:\[[^\]\n]*\]|\{[^}\n]*\}|\.-?[0-9]+)"  # attributes, templates, priorities
+_DEFINITION = rf"[?!]*{_NAME}{_BLANK}(?:{_ADDED}{_BLANK})?:(?!:)"
+_STRING = r'"((?:\\.|[^"\\\n])*)"(i?)'
+_REGEX = r"/((?:\\.|[^/\\\n])+)/([imslux]*)"
+
+_COMMON = {
+    "DIGIT": "[0-9]", "HEXDIGIT": "[0-9a-fA-F]", "INT": "[0-9]+", "SIGNED_INT": "[+-]?[0-9]+",
+    "DECIMAL": r"[0-9]+\.[0-9]*|\.[0-9]+", "LCASE_LETTER": "[a-z]", "UCASE_LETTER": "[A-Z]", "LETTER": "[a-zA-Z]",
+    "WORD": "[a-zA-Z]+", "CNAME": "[_a-zA-Z][_a-zA-Z0-9]*", "WS_INLINE": r"[ \t]+", "WS": r"[ \t\f\r\n]+", "CR": r"\r",
+    "LF": r"\n", "NEWLINE": r"(?:\r?\n)+", "SH_COMMENT": r"#[^\n]*", "CPP_COMMENT": r"//[^\n]*",
+    "SQL_COMMENT": r"--[^\n]*", "ESCAPED_STRING": r'"(?:[^"\\\n]|\\[^\n])*"',
+}  # fmt: skip
+_FLOAT = r"(?:(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)"
+_COMMON |= {"FLOAT": _FLOAT, "SIGNED_FLOAT": f"[+-]?{_FLOAT}", "NUMBER": f"{_FLOAT}|[0-9]+",
+            "SIGNED_NUMBER": f"[+-]?(?:{_FLOAT}|[0-9]+)"}  # fmt: skip
+
+
+def parse(text: str) -> tuple[Language, dict[str, JsonSchema]]:
+    """The language of a grammar, whose start is the rule `start`, and the schemas of rules that are still to be added.
+
+    Raises:
+        ConstraintError: not valid, or outside the dialect; the message shows the place.
+    """
+    return _Parser(Source("lark", text, _BLANK)).grammar()
+
+
+class _Parser:
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._uses: dict[str, int] = {}
+        self._rules: dict[str, Node] = {}
+        self._ignored: list[str] = []
+        self._terminals: dict[str, Node] = {}  # without references
+        self._schemas: dict[str, JsonSchema] = {}
+
+    def grammar(self) -> tuple[Language, dict[str, JsonSchema]]:
+        source = self._source
+        source.skip()
+        while source.left:
+            if source.peek("%"):
+                self._directive()
+            else:
+                self._definition()
+        if "start" not in self._rules:
+            source.fail("there is no rule 'start'", 0)
+        names = {**self._rules, **dict.fromkeys(self._schemas, ANY_TEXT)}
+        complete(Language("start", names), source, self._uses)
+        between = repeat(alternation(self._resolved(name) for name in self._ignored), 0, None)
+        rules = {
+            name: self._with_terminals(body, between) for name, body in self._rules.items() if not _is_terminal(name)
+        }
+        return Language("start", rules), self._schemas
+
+    def _definition(self) -> None:
+        source = self._source
+        start = source.at
+        source.take(r"[?!]+")
+        name = source.demand(_NAME, "a name")[0]
+        if source.peek(r"[\[{.]"):
+            kind = {"[": "attributes", "{": "templates", ".": "priorities"}[source.text[source.at]]
+            source.fail(f"{kind} are not supported")
+        source.demand(":", "a colon")
+        if name in self._rules:
+            source.fail(f"{name!r} is there twice", start)
+        self._rules[name] = self._alternation()
+
+    def _directive(self) -> None:
+        source = self._source
+        start = source.at
+        if source.take("%ignore"):
+            self._ignored.append(self._terminal(self._alternation()).name)
+        elif source.take("%import"):
+            match = source.demand(r"common\.(\w+|\([\w\s,]+\))(?:\s*->\s*(\w+))?|common\s*\(([\w\s,]+)\)", "common.…")
+            for name in re.findall(r"\w+", match[1] or match[3]):
+                if name not in _COMMON:
+                    source.fail(f"common has no {name}", start)
+                self._rules[match[2] or name] = regex.parse(_COMMON[name])
+        else:
+            source.fail("only %ignore and %import are supported")
+
+    # ------------------------------------------------------------------------------------------ expressions
+
+    def _alternation(self) -> Node:
+        options = [self._sequence()]
+        while self._source.take(r"\|"):
+            options.append(self._sequence())
+        return alternation(options)
+
+    def _sequence(self) -> Node:
+        """A sequence, or several with `&` between them."""
+        several = [self._concatenation()]
+        while self._source.take("&"):
+            several.append(self._concatenation())
+        self._source.take(r"->\s*\w+")
+        return several[0] if len(several) == 1 else Intersection(tuple(several))
+
+    def _concatenation(self) -> Node:
+        parts = []
+        while (part := self._item()) is not None:
+            counts = self._source.counts()
+            parts.append(part if counts is None else repeat(part, *counts))
+        return concat(*parts)
+
+    def _item(self) -> Node | None:
+        source = self._source
+        at = source.at
+        if not source.left or source.peek(_DEFINITION) or source.peek(r"[|&)\]]|->|%(?!json)"):
+            return None
+        if source.take("~"):
+            inner = self._item()
+            return Complement(source.fail("what is not to be expected", at) if inner is None else inner)
+        if name := source.take(_NAME):
+            self._uses.setdefault(name[0], at)
+            return Ref(name[0])
+        if match := source.take(_STRING):
+            return self._terminal(self._string(match, at))
+        if match := source.take(_REGEX):
+            flags = match[2].replace("u", "")
+            with_flags = f"(?{flags}:{match[1]})" if flags else match[1]
+            return self._terminal(self._parsed(with_flags.replace(r"\/", "/"), at))
+        if source.take("%json"):
+            return self._json(at)
+        for opening, closing in ((r"\(", r"\)"), (r"\[", r"\]")):
+            if source.take(opening):
+                source.deeper()
+                node = self._alternation()
+                source.shallower()
+                source.demand(closing, f"a closing {closing[1]}")
+                return Repeat(node, 0, 1) if closing == r"\]" else node
+        return source.fail("a name, a string, a regular expression or a group expected", at)
+
+    def _string(self, match: re.Match[str], at: int) -> Node:
+        source = self._source
+        text = self._unescaped(match[1], at)
+        if source.take(r"\.\."):
+            end = source.demand(_STRING, "the last character of the range")
+            last = self._unescaped(end[1], at)
+            if len(text) != 1 or len(last) != 1 or last < text:
+                source.fail("a range goes from one character to a later one", at)
+            return CharSet(((ord(text), ord(last)),))
+        return self._parsed(f"(?i:{re.escape(text)})", at) if match[2] else literal(text)
+
+    def _unescaped(self, text: str, at: int) -> str:
+        text = re.sub(r"\\x([0-9a-fA-F]{2})", r"\\u00\1", text)
+        try:
+            return str(json.loads(f'"{text}"', strict=False))
+        except ValueError:
+            self._source.fail("a string with an escape that is none", at)
+
+    def _parsed(self, pattern: str, at: int) -> Node:
+        try:
+            return regex.parse(pattern)
+        except ConstraintError as error:
+            self._source.fail(error.message.removeprefix("regex: "), at, hint=error.hint)
+
+    def _json(self, at: int) -> Node:
+        source = self._source
+        try:
+            schema, source.at = json.JSONDecoder().raw_decode(source.text, source.at)
+        except ValueError as error:
+            source.fail(f"no JSON after %json: {error}", at)
+        source.skip()
+        name = f"%json {len(self._schemas)}"
+        self._schemas[name] = JsonSchema(json.dumps(schema))
+        return Ref(name)
+
+    # ------------------------------------------------------------------------------------------ terminals
+
+    def _terminal(self, node: Node) -> Ref:
+        """A terminal without a name."""
+        name = f"%T{len(self._rules)}"
+        self._rules[name] = node
+        return Ref(name)
+
+    def _resolved(self, name: str, inside: tuple[str, ...] = ()) -> Node:
+        """What a terminal stands for."""
+        if name in inside:
+            self._source.fail(f"the terminal {name} refers to itself", self._uses.get(name, 0))
+        if name not in self._terminals:
+            self._terminals[name] = self._without_names(self._rules[name], (*inside, name))
+        return self._terminals[name]
+
+    def _without_names(self, node: Node, inside: tuple[str, ...]) -> Node:
+        match node:
+            case Ref(name) if _is_terminal(name):
+                return self._resolved(name, inside)
+            case Ref(name):
+                self._source.fail(f"a terminal refers to the rule {name}", self._uses.get(name, 0))
+            case Concat(parts):
+                return concat(*(self._without_names(part, inside) for part in parts))
+            case Alternation(options):
+                return alternation(self._without_names(option, inside) for option in options)
+            case Repeat(inner, least, most):
+                return Repeat(self._without_names(inner, inside), least, most)
+            case Intersection(parts):
+                return Intersection(tuple(self._without_names(part, inside) for part in parts))
+            case Complement(inner):
+                return Complement(self._without_names(inner, inside))
+        return node
+
+    def _with_terminals(self, node: Node, between: Node) -> Node:
+        """The body of a rule with what its terminals stand for, and ignored text after each."""
+        match node:
+            case Ref(name) if _is_terminal(name):
+                return concat(self._resolved(name), between)
+            case Concat(parts):
+                return concat(*(self._with_terminals(part, between) for part in parts))
+            case Alternation(options):
+                return alternation(self._with_terminals(option, between) for option in options)
+            case Repeat(inner, least, most):
+                return Repeat(self._with_terminals(inner, between), least, most)
+            case Intersection() | Complement():
+                return concat(self._without_names(node, ()), between)
+        return node
+
+
+def _is_terminal(name: str) -> bool:
+    return name.strip("_%")[:1].isupper()

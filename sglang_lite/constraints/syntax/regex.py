@@ -1,0 +1,377 @@
+"""The regex dialect: Python's `re` for `str`, always matched against the whole text, minus what no automaton can do.
+
+`parse` gives a small tree whose leaves are sets of code points, so that every engine is handed the same language
+spelled in its own dialect (emit/regex.py), whatever `\\w`, `.` or `(?i)` mean there. Backreferences, lookaround, word
+boundaries, conditionals, atomic and possessive groups are refused with a caret under the place.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import NoReturn, TypeAlias, cast
+
+from sglang_lite.constraints.formal import charsets
+from sglang_lite.constraints.formal.charsets import ECMA, LAST, Ranges
+from sglang_lite.constraints.formal.nodes import (
+    ANY_CHAR,
+    ANY_TEXT,
+    EMPTY,
+    NOTHING,
+    Alternation,
+    CharSet,
+    Concat,
+    Node,
+    Repeat,
+    alternation,
+    concat,
+    repeat,
+)
+from sglang_lite.constraints.memo import remembered
+from sglang_lite.protocol import ConstraintError
+
+MAX_PATTERN_CHARS = 50_000
+MAX_REPEAT = 10_000
+MAX_NESTING = 100
+
+
+@remembered
+def parse(pattern: str) -> Node:
+    """Parses `pattern`.
+
+    Raises:
+        ConstraintError: not valid, or outside the dialect; the message shows the place.
+    """
+    parser = _Parser(pattern, ecma=False)
+    return parser.edges(parser.parse(), EMPTY, EMPTY)
+
+
+@remembered
+def parse_schema_pattern(pattern: str) -> Node:
+    """The texts in which a JSON schema's `pattern` is found: anywhere, and with the class escapes of ECMA-262.
+
+    Raises:
+        ConstraintError: as `parse`.
+    """
+    parser = _Parser(pattern, ecma=True)
+    tree = parser.parse()
+    more = Repeat(ANY_CHAR, 1, None)
+    # (what comes before, what ^ then says), and the same for what comes after and $
+    anchored: list[tuple[Node, Node]] = [(EMPTY, EMPTY), (more, NOTHING)]
+    free: list[tuple[Node, Node]] = [(ANY_TEXT, EMPTY)]
+    fronts = anchored if _has_anchor(tree, at_start=True) else free
+    backs = anchored if _has_anchor(tree, at_start=False) else free
+    return alternation(
+        concat(before, parser.edges(tree, caret, dollar), after) for before, caret in fronts for after, dollar in backs
+    )
+
+
+class _Anchor:
+    """`^`, `$` and the like, until the parser has seen what stands around it."""
+
+    def __init__(self, at: int, *, at_start: bool) -> None:
+        self.at, self.at_start = at, at_start
+
+
+_Tree: TypeAlias = "Node | _Anchor"  # in which a node's parts may be anchors as well
+
+
+def _has_anchor(tree: _Tree, *, at_start: bool) -> bool:
+    match tree:
+        case _Anchor():
+            return tree.at_start == at_start
+        case Concat(parts) | Alternation(parts):
+            return any(_has_anchor(part, at_start=at_start) for part in parts)
+        case Repeat(inner):
+            return _has_anchor(inner, at_start=at_start)
+    return False
+
+
+_CATEGORY = re.compile(r"\{(\^?)([A-Za-z_]+)\}")
+_CHARACTER_NAME = re.compile(r"\{([^}]+)\}")
+_OCTAL = re.compile("0[0-7]{0,2}|[1-7][0-7]{2}")  # of three digits, or of fewer with a zero before them
+_OCTAL_IN_CLASS = re.compile("[0-7]{1,3}")  # where nothing can be a backreference
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a"}
+
+
+class _Parser:
+    def __init__(self, pattern: str, *, ecma: bool) -> None:
+        self.pattern, self.ecma = pattern, ecma
+        self.at = 0
+        self.depth = 0
+        self.names: set[str] = set()  # of groups
+        self.ignore_case = self.dot_all = False
+
+    def parse(self) -> _Tree:
+        if len(self.pattern) > MAX_PATTERN_CHARS:
+            raise ConstraintError(f"regex: {len(self.pattern):,} characters long, the limit is {MAX_PATTERN_CHARS:,}.")
+        for i, char in enumerate(self.pattern):
+            if charsets.has_surrogates(char):
+                self.fail("a lone surrogate is no character", i)
+        self.global_flags()
+        tree = self.alternation()
+        if self.at < len(self.pattern):
+            self.fail("unmatched ')'")
+        return tree
+
+    def fail(self, problem: str, at: int | None = None, hint: str = "") -> NoReturn:
+        at = self.at if at is None else at
+        start = max(0, at - 40)
+        shown = self.pattern[start : at + 30].replace("\n", "⏎")
+        raise ConstraintError(f"regex: {problem}\n  {shown}\n  {' ' * (at - start)}^", hint=hint)
+
+    def peek(self, text: str) -> bool:
+        return self.pattern.startswith(text, self.at)
+
+    def take(self, text: str) -> bool:
+        if self.peek(text):
+            self.at += len(text)
+            return True
+        return False
+
+    def global_flags(self) -> None:
+        while match := re.compile(r"\(\?([a-zA-Z]+)\)").match(self.pattern, self.at):
+            self.set_flags(match[1], "", match.start(1))
+            self.at = match.end()
+
+    def set_flags(self, on: str, off: str, at: int) -> None:
+        known = "isu" if self.ecma else "isum"
+        for flag in on + off:
+            if flag not in known:
+                self.fail(f"flag {flag!r} is not supported", at, hint=f"Supported: {', '.join(known)}.")
+        if set(on) & set(off) or "u" in off:
+            self.fail("flags that are turned on can't be turned off", at)
+        # `m` changes only what ^ and $ mean inside the text, where they are refused anyway (what is searched for may
+        # begin there); `u` is the default.
+        self.ignore_case = (self.ignore_case or "i" in on) and "i" not in off
+        self.dot_all = (self.dot_all or "s" in on) and "s" not in off
+
+    def alternation(self) -> _Tree:
+        options = [self.concatenation()]
+        while self.take("|"):
+            options.append(self.concatenation())
+        return options[0] if len(options) == 1 else Alternation(cast(tuple[Node, ...], tuple(options)))
+
+    def concatenation(self) -> _Tree:
+        parts: list[_Tree] = []
+        while self.at < len(self.pattern) and not self.peek("|") and not self.peek(")"):
+            parts.append(self.repetition())
+        return parts[0] if len(parts) == 1 else Concat(cast(tuple[Node, ...], tuple(parts)))
+
+    def repetition(self) -> _Tree:
+        start = self.at
+        tree = self.atom()
+        counts = self.quantifier()
+        if counts is None:
+            return tree
+        if isinstance(tree, _Anchor):
+            self.fail("nothing to repeat", start)
+        if self.peek("+"):
+            self.fail("possessive quantifiers are not supported", hint="Drop the '+'.")
+        self.take("?")  # lazy or greedy: the same language
+        if self.quantifier() is not None:
+            self.fail("multiple repeat", self.at - 1)
+        return Repeat(tree, *counts)
+
+    def quantifier(self) -> tuple[int, int | None] | None:
+        for sign, counts in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
+            if self.take(sign):
+                return counts
+        match = re.compile(r"\{([0-9]*)(,?)([0-9]*)\}").match(self.pattern, self.at)
+        if not match or match[0] == "{}":
+            return None  # as in Python, other braces are literal
+        if self.ecma and not match[1]:
+            self.fail("a repeat without a least count is no repeat in a schema's pattern", hint="Write {0,…}.")
+        if max(len(match[1]), len(match[3])) > 100 or max(int(match[1] or 0), int(match[3] or 0)) > MAX_REPEAT:
+            self.fail(f"repeat counts go up to {MAX_REPEAT:,}")
+        least = int(match[1] or 0)
+        most = (int(match[3]) if match[3] else None) if match[2] else least
+        if most is not None and most < least:
+            self.fail("min repeat greater than max repeat")
+        self.at = match.end()
+        return least, most
+
+    def atom(self) -> _Tree:
+        start, char = self.at, self.pattern[self.at]
+        if char == "(":
+            return self.group()
+        if char == "[":
+            return CharSet(self.char_class())
+        if char == ".":
+            self.at += 1
+            return CharSet(charsets.ALL if self.dot_all else ECMA["."] if self.ecma else charsets.python_class("."))
+        if self.quantifier() is not None:
+            self.fail("nothing to repeat", start)
+        for name, at_start in (("^", True), (r"\A", True), ("$", False), (r"\Z", False), (r"\z", False)):
+            if self.take(name):
+                return _Anchor(self.at - len(name), at_start=at_start)
+        if char == "\\":
+            return CharSet(self.cased(self.escape(in_class=False)))
+        self.at += 1
+        return CharSet(self.cased(((ord(char), ord(char)),)))
+
+    def cased(self, ranges: Ranges) -> Ranges:
+        return charsets.ignoring_case(ranges) if self.ignore_case else ranges
+
+    def edges(self, tree: _Tree, caret: Node, dollar: Node, *, starts: bool = True, ends: bool = True) -> Node:
+        """The tree with its anchors replaced by what they say there. They may only stand at its edges.
+
+        Args:
+            caret, dollar: EMPTY where nothing comes before, or after, the pattern's match; NOTHING elsewhere.
+            starts, ends: nothing in the pattern can come before `tree`, or after it.
+        """
+        match tree:
+            case _Anchor():
+                if not (starts if tree.at_start else ends):
+                    place = "start" if tree.at_start else "end"
+                    self.fail(f"an anchor is only supported at the {place} of the pattern", tree.at)
+                return caret if tree.at_start else dollar
+            case Alternation(options):
+                return alternation(self.edges(o, caret, dollar, starts=starts, ends=ends) for o in options)
+            case Repeat(inner, least, most):
+                alone = most is not None and most <= 1
+                inside = self.edges(inner, caret, dollar, starts=starts and alone, ends=ends and alone)
+                return repeat(inside, least, most)
+            case Concat(parts):
+                solid = [i for i, part in enumerate(parts) if not isinstance(part, _Anchor)]
+                first, last = (solid[0], solid[-1]) if solid else (len(parts), -1)
+                return concat(
+                    *(
+                        self.edges(part, caret, dollar, starts=starts and i <= first, ends=ends and i >= last)
+                        for i, part in enumerate(parts)
+                    )
+                )
+        return tree
+
+    def group(self) -> _Tree:
+        start = self.at
+        saved = self.ignore_case, self.dot_all
+        self.at += 1
+        if self.take("?"):
+            if self.take("P<") or (self.peek("<") and not self.peek("<=") and not self.peek("<!") and self.take("<")):
+                end = self.pattern.find(">", self.at)
+                name = self.pattern[self.at : end]
+                if end < 0 or not name.isidentifier() or name in self.names:
+                    self.fail("bad group name")
+                if not self.ecma:  # where alternatives may share names
+                    self.names.add(name)
+                self.at = end + 1
+            elif not self.take(":"):
+                flags = re.compile(r"([a-zA-Z]*)(?:-([a-zA-Z]+))?:").match(self.pattern, self.at)
+                if not flags:
+                    kinds = {"=": "lookahead", "!": "lookahead", "<": "lookbehind", ">": "an atomic group",
+                             "(": "a conditional", "P": "a backreference", "#": "a comment"}  # fmt: skip
+                    kind = kinds.get(self.pattern[self.at : self.at + 1], "this group")
+                    self.fail(f"{kind} is not supported", start)
+                self.set_flags(flags[1], flags[2] or "", self.at)
+                self.at = flags.end()
+        self.depth += 1
+        if self.depth > MAX_NESTING:
+            self.fail(f"groups nest deeper than {MAX_NESTING}")
+        tree = self.alternation()
+        self.depth -= 1
+        if not self.take(")"):
+            self.fail("missing )", start)
+        self.ignore_case, self.dot_all = saved
+        return tree
+
+    def escape(self, *, in_class: bool) -> Ranges:
+        start = self.at
+        self.at += 1
+        if self.at >= len(self.pattern):
+            self.fail("the pattern ends in a backslash", start)
+        char = self.pattern[self.at]
+        self.at += 1
+        if char in "dDwWsS":
+            if not self.ecma:
+                return charsets.python_class("\\" + char)
+            ranges = ECMA[char.lower()]
+            return ranges if char.islower() else charsets.complement(ranges)
+        if char in "pP":
+            match = _CATEGORY.match(self.pattern, self.at)
+            if not match or not charsets.unicode_category(match[2]):
+                self.fail(r"\p needs a Unicode category in braces", start, hint=r"As in \p{L} or \p{Nd}.")
+            self.at = match.end()
+            ranges = charsets.unicode_category(match[2])
+            return charsets.complement(ranges) if (char == "P") != bool(match[1]) else ranges
+        if char in "xuU":
+            return self.code_point(char, start)
+        if char == "b" and in_class:
+            return ((8, 8),)
+        if char in _ESCAPES:
+            return ((ord(_ESCAPES[char]),) * 2,)
+        if octal := (_OCTAL_IN_CLASS if in_class else _OCTAL).match(self.pattern, start + 1):
+            self.at = octal.end()
+            if int(octal[0], 8) > 0o377:
+                self.fail(f"\\{octal[0]} is above \\377, the last octal escape", start)
+            return ((int(octal[0], 8),) * 2,)
+        if char == "N" and not self.ecma:
+            return self.named_character(start)
+        if char.isalnum() and char.isascii():
+            kind = {"b": "a word boundary", "B": "a word boundary"}.get(char, f"\\{char}")
+            backreference = char.isdigit() and not in_class
+            self.fail("a backreference is not supported" if backreference else f"{kind} is not supported", start)
+        return ((ord(char), ord(char)),)
+
+    def named_character(self, start: int) -> Ranges:
+        name = _CHARACTER_NAME.match(self.pattern, self.at)
+        try:
+            char = unicodedata.lookup(name[1]) if name else ""
+        except KeyError:
+            char = ""
+        if name is None or len(char) != 1:  # some names are of sequences
+            self.fail(r"\N needs the name of a Unicode character in braces", start)
+        self.at = name.end()
+        return ((ord(char), ord(char)),)
+
+    def code_point(self, kind: str, start: int) -> Ranges:
+        braces = (
+            re.compile(r"\{([0-9a-fA-F]{1,6})\}").match(self.pattern, self.at) if self.ecma and kind == "u" else None
+        )
+        width = {"x": 2, "u": 4, "U": 8}[kind]
+        digits = braces[1] if braces else self.pattern[self.at : self.at + width]
+        if (
+            not re.fullmatch("[0-9a-fA-F]{1,6}" if braces else f"[0-9a-fA-F]{{{width}}}", digits)
+            or int(digits, 16) > LAST
+        ):
+            self.fail(f"\\{kind} needs {width} hexadecimal digits of a character", start)
+        self.at = braces.end() if braces else self.at + width
+        code = int(digits, 16)
+        if charsets.has_surrogates(chr(code)):
+            self.fail("a lone surrogate is no character", start)
+        return ((code, code),)
+
+    def char_class(self) -> Ranges:
+        start = self.at
+        self.at += 1
+        negated = self.take("^")
+        ranges: list[tuple[int, int]] = []
+        first = not self.ecma  # in Python a ] that comes first is a character
+        while first or not self.peek("]"):
+            first = False
+            item = self.class_item(start)
+            if self.peek("-") and not self.pattern.startswith("]", self.at + 1) and self.at + 1 < len(self.pattern):
+                dash = self.at
+                self.at += 1
+                upper = self.class_item(start)
+                single = len(item) == len(upper) == 1 and item[0][0] == item[0][1] and upper[0][0] == upper[0][1]
+                if self.ecma and not single:  # ECMA-262, B.1.2: a hyphen beside a class is a character
+                    ranges += (*item, *upper, (ord("-"), ord("-")))
+                    continue
+                if not single or upper[0][0] < item[0][0]:
+                    self.fail("bad character range", dash)
+                ranges += charsets.without_surrogates(item[0][0], upper[0][0])
+            else:
+                ranges += item
+        self.at += 1
+        united = self.cased(charsets.union(ranges))
+        return charsets.complement(united) if negated else united
+
+    def class_item(self, start: int) -> Ranges:
+        if self.at >= len(self.pattern):
+            self.fail("unterminated character set", start)
+        if self.peek("\\"):
+            return self.escape(in_class=True)
+        char = self.pattern[self.at]
+        self.at += 1
+        return ((ord(char), ord(char)),)

@@ -1,0 +1,97 @@
+"""Reading the text of a grammar from left to right, with errors that show the place."""
+
+from __future__ import annotations
+
+import re
+from typing import NoReturn
+
+from sglang_lite.constraints.formal.nodes import Language, references
+from sglang_lite.protocol import ConstraintError
+
+MAX_GRAMMAR_CHARS = 500_000
+MAX_NESTING = 100
+
+
+class Source:
+    """
+    Args:
+        kind: of the grammar, for errors.
+        text: of the grammar.
+        blank: what may stand between its words, as a regular expression.
+    """
+
+    def __init__(self, kind: str, text: str, blank: str) -> None:
+        if len(text) > MAX_GRAMMAR_CHARS:
+            raise ConstraintError(f"{kind}: {len(text):,} characters long, the limit is {MAX_GRAMMAR_CHARS:,}.")
+        self.kind, self.text, self.at = kind, text, 0
+        self._blank = re.compile(blank)
+        self._depth = 0
+
+    @property
+    def left(self) -> bool:
+        return self.at < len(self.text)
+
+    def fail(self, problem: str, at: int | None = None, hint: str = "") -> NoReturn:
+        at = self.at if at is None else at
+        line = self.text.count("\n", 0, at) + 1
+        begin = self.text.rfind("\n", 0, at) + 1
+        shown = self.text[max(begin, at - 60) : at + 40].partition("\n")[0]
+        caret = " " * (at - max(begin, at - 60)) + "^"
+        raise ConstraintError(f"{self.kind}: line {line}: {problem}\n  {shown}\n  {caret}", hint=hint)
+
+    def skip(self) -> None:
+        """Goes past blanks and comments."""
+        match = self._blank.match(self.text, self.at)
+        if match:
+            self.at = match.end()
+
+    def peek(self, pattern: str) -> re.Match[str] | None:
+        return re.compile(pattern).match(self.text, self.at)
+
+    def take(self, pattern: str) -> re.Match[str] | None:
+        """What matches here, if anything does, and the blanks after it."""
+        match = self.peek(pattern)
+        if match:
+            self.at = match.end()
+            self.skip()
+        return match
+
+    def demand(self, pattern: str, what: str) -> re.Match[str]:
+        return self.take(pattern) or self.fail(f"{what} expected")
+
+    def deeper(self) -> None:
+        self._depth += 1
+        if self._depth > MAX_NESTING:
+            self.fail(f"groups nest deeper than {MAX_NESTING}")
+
+    def shallower(self) -> None:
+        self._depth -= 1
+
+    def counts(self) -> tuple[int, int | None] | None:
+        """A repetition sign, if one comes."""
+        for sign, counts in ((r"\*", (0, None)), (r"\+", (1, None)), (r"\?", (0, 1))):
+            if self.take(sign):
+                return counts
+        start = self.at
+        match = self.take(r"\{\s*(\d*)\s*(,?)\s*(\d*)\s*\}") or self.take(r"~\s*(\d+)\s*(\.\.)?\s*(\d*)")
+        if not match:
+            return None
+        if max(len(match[1] or ""), len(match[3] or "")) > 100:
+            self.fail("a repetition is {least,most}, with counts up to 10,000", start)
+        least = int(match[1] or 0)
+        most = (int(match[3]) if match[3] else None) if match[2] else least
+        if not (match[1] or match[3]) or (most is not None and most < least) or max(least, most or 0) > 10_000:
+            self.fail("a repetition is {least,most}, with counts up to 10,000", start)
+        return least, most
+
+
+def complete(language: Language, source: Source, uses: dict[str, int]) -> Language:
+    """The language, if every rule that is used is there.
+
+    Args:
+        uses: where each name is first used.
+    """
+    for name in dict.fromkeys(name for body in language.rules.values() for name in sorted(references(body))):
+        if name not in language.rules:
+            source.fail(f"there is no rule {name!r}", uses.get(name, 0))
+    return language
