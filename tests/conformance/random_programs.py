@@ -625,8 +625,9 @@ class Drawing:
         if draw.random() < 0.1:
             settings["timeout"] = 600
         steps = (Text(draw.choice(WORDS)), *self.steps(Open(0, stream=stream), at_least=2))
-        # Over before anything is asked. (A rollback of a run whose time is over is refused once that is known.)
-        if draw.random() < 0.5 * self.trouble and not any(isinstance(step, Checkpoint) for step in walk(steps)):
+        # Over before anything is asked. (Once that is known, a rollback is refused, and a branch is not cancelled any more.)
+        racy = any(isinstance(step, Checkpoint | Cancel) for step in walk(steps))
+        if draw.random() < 0.5 * self.trouble and not racy:
             settings["timeout"] = 1e-9
         return RandomProgram(steps, is_async, settings)
 
