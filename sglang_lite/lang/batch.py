@@ -59,12 +59,13 @@ class Crew:
         self._room = window  # runs that may still be started
         self._threads = self._waiting = self._idle = 0  # of them: waiting for values, waiting for room
         self._taken = 0
+        self._watched = False
         self._over = False
 
     def start(self) -> None:
         with self._bell:
             self._grow()
-        self._watch(0)
+            self._keep_watch()
 
     def stop(self) -> None:
         """Takes no further item, and stops those under way."""
@@ -88,6 +89,7 @@ class Crew:
         """Sees to it that somebody takes the next item. Under the lock."""
         if self._over or not self._room:
             return
+        self._keep_watch()
         if self._idle:
             self._bell.notify()
         elif self._waiting == self._threads:
@@ -98,16 +100,27 @@ class Crew:
             self._threads += 1
             threading.Thread(target=self._work, name="sglang_lite-body", daemon=True).start()
 
+    def _keep_watch(self) -> None:
+        """As long as there is room. Under the lock."""
+        if not self._watched:
+            self._watched = True
+            executor().post(self._watch_on, self._taken)
+
     def _watch(self, taken: int) -> None:
-        """Grows the crew when nothing has moved since `taken` items were taken; looks again until all are."""
+        """Grows the crew when nothing has moved since `taken` items were taken, and looks again. On the executor
+        loop."""
         with self._bell:
-            if self._over:
+            self._watched = bool(self._room) and not self._over
+            if not self._watched:
                 return
-            if self._room and not self._idle and taken == self._taken:
+            if not self._idle and taken == self._taken:
                 for _ in range(max(self._threads, 1)):
                     self._grow()
             taken = self._taken
-        executor().post(executor().loop.call_later, _STALL, self._watch, taken)
+        self._watch_on(taken)
+
+    def _watch_on(self, taken: int) -> None:
+        executor().loop.call_later(_STALL, self._watch, taken)
 
     def _work(self) -> None:
         watched.by = self

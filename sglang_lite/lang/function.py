@@ -38,9 +38,11 @@ Item: TypeAlias = "tuple[Sequence[Any], dict[str, Any]]"  # positional and keywo
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A batch: its items, how many may be under way, the file that keeps outcomes, and those it has already."""
+    """A batch: its items, what holds for all of them, how many may be under way, the file that keeps outcomes, and
+    those it has already."""
 
     items: list[Item]
+    settings: RunSettings
     window: int
     file: BatchFile | None
     known: Mapping[int, batch.Outcome]
@@ -416,7 +418,7 @@ class SglFunction:
             raise ParameterError(
                 "skip_damaged" if version is None else "version", "needs a checkpoint.", where=user_location()
             )
-        return _Plan(items, window, file, dict(file.states) if file is not None else {})
+        return _Plan(items, settings, window, file, dict(file.states) if file is not None else {})
 
     def trace(self, *, backend: Any = None, **kwargs: Any) -> Any:
         """Runs the body once without a backend and records its nodes. Arguments not given are symbols, which can be
@@ -444,13 +446,13 @@ class SglFunction:
             return self._async_crew(options, plan)
 
         def call(item: Item) -> _Call:
-            return _Call(self, item[0], item[1], options)
+            return _Call(self, item[0], item[1], options, plan.settings)
 
         return lambda held, report: Crew(call, plan.left, plan.window, _saving(report, plan.file), held=held)
 
     def _async_crew(self, options: dict[str, Any], plan: _Plan) -> Callable[[bool, Report], AsyncCrew]:
         async def body(item: Item) -> ProgramState:
-            call = _Call(self, item[0], item[1], options)
+            call = _Call(self, item[0], item[1], options, plan.settings)
             await call.arun()
             return call.state
 
@@ -510,13 +512,18 @@ class _Call:
     __slots__ = ("_args", "_kwargs", "_program", "state")
 
     def __init__(
-        self, program: SglFunction, args: Sequence[Any], kwargs: dict[str, Any], options: dict[str, Any]
+        self,
+        program: SglFunction,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        options: dict[str, Any],
+        settings: RunSettings | None = None,
     ) -> None:
         self._program, self._args = program, args
         self._kwargs = program._bound(args, kwargs, "run")
         outer = current_run.get()
         try:
-            run = Run(_backend(options), _settings(options), is_async=program.is_async, outer=outer)
+            run = Run(_backend(options), settings or _settings(options), is_async=program.is_async, outer=outer)
         except ParameterError as error:
             error.where = error.where or user_location()
             raise

@@ -27,6 +27,8 @@ class Unset(enum.Enum):
     def __repr__(self) -> str:
         return "UNSET"
 
+    __hash__ = object.__hash__  # an enumeration's own is Python, and parameters are mostly this
+
 
 UNSET: Final = Unset.UNSET
 

@@ -389,7 +389,7 @@ class Branch:
     def _submit(self, samples: _Samples) -> None:
         for request in samples.requests:
             self._live.add(request)
-            self._player.submit(request)
+            self._player.core.loop.receive(request)
 
     def _select(self, place: int, node: Select) -> None:
         assert self._log is not None

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -206,7 +207,7 @@ class StepLoop:
             self.post(command)
 
     def submit(self, request: Request) -> None:
-        self.post(lambda: self._receive(request))
+        self.post(partial(self.receive, request))
 
     def abort(self, request: Request) -> None:
         """Ends a request with RequestAbortedError, which has the result up to there, unless it has ended. Takes effect
@@ -269,7 +270,8 @@ class StepLoop:
                 return
             command()
 
-    def _receive(self, request: Request) -> None:
+    def receive(self, request: Request) -> None:
+        """`submit` on the loop's own thread."""
         if request.ended:
             return  # aborted while it was compiled
         if self._closing:

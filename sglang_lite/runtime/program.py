@@ -28,7 +28,6 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.branch import Branch, Queued
 from sglang_lite.runtime.core import Core
 from sglang_lite.runtime.grammar.base import CompiledGrammar
-from sglang_lite.runtime.request import Request
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
 ProgramSink: TypeAlias = Callable[["Played | ProgramResult | SglError"], None]
@@ -204,12 +203,6 @@ class Player:
             self.core.loop.post(done)
         except EngineClosedError as error:  # nothing else is left that could tell
             self.fail(error)
-
-    def submit(self, request: Request) -> None:
-        try:
-            self.core.loop.submit(request)
-        except EngineClosedError as error:
-            request.tell(error)
 
     def played(self, count: int) -> None:
         """So many nodes are not queued any more."""

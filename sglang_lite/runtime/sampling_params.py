@@ -74,6 +74,13 @@ def resolve_params(params: SamplingParams, vocab_size: int) -> ResolvedParams:
     Raises:
         ParameterError: a value out of range, by the parameter's name.
     """
+    try:
+        return _cached(params, vocab_size)
+    except TypeError:  # a list among them
+        return _resolved(params, vocab_size)
+
+
+def _resolved(params: SamplingParams, vocab_size: int) -> ResolvedParams:
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in given(params).items()}
     for parameter in PARAMETERS:
         if parameter.name in values:
@@ -89,6 +96,7 @@ def resolve_params(params: SamplingParams, vocab_size: int) -> ResolvedParams:
     return resolved
 
 
+_cached = lru_cache(maxsize=1024)(_resolved)
 _DEFAULTS: dict[str, Any] = {**{each.name: each.default for each in PARAMETERS}, "stop_regex": {}}
 
 
