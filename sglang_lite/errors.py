@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Mapping, Sequence
 from types import CodeType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sglang_lite.protocol.results import Generation
@@ -19,39 +19,58 @@ def shown(value: object) -> str:
         return "a huge number"
 
 
-class SourceLine(NamedTuple):
-    """A line of a program, by names: of another process, say."""
+class Location:
+    """A place in the user's program: of a code object the offset of an instruction, so that taking one costs nothing;
+    file, line and function are looked up when they are asked for."""
 
-    file: str
-    line: int
-    function: str
+    __slots__ = ("_at",)
 
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}"
+    def __init__(self, code: CodeType, instruction: int) -> None:
+        self._at: tuple[CodeType, int] | tuple[str, int, str] = (code, instruction)
 
+    @classmethod
+    def named(cls, file: str, line: int, function: str) -> Location:
+        """A place by its names: in another process, say."""
+        found = cls.__new__(cls)
+        found._at = file, line, function
+        return found
 
-class Location(NamedTuple):
-    """A place in the user's program: a code object and the offset of an instruction in it, so that taking one costs
-    nothing; the line is looked up when it is shown."""
-
-    code: CodeType
-    instruction: int
+    @property
+    def names(self) -> tuple[str, int, str]:
+        """File, line and function."""
+        if len(self._at) == 2:
+            code, instruction = self._at
+            lines = (line for start, end, line in code.co_lines() if start <= instruction < end)
+            self._at = code.co_filename, next(lines, None) or code.co_firstlineno, code.co_qualname
+        return self._at
 
     @property
     def file(self) -> str:
-        return self.code.co_filename
+        return self.names[0]
 
     @property
     def line(self) -> int:
-        lines = (line for start, end, line in self.code.co_lines() if start <= self.instruction < end)
-        return next(lines, None) or self.code.co_firstlineno
+        return self.names[1]
 
     @property
-    def source_line(self) -> SourceLine:
-        return SourceLine(self.file, self.line, self.code.co_qualname)
+    def function(self) -> str:
+        return self.names[2]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Location) and self.names == other.names
+
+    def __hash__(self) -> int:
+        return hash(self.names)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Location.named, self.names  # code can't be pickled
+
+    def __repr__(self) -> str:
+        return f"Location({self})"
 
     def __str__(self) -> str:
-        return str(self.source_line)
+        file, line, function = self.names
+        return f"{file}:{line} in {function}"
 
 
 class SglError(Exception):
@@ -69,15 +88,13 @@ class SglError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
-        self.where: Location | SourceLine | None = where
+        self.where = where
 
     def __copy__(self) -> SglError:
         return restored(type(self), self.args, self.__dict__)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By attributes, as constructors differ. Of the place its names: code can't be pickled.
-        where = self.where.source_line if isinstance(self.where, Location) else self.where
-        return restored, (type(self), self.args, {**self.__dict__, "where": where})
+        return restored, (type(self), self.args, self.__dict__)  # by attributes, as constructors differ
 
     def __str__(self) -> str:
         text = self.message

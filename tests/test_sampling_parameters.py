@@ -131,8 +131,8 @@ def test_docstrings_say_what_the_table_says():
 @pytest.mark.parametrize("parameter", named("gen").values(), ids=named("gen"))
 def test_gen_puts_a_value_under_its_name(parameter):
     written, read = said(parameter)
-    assert given(sgl.gen("a", **{parameter.name: written}).params) == {parameter.name: read}
-    assert given(sgl.gen("a", **{parameter.name: None}).params) == {}
+    assert given(sgl.gen("a", **{parameter.name: written}).node.params) == {parameter.name: read}
+    assert given(sgl.gen("a", **{parameter.name: None}).node.params) == {}
 
 
 @pytest.mark.parametrize("parameter", named("run").values(), ids=named("run"))
@@ -242,15 +242,15 @@ def test_lists_are_as_long_as_the_table_says(parameter):
 )  # fmt: skip
 def test_what_another_backend_may_take_is_an_engines_to_refuse(wide):
     (name,) = wide
-    node = sgl.gen("a", **wide)
+    asked = sgl.gen("a", **wide)
     with pytest.raises(sgl.ParameterError, match=f"^{name}: .* is outside an engine's range"):
-        resolve_params(node.params, 10)
+        resolve_params(asked.node.params, 10)
 
 
 def test_an_argument_that_is_not_known_yet_is_taken_in_a_trace_and_refused_by_an_engine():
-    node = sgl.gen("a", temperature=SglArgument("t"))
+    asked = sgl.gen("a", temperature=SglArgument("t"))
     with pytest.raises(sgl.ParameterError, match=r"^temperature: Argument.* is only known when the program runs"):
-        resolve_params(node.params, 10)
+        resolve_params(asked.node.params, 10)
 
 
 # ---------------------------------------------------------------------------------------------------------- the docs

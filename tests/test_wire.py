@@ -35,7 +35,7 @@ plain = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
     max_leaves=6,
 )
-places = st.builds(errors.SourceLine, texts, st.integers(0, 10**6), texts)
+places = st.builds(errors.Location.named, texts, st.integers(0, 10**6), texts)
 
 
 def values(kind):
@@ -57,7 +57,7 @@ def values(kind):
         return records(kind)
     return {
         str: texts, int: integers, float: floats, bool: st.booleans(), bytes: st.binary(max_size=8),
-        type(None): st.none(), protocol.Unset: st.just(protocol.UNSET),
+        type(None): st.none(), protocol.Unset: st.just(protocol.UNSET), errors.Location: places,
     }[kind]  # fmt: skip
 
 
@@ -141,7 +141,7 @@ def test_the_table_has_every_record_and_every_error():
         return {kind}.union(*map(below, kind.__subclasses__()))
 
     homes = ("sglang_lite.protocol", "sglang_lite.program")
-    ours = {kind for kind in below(Record) if kind.__module__.startswith(homes)} - {Record, Variant}
+    ours = {kind for kind in below(Record) if kind.__module__.startswith(homes)} - {Record, Variant, nodes.BaseNode}
     assert set(wire.TYPES.values()) == ours
     assert set(failure.ERRORS.values()) == {kind for kind in below(sgl.SglError) if kind.__module__ == errors.__name__}
     assert messages._Played.__struct_fields__ == protocol.Played.__struct_fields__
@@ -188,7 +188,7 @@ def test_an_error_travels_with_its_place_and_what_caused_it(form):
     caught.value.add_note("in the third item")
     again = wire.decode(wire.encode(caught.value, form=form), form=form)
     assert str(again) == str(caught.value)
-    assert again.where == errors.SourceLine(code.co_filename, code.co_firstlineno, code.co_qualname)
+    assert again.where == errors.Location.named(code.co_filename, code.co_firstlineno, code.co_qualname)
     assert again.__notes__ == ["in the third item", "Caused by ValueError: half \\ud800"]
 
 
@@ -423,14 +423,14 @@ SENT = [
     protocol.Prompt((protocol.Span("a" * 40, (1, 2, 70_000)),), (protocol.Message("user", ("x", protocol.Image(b"\x00" * 20))),)),
     G("text", tuple(range(200)), matched=3, usage=protocol.Usage(3, total_s=0.5), meta={"a": [None, {"b": 1.5}]}),
     protocol.Selection((protocol.ChoiceScore("a", (1,), (-math.inf,)),)),
-    protocol.Played((1, 0), "name", sgl.ParameterError("a", "bad", where=errors.SourceLine("f.py", 3, "f"))),
+    protocol.Played((1, 0), "name", sgl.ParameterError("a", "bad", where=errors.Location.named("f.py", 3, "f"))),
     aborted("gone", G("so far")),
     nodes.Program((
         nodes.Text("a", (1,)),
         nodes.Fork(((nodes.Gen("x", protocol.SamplingParams(stop=(".",)), protocol.Regex("a+")), nodes.Mark()),) * 2),
         nodes.Select("y", ("a", "b"), seed=3),
         nodes.Rollback(1),
-        nodes.Join(1, (2, 2)),
+        nodes.Join(1, (2, 2), "gather_variable"),
     )),
     sgl.BatchError("m", [None, sgl.ConstraintError("no", pointer="/x")]),
 ]  # fmt: skip

@@ -17,19 +17,17 @@ from sglang_lite.lang.ir import (
     DTYPES,
     GenOptions,
     Multi,
-    SglExpr,
-    SglExprList,
     SglGen,
     SglImage,
-    SglRoleBegin,
-    SglRoleEnd,
     SglSelect,
     SglSeparateReasoning,
     SglVideo,
-    as_expr,
 )
 from sglang_lite.lang.params import check_limits, gen_params
 from sglang_lite.lang.tools import Toolbox
+from sglang_lite.program.choosing import name_of
+from sglang_lite.program.expressions import Expression, Expressions, as_expression
+from sglang_lite.program.nodes import Gen, Select, TurnBegin, TurnEnd
 from sglang_lite.protocol import Constraint, Ebnf, JsonSchema, Lark, Number, ParameterError, Regex
 from sglang_lite.text.reasoning import ReasoningParser
 
@@ -192,21 +190,21 @@ def gen(
     if timeout is not None or retries is not None or check is not None or backend is not None or reasoning is not None:
         options = _options(timeout, retries, check, backend, reasoning)
     if not kinds:
-        return SglGen(name, params, None, None, options)
+        return SglGen(Gen(name, params), None, options)
     if tools is not None:
         toolbox = Toolbox.of(tools, "auto" if tool_choice is None else tool_choice)
         spelled = toolbox.value_type(None)
-        return SglGen(name, params, spelled.constraint, spelled, options, toolbox)
+        return SglGen(Gen(name, params, spelled.constraint), spelled, options, toolbox)
     if type is not None:
         wanted = value_type(type)
-        return SglGen(name, params, wanted.constraint, wanted, options)
+        return SglGen(Gen(name, params, wanted.constraint), wanted, options)
     if dtype is not None:
         if not isinstance(dtype, str | builtins.type) or dtype not in DTYPES:
             raise ParameterError("dtype", f"{dtype!r} is not int, float, bool or str.", hint="type= takes any type.")
         asked = DTYPES[dtype]
-        return SglGen(name, params, asked, number_text(asked) if isinstance(asked, Number) else None, options)
+        return SglGen(Gen(name, params, asked), number_text(asked) if isinstance(asked, Number) else None, options)
     wanted_text = _constraint(kinds[0], given[_KINDS.index(kinds[0])])
-    return SglGen(name, params, wanted_text, None, options)
+    return SglGen(Gen(name, params, wanted_text), None, options)
 
 
 def _options(timeout: Any, retries: Any, check: Any, backend: Any, reasoning: Any) -> GenOptions:
@@ -327,7 +325,8 @@ def select(
     several = (Multi() if multi else None) if isinstance(multi, bool) else multi
     if several is not None and not isinstance(several, Multi):
         raise ParameterError("multi", f"{multi!r:.60} is not True, False or a Multi.")
-    return SglSelect(name, texts, float(temperature), method_of(choices_method), several)
+    method = method_of(choices_method)
+    return SglSelect(Select(name, texts, name_of(method), float(temperature)), method, several)
 
 
 def image(expr: Any) -> SglImage:
@@ -340,7 +339,7 @@ def video(path: str, num_frames: int) -> SglVideo:
     return SglVideo(path, num_frames)
 
 
-def separate_reasoning(expr: SglExpr | None = None, model_type: str | None = None) -> SglExprList:
+def separate_reasoning(expr: Expression | None = None, model_type: str | None = None) -> Expressions:
     """Generations whose reasoning goes into `<name>_reasoning_content`, and only the answer into `<name>`.
 
     Args:
@@ -348,51 +347,51 @@ def separate_reasoning(expr: SglExpr | None = None, model_type: str | None = Non
     """
     if expr is None or model_type is None:
         raise ParameterError("separate_reasoning", "needs an expression and a model_type.")
-    if not isinstance(expr, SglExpr):
+    if not isinstance(expr, Expression):
         raise ParameterError("separate_reasoning", f"a {builtins.type(expr).__name__} is no expression.")
     ReasoningParser(model_type)
-    return SglExprList((SglSeparateReasoning(model_type, expr),))
+    return Expressions((SglSeparateReasoning(model_type, expr),))
 
 
-def _turn(role: str, expr: str | SglExpr | None) -> SglExprList:
-    begin, end = SglRoleBegin(role), SglRoleEnd(role)
-    return SglExprList((begin, end) if expr is None else (begin, as_expr(expr), end))
+def _turn(role: str, expr: str | Expression | None) -> Expressions:
+    begin, end = TurnBegin(role), TurnEnd(role)
+    return Expressions((begin, end) if expr is None else (begin, as_expression(expr), end))
 
 
-def system(expr: str | SglExpr | None = None) -> SglExprList:
+def system(expr: str | Expression | None = None) -> Expressions:
     """A system turn."""
     return _turn("system", expr)
 
 
-def user(expr: str | SglExpr | None = None) -> SglExprList:
+def user(expr: str | Expression | None = None) -> Expressions:
     """A user turn."""
     return _turn("user", expr)
 
 
-def assistant(expr: str | SglExpr | None = None) -> SglExprList:
+def assistant(expr: str | Expression | None = None) -> Expressions:
     """An assistant turn."""
     return _turn("assistant", expr)
 
 
-def system_begin() -> SglRoleBegin:
-    return SglRoleBegin("system")
+def system_begin() -> TurnBegin:
+    return TurnBegin("system")
 
 
-def system_end() -> SglRoleEnd:
-    return SglRoleEnd("system")
+def system_end() -> TurnEnd:
+    return TurnEnd("system")
 
 
-def user_begin() -> SglRoleBegin:
-    return SglRoleBegin("user")
+def user_begin() -> TurnBegin:
+    return TurnBegin("user")
 
 
-def user_end() -> SglRoleEnd:
-    return SglRoleEnd("user")
+def user_end() -> TurnEnd:
+    return TurnEnd("user")
 
 
-def assistant_begin() -> SglRoleBegin:
-    return SglRoleBegin("assistant")
+def assistant_begin() -> TurnBegin:
+    return TurnBegin("assistant")
 
 
-def assistant_end() -> SglRoleEnd:
-    return SglRoleEnd("assistant")
+def assistant_end() -> TurnEnd:
+    return TurnEnd("assistant")

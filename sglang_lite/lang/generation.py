@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextvars import copy_context
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,11 +18,12 @@ import msgspec
 from sglang_lite.constraints.matching import validate
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.futures import located
-from sglang_lite.lang.ir import GenOptions, SglSamplingParams, SglSelect
+from sglang_lite.lang.ir import GenOptions, SglSamplingParams
 from sglang_lite.lang.loop import Mailbox
-from sglang_lite.lang.ops import GenOp, Reasoned, SelectOp
-from sglang_lite.lang.results import decide, delta_meta, joined_meta
-from sglang_lite.program.choosing import ChoicesDecision, checked
+from sglang_lite.lang.ops import GenOp, JoinOp, Op, Reasoned, SelectOp
+from sglang_lite.lang.results import delta_meta, joined_meta
+from sglang_lite.program.choosing import ChoicesDecision, checked, decide
+from sglang_lite.program.nodes import Select
 from sglang_lite.protocol import (
     CapabilityError,
     Constraint,
@@ -66,9 +66,9 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts, doubling
 def at_once(branch: StreamExecutor, op: GenOp) -> bool:
     """Plays a generation whose answer is there without waiting. False: it has to wait."""
     backend = branch.backend
-    if not backend.answers_now or op.node.options is not None or branch.log is not None or not branch.run.plain:
+    if not backend.answers_now or op.own.options is not None or branch.log is not None or not branch.run.plain:
         return False
-    generations = backend.answer_now(branch.prompt(), op.params, _constraint(branch, op))
+    generations = backend.answer_now(branch.prompt(), op.node.params, _constraint(branch, op))
     if generations is None:
         return False
     _accept(branch, op, generations, _values(op, generations))
@@ -80,15 +80,15 @@ async def agenerate(branch: StreamExecutor, op: GenOp) -> None:
     run = branch.run
     if branch.line is not None:
         branch.line.reach(op, branch.pieces)
-    if op.node.options is None and run.plain:
+    if op.own.options is None and run.plain:
         generations = await _ask(branch, op, _NO_OPTIONS, 0, live=True)
         _accept(branch, op, generations, _values(op, generations))
         return
-    options = op.node.options or _NO_OPTIONS
+    options = op.own.options or _NO_OPTIONS
     retries = run.settings.retries if options.retries is None else options.retries
     live = not retries and options.check is None  # text that may be taken back is not shown while it comes
 
-    answered, greedy = False, op.params.temperature == 0 or op.params.top_k == 1
+    answered, greedy = False, op.node.params.temperature == 0 or op.node.params.top_k == 1
 
     async def ask(attempt: int) -> tuple[list[Generation], list[Any]]:
         nonlocal answered
@@ -176,20 +176,19 @@ def generate(branch: StreamExecutor, op: GenOp) -> None:
     _accept(branch, op, generations, _values(op, generations))
 
 
-def needs_loop(branch: StreamExecutor, op: Any) -> bool:
+def needs_loop(branch: StreamExecutor, op: Op) -> bool:
     """Whether an operation of a backend with blocking hooks has to be played on the executor loop: where it waits for
     other branches (a thread that waited for them could be the one they need), where there are attempts or a time limit
     to watch, or another backend to ask."""
-    node = getattr(op, "node", None)
-    if node is None:
-        return hasattr(op, "children")
-    return not branch.run.plain or getattr(node, "options", None) is not None
+    if isinstance(op, GenOp | SelectOp):
+        return not branch.run.plain or (isinstance(op, GenOp) and op.own.options is not None)
+    return isinstance(op, JoinOp)
 
 
 async def _ask(branch: StreamExecutor, op: GenOp, options: GenOptions, attempt: int, *, live: bool) -> list[Generation]:
     """One attempt: the samples, in order."""
     backend = branch.backend if options.backend is None else options.backend
-    params = op.params
+    params = op.node.params
     if attempt and not isinstance(params.seed, Unset):  # the same draws would give the same answer
         params = msgspec.structs.replace(params, seed=reseeded(params.seed, attempt))
     stream = branch.log is not None
@@ -228,7 +227,7 @@ def _asked(branch: StreamExecutor, op: GenOp, params: SamplingParams) -> tuple[L
 def _constraint(branch: StreamExecutor, op: GenOp) -> Constraint | None:
     """What a generation must be where the branch is now."""
     walk = branch.walk
-    return op.constraint if walk is None else Continuation(walk.constraint, walk.text, op.constraint)
+    return op.node.constraint if walk is None else Continuation(walk.constraint, walk.text, op.node.constraint)
 
 
 class _Show:
@@ -238,7 +237,7 @@ class _Show:
 
     def __init__(self, branch: StreamExecutor, op: GenOp, reasoning: str | None) -> None:
         self._log, self._op = branch.log, op
-        self._parser = None if reasoning is None else ReasoningParser(reasoning, once=op.constraint is not None)
+        self._parser = None if reasoning is None else ReasoningParser(reasoning, once=op.node.constraint is not None)
         self._chars = self._ids = self._logprobs = 0  # shown so far
         self._early: dict[str, Any] = {}  # metadata whose text is yet to come
 
@@ -295,18 +294,18 @@ def _values(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
     Raises:
         ValueValidationError: a text is no value of the node's type, or breaks its schema.
     """
-    node = op.node
+    own = op.own
     texts = [g.text for g in generations]
-    if node.options is not None and node.options.reasoning is not None:
+    if own.options is not None and own.options.reasoning is not None:
         texts = [_split(op, text)[1] for text in texts]
-    if node.value_type is not None:
-        return [node.value_type.parse(text) for text in texts]
-    if isinstance(node.constraint, JsonSchema):
+    if own.value_type is not None:
+        return [own.value_type.parse(text) for text in texts]
+    if isinstance(own.node.constraint, JsonSchema):
         from sglang_lite.constraints.schema import parse_json
 
         for generation, text in zip(generations, texts):
             if generation.finish_reason == "stop":  # text that max_tokens cut short says so in its metadata
-                parse_json(node.constraint, text)
+                parse_json(own.node.constraint, text)
     return texts
 
 
@@ -317,10 +316,10 @@ def _hold(branch: StreamExecutor, op: GenOp, generations: Sequence[Generation]) 
     Raises:
         ValueValidationError: a text breaks it.
     """
-    constraint = op.constraint
-    if constraint is None or branch.walk is not None or op.node.value_type or isinstance(constraint, JsonSchema):
+    constraint = op.node.constraint
+    if constraint is None or branch.walk is not None or op.own.value_type or isinstance(constraint, JsonSchema):
         return
-    given = (op.node.params, branch.run.settings.params)
+    given = (op.own.node.params, branch.run.settings.params)
     if any(not isinstance(getattr(params, stop), Unset) for params in given for stop in _STOPS):
         return  # they may end it anywhere
     for generation in generations:
@@ -330,9 +329,9 @@ def _hold(branch: StreamExecutor, op: GenOp, generations: Sequence[Generation]) 
 
 def _split(op: GenOp, text: str) -> tuple[str, str]:
     """Reasoning and answer. In one that is constrained marks of reasoning may be part of a value."""
-    assert op.node.options is not None
-    assert op.node.options.reasoning is not None
-    return ReasoningParser.split(op.node.options.reasoning, text, once=op.constraint is not None)
+    assert op.own.options is not None
+    assert op.own.options.reasoning is not None
+    return ReasoningParser.split(op.own.options.reasoning, text, once=op.node.constraint is not None)
 
 
 def reseeded(seed: int | Unset, attempt: int) -> int | Unset:
@@ -360,10 +359,10 @@ def _accept(branch: StreamExecutor, op: GenOp, generations: Sequence[Generation]
     """Appends the first sample to the text and gives the variable its value."""
     if branch._at is not op:  # stopped meanwhile
         return
-    several = not isinstance(op.params.n, Unset) and op.params.n > 1
-    if several and len(generations) != op.params.n:
-        raise ProgramError(f"the backend gave {len(generations)} of {op.params.n} samples.")
-    first, options = generations[0], op.node.options or _NO_OPTIONS
+    several = not isinstance(op.node.params.n, Unset) and op.node.params.n > 1
+    if several and len(generations) != op.node.params.n:
+        raise ProgramError(f"the backend gave {len(generations)} of {op.node.params.n} samples.")
+    first, options = generations[0], op.own.options or _NO_OPTIONS
     own = options.backend is None
     spans = first.spans if first.spans and own else (Span(first.text, special=False),)
     if options.reasoning is not None:
@@ -387,7 +386,7 @@ def _accept(branch: StreamExecutor, op: GenOp, generations: Sequence[Generation]
 
 def _call_hooks(backend: BaseBackend, branch: StreamExecutor, op: GenOp, show: _Show | None) -> list[Generation]:
     """Calls `generate` or, in a stream of one sample, `generate_stream`."""
-    given = SglSamplingParams.of(op.params, op.constraint)
+    given = SglSamplingParams.of(op.node.params, op.node.constraint)
     if branch.log is None or given.n > 1:
         text, meta = backend.generate(branch, given)
         texts = text if isinstance(text, list) else [text]
@@ -455,34 +454,36 @@ async def _elsewhere(submit: Callable[[Callable[[], object]], object], work: Cal
 
 def select_at_once(branch: StreamExecutor, op: SelectOp) -> bool:
     """Plays a selection whose scores are there without waiting. False: it has to wait."""
-    if not branch.backend.answers_now or op.node.multi is not None or branch.log is not None or not branch.run.plain:
+    if not branch.backend.answers_now or op.own.multi is not None or branch.log is not None or not branch.run.plain:
         return False
-    node = op.node
-    selection = branch.backend.select_now(
-        branch.prompt(), _choices(branch, node), unconditional=node.choices_method.requires_unconditional_logprobs
-    )
+    unconditional = op.own.choices_method.requires_unconditional_logprobs
+    selection = branch.backend.select_now(branch.prompt(), _choices(branch, op.node), unconditional=unconditional)
     if selection is None:
         return False
-    _picked(branch, op, selection, decide(node, selection, op.seed))
+    _picked(branch, op, selection, _decided(op, selection))
     return True
 
 
 async def aselect(branch: StreamExecutor, op: SelectOp) -> None:
     """Plays a selection."""
-    backend, node = branch.backend, op.node
+    backend = branch.backend
     if branch.line is not None:
         branch.line.reach(op, branch.pieces)
     if backend.blocking:
         decision = await _retried(branch, partial(in_pool, backend, partial(_select_hook, branch, op)))
         _picked(branch, op, None, decision)
-    elif node.multi is None:
-        selection = await _score(branch, op, node, _choices(branch, node))
-        _picked(branch, op, selection, decide(node, selection, op.seed))
+    elif op.own.multi is None:
+        selection = await _score(branch, op, _choices(branch, op.node))
+        _picked(branch, op, selection, _decided(op, selection))
     else:
         await _select_several(branch, op)
 
 
-def _choices(branch: StreamExecutor, node: SglSelect) -> Sequence[str]:
+def _decided(op: SelectOp, selection: Selection) -> ChoicesDecision:
+    return decide(selection, op.node.choices, op.own.choices_method, op.node.temperature, op.node.seed)
+
+
+def _choices(branch: StreamExecutor, node: Select) -> Sequence[str]:
     """Those that may come where the branch is now."""
     return node.choices if branch.walk is None else branch.walk.possible(node.choices)
 
@@ -491,8 +492,8 @@ async def _retried(branch: StreamExecutor, ask: Callable[[], Awaitable[_T]]) -> 
     return await (ask() if branch.run.plain else _attempts(branch, branch.run.settings.retries, lambda _: ask()))
 
 
-async def _score(branch: StreamExecutor, op: SelectOp, node: SglSelect, texts: Sequence[str]) -> Selection:
-    unconditional = node.choices_method.requires_unconditional_logprobs
+async def _score(branch: StreamExecutor, op: SelectOp, texts: Sequence[str]) -> Selection:
+    unconditional = op.own.choices_method.requires_unconditional_logprobs
     if branch.line is None:
         prompt = branch.prompt()
         return await _retried(branch, partial(branch.backend.aselect, prompt, texts, unconditional=unconditional))
@@ -509,17 +510,17 @@ async def _score(branch: StreamExecutor, op: SelectOp, node: SglSelect, texts: S
 
 
 async def _select_several(branch: StreamExecutor, op: SelectOp) -> None:
-    node, multi = op.node, op.node.multi
+    node, multi = op.node, op.own.multi
     assert multi is not None
     left, taken, records = list(node.choices), list[str](), []
     while left:
         before = multi.separator if taken else ""
         texts = [before + choice for choice in left] + ([multi.end] if taken else [])
-        step = replace(node, choices=tuple(texts), multi=None)
-        selection = await _score(branch, op, step, texts)
+        selection = await _score(branch, op, texts)
         if branch._at is not op:  # as in _accept
             return
-        records.append((selection, decide(step, selection, reseeded(op.seed, len(taken)))))
+        seed = reseeded(node.seed, len(taken))
+        records.append((selection, decide(selection, texts, op.own.choices_method, node.temperature, seed)))
         decision = records[-1][1].decision
         if decision == multi.end:
             break
@@ -541,12 +542,12 @@ def select(branch: StreamExecutor, op: SelectOp) -> None:
 
 
 def _select_hook(branch: StreamExecutor, op: SelectOp) -> ChoicesDecision:
-    node: SglSelect = op.node
-    if node.multi is not None:
+    node = op.node
+    if op.own.multi is not None:
         raise CapabilityError(
             f"select(multi=…) is not possible on {type(branch.backend).__name__}: it picks without scores."
         )
-    decision = branch.backend.select(branch, list(node.choices), node.temperature, node.choices_method)
+    decision = branch.backend.select(branch, list(node.choices), node.temperature, op.own.choices_method)
     return checked(decision, node.choices)
 
 

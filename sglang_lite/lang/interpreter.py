@@ -37,29 +37,17 @@ from sglang_lite.lang.futures import Cell, TextLog, located
 from sglang_lite.lang.ir import (
     NUMBER_STOPS,
     SglCall,
-    SglConstantText,
-    SglExpr,
-    SglExprList,
     SglGen,
-    SglGrammarBegin,
-    SglGrammarEnd,
     SglImage,
-    SglRoleBegin,
-    SglRoleEnd,
     SglSelect,
     SglSeparateReasoning,
-    SglVarScopeBegin,
-    SglVarScopeEnd,
-    not_addable,
     number_as_regex,
 )
 from sglang_lite.lang.loop import executor, forks
 from sglang_lite.lang.ops import (
     ForkOp,
     GenOp,
-    GrammarOp,
     HookOp,
-    ImageOp,
     JoinOp,
     Mark,
     MarkOp,
@@ -69,12 +57,25 @@ from sglang_lite.lang.ops import (
     Reasoned,
     ScopeOp,
     SelectOp,
-    TextOp,
-    TurnOp,
 )
 from sglang_lite.lang.push_down import Handed, Line
 from sglang_lite.lang.results import total_usage, usages_of
 from sglang_lite.lang.tracebacks import is_library
+from sglang_lite.program.expressions import Expression, Expressions, not_addable
+from sglang_lite.program.nodes import (
+    Fork,
+    Gen,
+    GrammarBegin,
+    GrammarEnd,
+    ImagePart,
+    Join,
+    JoinMode,
+    ScopeBegin,
+    ScopeEnd,
+    Text,
+    TurnBegin,
+    TurnEnd,
+)
 from sglang_lite.protocol import (
     UNSET,
     Constraint,
@@ -96,6 +97,7 @@ from sglang_lite.protocol import (
     Unset,
     Usage,
 )
+from sglang_lite.protocol.sampling import PARAMETERS
 from sglang_lite.text.chat_template import ChatTemplate
 from sglang_lite.text.reasoning import reasoned
 
@@ -106,7 +108,8 @@ logger = logging.getLogger("sglang_lite")
 
 NO_PARAMS = SamplingParams()
 _NO_CONTEXT = Context()
-_UNKNOWN_TO_HOOKS = ("seed", "include_stop", "repetition_penalty", "logit_bias", "token_ids_logprob")
+_NOTHING = Text("")  # what a forked branch is at until its parent gets there
+_UNKNOWN_TO_HOOKS = tuple(parameter.name for parameter in PARAMETERS if "hooks" not in parameter.places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,65 +265,68 @@ class StreamExecutor:
 
     # ------------------------------------------------------------------------------ the submitting side
 
-    def submit(self, expr: SglExpr | str, where: Location | None = None) -> None:
+    def submit(self, expr: Expression | str, where: Location | None = None) -> None:
         """Queues what `expr` says. Misuse that can be seen now is raised now."""
         if isinstance(expr, str):
-            self._put(expr) if self._grammar is None else self._put_in_grammar(expr, where)
-        elif isinstance(expr, SglExprList):
-            for node in expr.walk():
-                self._submit_node(node, where)
-        elif isinstance(expr, SglExpr):
-            self._submit_node(expr, where)
+            self._put_text(expr, where)
+        elif isinstance(expr, Expressions):
+            for part in expr.walk():
+                self._submit_part(part, where)
+        elif isinstance(expr, Expression):
+            self._submit_part(expr, where)
         else:
             raise not_addable("+=", expr, where)
 
-    def _submit_node(self, node: SglExpr, where: Location | None) -> None:
-        match node:
-            case SglConstantText():
-                self._put(node.value) if self._grammar is None else self._put_in_grammar(node.value, where)
+    def _submit_part(self, part: Expression, where: Location | None) -> None:
+        match part:
+            case Text():
+                self._put_text(part.text, where, part.ids, special=part.special)
             case SglGen():
-                self._put(self._gen(node, where))
+                self._put(self._gen(part, where))
             case SglSelect():
-                self._check_select(node, where)
-                self._ahead = None
-                cell, log = self._declare(node.name, where)
-                self._put(SelectOp(node, cell, log, self._node_seed()))
-            case SglRoleBegin():
-                self._begin_turn(node.role, where)
-            case SglRoleEnd():
-                self._end_turn(node.role, where)
-            case SglVarScopeBegin():
+                self._put(self._select(part, where))
+            case TurnBegin():
+                self._begin_turn(part.role, where)
+            case TurnEnd():
+                self._end_turn(part.role, where)
+            case ScopeBegin():
                 cell = Cell(where)
-                self._scopes[node.name] = (*self._scopes.get(node.name, ()), cell)
-                self._put(ScopeOp(cell, begins=True))
-            case SglVarScopeEnd():
-                if node.name not in self._scopes:
-                    raise ProgramError(f"the variable scope {node.name!r} is not open.", where=where)
-                *outer, cell = self._scopes.pop(node.name)
+                self._scopes[part.name] = (*self._scopes.get(part.name, ()), cell)
+                self._put(ScopeOp(ScopeBegin(part.name, where=where), cell))
+            case ScopeEnd():
+                if part.name not in self._scopes:
+                    raise ProgramError(f"the variable scope {part.name!r} is not open.", where=where)
+                *outer, cell = self._scopes.pop(part.name)
                 if outer:
-                    self._scopes[node.name] = tuple(outer)
-                self._name(node.name, cell)
-                self._put(ScopeOp(cell, begins=False))
-            case SglGrammarBegin():
-                self._begin_grammar(node, where)
-            case SglGrammarEnd():
+                    self._scopes[part.name] = tuple(outer)
+                self._name(part.name, cell)
+                self._put(ScopeOp(ScopeEnd(part.name, where=where), cell))
+            case GrammarBegin():
+                self._begin_grammar(part, where)
+            case GrammarEnd():
                 self._end_grammar(where)
             case SglImage():
-                self._put_images(node.load(where), where)
+                self._put_images(part.load(where), where)
             case SglSeparateReasoning():
-                for part in node.marked().walk():
-                    self._submit_node(part, where)
+                for each in part.marked().walk():
+                    self._submit_part(each, where)
             case SglCall():
-                node.play_on(self)
+                part.play_on(self)
             case _:
-                raise ParameterError("+=", f"{node!r} can't be executed.", where=where)
+                raise ParameterError("+=", f"{part!r} can't be executed.", where=where)
 
-    def _put_in_grammar(self, text: str, where: Location | None) -> None:
+    def _put_text(
+        self, text: str, where: Location | None, ids: tuple[int, ...] | None = None, *, special: bool = True
+    ) -> None:
+        if type(text) is not str:
+            if not isinstance(text, str):
+                raise not_addable("+=", text, where)
+            text = str.__str__(text)  # a subclass is no plain data
         if self._ahead is not None:  # it is refused where it stands
             self._ahead.push(text)
-        self._put(TextOp(text, where))
+        self._put(Text(text, ids, special and self._role is None, where=where))
 
-    def _begin_grammar(self, node: SglGrammarBegin, where: Location | None) -> None:
+    def _begin_grammar(self, node: GrammarBegin, where: Location | None) -> None:
         from sglang_lite.constraints.byte_matcher import Walk
 
         if self._grammar is not None:
@@ -329,37 +335,49 @@ class StreamExecutor:
             raise self.backend.refusal(
                 node, "a grammar over several nodes", "Write all of it with one gen(constraint=…).", where
             )
-        walk = Walk(node.constraint)
-        self._grammar, self._ahead = node.constraint, walk.copy()
-        self._put(GrammarOp(walk, where))
+        self._ahead = Walk(node.constraint)
+        self._grammar = node.constraint
+        self._put(GrammarBegin(node.constraint, where=where))
 
     def _end_grammar(self, where: Location | None) -> None:
         if self._grammar is None:  # a checkpoint has taken its beginning back
             return
         ahead, self._grammar, self._ahead = self._ahead, None, None
-        self._put(GrammarOp(None, where))
+        self._put(GrammarEnd(where=where))
         if ahead is not None:
             ahead.end()
 
-    def _check_select(self, node: SglSelect, where: Location | None) -> None:
-        can = self.backend.capabilities
-        if self._grammar is not None and node.multi is not None:
+    def _select(self, own: SglSelect, where: Location | None) -> SelectOp:
+        can, node = self.backend.capabilities, own.node
+        if self._grammar is not None and own.multi is not None:
             raise ProgramError("select(multi=…) can't be part of a grammar.", hint="Select one by one.", where=where)
         if not can.select:
-            raise self.backend.refusal(node, "select", "Generate text and compare, or use another backend.", where)
-        plain = node.temperature == 0 and node.multi is None and node.choices_method is token_length_normalized
+            raise self.backend.refusal(own, "select", "Generate text and compare, or use another backend.", where)
+        plain = node.temperature == 0 and own.multi is None and own.choices_method is token_length_normalized
         if not can.scores and not plain:
             raise self.backend.refusal(
-                node, "choices_method, temperature or multi", "It only picks, without scores: leave them out.", where
+                own, "choices_method, temperature or multi", "It only picks, without scores: leave them out.", where
             )
+        self._ahead = None
+        cell, log = self._declare(node.name, where)
+        held = own.multi is not None or self.run.settings.retries
+        node = msgspec.structs.replace(
+            node,
+            method=None if held else node.method,
+            seed=self._node_seed(),
+            special=self._role is None,
+            where=where,
+        )
+        return SelectOp(node, own, cell, log)
 
-    def _gen(self, node: SglGen, where: Location | None) -> GenOp:
-        options = node.options
+    def _gen(self, own: SglGen, where: Location | None) -> GenOp:
+        options = own.options
         backend = self.backend if options is None or options.backend is None else options.backend
-        if node.tools is not None and (family := backend.tool_family()) is not None:
-            spelled = node.tools.value_type(family)
-            node = replace(node, constraint=spelled.constraint, value_type=spelled)
-        constraint = node.constraint
+        if own.tools is not None and (family := backend.tool_family()) is not None:
+            spelled = own.tools.value_type(family)
+            asked = msgspec.structs.replace(own.node, constraint=spelled.constraint)
+            own = replace(own, node=asked, value_type=spelled)
+        constraint = own.node.constraint
         reasoning = None if options is None else options.reasoning
         known, stops = backend.capabilities.constraints, tuple[str, ...]()
         if isinstance(constraint, Number) and (Number not in known or (reasoning is not None and InOrder in known)):
@@ -369,24 +387,31 @@ class StreamExecutor:
                 constraint = number_as_regex(constraint, ENDS)
         if reasoning is not None and constraint is not None and InOrder in known:
             constraint = reasoned(reasoning, constraint)
-        params = self._params(node, stops)
-        held = constraint if self._grammar is None else Continuation(self._grammar, part=constraint)
-        if held is not None or backend.capabilities is not EVERYTHING:
-            backend.check(node, params, held, where)
+        params = self._params(own.node, stops)
+        whole = constraint if self._grammar is None else Continuation(self._grammar, part=constraint)
+        if whole is not None or backend.capabilities is not EVERYTHING:
+            backend.check(own, params, whole, where)
         if backend.blocking and params is not NO_PARAMS:
             for field in _UNKNOWN_TO_HOOKS:
                 if not isinstance(getattr(params, field), Unset):
-                    raise backend.refusal(node, field, "SGLang's blocking hooks have no such parameter.", where)
-        kind = None if node.value_type is None else node.value_type.annotation
-        cell, log = self._declare(node.name, where, kind)
-        op = GenOp(node, params, constraint, cell, log)
+                    raise backend.refusal(own, field, "SGLang's blocking hooks have no such parameter.", where)
+        kind = None if own.value_type is None else own.value_type.annotation
+        cell, log = self._declare(own.node.name, where, kind)
+        op = GenOp(Gen(own.node.name, params, constraint, self._held(own), where=where), own, cell, log)
         self._ahead = None
         if reasoning is not None:
-            name = f"{node.name}_reasoning_content" if node.name is not None else None
+            name = f"{own.node.name}_reasoning_content" if own.node.name is not None else None
             op.thoughts, op.thoughts_log = self._declare(name, where)
         return op
 
-    def _params(self, node: SglGen, more: tuple[str, ...]) -> SamplingParams:
+    def _held(self, own: SglGen) -> bool:
+        """Whether the caller has a say in what comes of it."""
+        if own.options is None:
+            return bool(self.run.settings.retries)
+        retries = self.run.settings.retries if own.options.retries is None else own.options.retries
+        return bool(retries) or own.options.check is not None or own.options.backend is not None
+
+    def _params(self, node: Gen, more: tuple[str, ...]) -> SamplingParams:
         """What the node said, over what the run said; and more stops, those of the chat template too."""
         params = merge(self.run.settings.params, node.params)
         seed = self._node_seed()
@@ -400,13 +425,13 @@ class StreamExecutor:
         with self._lock:
             failure = self._failure
             if failure is None:
-                if self.line is not None and type(op) not in (ReadOp, ScopeOp, HookOp):
+                if self.line is not None and type(op) not in (ReadOp, HookOp):
                     self._hand(op)
                 if self._at is not None:
                     self._queue.append(op)
                     return
-                if type(op) is str:
-                    self.write(op)
+                if type(op) is Text:
+                    self._write(op)
                     return
                 self._at = op
         if failure is None:
@@ -417,9 +442,9 @@ class StreamExecutor:
     def _hand(self, op: Op) -> None:
         """Hands an operation over, under the lock."""
         assert self.line is not None
-        if not self.line.add(op, self.run.settings.retries):
+        if not self.line.add(op):
             self.line = self.line.fresh(self._at, self._pieces)
-            self.line.add(op, self.run.settings.retries)
+            self.line.add(op)
 
     def _put_images(self, images: Sequence[Image], where: Location | None) -> None:
         if self._grammar is not None:
@@ -428,7 +453,7 @@ class StreamExecutor:
             raise self.backend.refusal("image", "images", "Describe what it shows, or use another backend.", where)
         token = getattr(self.run.template, "image_token", "")
         for image in images:
-            self._put(ImageOp(image, token, where))
+            self._put(ImagePart(image, token, where=where))
         self.tell("fill_image", self)
 
     def _declare(self, name: str | None, where: Location | None, kind: Any = None) -> tuple[Cell, TextLog | None]:
@@ -466,14 +491,14 @@ class StreamExecutor:
             system = template.default_system_prompt
             if system and not self._turns and role != "system":
                 self._begin_turn("system", where)
-                self._put(Span(system))
+                self._put(Text(system, where=where))
                 self._end_turn("system", where)
             prefix, suffix = template.get_prefix_and_suffix(role, [{"role": r, "content": ""} for r in self._turns])
         except Exception as error:  # templates are foreign code
             raise located(error, where) from error
         self._role = role, suffix
-        self._put(prefix)
-        self._put(TurnOp(role))
+        self._put(Text(prefix, where=where))
+        self._put(TurnBegin(role, where=where))
 
     def _end_turn(self, role: str, where: Location | None) -> None:
         if self._grammar is not None:
@@ -484,10 +509,10 @@ class StreamExecutor:
         _, suffix = self._role
         self._role = None
         self._turns.append(role)
-        self._put(TurnOp(None))
-        self._put(suffix)
+        self._put(TurnEnd(role, where=where))
+        self._put(Text(suffix, where=where))
 
-    def fork(self, size: int = 1) -> list[StreamExecutor]:
+    def fork(self, size: int = 1, where: Location | None = None) -> list[StreamExecutor]:
         """Branches that continue from here, each on its own."""
         self._nodes += 1
         children = [StreamExecutor(self.run, f"{self.path}/{self._nodes}.{i}", self._forked()) for i in range(size)]
@@ -495,29 +520,32 @@ class StreamExecutor:
             child._cells = dict(self._cells)
             child._turns, child._role = list(self._turns), self._role
             child._grammar, child._ahead = self._grammar, self._ahead and self._ahead.copy()
-            child._at = ""  # nothing, until the parent gets there
+            child._at = _NOTHING
         self._children += children
         if size > 1:
             self.tell("commit_lazy_operations", self)
-        self._put(ForkOp(children))
+        self._put(ForkOp(Fork(((),) * size, where=where), children))
         self.tell("fork_program", self, children, None)
         return children
 
     def _forked(self) -> Line | None:
         line = self.line
-        return None if line is None else Line(line.handed, line, in_turn=self._role is not None)
+        return None if line is None else Line(line.handed, line)
 
     def tell(self, hook: str, *args: Any) -> None:
         """Calls a hook of the backend when everything before has been played; nothing where it defines none."""
         if hook in self.backend.hooks:
             self._put(HookOp(hook, args))
 
-    def join_text(self, children: list[StreamExecutor], where: Location | None) -> None:
-        """Appends what the children have added to the parent's text."""
-        self._ahead = None
-        added = [child.read(_added, where) for child in children]
-        ends = None if self.line is None else self.line.ends([child.line for child in children])
-        self._put(JoinOp(children, added, ends, where))
+    def join(self, children: list[StreamExecutor], mode: JoinMode, where: Location | None) -> None:
+        """Ends branches; if asked to, appends what they have added to the parent's text."""
+        added = [child.read(_added, where) for child in children] if mode == "concate_and_append" else []
+        node = Join(mode=mode, where=where)
+        if self.line is not None:
+            node = self.line.join(node, [child.line for child in children])
+        if mode == "concate_and_append":
+            self._ahead = None
+        self._put(JoinOp(node, children, added))
 
     def mark(self) -> Mark:
         """Remembers this place."""
@@ -539,7 +567,7 @@ class StreamExecutor:
             lost = self._failure is not None and mark.lengths is None  # it has failed before the mark
             running, gone = self._take_back(mark)
             if self.line is not None and not lost:
-                self.line.roll_back(mark.place, in_turn=mark.role is not None)
+                self.line.roll_back(mark.place)
         for op in gone:
             _fail_op(op, given_up)
         self._cells = dict(mark.cells)
@@ -555,7 +583,7 @@ class StreamExecutor:
         queued = list(self._queue)
         if mark.lengths is not None:
             self._failure = None
-            before, after, running = list[Op](), queued, self._at or None
+            before, after, running = list[Op](), queued, None if self._at is _NOTHING else self._at
         else:  # so nothing after it has been played
             at = next((i for i, op in enumerate(queued) if isinstance(op, MarkOp) and op.mark is mark), len(queued))
             before, after, running = queued[: at + 1], queued[at + 1 :], None
@@ -741,8 +769,8 @@ class StreamExecutor:
         that; None where the caller does not own the branch any more: nothing is left to play, or it was stopped."""
         while True:
             try:
-                if type(op) is str:
-                    self.write(op)
+                if type(op) is Text:
+                    self._write(op)
                 elif not _AT_ONCE[type(op)](self, op):
                     return op
             except BaseException as error:  # whatever it is, the branch has failed and its readers must know
@@ -754,7 +782,7 @@ class StreamExecutor:
                 if self._at is not op:
                     return None
                 if self.line is not None and self.line.held is op:
-                    self.line.go_on(op, self._pieces, self._queue, self.run.settings.retries)
+                    self.line.go_on(op, self._pieces, self._queue)
                 if not self._queue:
                     self._at = None
                     return None
@@ -766,7 +794,7 @@ class StreamExecutor:
             if self._at is not op:
                 return None
             if self.line is not None and self.line.held is op:
-                self.line.go_on(op, self._pieces, self._queue, self.run.settings.retries)
+                self.line.go_on(op, self._pieces, self._queue)
             self._at = self._queue.popleft() if self._queue else None
             return self._at
 
@@ -844,7 +872,7 @@ class StreamExecutor:
             if op is not None and at is not op:
                 self._at = at
                 return None
-            failure = self._failure or located(error, getattr(getattr(op, "cell", op), "where", None))
+            failure = self._failure or located(error, _where(op))
             back = next(filter(_goes_back, self._queue), None) if op is not None else None
             left, logs = list[Op](), list[TextLog]()
             while self._queue and self._queue[0] is not back:
@@ -868,17 +896,19 @@ class StreamExecutor:
             self._play_on(back)
         return task
 
-    def write(self, text: str) -> None:
-        """Appends text of the program. In a turn it names no special tokens."""
-        if text:
-            self._write(text if self._turn is None else Span(text, special=False), text)
-
-    def _write(self, piece: str | Span, text: str) -> None:
+    def _write(self, node: Text) -> None:
+        text = node.text
+        if not text:
+            return
         if self.walk is not None:
             self.walk.push(text)
-        self._pieces.append(piece)
+        self._pieces.append(text if node.special and node.ids is None else Span(text, node.ids, node.special))
         if self.log is not None:
             self.log.append(text)
+
+    def write(self, text: str) -> None:
+        """Appends what was chosen. In a turn it names no special tokens."""
+        self._write(Text(text, special=self._turn is None))
 
     def append(self, pieces: Sequence[Piece]) -> None:
         """Appends what a backend has generated: its text was logged while it came."""
@@ -919,9 +949,9 @@ class StreamExecutor:
     def _images(self) -> tuple[Image, ...]:
         return tuple([piece for piece in self._pieces if type(piece) is Image])
 
-    def _turn_at_once(self, op: TurnOp) -> bool:
-        if op.role is not None:
-            self._turn = op.role, len(self._pieces)
+    def _turn_at_once(self, node: TurnBegin | TurnEnd) -> bool:
+        if isinstance(node, TurnBegin):
+            self._turn = node.role, len(self._pieces)
             return True
         assert self._turn is not None
         role, start = self._turn
@@ -930,30 +960,23 @@ class StreamExecutor:
         return True
 
     def _scope_at_once(self, op: ScopeOp) -> bool:
-        if op.begins:
+        if isinstance(op.node, ScopeBegin):
             self._scope_starts[id(op.cell)] = len(self._pieces)
         else:
             op.cell.set(self._text_from(self._scope_starts.pop(id(op.cell))))
         return True
 
-    def _grammar_at_once(self, op: GrammarOp) -> bool:
-        before, self.walk = self.walk, op.walk
+    def _grammar_at_once(self, node: GrammarBegin | GrammarEnd) -> bool:
+        from sglang_lite.constraints.byte_matcher import Walk
+
+        before, self.walk = self.walk, Walk(node.constraint) if isinstance(node, GrammarBegin) else None
         if before is not None:
             before.end()
         return True
 
-    def _text_at_once(self, op: TextOp) -> bool:
-        self.write(op.text)
-        return True
-
-    def _span_at_once(self, op: Span) -> bool:
-        self._write(op, op.text)
-        return True
-
-    def _image_at_once(self, op: ImageOp) -> bool:
-        self._pieces.append(op.image)
-        if op.token:
-            self._write(Span(op.token), op.token)
+    def _image_at_once(self, node: ImagePart) -> bool:
+        self._pieces.append(node.image)
+        self._write(Text(node.text))
         return True
 
     def _fork_at_once(self, op: ForkOp) -> bool:
@@ -963,7 +986,7 @@ class StreamExecutor:
             child.fork_start = len(self._pieces)
             if self.log is not None and child.log is not None:
                 child.log.append(self._text_from(0))
-            child._play_on("")
+            child._play_on(_NOTHING)
         return True
 
     def _join_at_once(self, op: JoinOp) -> bool:
@@ -1083,18 +1106,24 @@ class StreamExecutor:
 _AT_ONCE: dict[type, Callable[[StreamExecutor, Any], bool]] = {
     GenOp: generation.at_once,
     SelectOp: generation.select_at_once,
-    Span: StreamExecutor._span_at_once,
-    ImageOp: StreamExecutor._image_at_once,
-    TurnOp: StreamExecutor._turn_at_once,
+    ImagePart: StreamExecutor._image_at_once,
+    TurnBegin: StreamExecutor._turn_at_once,
+    TurnEnd: StreamExecutor._turn_at_once,
     ScopeOp: StreamExecutor._scope_at_once,
-    GrammarOp: StreamExecutor._grammar_at_once,
-    TextOp: StreamExecutor._text_at_once,
+    GrammarBegin: StreamExecutor._grammar_at_once,
+    GrammarEnd: StreamExecutor._grammar_at_once,
     ForkOp: StreamExecutor._fork_at_once,
     JoinOp: StreamExecutor._join_at_once,
     ReadOp: StreamExecutor._read_at_once,
     MarkOp: StreamExecutor._mark_at_once,
     HookOp: lambda branch, op: False,
 }
+
+
+def _where(op: Op | None) -> Location | None:
+    said = getattr(op, "node", None) or getattr(op, "cell", op)
+    found: Location | None = getattr(said, "where", None)
+    return found
 
 
 def _goes_back(op: Op) -> bool:

@@ -1,14 +1,16 @@
-"""The nodes of a program. Immutable: a node says what to do; what came of it is elsewhere (futures.Cell)."""
+"""What a user adds to a program: its nodes (program/nodes.py) by SGLang's names, and those with something of the
+caller's own, which no node has. Immutable: what came of it is elsewhere (futures.Cell)."""
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.lang.choices import ChoicesSamplingMethod, token_length_normalized
+from sglang_lite.program.choosing import ChoicesSamplingMethod, token_length_normalized
+from sglang_lite.program.expressions import Expression, Expressions
+from sglang_lite.program.nodes import Fork, Gen, Join, ScopeBegin, ScopeEnd, Select, Text, TurnBegin, TurnEnd
 from sglang_lite.protocol import (
     Choices,
     Constraint,
@@ -35,141 +37,11 @@ NUMBER_STOPS = (" ", "\n")
 REGEX_BOOL = r"(True|False)"
 REGEX_STR = r"\"(?:[^\"\\\x00-\x1f]|\\[\"\\/bfnrt]|\\u[0-9a-fA-F]{4}){0,1024}\""
 
-
-class SglExpr:
-    """Anything that can be added to a state. `+` with text or another expression makes a list."""
-
-    __slots__ = ()
-
-    def __add__(self, other: str | SglExpr) -> SglExprList:
-        return SglExprList((*self._parts(), *as_expr(other)._parts()))
-
-    def __radd__(self, other: str | SglExpr) -> SglExprList:
-        return SglExprList((*as_expr(other)._parts(), *self._parts()))
-
-    def _parts(self) -> tuple[SglExpr, ...]:
-        return (self,)
-
-    def walk(self) -> Iterator[SglExpr]:
-        """The nodes in it, in order, without the lists."""
-        yield self
-
-    def print_graph_dfs(self) -> None:
-        """Prints the nodes in it, one a line."""
-        for i, node in enumerate(self.walk()):
-            print(f"%{i} = {node!r}")
-
-
-def as_expr(value: Any) -> SglExpr:
-    if isinstance(value, str):
-        return SglConstantText(value)
-    if isinstance(value, SglExpr):
-        return value
-    raise not_addable("+", value)
-
-
-def not_addable(operator: str, value: Any, where: Location | None = None) -> ParameterError:
-    """The error for what is neither text nor an expression."""
-    hint = "Turn it into text."
-    if inspect.isawaitable(value):
-        hint = "Await it first: s += await s.get(…)."
-        if inspect.iscoroutine(value):
-            value.close()  # nobody will await it, and this error says so
-    elif hasattr(value, "bind_arguments"):
-        hint = "Call it: s += program(…)."
-    kind = "None" if value is None else f"a {type(value).__name__}"
-    return ParameterError(operator, f"{kind} can't be added to a program.", hint=hint, where=where)
-
-
-class SglExprList(SglExpr):
-    """Expressions, one after another."""
-
-    __slots__ = ("expr_list",)
-
-    def __init__(self, expr_list: Sequence[SglExpr]) -> None:
-        self.expr_list = tuple(expr_list)
-
-    def _parts(self) -> tuple[SglExpr, ...]:
-        return self.expr_list
-
-    def walk(self) -> Iterator[SglExpr]:
-        for expr in self.expr_list:
-            yield from as_expr(expr).walk()
-
-    def __repr__(self) -> str:
-        return f"ExprList({list(self.expr_list)!r})"
-
-
-@dataclass(frozen=True, slots=True)
-class SglConstantText(SglExpr):
-    """Text, as it is."""
-
-    value: str
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.value, str):
-            raise not_addable("SglConstantText", self.value)
-
-    def __repr__(self) -> str:
-        return f"Constant({self.value!r})"
-
-
-@dataclass(frozen=True, slots=True)
-class SglRoleBegin(SglExpr):
-    """The start of a turn."""
-
-    role: str
-
-    def __repr__(self) -> str:
-        return f"RoleBegin({self.role})"
-
-
-@dataclass(frozen=True, slots=True)
-class SglRoleEnd(SglExpr):
-    """The end of a turn; the open turn must be of this role."""
-
-    role: str
-
-    def __repr__(self) -> str:
-        return f"RoleEnd({self.role})"
-
-
-@dataclass(frozen=True, slots=True)
-class SglVarScopeBegin(SglExpr):
-    """From here on, text is collected into a variable."""
-
-    name: str
-
-    def __repr__(self) -> str:
-        return f"VarScopeBegin({self.name!r})"
-
-
-@dataclass(frozen=True, slots=True)
-class SglVarScopeEnd(SglExpr):
-    """The variable has its text."""
-
-    name: str
-
-    def __repr__(self) -> str:
-        return f"VarScopeEnd({self.name!r})"
-
-
-@dataclass(frozen=True, slots=True)
-class SglGrammarBegin(SglExpr):
-    """From here on, all text together is in the language of a constraint."""
-
-    constraint: Constraint
-
-    def __repr__(self) -> str:
-        return f"GrammarBegin({self.constraint!r:.60})"
-
-
-@dataclass(frozen=True, slots=True)
-class SglGrammarEnd(SglExpr):
-    """The text in the grammar is complete."""
-
-    def __repr__(self) -> str:
-        return "GrammarEnd()"
+SglExpr, SglExprList = Expression, Expressions
+SglConstantText = Text
+SglRoleBegin, SglRoleEnd = TurnBegin, TurnEnd
+SglVarScopeBegin, SglVarScopeEnd = ScopeBegin, ScopeEnd
+SglFork, SglConcateAndAppend = Fork, Join
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,41 +64,37 @@ class GenOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class SglGen(SglExpr):
-    """A generation.
+class SglGen(Expression):
+    """A generation that is asked for: its node, and what is the caller's own of it.
 
     Attributes:
-        name: of the variable that gets the result.
-        params: what `gen` was told; the rest comes from the run.
-        constraint: what the output must be.
+        node: what `gen` was told; the rest comes from the run.
         value_type: reads the text into a typed value; None leaves it text.
         options: None where all are at their defaults.
-        tools: that it may call. How it writes that depends on the model: `constraint` and `value_type` are of a model
+        tools: that it may call. How it writes that depends on the model: the constraint and `value_type` are of a model
             without a format of its own.
     """
 
-    name: str | None
-    params: SamplingParams = SamplingParams()
-    constraint: Constraint | None = None
+    node: Gen
     value_type: ValueType | None = None
     options: GenOptions | None = None
     tools: Toolbox | None = None
 
     def __post_init__(self) -> None:
-        if type(self.params) is not SamplingParams:
-            raise ParameterError(
-                "SglGen",
-                f"{self.params!r:.60} is no SamplingParams.",
-                hint="Use gen(), which takes SGLang's arguments.",
-            )
+        if type(self.node) is not Gen:
+            raise ParameterError("SglGen", f"{self.node!r:.60} is no node.", hint="Use gen(), with SGLang's arguments.")
+
+    @property
+    def name(self) -> str | None:
+        return self.node.name
 
     @property
     def sampling_params(self) -> SglSamplingParams:
         """The parameters as SGLang's backends read them."""
-        return SglSamplingParams.of(self.params, self.constraint)
+        return SglSamplingParams.of(self.node.params, self.node.constraint)
 
     def __repr__(self) -> str:
-        return f"Gen({self.name!r})"
+        return f"Gen({self.node.name!r})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,21 +111,37 @@ class Multi:
 
 
 @dataclass(frozen=True, slots=True)
-class SglSelect(SglExpr):
-    """A choice among texts; several of them with `multi`."""
+class SglSelect(Expression):
+    """A choice that is asked for: its node, and what is the caller's own of it.
 
-    name: str | None
-    choices: tuple[str, ...]
-    temperature: float = 0.0
+    Attributes:
+        node: its method is None where that is the caller's.
+        choices_method: how it is chosen.
+        multi: several are.
+    """
+
+    node: Select
     choices_method: ChoicesSamplingMethod = token_length_normalized
     multi: Multi | None = None
 
+    @property
+    def name(self) -> str | None:
+        return self.node.name
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return self.node.choices
+
+    @property
+    def temperature(self) -> float:
+        return self.node.temperature
+
     def __repr__(self) -> str:
-        return f"Select({self.name!r}, choices={list(self.choices)!r})"
+        return f"Select({self.node.name!r}, choices={list(self.node.choices)!r})"
 
 
 @dataclass(frozen=True, slots=True)
-class SglImage(SglExpr):
+class SglImage(Expression):
     """An image: a path, an address, bytes, a PIL image or an array."""
 
     path: Any
@@ -287,32 +171,31 @@ class SglVideo(SglImage):
 
 
 @dataclass(frozen=True, slots=True)
-class SglSeparateReasoning(SglExpr):
+class SglSeparateReasoning(Expression):
     """Generations whose reasoning goes into variables of its own, `<name>_reasoning_content`."""
 
     model_type: str
-    expr: SglExpr
+    expr: Expression
 
-    def marked(self) -> SglExprList:
-        """The same nodes, each generation told to split its reasoning off."""
-        marked: list[SglExpr] = []
-        for node in self.expr.walk():
-            if isinstance(node, SglGen):
-                if not node.name:
+    def marked(self) -> Expressions:
+        """The same, each generation told to split its reasoning off."""
+        marked: list[Expression] = []
+        for part in self.expr.walk():
+            if isinstance(part, SglGen):
+                if not part.node.name:
                     raise ParameterError("separate_reasoning", "the generation in it needs a name.")
-                options = replace(node.options or GenOptions(), reasoning=self.model_type)
-                node = replace(node, options=options)
-            marked.append(node)
-        return SglExprList(marked)
+                part = replace(part, options=replace(part.options or GenOptions(), reasoning=self.model_type))
+            marked.append(part)
+        return Expressions(marked)
 
-    def walk(self) -> Iterator[SglExpr]:
+    def walk(self) -> Iterator[Expression]:
         yield self
 
     def __repr__(self) -> str:
         return f"SeparateReasoning({self.model_type!r}, {self.expr!r})"
 
 
-class SglCall(SglExpr):
+class SglCall(Expression):
     """A program added to another: it goes on with that one's text (function.py)."""
 
     __slots__ = ()
@@ -322,23 +205,9 @@ class SglCall(SglExpr):
         raise NotImplementedError
 
 
-# ------------------------------------------------------------- what tracing records, beside the nodes above
-
-
 @dataclass(frozen=True, slots=True)
-class SglFork(SglExpr):
-    """A fork into `number` branches."""
-
-    number: int
-    position_ids_offset: Any = None
-
-    def __repr__(self) -> str:
-        return f"Fork({self.number})"
-
-
-@dataclass(frozen=True, slots=True)
-class SglGetForkItem(SglExpr):
-    """The start of a branch."""
+class SglGetForkItem(Expression):
+    """The start of a branch, in a trace."""
 
     index: int
 
@@ -347,18 +216,8 @@ class SglGetForkItem(SglExpr):
 
 
 @dataclass(frozen=True, slots=True)
-class SglConcateAndAppend(SglExpr):
-    """The texts of branches, appended."""
-
-    states: Any
-
-    def __repr__(self) -> str:
-        return "ConcatenateAndAppend()"
-
-
-@dataclass(frozen=True, slots=True)
-class SglCommitLazy(SglExpr):
-    """SGLang's hint before a fork; here the fork itself is the hint."""
+class SglCommitLazy(Expression):
+    """SGLang's hint before a fork. Here the fork itself is the hint, and nothing makes or takes this."""
 
     def __repr__(self) -> str:
         return "CommitLazy()"

@@ -1,4 +1,4 @@
-"""The operations that a branch plays: a node with what the submitting side has made of it."""
+"""What a branch plays: nodes, and beside those that give something what its run keeps for them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sglang_lite.lang.futures import Cell, TextLog
 from sglang_lite.lang.ir import SglGen, SglSelect
-from sglang_lite.protocol import Constraint, Image, Location, SamplingParams, Span, Unset
+from sglang_lite.program import nodes
+from sglang_lite.program.nodes import (
+    GrammarBegin,
+    GrammarEnd,
+    ImagePart,
+    ScopeBegin,
+    ScopeEnd,
+    Text,
+    TurnBegin,
+    TurnEnd,
+)
+from sglang_lite.protocol import Image, Span
 
 if TYPE_CHECKING:
     from sglang_lite.constraints.byte_matcher import Walk
@@ -18,9 +29,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class GenOp:
-    node: SglGen
-    params: SamplingParams
-    constraint: Constraint | None  # of its whole text, reasoning included
+    """
+    Attributes:
+        node: with the parameters of the run, and the constraint of its whole text, reasoning included.
+        own: what was asked for.
+    """
+
+    node: nodes.Gen
+    own: SglGen
     cell: Cell
     log: TextLog | None
     thoughts: Cell | None = None  # gets the reasoning, where it is split off
@@ -31,80 +47,36 @@ class GenOp:
 
 @dataclass(slots=True)
 class SelectOp:
-    node: SglSelect
+    node: nodes.Select
+    own: SglSelect
     cell: Cell
     log: TextLog | None
-    seed: int | Unset
     asked: tuple[Line, int] | None = None  # as of a generation
     mark: int | None = None
 
 
 @dataclass(slots=True)
-class ImageOp:
-    """An image, and what stands for it in the text of a chat template."""
-
-    image: Image
-    token: str
-    where: Location | None
-
-
-@dataclass(slots=True)
-class TurnOp:
-    """A turn begins, or (role None) the open one ends."""
-
-    role: str | None
-
-
-@dataclass(slots=True)
 class ScopeOp:
-    """Text is collected from here on, or up to here."""
-
+    node: ScopeBegin | ScopeEnd
     cell: Cell
-    begins: bool
-
-
-@dataclass(slots=True)
-class GrammarOp:
-    """All text is a walk through a grammar from here on, or (None) was one up to here."""
-
-    walk: Walk | None
-    where: Location | None
-
-
-@dataclass(slots=True)
-class TextOp:
-    """Text inside a grammar, which has to allow it."""
-
-    text: str
-    where: Location | None
 
 
 @dataclass(slots=True)
 class ForkOp:
+    node: nodes.Fork
     children: list[StreamExecutor]
 
 
 @dataclass(slots=True)
 class JoinOp:
-    """Appends what the children have added to the parent's text.
-
+    """
     Attributes:
-        added: gets that of each.
-        ends: how many nodes each had handed over; None: not all of them are.
+        added: gets what each of the children has added to its text.
     """
 
+    node: nodes.Join
     children: list[StreamExecutor]
     added: list[Cell]
-    ends: tuple[int, ...] | None
-    where: Location | None
-
-
-@dataclass(slots=True)
-class ReadOp:
-    """Asks for something about the branch as it is at this place in the queue."""
-
-    cell: Cell
-    what: Callable[[StreamExecutor], Any]
 
 
 @dataclass(slots=True)
@@ -116,27 +88,35 @@ class MarkOp:
 
 
 @dataclass(slots=True)
+class ReadOp:
+    """Asks for something about the branch as it is at this place in the queue. No node: it is the caller's."""
+
+    cell: Cell
+    what: Callable[[StreamExecutor], Any]
+
+
+@dataclass(slots=True)
 class HookOp:
-    """Tells a backend that defines the hook; on its pool of threads, as the hook may block."""
+    """Tells a backend that defines the hook; on its pool of threads, as the hook may block. No node, as ReadOp."""
 
     hook: str
     args: tuple[Any, ...]
 
 
 Op: TypeAlias = (
-    str  # text of the program
-    | Span  # text of a chat template inside a turn
+    Text
+    | ImagePart
+    | TurnBegin
+    | TurnEnd
+    | GrammarBegin
+    | GrammarEnd
     | GenOp
     | SelectOp
-    | ImageOp
-    | TurnOp
     | ScopeOp
-    | GrammarOp
-    | TextOp
     | ForkOp
     | JoinOp
-    | ReadOp
     | MarkOp
+    | ReadOp
     | HookOp
 )
 

@@ -18,11 +18,11 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sglang_lite.lang import ops
+import msgspec
+
 from sglang_lite.lang.loop import executor
-from sglang_lite.lang.ops import GenOp, JoinOp, Op, Piece, SelectOp
-from sglang_lite.program.choosing import name_of
-from sglang_lite.program.nodes import Fork, Gen, Grammar, Join, Mark, Node, Path, Rollback, Select, Text
+from sglang_lite.lang.ops import ForkOp, GenOp, HookOp, JoinOp, MarkOp, Op, Piece, ReadOp, ScopeOp, SelectOp
+from sglang_lite.program.nodes import Join, Mark, Node, Path, Rollback, Text
 from sglang_lite.protocol import (
     Delta,
     Generation,
@@ -159,7 +159,7 @@ class Line:
         held: the operation that the branch has to get through before more is handed over.
     """
 
-    def __init__(self, handed: Handed, parent: Line | None = None, *, in_turn: bool = False) -> None:
+    def __init__(self, handed: Handed, parent: Line | None = None) -> None:
         self.handed, self.parent = handed, parent
         self.nodes: list[Node] = []
         self.joined: list[Line] = []
@@ -169,7 +169,6 @@ class Line:
         self.held: Op | None = None
         self._place: tuple[int, int] | None = None  # of its fork in the parent, and its own there
         self._count = 0  # of nodes, those that are sent too
-        self._in_turn = in_turn
         self._known = 0  # pieces of text that are handed over, of those that the branch had when it came to `held`
         self._behind = False  # not even those are
         self._inboxes: dict[int, asyncio.Queue[Any]] = {}  # by the places of nodes; on the executor loop
@@ -187,16 +186,12 @@ class Line:
 
     # ------------------------------------------------------------------ the submitting side, under the branch's lock
 
-    def add(self, op: Op, retries: int) -> bool:
-        """Hands an operation over, unless something before it is held. False: the program is closed.
-
-        Args:
-            retries: of the run.
-        """
+    def add(self, op: Op) -> bool:
+        """Hands an operation over, unless something before it is held. False: the program is closed."""
         with self.handed.lock:
             if self.handed.closed:
                 return False
-            if self.held is None and self._add(op, retries):
+            if self.held is None and self._add(op):
                 self.handed.flush(self)
             return True
 
@@ -207,34 +202,36 @@ class Line:
             at: what the branch is at.
             pieces: its text, where that is nothing.
         """
-        line = Line(Handed(self.handed.backend, stream=self.handed.stream), in_turn=self._in_turn)
+        line = Line(Handed(self.handed.backend, stream=self.handed.stream))
         line.held, line._behind = at, True
         if at is None:
             line._sync(pieces)
         return line
 
-    def ends(self, children: Sequence[Line | None]) -> tuple[int, ...] | None:
-        """How many nodes each of the branches of a fork has, for a join; None: not all of them are handed over."""
+    def join(self, node: Join, children: Sequence[Line | None]) -> Join:
+        """The node, with how many nodes each of the branches has; without, if not all of them are handed over."""
         with self.handed.lock:
             own = [child for child in children if child is not None and child.parent is self and child.held is None]
-            return tuple(child._count for child in own) if len(own) == len(children) else None
+            if len(own) < len(children):
+                return node
+            return msgspec.structs.replace(node, ends=tuple(child._count for child in own))
 
-    def go_on(self, op: Op, pieces: Sequence[Piece], queue: Iterable[Op], retries: int) -> None:
+    def go_on(self, op: Op, pieces: Sequence[Piece], queue: Iterable[Op]) -> None:
         """The branch is through with an operation that was held: hands over what it brought, and what is queued."""
         with self.handed.lock:
             if self.held is not op:
                 return
             self.held = None
             self._sync(pieces)
-            if self._add_all(queue, retries):
+            if self._add_all(queue):
                 self.handed.flush(self)
 
-    def roll_back(self, mark: int | None, *, in_turn: bool) -> None:
+    def roll_back(self, mark: int | None) -> None:
         """Goes back to a mark. One that was not handed over (None) stands behind what is held."""
         if mark is None:
             return
         with self.handed.lock:
-            self.held, self._in_turn = None, in_turn
+            self.held = None
             self._back = self._put(Rollback(mark))
             if self.handed.opened:
                 self.handed.flush(self)
@@ -264,79 +261,75 @@ class Line:
                     self._put(Text(span.text, span.ids, span.special))
         self._known, self._behind = len(pieces), False
 
-    def _add(self, op: Op, retries: int) -> bool:
-        """Makes nodes of an operation. Says whether they ask for something."""
+    def _add(self, op: Op) -> bool:
+        """Takes the node of an operation. Says whether it asks for something."""
         match op:
-            case str():
-                self._put(Text(op, special=not self._in_turn))
-            case Span():
-                self._put(Text(op.text, special=op.special))
-            case ops.TextOp():
-                self._put(Text(op.text, special=not self._in_turn))
-            case ops.TurnOp():
-                self._in_turn = op.role is not None
-            case ops.GrammarOp():
-                self._put(Grammar(None if op.walk is None else op.walk.constraint))
-            case ops.MarkOp():
+            case GenOp():
+                return self._gen(op)
+            case SelectOp():
+                return self._select(op)
+            case ForkOp():
+                return self._fork(op)
+            case JoinOp():
+                self._join(op)
+            case MarkOp():
                 if not op.back:
                     op.mark.place = self._put(Mark())
-            case ops.ForkOp():
-                place = self._put(Fork(((),) * len(op.children)))
-                lines = [child.line for child in op.children if child.line is not None]
-                for i, line in enumerate(lines):
-                    line._place = place, i
-                self.forks += lines
-                self.late += [line for line in lines if line.waits()]
-                return bool(self.late)
-            case ops.JoinOp():
-                self._join(op)
-            case ops.GenOp():
-                return self._gen(op, retries)
-            case ops.SelectOp():
-                return self._select(op, retries)
+            case ScopeOp():
+                self._put(op.node)
+            case ReadOp() | HookOp():
+                pass
+            case node:
+                self._put(node)
         return False
 
-    def _add_all(self, queue: Iterable[Op], retries: int) -> bool:
+    def _add_all(self, queue: Iterable[Op]) -> bool:
         asks = False
         for op in queue:
             if self.held is not None:
                 break
-            asks = self._add(op, retries) or asks
+            asks = self._add(op) or asks
         return asks
 
-    def _gen(self, op: GenOp, retries: int) -> bool:
-        options = op.node.options
-        if options is not None:
-            if options.backend is not None:
-                self.held = op
-                return False
-            retries = retries if options.retries is None else options.retries
-        if retries or (options is not None and options.check is not None):
+    def _gen(self, op: GenOp) -> bool:
+        options = op.own.options
+        if op.node.held:
             self.held = op
+            if options is not None and options.backend is not None:
+                return False
             op.mark = self._put(Mark())
-        op.asked = self, self._put(Gen(op.node.name, op.params, op.constraint, self.held is op))
+        op.asked = self, self._put(op.node)
         return True
 
-    def _select(self, op: SelectOp, retries: int) -> bool:
-        node, method = op.node, name_of(op.node.choices_method)
-        if node.multi is not None or method is None or retries:
+    def _select(self, op: SelectOp) -> bool:
+        if op.node.method is None:
             self.held = op
             return False
-        if isinstance(op.seed, Unset):  # as both sides draw
-            op.seed = secrets.randbits(63)
-        special = not self._in_turn
-        op.asked = self, self._put(Select(node.name, node.choices, method, node.temperature, op.seed, special=special))
+        if isinstance(op.node.seed, Unset):  # as both sides draw
+            op.node = msgspec.structs.replace(op.node, seed=secrets.randbits(63))
+        op.asked = self, self._put(op.node)
         return True
 
-    def _join(self, op: JoinOp) -> None:
+    def _fork(self, op: ForkOp) -> bool:
+        place = self._put(op.node)
         lines = [child.line for child in op.children if child.line is not None]
-        if op.ends is None:
+        for i, line in enumerate(lines):
+            line._place = place, i
+        self.forks += lines
+        self.late += [line for line in lines if line.waits()]
+        return bool(self.late)
+
+    def _join(self, op: JoinOp) -> None:
+        appends = op.node.mode == "concate_and_append"
+        if appends and not op.node.ends:
             self.held = op
             return
-        place = lines[0]._place
-        assert place is not None
-        self._put(Join(place[0], op.ends))
-        self.joined += lines
+        lines = [child.line for child in op.children if child.line is not None and child.line.parent is self]
+        if lines and lines[0]._place is not None:
+            op.node = msgspec.structs.replace(op.node, fork=lines[0]._place[0])
+        self._put(op.node)
+        if appends:
+            self.joined += lines
 
     # -------------------------------------------------------------- the playing side, on the executor loop
 
@@ -349,7 +342,7 @@ class Line:
         """Asks for a generation that is held, once more if it was asked for. Returns its place."""
         with self.handed.lock:
             op.mark = self._again(op.mark, pieces)
-            place = self._put(Gen(op.node.name, params, op.constraint, held=True))
+            place = self._put(msgspec.structs.replace(op.node, params=params, held=True))
             self.handed.flush(self)
             return place
 
@@ -357,10 +350,8 @@ class Line:
         """Asks for the scores of choices. Returns the node's place."""
         with self.handed.lock:
             op.mark = self._again(op.mark, pieces)
-            node = Select(
-                op.node.name, tuple(choices), None, unconditional=unconditional, special=not self._in_turn
-            )  # fmt: skip
-            place = self._put(node)
+            held = msgspec.structs.replace(op.node, choices=tuple(choices), method=None, unconditional=unconditional)
+            place = self._put(held)
             self.handed.flush(self)
             return place
 

@@ -1,4 +1,4 @@
-"""What a backend said, in the shapes that SGLang's users read; and how `select` decides."""
+"""What a backend said, in the shapes that SGLang's users read."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sglang_lite.lang.ir import SglSelect
-from sglang_lite.program import choosing
-from sglang_lite.program.choosing import ChoicesDecision
-from sglang_lite.protocol import CapabilityError, Delta, Generation, Selection, TokenLogprob, Unset, Usage
+from sglang_lite.protocol import CapabilityError, Delta, Generation, Selection, TokenLogprob, Usage
 
 
 def meta_info(record: Any) -> dict[str, Any] | None:
@@ -69,11 +66,6 @@ def _logprobs(kind: str, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
     if any(e.ids for e in entries):
         meta[f"{kind}_token_ids_logprobs"] = [[list(t) for t in e.ids] for e in entries]
     return meta
-
-
-def decide(node: SglSelect, selection: Selection, seed: int | Unset) -> ChoicesDecision:
-    """What a node picks."""
-    return choosing.decide(selection, node.choices, node.choices_method, node.temperature, seed)
 
 
 def probabilities(selection: Selection) -> dict[str, float]:

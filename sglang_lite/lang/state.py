@@ -13,21 +13,11 @@ from typing import Any
 from sglang_lite.constraints.coerce import Source, as_constraint, check_written
 from sglang_lite.lang.futures import Cell, TextLog
 from sglang_lite.lang.interpreter import StreamExecutor, all_messages, check_name, current_run, nothing, whole_text
-from sglang_lite.lang.ir import (
-    SglExpr,
-    SglExprList,
-    SglGrammarBegin,
-    SglGrammarEnd,
-    SglRoleBegin,
-    SglRoleEnd,
-    SglVarScopeBegin,
-    SglVarScopeEnd,
-    as_expr,
-    not_addable,
-)
 from sglang_lite.lang.ops import Mark
 from sglang_lite.lang.results import meta_info, probabilities, total_usage, usages_of
 from sglang_lite.lang.tracebacks import trim
+from sglang_lite.program.expressions import Expression, Expressions, as_expression, not_addable
+from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, JoinMode, ScopeBegin, ScopeEnd, TurnBegin, TurnEnd
 from sglang_lite.protocol import (
     Generation,
     Location,
@@ -52,7 +42,7 @@ def user_location() -> Location | None:
 class _Scope:
     """`with`: one expression before, one after, whatever happens between."""
 
-    def __init__(self, state: ProgramState, begin: SglExpr, end: SglExpr) -> None:
+    def __init__(self, state: ProgramState, begin: Expression, end: Expression) -> None:
         self._state, self._begin, self._end = state, begin, end
 
     def __enter__(self) -> ProgramState:
@@ -123,7 +113,7 @@ class ProgramState:
     def __init__(self, stream_executor: StreamExecutor) -> None:
         self.stream_executor = stream_executor
         self.ret_value: Any = None
-        self._submitted: SglExpr | None = None
+        self._submitted: Expression | None = None
 
     # ------------------------------------------------------------------------------------------ writing
 
@@ -133,22 +123,22 @@ class ProgramState:
         self._submitted = None
         return self
 
-    def system(self, expr: str | SglExpr | None = None) -> Any:
+    def system(self, expr: str | Expression | None = None) -> Any:
         """A system turn: of `expr`, or of what is added inside `with s.system():`."""
         return self._turn("system", expr)
 
-    def user(self, expr: str | SglExpr | None = None) -> Any:
+    def user(self, expr: str | Expression | None = None) -> Any:
         """A user turn."""
         return self._turn("user", expr)
 
-    def assistant(self, expr: str | SglExpr | None = None) -> Any:
+    def assistant(self, expr: str | Expression | None = None) -> Any:
         """An assistant turn."""
         return self._turn("assistant", expr)
 
-    def _turn(self, role: str, expr: str | SglExpr | None) -> Any:
+    def _turn(self, role: str, expr: str | Expression | None) -> Any:
         if expr is None:
-            return _Scope(self, SglRoleBegin(role), SglRoleEnd(role))
-        turn = SglExprList((SglRoleBegin(role), as_expr(expr), SglRoleEnd(role)))
+            return _Scope(self, TurnBegin(role), TurnEnd(role))
+        turn = Expressions((TurnBegin(role), as_expression(expr), TurnEnd(role)))
         self.stream_executor.submit(turn, user_location())
         self._submitted = turn
         return turn
@@ -156,7 +146,7 @@ class ProgramState:
     def var_scope(self, name: str) -> _Scope:
         """`with s.var_scope("x"):` collects the text added inside into a variable."""
         check_name(name, user_location())
-        return _Scope(self, SglVarScopeBegin(name), SglVarScopeEnd(name))
+        return _Scope(self, ScopeBegin(name), ScopeEnd(name))
 
     def grammar(self, constraint: Source) -> _Scope:
         """`with s.grammar(G):` all text added inside, generated or not, is together in the language of G.
@@ -172,7 +162,7 @@ class ProgramState:
             ConstraintError: an invalid constraint; inside, text that G does not allow; at its end, what is missing.
             CapabilityError: the backend only takes constraints on single generations.
         """
-        return _Scope(self, SglGrammarBegin(check_written(as_constraint(constraint))), SglGrammarEnd())
+        return _Scope(self, GrammarBegin(check_written(as_constraint(constraint))), GrammarEnd())
 
     def checkpoint(self) -> Checkpoint:
         """`with s.checkpoint() as c:` remembers this place; `c.rollback()` comes back to it."""
@@ -424,7 +414,7 @@ class ProgramState:
             raise ParameterError("size", f"{size!r} is not a whole number of at least 1.", where=user_location())
         if position_ids_offset is not None:
             raise ParameterError("position_ids_offset", "has no effect.", hint="Leave it out.", where=user_location())
-        children = [ProgramState(child) for child in self.stream_executor.fork(size)]
+        children = [ProgramState(child) for child in self.stream_executor.fork(size, user_location())]
         return ProgramStateGroup(children, self)
 
     def copy(self, position_ids_offset: list[int] | None = None) -> _CopyScope:
@@ -445,7 +435,7 @@ class ProgramStateGroup:
         self.states = list(states)
         self.src_state = src_state
 
-    def join(self, mode: str = "gather_variable") -> None:
+    def join(self, mode: JoinMode = "gather_variable") -> None:
         """Brings the branches' results to the state they were forked from. Nothing is waited for.
 
         Args:
@@ -461,8 +451,7 @@ class ProgramStateGroup:
             )
         parent = self.src_state.stream_executor
         children = [state.stream_executor for state in self.states]
-        if mode == "concate_and_append":
-            parent.join_text(children, user_location())
+        parent.join(children, mode, user_location())
         shared = parent._cells
         names = {
             name: None for child in children for name, cell in child._cells.items() if shared.get(name) is not cell
@@ -491,7 +480,7 @@ class ProgramStateGroup:
     def __iadd__(self, other: Any) -> ProgramStateGroup:
         """Adds to every branch: the same text or expression, or per branch from a list or a callable of its index."""
         where = user_location()
-        if isinstance(other, str | SglExpr):
+        if isinstance(other, str | Expression):
             each: Iterable[Any] = [other] * len(self.states)
         elif callable(other):
             each = [other(i) for i in range(len(self.states))]

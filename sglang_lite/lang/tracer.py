@@ -19,24 +19,23 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.interpreter import Run, RunSettings, StreamExecutor, current_run, nothing
-from sglang_lite.lang.ir import (
-    SglConcateAndAppend,
-    SglConstantText,
-    SglExpr,
-    SglExprList,
-    SglFork,
-    SglGen,
-    SglGetForkItem,
-    SglGrammarBegin,
-    SglGrammarEnd,
-    SglImage,
-    SglSelect,
-    SglVarScopeBegin,
-    SglVarScopeEnd,
-)
-from sglang_lite.lang.ops import ForkOp, GenOp, GrammarOp, JoinOp, Op, ReadOp, ScopeOp, SelectOp, TextOp
+from sglang_lite.lang.ir import SglGetForkItem, SglImage
+from sglang_lite.lang.ops import GenOp, HookOp, JoinOp, MarkOp, Op, ReadOp, ScopeOp, SelectOp
 from sglang_lite.lang.state import ProgramState, ProgramStateGroup, in_event_loop, user_location
-from sglang_lite.protocol import Location, ParameterError, ProgramError, Span
+from sglang_lite.program.expressions import Expression, Expressions
+from sglang_lite.program.nodes import (
+    BaseNode,
+    Fork,
+    GrammarBegin,
+    Join,
+    JoinMode,
+    ScopeBegin,
+    ScopeEnd,
+    Text,
+    TurnBegin,
+    TurnEnd,
+)
+from sglang_lite.protocol import Location, ParameterError, ProgramError
 from sglang_lite.protocol.sampling import Deferred
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class _Own:
         return getattr(symbol, f"_{self._name}") if _scope.get() is None else symbol._part(f".{self._name}")
 
 
-class Symbol(SglExpr, Deferred):
+class Symbol(Expression, Deferred):
     """Something that is not known before the program runs."""
 
     __slots__ = ("_mark", "_name")
@@ -106,14 +105,14 @@ class Symbol(SglExpr, Deferred):
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         self._refuse("call it")
 
-    def __add__(self, other: Any) -> SglExprList:
+    def __add__(self, other: Any) -> Expressions:
         return super().__add__(self._summand(other))
 
-    def __radd__(self, other: Any) -> SglExprList:
+    def __radd__(self, other: Any) -> Expressions:
         return super().__radd__(self._summand(other))
 
     def _summand(self, other: Any) -> Any:
-        return other if isinstance(other, str | SglExpr) else self._refuse("calculate with it")
+        return other if isinstance(other, str | Expression) else self._refuse("calculate with it")
 
     def __bool__(self) -> bool:
         self._refuse("tell whether it is true")
@@ -191,6 +190,7 @@ class SglVariable(Symbol):
         return f"Variable({self._name!r})"
 
 
+_CONSTANT = (Text, TurnBegin, TurnEnd, ScopeBegin, ScopeEnd)  # nodes with the same text in every run
 _numbers = itertools.count()
 _MARK = re.compile("(\ue002[0-9]+\ue003)")
 _marked: ContextVar[dict[str, Symbol] | None] = ContextVar("sglang_lite_marks", default=None)
@@ -207,29 +207,28 @@ class TraceExecutor(StreamExecutor):
         return self.state
 
     def submit(self, expr: Any, where: Location | None = None) -> None:
-        if isinstance(expr, str) and "\ue002" in expr:
-            marked = _marked.get() or {}
-            for part in _MARK.split(expr):
-                if part in marked:
-                    self.state._append(marked[part])
-                elif part:
-                    self._put(part)
-        elif isinstance(expr, Symbol):
+        if isinstance(expr, str):
+            self._submit_text(expr, where)
+        elif isinstance(expr, Expressions):
+            for part in expr.walk():
+                self.submit(part.text if isinstance(part, Text) else part, where)
+        elif isinstance(expr, Symbol | SglImage):
             self.state._append(expr)
-        elif isinstance(expr, SglExprList):
-            for node in expr.walk():
-                self.submit(node.value if isinstance(node, SglConstantText) else node, where)
-        elif isinstance(expr, SglImage):
-            self.state._append(expr)
-        elif isinstance(expr, SglVarScopeBegin | SglVarScopeEnd | SglGrammarBegin | SglGrammarEnd):
-            self.state._append(expr)
-            super().submit(expr, where)
         else:
             super().submit(expr, where)
 
-    def fork(self, size: int = 1) -> list[StreamExecutor]:
+    def _submit_text(self, text: str, where: Location | None) -> None:
+        """Text, in which marks stand for symbols."""
+        marked = _marked.get() or {}
+        for part in _MARK.split(text) if "\ue002" in text else (text,):
+            if part in marked:
+                self.state._append(marked[part])
+            else:
+                super().submit(part, where)
+
+    def fork(self, size: int = 1, where: Location | None = None) -> list[StreamExecutor]:
         parent = self.state
-        parent._append(SglFork(size))
+        parent._append(Fork(((),) * size, where=where))
         branches: list[StreamExecutor] = []
         for i in range(size):
             branch = TraceExecutor(self.run, f"{self.path}.{i}")
@@ -243,42 +242,37 @@ class TraceExecutor(StreamExecutor):
             branches.append(branch)
         return branches
 
-    def join_text(self, children: list[StreamExecutor], where: Location | None) -> None:
-        self._put(JoinOp(children, [], None, where))
+    def join(self, children: list[StreamExecutor], mode: JoinMode, where: Location | None) -> None:
+        self._put(JoinOp(Join(mode=mode, where=where), children, []))
 
     def _put(self, op: Op) -> None:
+        """Records the node of an operation, instead of playing it."""
         state = self.state
         match op:
-            case str():
-                if op:
-                    state._append(SglConstantText(op))
-            case Span():
-                state._append(SglConstantText(op.text))
-            case GrammarOp():
-                self._ahead = None  # what symbols stand for is not known
-            case TextOp():
-                state._append(SglConstantText(op.text))
-            case GenOp() | SelectOp():
-                node: SglGen | SglSelect = op.node
-                name = node.name or f"{'gen' if isinstance(op, GenOp) else 'select'}_{len(state.variables)}"
-                state.variables[name] = SglVariable(name, node)
-                op.cell.set(state.variables[name])
-                state._append(node)
-                if isinstance(op, GenOp) and op.thoughts is not None:
-                    op.thoughts.set(SglVariable(f"{name}_reasoning_content", node))
-            case ScopeOp():
-                if not op.begins:
-                    name = next(n for n, cell in self._cells.items() if cell is op.cell)
-                    state.variables[name] = SglVariable(name, state.last_node)
-                    op.cell.set(state.variables[name])
-            case ForkOp():
-                state._append(SglFork(len(op.children)))
-            case JoinOp():
-                state._append(SglConcateAndAppend(op.children))
             case ReadOp():
                 if op.what is not nothing:
                     SglVariable("the text")._refuse("read the text or the messages")
                 op.cell.set(None)
+                return
+            case HookOp() | MarkOp():
+                return
+            case BaseNode():
+                node: BaseNode = op
+            case _:
+                node = op.node
+        if isinstance(node, GrammarBegin):
+            self._ahead = None  # what symbols stand for is not known
+        if not isinstance(node, Text) or node.text:
+            state._append(node)
+        if isinstance(op, GenOp | SelectOp):
+            name = op.node.name or f"{'gen' if isinstance(op, GenOp) else 'select'}_{len(state.variables)}"
+            state.variables[name] = SglVariable(name, node)
+            op.cell.set(state.variables[name])
+            if isinstance(op, GenOp) and op.thoughts is not None:
+                op.thoughts.set(SglVariable(f"{name}_reasoning_content", node))
+        elif isinstance(op, ScopeOp) and isinstance(op.node, ScopeEnd):
+            state.variables[op.node.name] = SglVariable(op.node.name, node)
+            op.cell.set(state.variables[op.node.name])
 
 
 class TracerProgramState(ProgramState):
@@ -296,16 +290,16 @@ class TracerProgramState(ProgramState):
         super().__init__(executor)
         executor.state = self
         self.arguments = arguments
-        self.nodes: list[SglExpr] = []
+        self.nodes: list[Expression] = []
         self.variables: dict[str, SglVariable] = {}
         self.child_states: list[TracerProgramState] = []
-        self.on_node: Callable[[SglExpr], None] | None = None
+        self.on_node: Callable[[Expression], None] | None = None
 
     @property
-    def last_node(self) -> SglExpr | None:
+    def last_node(self) -> Expression | None:
         return self.nodes[-1] if self.nodes else None
 
-    def _append(self, node: SglExpr) -> None:
+    def _append(self, node: Expression) -> None:
         self.nodes.append(node)
         if self.on_node is not None:
             self.on_node(node)
@@ -321,7 +315,7 @@ class TracerProgramState(ProgramState):
 
     get_var = __getitem__
 
-    def flatten_nodes(self) -> list[SglExpr]:
+    def flatten_nodes(self) -> list[Expression]:
         """The nodes, without lists."""
         return [part for node in self.nodes for part in node.walk()]
 
@@ -386,15 +380,15 @@ def extract_prefix_by_tracing(program: SglFunction, backend: BaseBackend | None)
     at what the body can't do with symbols."""
     state = _tracer(program, dict(program.bind_arguments), backend)
 
-    def stop_at(node: SglExpr) -> None:
-        if not isinstance(node, SglConstantText):
+    def stop_at(node: Expression) -> None:
+        if not isinstance(node, _CONSTANT):
             raise _Enough
 
     state.on_node = stop_at
     with contextlib.suppress(_Enough, Exception):
         _run_traced(program, state)
-    texts = itertools.takewhile(lambda node: isinstance(node, SglConstantText), state.flatten_nodes())
-    return "".join(node.value for node in texts if isinstance(node, SglConstantText))
+    texts = itertools.takewhile(lambda node: isinstance(node, _CONSTANT), state.flatten_nodes())
+    return "".join(node.text for node in texts if isinstance(node, Text))
 
 
 def _tracer(program: SglFunction, arguments: dict[str, Any], backend: BaseBackend | None) -> TracerProgramState:

@@ -1,25 +1,60 @@
-"""The nodes of a program, as plain data: the language makes them, a backend that plays whole programs is handed them.
+"""The nodes of a program, as plain data: the one form that it has.
 
-A program is a tree of branches, each a sequence of nodes that only grows. A branch is named by its path: () is the
-main one, (2, 0) the first branch of the fork that is node 2 of it. What is the caller's own Python (a check, a method
-of choosing) is in no node: such a node is `held`. What came of it is told and not appended; the branch stops there,
-without a slot, until the caller's verdict comes as further nodes.
+The language makes them, an interpreter queues them, a backend that plays whole programs is handed them, tracing records
+them. A program is a tree of branches, each a sequence of nodes that only grows. A branch is named by its path: () is
+the main one, (2, 0) the first branch of the fork that is node 2 of it.
+
+What is the caller's own Python (a check, a reader of values, a method of choosing, another backend) is in no node: such
+a node is `held`. What came of it is told and not appended; the branch stops there, without a slot, until the caller's
+verdict comes as further nodes.
 """
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+from sglang_lite.errors import Location
+from sglang_lite.program.expressions import Expression
 from sglang_lite.protocol import UNSET, Constraint, SamplingParams, Unset
+from sglang_lite.protocol.prompt import Image
 from sglang_lite.protocol.record import Record, Variant
 
 Path: TypeAlias = tuple[int, ...]
 Method: TypeAlias = Literal[
     "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
 ]  # as in choosing.METHODS
+JoinMode: TypeAlias = Literal["gather_variable", "concate_and_append"]
 
 
-class Text(Variant, frozen=True):
+class BaseNode(Variant, Expression, frozen=True, kw_only=True, eq=False):
+    """What all nodes have. Two are equal that say the same, wherever they stand.
+
+    Attributes:
+        where: the user's line that made it.
+    """
+
+    where: Location | None = None
+
+    def _said(self) -> tuple[Any, ...]:
+        return tuple([getattr(self, name) for name in self.__struct_fields__ if name != "where"])
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and isinstance(other, BaseNode) and other._said() == self._said()
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._said()))
+
+    def __repr__(self) -> str:
+        names, defaults = self.__struct_fields__, self.__struct_defaults__
+        always = len(names) - len(defaults)
+        said = [f"{value!r:.60}" for value in self._said()[:always]]
+        for name, value, default in zip(names[always:], self._said()[always:], defaults):
+            if value != default:
+                said.append(f"{name}={value!r:.60}")
+        return f"{type(self).__name__}({', '.join(said)})"
+
+
+class Text(BaseNode, frozen=True, eq=False):
     """Text, as it is.
 
     Attributes:
@@ -32,7 +67,42 @@ class Text(Variant, frozen=True):
     special: bool = True
 
 
-class Gen(Variant, frozen=True):
+class ImagePart(BaseNode, frozen=True, eq=False):
+    """An image.
+
+    Attributes:
+        text: what stands for it in the text of a chat template.
+    """
+
+    image: Image
+    text: str = ""
+
+
+class TurnBegin(BaseNode, frozen=True, eq=False):
+    """The start of a turn. The text that a template has there is a node of its own, before it."""
+
+    role: str
+
+
+class TurnEnd(BaseNode, frozen=True, eq=False):
+    """The end of a turn; the open turn must be of this role. The template's text comes after it."""
+
+    role: str
+
+
+class ScopeBegin(BaseNode, frozen=True, eq=False):
+    """From here on, text is collected into a variable, too."""
+
+    name: str
+
+
+class ScopeEnd(BaseNode, frozen=True, eq=False):
+    """The variable has its text."""
+
+    name: str
+
+
+class Gen(BaseNode, frozen=True, eq=False):
     """A generation. Its first sample goes into the text.
 
     Attributes:
@@ -40,13 +110,13 @@ class Gen(Variant, frozen=True):
         held: nothing goes into the text.
     """
 
-    name: str | None = None
+    name: str | None
     params: SamplingParams = SamplingParams()
     constraint: Constraint | None = None
     held: bool = False
 
 
-class Select(Variant, frozen=True):
+class Select(BaseNode, frozen=True, eq=False):
     """A choice among texts, which goes into the text.
 
     Attributes:
@@ -66,38 +136,48 @@ class Select(Variant, frozen=True):
     special: bool = True
 
 
-class Grammar(Variant, frozen=True):
-    """From here on all text, `text` before it, is in the language of `whole`; None: up to here it is. Choices that
-    can't go on there are left out of a selection; a fork's branches need not complete it, and text between which
-    nothing is generated or selected is not checked: its author has."""
+class GrammarBegin(BaseNode, frozen=True, eq=False):
+    """From here on all text, `text` before it, is in the language of a constraint. Choices that can't go on there are
+    left out of a selection; a fork's branches need not complete it, and text between which nothing is generated or
+    selected is not checked: its author has."""
 
-    whole: Constraint | None
+    constraint: Constraint
     text: str = ""
 
 
-class Fork(Variant, frozen=True):
+class GrammarEnd(BaseNode, frozen=True, eq=False):
+    """The text in the grammar is complete."""
+
+
+class Fork(BaseNode, frozen=True, eq=False):
     """Branches that go on from here, beside what follows, each with the nodes that are known of it."""
 
     branches: tuple[tuple[Node, ...], ...]
 
+    def __repr__(self) -> str:
+        return super().__repr__() if any(self.branches) else f"Fork({len(self.branches)})"
 
-class Join(Variant, frozen=True):
-    """Waits for branches, and appends the texts they added.
+
+class Join(BaseNode, frozen=True, eq=False):
+    """The end of branches.
 
     Attributes:
         fork: the place of the fork among this branch's nodes; None: every fork since the last join.
         ends: of each branch, how many of its nodes are waited for; (): all there are.
+        mode: "concate_and_append": waits for the branches and appends the texts that they added. "gather_variable":
+            appends nothing and waits for nothing; each variable of theirs is a list from here on, an item a branch.
     """
 
     fork: int | None = None
     ends: tuple[int, ...] = ()
+    mode: JoinMode = "concate_and_append"
 
 
-class Mark(Variant, frozen=True):
+class Mark(BaseNode, frozen=True, eq=False):
     """A place to come back to."""
 
 
-class Rollback(Variant, frozen=True):
+class Rollback(BaseNode, frozen=True, eq=False):
     """Ends what is queued or under way after a mark, and goes back to it. Takes effect as soon as it comes.
 
     Attributes:
@@ -107,7 +187,22 @@ class Rollback(Variant, frozen=True):
     mark: int
 
 
-Node: TypeAlias = Text | Gen | Select | Grammar | Fork | Join | Mark | Rollback
+Node: TypeAlias = (
+    Text
+    | ImagePart
+    | TurnBegin
+    | TurnEnd
+    | ScopeBegin
+    | ScopeEnd
+    | Gen
+    | Select
+    | GrammarBegin
+    | GrammarEnd
+    | Fork
+    | Join
+    | Mark
+    | Rollback
+)
 
 
 class Program(Record, frozen=True):

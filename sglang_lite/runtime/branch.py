@@ -13,8 +13,22 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sglang_lite.program.choosing import METHODS, decide
-from sglang_lite.program.nodes import Fork, Gen, Grammar, Join, Mark, Node, Path, Rollback, Select, Text
+from sglang_lite.program.nodes import (
+    Fork,
+    Gen,
+    GrammarBegin,
+    GrammarEnd,
+    ImagePart,
+    Join,
+    Mark,
+    Node,
+    Path,
+    Rollback,
+    Select,
+    Text,
+)
 from sglang_lite.protocol import (
+    CapabilityError,
     ConstraintError,
     EngineClosedError,
     Generation,
@@ -177,7 +191,7 @@ class Branch:
                 self._foreseen = []
             elif self._foreseen is not None and node.text:
                 self._foreseen = [*self._foreseen, Span(node.text, special=node.special)]
-        elif isinstance(node, Select | Join):
+        elif isinstance(node, Select) or (isinstance(node, Join) and node.mode == "concate_and_append"):
             self._foreseen = None
 
     def go_on(self) -> None:
@@ -239,7 +253,7 @@ class Branch:
                     self._take_next()
                     self._select(place, entry.node)
                     return None
-                if isinstance(entry.node, Grammar) and entry.grammar is not None and not entry.grammar.done():
+                if isinstance(entry.node, GrammarBegin) and entry.grammar is not None and not entry.grammar.done():
                     entry.grammar.add_done_callback(self._later(self._play))
                     return None
                 if isinstance(entry.node, Join) and not self._join(entry.node):
@@ -259,12 +273,17 @@ class Branch:
         match entry.node:
             case Text(text, ids, special):
                 self._write((Span(text, ids, special),))
-            case Grammar(_, text):
+            case ImagePart():
+                raise CapabilityError("the model takes no images.", where=entry.node.where)
+            case GrammarBegin(text=text):
+                if self._within is not None:
+                    raise ProgramError("a grammar is open already.")
+                assert entry.grammar is not None
+                self._within = _Within(entry.grammar.result(), text)
+            case GrammarEnd():
                 if self._within is not None:
                     self._within.end()
                 self._within = None
-                if entry.grammar is not None:
-                    self._within = _Within(entry.grammar.result(), text)
             case Fork():
                 self._fork(place, entry.branches)
             case Mark():
@@ -465,6 +484,8 @@ class Branch:
         Raises:
             SglError: one has failed.
         """
+        if node.mode == "gather_variable":
+            return True
         forks = self._forks if node.fork is None else [each for each in self._forks if each[0] == node.fork]
         children = [self._player.branch((*self._path, place, i)) for place, size in forks for i in range(size)]
         ends: Sequence[int | None] = node.ends or [None] * len(children)

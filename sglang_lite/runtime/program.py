@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TypeAlias
 
-from sglang_lite.program.nodes import Fork, Gen, Grammar, Node, Path
+from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, Node, Path
 from sglang_lite.protocol import (
     Constraint,
     Delta,
@@ -126,8 +126,8 @@ class Player:
             else:
                 for stop in entry.params.stop:  # takes a while when a byte is new: not on the loop's thread
                     self.core.tokenizer.tokens_with(stop.encode("utf-8", "surrogatepass")[-1])
-        elif isinstance(node, Grammar):
-            entry.grammar = self._compiled(node.whole)
+        elif isinstance(node, GrammarBegin):
+            entry.grammar = self._compiled(node.constraint)
         elif isinstance(node, Fork):
             entry.branches = [[self._prepared(each) for each in nodes] for nodes in node.branches]
         return entry

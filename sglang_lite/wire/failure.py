@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sglang_lite import errors
-from sglang_lite.errors import Location, SglError, SourceLine, WireError, restored
+from sglang_lite.errors import Location, SglError, WireError, restored
 from sglang_lite.protocol.record import Variant
 from sglang_lite.protocol.results import Generation
 from sglang_lite.wire.limits import LIMITS
@@ -59,7 +59,6 @@ def as_failure(error: SglError) -> Failure:
         own["value"] = _text(f"{own['value']!r:.{_LONGEST_REPR}}")
     if "results" in own:
         own["results"] = tuple(_result(each) for each in own["results"] or ())
-    where = error.where.source_line if isinstance(error.where, Location) else error.where
     notes = [_text(note) for note in getattr(error, "__notes__", ())]
     if error.__cause__ is not None:
         notes.append(_text(f"Caused by {_named(error.__cause__)}"))
@@ -67,7 +66,7 @@ def as_failure(error: SglError) -> Failure:
         type=kind.__name__,
         message=_text(error.message),
         hint=_text(error.hint),
-        where=None if where is None else (_text(where.file), where.line, _text(where.function)),
+        where=None if error.where is None else (_text(error.where.file), error.where.line, _text(error.where.function)),
         notes=tuple(notes),
         **own,
     )
@@ -107,7 +106,7 @@ def as_error(failure: Failure) -> SglError:
             own[name] = value
     if failure.results is not None:
         own["results"] = [each and as_error(each) for each in failure.results]
-    where = None if failure.where is None else SourceLine(*failure.where)
+    where = None if failure.where is None else Location.named(*failure.where)
     attributes = {"message": failure.message, "hint": failure.hint, "where": where, **own}
     error = restored(kind, (failure.message,), attributes)
     for note in failure.notes:

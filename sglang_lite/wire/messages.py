@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, TypeAlias, cast
 
 import msgspec
 
-from sglang_lite.errors import ParameterError, SglError, WireError
+from sglang_lite.errors import Location, ParameterError, SglError, WireError
 from sglang_lite.program import nodes
 from sglang_lite.protocol import constraints, prompt, results, sampling
 from sglang_lite.protocol.record import Record
@@ -43,8 +43,9 @@ TYPES: Final[dict[str, type[Record]]] = {
         prompt.Image, prompt.Message, prompt.Prompt, prompt.Span,
         results.ChoiceScore, Delta, Generation, Played, results.ProgramResult, Selection, results.TokenLogprob,
         results.Usage,
-        nodes.Fork, nodes.Gen, nodes.Grammar, nodes.Join, nodes.Mark, nodes.Program, nodes.Rollback, nodes.Select,
-        nodes.Text,
+        nodes.Fork, nodes.Gen, nodes.GrammarBegin, nodes.GrammarEnd, nodes.ImagePart, nodes.Join, nodes.Mark,
+        nodes.Program, nodes.Rollback, nodes.ScopeBegin, nodes.ScopeEnd, nodes.Select, nodes.Text, nodes.TurnBegin,
+        nodes.TurnEnd,
     )
 }  # fmt: skip
 _READ: Final[dict[str, type[Record]]] = {**TYPES, "Played": _Played, "Error": Failure}
@@ -62,10 +63,10 @@ def encode(message: Message, *, form: Form = "msgpack", limits: Limits = LIMITS)
         name, data = _named(message)
         odd = check(data, limits)
         if _checked(form) == "msgpack":
-            found = msgspec.msgpack.encode({"version": VERSION, "type": name, "data": data})
+            found = msgspec.msgpack.encode({"version": VERSION, "type": name, "data": data}, enc_hook=_names)
         else:
-            content = _without_odd_floats(msgspec.to_builtins(data)) if odd else data
-            found = msgspec.json.encode({"version": VERSION, "type": name, "data": content})
+            content = _without_odd_floats(msgspec.to_builtins(data, enc_hook=_names)) if odd else data
+            found = msgspec.json.encode({"version": VERSION, "type": name, "data": content}, enc_hook=_names)
     except RecursionError:  # the caller is deep in a recursion of its own
         raise too_deep(["data"], limits) from None
     if len(found) > limits.bytes:
@@ -161,7 +162,7 @@ def _read(name: str, content: msgspec.Raw, form: Form, *, odd: bool) -> Any:
     kind = _READ[name]
     try:
         if odd and form == "json":
-            return msgspec.convert(_with_odd_floats(msgspec.json.decode(content)), kind)
+            return msgspec.convert(_with_odd_floats(msgspec.json.decode(content)), kind, dec_hook=_place)
         return _decoder(kind, form).decode(content)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _translated(error, "/data") from None
@@ -169,7 +170,17 @@ def _read(name: str, content: msgspec.Raw, form: Form, *, odd: bool) -> Any:
 
 @cache
 def _decoder(kind: Any, form: Form) -> msgspec.json.Decoder[Any] | msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(kind) if form == "msgpack" else msgspec.json.Decoder(kind)
+    decoder = msgspec.msgpack.Decoder if form == "msgpack" else msgspec.json.Decoder
+    return decoder(kind, dec_hook=_place)
+
+
+def _names(place: Location) -> tuple[str, int, str]:
+    """The one class that is no record, as data. (`check` has refused all others.)"""
+    return place.names
+
+
+def _place(kind: type[Location], names: Any) -> Location:
+    return Location.named(*msgspec.convert(names, tuple[str, int, str]))
 
 
 def _translated(error: Exception, above: str) -> WireError:

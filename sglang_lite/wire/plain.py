@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from sglang_lite.errors import WireError
+from sglang_lite.errors import Location, WireError
 from sglang_lite.protocol.record import Record
 from sglang_lite.protocol.sampling import Unset
 from sglang_lite.wire.limits import INTEGERS, Limits, pointer_to, too_deep
@@ -90,6 +90,9 @@ def _check(value: Any, depth: int, *, plain: bool) -> bool:
         return _check_record(value, depth)
     elif not plain and (kind is bytes or kind is Unset):
         pass
+    elif not plain and kind is Location:
+        _check_text(value.file)
+        _check_text(value.function)
     else:
         raise _RefusedError(
             f"a {kind.__name__} can't be sent",

@@ -3,9 +3,9 @@
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.lang.ir import SglSelect
-from sglang_lite.lang.results import decide, probabilities
-from sglang_lite.protocol import UNSET, CapabilityError, ChoiceScore, Selection
+from sglang_lite.lang.results import probabilities
+from sglang_lite.program.choosing import decide
+from sglang_lite.protocol import CapabilityError, ChoiceScore, Selection
 
 # Three choices that share their first tokens; what each rule must pick is known.
 CHOICES = ["organ", "organism", "antidisestablishmentarianism"]
@@ -23,7 +23,7 @@ def call(method, conditional, unconditional=None):
         choices=CHOICES,
         normalized_prompt_logprobs=means,
         input_token_logprobs=conditional,
-        output_token_logprobs=[[] for _ in CHOICES],
+        output_token_logprobs=[[] for _ in TWO],
         unconditional_token_logprobs=unconditional,
     )
 
@@ -58,6 +58,9 @@ def test_unconditional_takes_what_the_prompt_helps_most():
         call(sgl.unconditional_likelihood_normalized, CONDITIONAL)
 
 
+TWO = ("c0", "c1")
+
+
 def selection(*sums):
     return Selection(tuple(ChoiceScore(f"c{i}", (i,), (value,)) for i, value in enumerate(sums)))
 
@@ -70,24 +73,22 @@ def test_probabilities_are_the_softmax_of_sums():
 
 @pytest.mark.parametrize("method", [sgl.token_length_normalized, sgl.greedy_token_selection])
 def test_a_temperature_draws_from_the_scores(method):
-    node = SglSelect("x", ("c0", "c1"), 1.0, method)
-    picks = [decide(node, selection(-0.1, -2.4), seed).decision for seed in range(300)]
+    picks = [decide(selection(-0.1, -2.4), TWO, method, 1.0, seed).decision for seed in range(300)]
     share = picks.count("c0") / 300
     assert 0.85 < share < 0.97  # exp(-0.1) against exp(-2.4): 0.909
-    assert picks == [decide(node, selection(-0.1, -2.4), seed).decision for seed in range(300)]
+    assert picks == [decide(selection(-0.1, -2.4), TWO, method, 1.0, seed).decision for seed in range(300)]
 
 
 def test_a_temperature_with_unconditional_scores():
     scores = tuple(ChoiceScore(f"c{i}", (i,), (-1.0,), (None,)) for i in range(2))
-    node = SglSelect("x", ("c0", "c1"), 0.5, sgl.unconditional_likelihood_normalized)
-    assert decide(node, Selection(scores), 1).decision in ("c0", "c1")
+    picked = decide(Selection(scores), TWO, sgl.unconditional_likelihood_normalized, 0.5, 1)
+    assert picked.decision in TWO
 
 
 def test_a_backend_may_only_pick():
-    node = SglSelect("x", ("c0", "c1"), 0.0, sgl.token_length_normalized)
-    assert decide(node, Selection((), picked="c1"), UNSET).decision == "c1"
+    assert decide(Selection((), picked="c1"), TWO, sgl.token_length_normalized).decision == "c1"
     with pytest.raises(CapabilityError, match="neither scored"):
-        decide(node, Selection(()), UNSET)
+        decide(Selection(()), TWO, sgl.token_length_normalized)
 
 
 def test_greedy_needs_tokens():

@@ -67,7 +67,7 @@ SIGNATURES = {
         "return_logprob=None, logprob_start_len=None, top_logprobs_num=None, return_text_in_logprobs=None, "
         "json_schema=None, dtype=None, regex=None"
     ),
-    "lang.ir:SglConstantText": "value",
+    "lang.ir:SglConstantText": "text, ids=None, special=True, *, where=None",
     "lang.ir:SglExprList": "expr_list",
     "lang.ir:SglRoleBegin": "role",
     "lang.ir:SglRoleEnd": "role",
@@ -76,9 +76,7 @@ SIGNATURES = {
     "lang.ir:SglVarScopeEnd": "name",
     "lang.ir:SglVariable": "name, source=None",
     "lang.ir:SglArgument": "name, value=None",
-    "lang.ir:SglFork": "number, position_ids_offset=None",
     "lang.ir:SglGetForkItem": "index",
-    "lang.ir:SglConcateAndAppend": "states",
     "lang.ir:SglCommitLazy": "",
     "lang.ir:SglSeparateReasoning": "model_type, expr",
     "lang.interpreter:ProgramState.system": "expr=None",
@@ -298,7 +296,11 @@ def test_gen_takes_its_parameters_in_sglangs_order():
     )  # fmt: skip
     by_name, in_order = sgl.gen("x", **values), sgl.gen("x", *values.values())
     assert by_name == in_order
-    assert (by_name.params.max_tokens, by_name.params.stop, by_name.params.top_logprobs_num) == (1, ("s",), 9)
+    assert (by_name.node.params.max_tokens, by_name.node.params.stop, by_name.node.params.top_logprobs_num) == (
+        1,
+        ("s",),
+        9,
+    )
     assert sgl.gen("x", *[None] * 17, int) == sgl.gen("x", dtype=int)
     assert sgl.gen("x", *[None] * 18, ["a"]) == sgl.select("x", ["a"])
     values.pop("min_tokens")
@@ -327,13 +329,13 @@ def test_expressions_add_up_to_flat_lists():
     expr = "a" + sgl.gen("x") + Text("b") + (sgl.gen("y") + "c")
     assert type(expr) is ir.SglExprList
     assert [repr(node) for node in expr.expr_list] == [
-        "Constant('a')", "Gen('x')", "Constant('b')", "Gen('y')", "Constant('c')"
+        "Text('a')", "Gen('x')", "Text('b')", "Gen('y')", "Text('c')"
     ]  # fmt: skip
 
 
 def test_an_expression_prints_its_nodes(capsys):
     ("a" + sgl.gen("x")).print_graph_dfs()
-    assert capsys.readouterr().out == "%0 = Constant('a')\n%1 = Gen('x')\n"
+    assert capsys.readouterr().out == "%0 = Text('a')\n%1 = Gen('x')\n"
 
 
 @pytest.mark.parametrize("role", ["system", "user", "assistant"])

@@ -10,7 +10,7 @@ import sglang_lite as sgl
 from sglang_lite.constraints.matching import matches
 from sglang_lite.constraints.sampling import sample
 from sglang_lite.lang.backend.local import LocalBackend
-from sglang_lite.program.nodes import Gen, Grammar, Program, Select, Text
+from sglang_lite.program.nodes import Gen, GrammarBegin, GrammarEnd, Program, Select, Text
 from sglang_lite.protocol import (
     Choices,
     Continuation,
@@ -267,7 +267,7 @@ def test_a_block_is_played_as_one_program(tiny, monkeypatch):
     before = tiny.stats()["programs_opened"]
     run(body, tiny, seed=3).sync()
     assert tiny.stats()["programs_opened"] == before + 1
-    assert [type(node) for node in nodes] == [Text, Gen, Grammar, Text, Gen, Text, Gen, Text, Grammar, Gen]
+    assert [type(node) for node in nodes] == [Text, Gen, GrammarBegin, Text, Gen, Text, Gen, Text, GrammarEnd, Gen]
 
 
 def test_a_typed_generation_holds_to_the_grammar_too(tiny):
@@ -562,8 +562,8 @@ def play(engine, *segments):
 
 def test_segments_of_a_program_are_held_to_a_grammar(tiny):
     text, (first, picked, last) = play(
-        tiny, Text("free"), Grammar(WORDS), Text("a, "), Gen("x", GREEDY, Regex("[ab]")),
-        Select("y", (", ", "c", "b, ")), Gen("z", GREEDY), Grammar(None), Text("free"),
+        tiny, Text("free"), GrammarBegin(WORDS), Text("a, "), Gen("x", GREEDY, Regex("[ab]")),
+        Select("y", (", ", "c", "b, ")), Gen("z", GREEDY), GrammarEnd(), Text("free"),
     )  # fmt: skip
     assert [score.text for score in picked.scores] == [", ", "b, "]
     assert text.startswith("freea, " + first.text)
@@ -573,11 +573,11 @@ def test_segments_of_a_program_are_held_to_a_grammar(tiny):
 
 def test_text_alone_is_not_held_to_a_grammar_by_the_engine(tiny):
     """Whoever wrote it has walked it: the language does, special tokens included."""
-    assert play(tiny, Grammar(WORDS), Text("nonsense"), Grammar(None)) == ("nonsense", [])
+    assert play(tiny, GrammarBegin(WORDS), Text("nonsense"), GrammarEnd()) == ("nonsense", [])
 
 
 def test_a_program_may_begin_inside_a_grammar(tiny):
-    text, _ = play(tiny, Grammar(WORDS, "a"), Text(", "), Gen("x", GREEDY))
+    text, _ = play(tiny, GrammarBegin(WORDS, "a"), Text(", "), Gen("x", GREEDY))
     assert matches(WORDS, "a" + text)
 
 
@@ -585,13 +585,13 @@ def test_a_program_may_begin_inside_a_grammar(tiny):
     ("segments", "message"),
     [
         ((Text("c"), Gen("x")), "no text of the grammar begins with 'c'"),
-        ((Text("a, "), Gen("x", GREEDY, Regex("[ab]")), Grammar(None)), "not complete at its end, after 'a, [ab]'"),
+        ((Text("a, "), Gen("x", GREEDY, Regex("[ab]")), GrammarEnd()), "not complete at its end, after 'a, [ab]'"),
         ((Text("a, "), Select("x", ("c", "d"))), "none of the choices goes on in the grammar: 'c', 'd'"),
     ],
 )
 def test_a_program_that_leaves_its_grammar_fails(tiny, segments, message):
     with pytest.raises(sgl.ConstraintError, match=message):
-        play(tiny, Grammar(WORDS), *segments)
+        play(tiny, GrammarBegin(WORDS), *segments)
     assert tiny.stats()["running"] == tiny.stats()["waiting"] == 0
 
 

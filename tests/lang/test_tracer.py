@@ -6,8 +6,10 @@ import threading
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.lang.ir import SglArgument, SglConstantText, SglGen, SglVariable
+from sglang_lite.lang.ir import SglArgument, SglVariable
 from sglang_lite.lang.tracer import TracerProgramState, TracingScope, trace_program
+from sglang_lite.program.nodes import Gen, Text
+from sglang_lite.protocol import SamplingParams
 
 
 def trace(body, **arguments):
@@ -30,19 +32,22 @@ def test_text_generations_and_turns_are_recorded_in_order():
 
     state = program.trace()
     assert shown(state) == [
-        "Constant('<|im_start|>system\\n')", "Constant('Be brief.')", "Constant('<|im_end|>\\n')",
-        "Constant('<|im_start|>user\\n')", "Constant('About ')", "Argument(name='topic')", "Constant('<|im_end|>\\n')",
-        "Constant('<|im_start|>assistant\\n')", "Constant('Well, ')", "Gen('a')", "Select('b', choices=['x', 'y'])",
-        "Constant('<|im_end|>\\n')",
+        "Text('<|im_start|>system\\n')", "TurnBegin('system')", "Text('Be brief.', special=False)", "TurnEnd('system')",
+        "Text('<|im_end|>\\n')",
+        "Text('<|im_start|>user\\n')", "TurnBegin('user')", "Text('About ', special=False)", "Argument(name='topic')",
+        "TurnEnd('user')", "Text('<|im_end|>\\n')",
+        "Text('<|im_start|>assistant\\n')", "TurnBegin('assistant')", "Text('Well, ', special=False)",
+        "Gen('a', params=SamplingParams(stop=('<|im_end|>',)))", "Select('b', ('x', 'y'), special=False)",
+        "TurnEnd('assistant')", "Text('<|im_end|>\\n')",
     ]  # fmt: skip
     assert type(state) is TracerProgramState
     assert isinstance(state, sgl.ProgramState)
     assert state.last_node is state.nodes[-1]
     assert list(state.variables) == ["a", "b"]
-    assert state.variables["a"].source is state.nodes[9]
+    assert state.variables["a"].source is state.nodes[14]
     assert state.ret_value == "end"
     assert state.flatten_nodes() == state.nodes
-    assert repr(state) == "TracerProgramState(12 nodes)"
+    assert repr(state) == "TracerProgramState(18 nodes)"
 
 
 def test_the_template_is_the_backends():
@@ -54,8 +59,8 @@ def test_the_template_is_the_backends():
 
     script = Classic()
     state = trace(lambda s: s.user("Hi"), backend=script)
-    assert [node.value for node in state.nodes[-3:]] == ["USER:", "Hi", " "]
-    assert "curious user" in state.nodes[0].value
+    assert [node.text for node in state.nodes if isinstance(node, Text)][-3:] == ["USER:", "Hi", " "]
+    assert "curious user" in "".join(node.text for node in state.nodes if isinstance(node, Text))
     assert script.calls == []
 
 
@@ -72,7 +77,7 @@ def test_the_template_is_the_backends():
 )
 def test_a_symbol_can_be_written_into_text(write):
     state = trace(lambda s, x: s.__iadd__(write(x)))
-    assert shown(state) == ["Constant('a ')", "Argument(name='x')", "Constant(' b')"]
+    assert shown(state) == ["Text('a ')", "Argument(name='x')", "Text(' b')"]
 
 
 def test_items_and_attributes_of_a_symbol_are_symbols():
@@ -81,7 +86,7 @@ def test_items_and_attributes_of_a_symbol_are_symbols():
         s += sgl.gen("v")
         s += f" {s['v'].title}"
 
-    assert [node for node in shown(trace(body)) if "Constant" not in node] == [
+    assert [node for node in shown(trace(body)) if "Text" not in node] == [
         "Argument(name='x.name')", "Argument(name='x.value')", "Argument(name=\"x['key']\")",
         "Argument(name='x[0].source')", "Gen('v')", "Variable('v.title')",
     ]  # fmt: skip
@@ -98,7 +103,7 @@ def test_outside_a_trace_a_symbol_is_a_plain_record():
 def test_a_symbol_of_one_trace_can_be_an_argument_of_another():
     symbol = trace(lambda s, x: s.__iadd__(f"{x}")).nodes[0]
     state = trace(lambda s, y: s.__iadd__(f"<{y}>"), y=symbol)
-    assert shown(state) == ["Constant('<')", "Argument(name='x')", "Constant('>')"]
+    assert shown(state) == ["Text('<')", "Argument(name='x')", "Text('>')"]
 
 
 def test_given_arguments_are_values_and_others_are_symbols_even_those_with_defaults():
@@ -106,10 +111,10 @@ def test_given_arguments_are_values_and_others_are_symbols_even_those_with_defau
         s += f"{a}{b}{c}{d}{rest}"
 
     assert shown(trace(body, a=1, c=3, e=5)) == [
-        "Constant('1')", "Argument(name='b')", "Constant('3')", "Argument(name='d')", "Constant(\"{'e': 5}\")"
+        "Text('1')", "Argument(name='b')", "Text('3')", "Argument(name='d')", "Text(\"{'e': 5}\")"
     ]  # fmt: skip
     bound = sgl.function(lambda s, a, b: s.__iadd__(f"{a}{b}")).bind(a="x", b="y")
-    assert shown(bound.trace(b="z")) == ["Constant('xz')"]
+    assert shown(bound.trace(b="z")) == ["Text('xz')"]
 
 
 def test_arguments_that_do_not_fit_are_refused():
@@ -296,8 +301,8 @@ def test_scopes_images_reasoning_and_unnamed_nodes():
 
     state = trace(body)
     assert shown(state) == [
-        "VarScopeBegin('part')", "Constant('in ')", "Argument(name='x')", "VarScopeEnd('part')",
-        "Image(Argument(name='x'))", "Image('nowhere.png')", "Gen(None)", "Select(None, choices=['p'])", "Gen('r')",
+        "ScopeBegin('part')", "Text('in ')", "Argument(name='x')", "ScopeEnd('part')",
+        "Image(Argument(name='x'))", "Image('nowhere.png')", "Gen(None)", "Select(None, ('p',))", "Gen('r')",
         "Variable('part')", "Variable('r_reasoning_content')",
     ]  # fmt: skip
     assert list(state.variables) == ["part", "gen_1", "select_2", "r"]
@@ -314,10 +319,10 @@ def test_forks_are_child_states():
         fork[1] += s["a"][1]
 
     state = trace(body)
-    assert shown(state) == ["Constant('start')", "Fork(2)", "Variable('a')"]
+    assert shown(state) == ["Text('start')", "Fork(2)", "Join(mode='gather_variable')", "Variable('a')"]
     assert [shown(child) for child in state.child_states] == [
-        ["GetForkItem(0)", "Constant(' 0 ')", "Argument(name='x')", "Constant(' ')", "Gen('a')"],
-        ["GetForkItem(1)", "Constant(' 1 ')", "Argument(name='x')", "Constant(' ')", "Gen('a')", "Variable('a')"],
+        ["GetForkItem(0)", "Text(' 0 ')", "Argument(name='x')", "Text(' ')", "Gen('a')"],
+        ["GetForkItem(1)", "Text(' 1 ')", "Argument(name='x')", "Text(' ')", "Gen('a')", "Variable('a')"],
     ]
 
 
@@ -332,10 +337,10 @@ def test_joined_texts_and_copies():
         s += s["b"]
 
     state = trace(body)
-    assert shown(state)[1:] == [
-        "Fork(2)", "ConcatenateAndAppend()", "Constant('<|im_end|>\\n')", "Fork(1)", "Variable('b')"
+    assert shown(state)[2:] == [
+        "Fork(2)", "Join()", "TurnEnd('user')", "Text('<|im_end|>\\n')", "Fork(1)", "Variable('b')"
     ]  # fmt: skip
-    assert shown(state.child_states[2]) == ["GetForkItem(0)", "Constant('side')", "Gen('b')"]
+    assert shown(state.child_states[2]) == ["GetForkItem(0)", "Text('side')", "Gen('b')"]
 
 
 @sgl.function
@@ -350,8 +355,8 @@ def test_nested_programs_are_inlined_where_added_and_children_where_read():
         s += sub(word=x)["inner"]
 
     state = trace(body)
-    assert shown(state) == ["Constant('sub ')", "Argument(name='x')", "Gen('inner')"] + ["Variable('inner')"] * 2
-    assert [shown(child)[0] for child in state.child_states] == ["Constant('sub k')", "Constant('sub ')"]
+    assert shown(state) == ["Text('sub ')", "Argument(name='x')", "Gen('inner')"] + ["Variable('inner')"] * 2
+    assert [shown(child)[0] for child in state.child_states] == ["Text('sub k')", "Text('sub ')"]
 
 
 def test_the_graph_prints_branches_indented(capsys):
@@ -360,7 +365,7 @@ def test_the_graph_prints_branches_indented(capsys):
         fork += "x"
 
     trace(body).print_graph_dfs()
-    assert capsys.readouterr().out == "%0 = Fork(1)\n  %0 = GetForkItem(0)\n  %1 = Constant('x')\n"
+    assert capsys.readouterr().out == "%0 = Fork(1)\n  %0 = GetForkItem(0)\n  %1 = Text('x')\n"
 
 
 async def coroutine(s, x):
@@ -389,7 +394,7 @@ def test_inside_a_scope_calls_are_traced_as_children():
         inner = sub("w")
     assert TracingScope.get_current_scope() is None
     assert outer.child_states == [inner]
-    assert shown(inner) == ["Constant('sub w')", "Gen('inner')"]
+    assert shown(inner) == ["Text('sub w')", "Gen('inner')"]
 
 
 def test_other_threads_run_their_programs_meanwhile():
@@ -506,5 +511,5 @@ def test_no_body_can_swallow_the_end_of_the_prefix():
 
 def test_nodes_are_values():
     first, second = (trace(lambda s: s.__iadd__("x" + sgl.gen("a", 3))) for _ in range(2))
-    assert first.nodes == second.nodes == [SglConstantText("x"), sgl.gen("a", 3)]
-    assert type(first.nodes[1]) is SglGen
+    assert first.nodes == second.nodes == [Text("x"), Gen("a", SamplingParams(max_tokens=3))]
+    assert type(first.nodes[1]) is Gen

@@ -101,7 +101,7 @@ CALLS = [
     lambda s: sgl.select("a", ["a"], multi="x"),
     lambda s: sgl.select("a", ["a"], multi=sgl.Multi(3, 4)),
     # expressions
-    lambda s: s.__iadd__(SglGen("x", 10)),
+    lambda s: s.__iadd__(SglGen("x")),
     lambda s: s.__iadd__(SglConstantText(3)),
     lambda s: s.__iadd__(SglExprList([3])),
     lambda s: s.__iadd__(SglRoleBegin(3)),
