@@ -545,7 +545,7 @@ def test_tracing_records_the_grammar():
 
     trace = sgl.function(body).trace()
     assert [repr(node).split("(")[0] for node in trace.flatten_nodes()] == [
-        "GrammarBegin", "Argument", "Constant", "Gen", "GrammarEnd",
+        "GrammarBegin", "Argument", "Text", "Gen", "GrammarEnd",
     ]  # fmt: skip
 
 

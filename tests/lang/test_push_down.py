@@ -5,6 +5,8 @@ import threading
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.lang.backend.local import LocalBackend
+from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from sglang_lite.runtime import program as programs
 from sglang_lite.runtime.engine import Engine
@@ -54,6 +56,39 @@ def test_a_run_is_one_program_whatever_its_settings(tiny, settings):
     assert state.text() == apart.text()
     for name in "abcde":
         assert state[name] == apart[name]
+
+
+def test_every_node_that_is_handed_over_names_its_line(tiny, monkeypatch):
+    handed = []
+    monkeypatch.setattr(programs.Player, "prepared", _noting(handed, programs.Player.prepared))
+
+    def body(s):
+        s += sgl.user("a") + sgl.assistant(sgl.gen("x"))
+        with s.var_scope("v"), s.grammar(sgl.Regex("[ab]{1,3}y")):
+            s += "a" + sgl.gen("y")
+        forks = s.fork(2)
+        forks += sgl.select("z", ["1", "2"])
+        forks.join("concate_and_append")
+        s += sgl.gen("end")
+
+    backend = LocalBackend(tiny)
+    backend.chat_template = get_chat_template("chatml")
+    run(body, backend)["end"]
+    first = body.__code__.co_firstlineno
+    lines = {type(node).__name__: node.where.line - first for node in handed}
+    assert {node.where.file for node in handed} == {__file__}
+    assert lines == {
+        "Text": 3, "TurnBegin": 1, "TurnEnd": 1, "ScopeBegin": 2, "GrammarBegin": 2, "GrammarEnd": 2, "ScopeEnd": 2,
+        "Fork": 4, "Select": 5, "Join": 6, "Gen": 7,
+    }  # fmt: skip
+
+
+def _noting(handed, prepared):
+    def note(player, node):
+        handed.append(node)
+        return prepared(player, node)
+
+    return note
 
 
 def test_a_check_a_method_of_the_callers_and_another_backend_are_held(tiny):
