@@ -39,7 +39,7 @@ from sglang_lite.protocol import (
     SglError,
     Span,
 )
-from sglang_lite.runtime.grammar.base import CompiledGrammar
+from sglang_lite.runtime.grammar.base import CompiledGrammar, Matcher
 from sglang_lite.runtime.grammar.continuing import walked
 from sglang_lite.runtime.request import Event, Request
 from sglang_lite.runtime.sampling_params import ResolvedParams
@@ -60,6 +60,7 @@ class Queued:
         branches: of a fork.
         text: the text that it was foreseen to go on from, after the last generated token; None: not foreseen.
         ids: of `text`, being made.
+        matcher: of its grammar, being made for the one row that is next.
     """
 
     node: Node
@@ -68,11 +69,13 @@ class Queued:
     branches: Sequence[Sequence[Queued]] = ()
     text: list[Span] | None = None
     ids: Future[array[int]] | None = None
+    matcher: Future[Matcher] | None = None
 
 
 @dataclass(slots=True)
 class _Within:
-    """A grammar that a branch is in, and the text that is there of it.
+    """A grammar that a branch is in, and the text that is there of it. Going through that takes long: not on the loop's
+    thread.
 
     Attributes:
         asked: something of it was generated or selected. What was only written the program's author has checked.
@@ -91,7 +94,7 @@ class _Within:
 
     def end(self) -> None:
         """Raises ConstraintError: the text is not complete."""
-        if self.asked and not walked(self.grammar, self.text).complete:
+        if not walked(self.grammar, self.text).complete:
             raise ConstraintError(f"the grammar is not complete at its end, after {self.text[-80:]!r}.")
 
     def _begins(self, text: str) -> bool:
@@ -177,10 +180,22 @@ class Branch:
                 entry.ids = self._player.encoded(entry.text)
             self._foresee(node)
             self._queue.append((place, entry))
+        if self._busy:
+            self._prepare_next()
 
     def _has_to_wait(self) -> bool:
         """Something comes before what is queued next."""
         return self._busy or any(isinstance(entry.node, Gen | Select | Join) for _, entry in self._queue)
+
+    def _prepare_next(self) -> None:
+        """Has the matcher made of the generation that is next: it may go on in the slot of what is under way."""
+        if self._within is not None:
+            return  # it begins with the text that is yet to come
+        for _, entry in self._queue:
+            if isinstance(entry.node, Gen | Select | Join | GrammarBegin | GrammarEnd):
+                if entry.grammar is not None and entry.matcher is None and isinstance(entry.node, Gen):
+                    entry.matcher = self._player.matcher(entry.grammar)
+                return
 
     def _foresee(self, node: Node) -> None:
         """Foresees what text stands after the last generated token behind a node."""
@@ -256,6 +271,9 @@ class Branch:
                 if isinstance(entry.node, GrammarBegin) and entry.grammar is not None and not entry.grammar.done():
                     entry.grammar.add_done_callback(self._later(self._play))
                     return None
+                if isinstance(entry.node, GrammarEnd) and self._within is not None and self._within.asked:
+                    self._end_grammar(self._within, place)
+                    return None
                 if isinstance(entry.node, Join) and not self._join(entry.node):
                     self.joining = True
                     self._set_busy(False)
@@ -281,8 +299,6 @@ class Branch:
                 assert entry.grammar is not None
                 self._within = _Within(entry.grammar.result(), text)
             case GrammarEnd():
-                if self._within is not None:
-                    self._within.end()
                 self._within = None
             case Fork():
                 self._fork(place, entry.branches)
@@ -290,6 +306,29 @@ class Branch:
                 assert self._log is not None
                 within = None if self._within is None else replace(self._within)
                 self._marks[place] = _Place(self._log.copy(), tuple(self._new), len(self._added), within)
+
+    def _end_grammar(self, within: _Within, place: int) -> None:
+        """Plays on without the grammar that the branch was in, if its text is complete."""
+        epoch = self._epoch
+
+        def ended(error: SglError | None = None) -> None:
+            if self._epoch != epoch:
+                return
+            if error is not None:
+                self.fail(error, place)
+                return
+            self._within = None
+            self._play()
+            self._player.settle()
+
+        def job() -> Callable[[], None]:
+            try:
+                within.end()
+            except SglError as error:
+                return partial(ended, error)
+            return ended
+
+        self._player.encode(job)
 
     def _take_next(self) -> None:
         self._queue.popleft()
@@ -375,7 +414,7 @@ class Branch:
         """Starts a generation, or returns the request that goes on in the slot."""
         if isinstance(entry.params, ParameterError):
             raise entry.params
-        for awaited in (entry.grammar, entry.ids):
+        for awaited in (entry.grammar, entry.ids, entry.matcher):
             if awaited is not None and not awaited.done():
                 again = partial(self._generate, place, entry, node, in_slot=False)
                 awaited.add_done_callback(self._later(again))
@@ -387,9 +426,11 @@ class Branch:
             log.learn(entry.text, entry.ids.result())
             new.clear()
         samples = _Samples(self, place, node, entry.params)
-        if in_slot and entry.params.n == 1 and not new and log.ready:
-            request = samples.make(log, entry.grammar, self._within)[0]
+        in_slot = in_slot and entry.params.n == 1 and not new and log.ready
+        if in_slot and self._within is None and (entry.grammar is None or entry.matcher is not None):
+            request = samples.make(log, entry)[0]
             self._live.add(request)
+            self._prepare_next()
             return request
         self._new, within = [], self._within and replace(self._within)
         submit = self._unless_over(partial(self._submit, samples))
@@ -397,12 +438,13 @@ class Branch:
         def job() -> Callable[[], None]:  # meanwhile the log is its own: the branch is busy
             try:
                 log.append(new)
-                samples.make(log, entry.grammar, within)
+                samples.make(log, entry, within)
             except SglError as error:
                 return partial(samples.fail, error)
             return submit
 
         self._player.encode(job)
+        self._prepare_next()
         return None
 
     def _submit(self, samples: _Samples) -> None:
@@ -415,7 +457,7 @@ class Branch:
         if not node.choices or not all(node.choices):
             raise no_choices()
         log, new, within, epoch = self._log, self._new, self._within, self._epoch
-        choices = node.choices if within is None else tuple(within.possible(node.choices))
+        within = within and replace(within)
         self._new = []
 
         def chosen(outcome: Selection | SglError) -> None:
@@ -424,7 +466,7 @@ class Branch:
                 self._selected(place, node, outcome)
                 self._player.settle()
 
-        selecting = Selecting(self._player.core, choices, chosen)
+        selecting = Selecting(self._player.core, chosen)
         self._live.add(selecting)
         unconditional = node.unconditional
         if node.method is not None:
@@ -435,8 +477,12 @@ class Branch:
                 log.append(new)
                 log.ids()
                 selecting.start(
-                    log, unconditional=unconditional, namespace=self._player.namespace, special=node.special
-                )  # fmt: skip
+                    log,
+                    node.choices if within is None else within.possible(node.choices),
+                    unconditional=unconditional,
+                    namespace=self._player.namespace,
+                    special=node.special,
+                )
             except SglError as error:
                 return partial(chosen, error)
             return _nothing
@@ -523,8 +569,8 @@ class _Samples:
         self._ended: dict[int, Generation] = {}
         self.requests: list[Request] = []
 
-    def make(self, log: TokenLog, grammar: Future[CompiledGrammar] | None, within: _Within | None) -> Sequence[Request]:
-        """Makes the requests. On any thread.
+    def make(self, log: TokenLog, entry: Queued, within: _Within | None = None) -> Sequence[Request]:
+        """Makes the requests. On the loop's thread only where no grammar has to be gone through.
 
         Raises:
             ParameterError: the prompt has grown too long.
@@ -536,11 +582,14 @@ class _Samples:
         )
         for index, request in enumerate(requests[1:], 1):
             request.sink = partial(self._take, index)
-        compiled = None if grammar is None else grammar.result()
+        compiled = None if entry.grammar is None else entry.grammar.result()
         if within is not None:
             compiled = player.core.compiler.continued(within.grammar, within.text, compiled)
-        for request in requests:
-            request.matcher = None if compiled is None else compiled.matcher()
+        if entry.matcher is not None and within is None and len(requests) == 1:
+            requests[0].matcher = entry.matcher.result()
+        elif compiled is not None:
+            for request in requests:
+                request.matcher = compiled.matcher()
         if len(requests) == 1:
             requests[0].follow = self._follow
         self.requests = requests

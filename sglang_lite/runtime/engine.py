@@ -309,9 +309,9 @@ class Engine:
             raise no_choices()
         log = self.intake.log(prompt)
         special = isinstance(prompt, str) or prompt.role is None  # in a turn they are its content
-        selecting = Selecting(self._core, tuple(choices), self.intake.counted(sink))
+        selecting = Selecting(self._core, self.intake.counted(sink))
         self.intake.count("requests_submitted")
-        selecting.start(log, unconditional=unconditional, namespace=namespace, special=special)
+        selecting.start(log, tuple(choices), unconditional=unconditional, namespace=namespace, special=special)
         return Ticket(selecting.abort)
 
     def select(self, prompt: Prompt | str, choices: Sequence[str], *, unconditional: bool = False) -> Selection:

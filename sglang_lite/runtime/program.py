@@ -12,6 +12,7 @@ from typing import TypeAlias
 from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, Node, Path
 from sglang_lite.protocol import (
     Constraint,
+    ConstraintError,
     Delta,
     EngineClosedError,
     Generation,
@@ -27,7 +28,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime.branch import Branch, Queued
 from sglang_lite.runtime.core import Core
-from sglang_lite.runtime.grammar.base import CompiledGrammar
+from sglang_lite.runtime.grammar.base import CompiledGrammar, Matcher
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
 ProgramSink: TypeAlias = Callable[["Played | ProgramResult | SglError"], None]
@@ -184,6 +185,27 @@ class Player:
             failed: Future[array[int]] = Future()
             failed.set_exception(error)
             return failed
+
+    def matcher(self, grammar: Future[CompiledGrammar]) -> Future[Matcher]:
+        """A matcher of a grammar that is being compiled; made where texts are tokenised, as it may take as long."""
+        made: Future[Matcher] = Future()
+
+        def make() -> None:
+            try:
+                made.set_result(grammar.result().matcher())
+            except SglError as error:
+                made.set_exception(error)
+            except Exception as error:  # a library's, which must not end the loop
+                made.set_exception(ConstraintError(f"no mask can be made: {error!r}"))
+
+        def compiled(_: object) -> None:
+            try:
+                self.core.encoder.submit(make)
+            except RuntimeError:  # as in encode
+                made.set_exception(EngineClosedError("the engine is closed."))
+
+        grammar.add_done_callback(compiled)
+        return made
 
     def encode(self, job: Callable[[], Callable[[], None]]) -> None:
         """Runs a job where texts are tokenised, and what it returns here."""

@@ -37,15 +37,18 @@ class Selecting:
         sink: called once.
     """
 
-    def __init__(self, core: Core, choices: tuple[str, ...], sink: Callable[[Selection | SglError], None]) -> None:
-        self._core, self._choices, self._sink = core, choices, sink
+    def __init__(self, core: Core, sink: Callable[[Selection | SglError], None]) -> None:
+        self._core, self._sink = core, sink
+        self._choices: Sequence[str] = ()
         self._lock = threading.Lock()
         self._ended = False
         self._results: dict[int, Generation] = {}
         self._requests: list[Request] = []
         self._unconditional = False
 
-    def start(self, log: TokenLog, *, unconditional: bool, namespace: str, special: bool) -> None:
+    def start(
+        self, log: TokenLog, choices: Sequence[str], *, unconditional: bool, namespace: str, special: bool
+    ) -> None:
         """Submits the requests, unless it was aborted. May take long: not on the loop's thread.
 
         Args:
@@ -55,11 +58,12 @@ class Selecting:
         Raises:
             ParameterError: the prompt is too long.
         """
-        choices = [Span(choice, special=special) for choice in self._choices]
-        rows = self._rows(log, choices)
+        self._choices = choices
+        texts = [Span(choice, special=special) for choice in choices]
+        rows = self._rows(log, texts)
         self._unconditional = unconditional
         if unconditional:
-            rows += [(log.encode([choice], alone=True), 1) for choice in choices]
+            rows += [(log.encode([text], alone=True), 1) for text in texts]
         intake = self._core.intake
         params = intake.resolved(_SCORE)
         requests = [

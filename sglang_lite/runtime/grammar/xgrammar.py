@@ -16,6 +16,8 @@ from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.runtime.grammar.base import Mask
 from sglang_lite.runtime.grammar.vocabulary import Vocabulary
 
+_LONGEST = 256  # characters that are forced at a time, as every row waits while they are spelled
+
 
 class XgrammarMatcher:
     """Where the text may end, the mask is made at once and kept: only it tells whether anything else can come."""
@@ -72,7 +74,7 @@ class XgrammarMatcher:
             forced = self.inner.find_jump_forward_string()
         except UnicodeDecodeError:  # in the middle of a character
             return []
-        return self.engine.spell(forced)[:-1]  # the last one might merge with what follows
+        return self.engine.spell(forced[:_LONGEST])[:-1]  # the last one might merge with what follows
 
     @property
     def complete(self) -> bool:
