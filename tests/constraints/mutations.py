@@ -3,8 +3,8 @@
 import json
 import re
 
+from sglang_lite.constraints.json_schema.applicators import APPLICATORS
 from sglang_lite.constraints.json_schema.keywords import GROUPS
-from sglang_lite.constraints.json_schema.reader import APPLICATORS
 from sglang_lite.protocol import Ebnf, JsonSchema, Lark, Regex
 from tests.constraints import random_grammars, random_schemas
 from tests.constraints.suites import maskbench, official_groups

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sglang_lite.constraints.emit.regex import counts
 from sglang_lite.constraints.formal.automaton import Automaton
 from sglang_lite.constraints.formal.nodes import (
     EMPTY,
@@ -58,11 +59,8 @@ class _Speller:
     def _body(self, node: Node) -> str:
         match node:
             case CharSet(ranges) if ranges:
-                return (
-                    "["
-                    + "".join(_character(a) if a == b else f"{_character(a)}-{_character(b)}" for a, b in ranges)
-                    + "]"
-                )
+                spans = (_character(a) if a == b else f"{_character(a)}-{_character(b)}" for a, b in ranges)
+                return f"[{''.join(spans)}]"
             case Text(text):
                 return '"' + "".join(_character(ord(char)) for char in text) + '"'
             case Concat(parts):
@@ -70,7 +68,7 @@ class _Speller:
             case Alternation(options):
                 return "(" + " | ".join(map(self._body, options)) + ")"
             case Repeat(inner, least, most):
-                return self._repeated(inner, least, most)
+                return f"({self._body(inner)}){counts(least, most)}"
             case Ref(name):
                 return self._names[name]
             case Intersection() | Complement():
@@ -78,11 +76,6 @@ class _Speller:
                     self._automata[node] = self._states(node)
                 return self._automata[node]
         raise ConstraintError("a set without characters can't be written.")
-
-    def _repeated(self, inner: Node, least: int, most: int | None) -> str:
-        signs = {(0, None): "*", (1, None): "+", (0, 1): "?"}
-        counts = signs.get((least, most), f"{{{least},{'' if most is None else most}}}")
-        return f"({self._body(inner)}){counts}"
 
     def _states(self, node: Node) -> str:
         """A rule for each state of an automaton; the name of the first."""

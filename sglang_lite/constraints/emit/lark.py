@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from sglang_lite.constraints.emit.regex import to_rust
+from sglang_lite.constraints.emit.regex import counts, to_rust
 from sglang_lite.constraints.formal.lengths import MAX_LEAST, lengths
 from sglang_lite.constraints.formal.nodes import (
     Alternation,
@@ -82,7 +82,7 @@ class _Speller:
                 return "(" + (" " if isinstance(node, Concat) else " | ").join(said) + ")"
             case Repeat(inner, least, most):
                 text = self._structure(inner)
-                return text and f"({text}){_counts(least, most)}"
+                return text and f"({text}){counts(least, most)}"
         return None
 
     def _lexeme(self, node: Node) -> str:
@@ -97,11 +97,6 @@ class _Speller:
         return self._lexemes[node]
 
 
-def _counts(least: int, most: int | None) -> str:
-    signs = {(0, None): "*", (1, None): "+", (0, 1): "?"}
-    return signs.get((least, most), f"{{{least},{'' if most is None else most}}}")
-
-
 def _terminal(node: Node) -> str:
     """What a terminal's definition says. Operators bind as in `~a`, `a*`, `a b`, `a & b`, `a | b`; all are grouped."""
     if is_plain(node):
@@ -112,7 +107,7 @@ def _terminal(node: Node) -> str:
         case Alternation(options):
             return "(" + " | ".join(map(_terminal, options)) + ")"
         case Repeat(inner, least, most):
-            return f"({_terminal(inner)}){_counts(least, most)}"
+            return f"({_terminal(inner)}){counts(least, most)}"
         case Intersection(parts):
             inside = [_terminal(part) for part in parts if not isinstance(part, Complement)]
             outside = [part.node for part in parts if isinstance(part, Complement)]

@@ -9,6 +9,7 @@ texts: both are taken apart into characters, whose lexemes can't collide. That c
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from itertools import chain, groupby, product
 
 from sglang_lite.constraints.formal import charsets
@@ -21,8 +22,8 @@ from sglang_lite.constraints.formal.nodes import (
     NOTHING,
     Alternation,
     CharSet,
+    Complement,
     Concat,
-    Intersection,
     Language,
     Node,
     Ref,
@@ -32,6 +33,7 @@ from sglang_lite.constraints.formal.nodes import (
     children,
     concat,
     intersection,
+    mapped,
     optional,
     references,
     repeat,
@@ -112,16 +114,7 @@ def _inlined(language: Language) -> Language:
 
 def _put_in(node: Node, rules: Mapping[str, Node]) -> Node:
     """A node with the bodies of rules in place of their names."""
-    match node:
-        case Ref(name):
-            return rules.get(name, node)
-        case Concat(parts):
-            return concat(*(_put_in(part, rules) for part in parts))
-        case Alternation(options):
-            return alternation(_put_in(option, rules) for option in options)
-        case Repeat(inner, least, most):
-            return Repeat(_put_in(inner, rules), least, most)
-    return node
+    return rules.get(node.name, node) if isinstance(node, Ref) else mapped(node, partial(_put_in, rules=rules))
 
 
 def _measure(node: Node) -> tuple[int, int]:
@@ -428,16 +421,12 @@ def _goes_on(lexeme: Node, other: Node, following: Ranges) -> tuple[bool, int]:
 def _widened(node: Node) -> Node:
     """The texts of a regular node, and those that repeat its parts more often, or less."""
     match node:
-        case Concat(parts):
-            return Concat(tuple(map(_widened, parts)))
-        case Alternation(options):
-            return Alternation(tuple(map(_widened, options)))
-        case Intersection(parts):
-            return Intersection(tuple(map(_widened, parts)))
+        case Complement():  # of more texts it would have less
+            return node
         case Repeat(inner, least, most):
             counted = least > 1 or (most is not None and most > 1)
             return Repeat(_widened(inner), min(least, 1), None if counted else most)
-    return node  # a complement of more texts would have less
+    return mapped(node, _widened)
 
 
 def _pair_goes_on(lexeme: Node, other: Node, following: Ranges) -> tuple[bool, int]:

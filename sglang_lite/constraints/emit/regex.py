@@ -30,6 +30,12 @@ def to_python(node: Node) -> str:
     return _spell(node, lambda code: f"\\U{code:08X}")
 
 
+def counts(least: int, most: int | None) -> str:
+    """The sign of a repetition, the same in every syntax written here."""
+    signs = {(0, None): "*", (1, None): "+", (0, 1): "?"}
+    return signs.get((least, most), f"{{{least},{'' if most is None else most}}}")
+
+
 def _spell(node: Node, escape: Callable[[int], str]) -> str:
     def character(code: int) -> str:
         return chr(code) if code < 128 and chr(code).isalnum() else escape(code)
@@ -56,6 +62,5 @@ def _spell(node: Node, escape: Callable[[int], str]) -> str:
             text = _spell(inner, escape)
             if not isinstance(inner, CharSet):
                 text = f"(?:{text})"
-            counts = {(0, None): "*", (1, None): "+", (0, 1): "?"}
-            return text + counts.get((least, most), f"{{{least},{'' if most is None else most}}}")
+            return text + counts(least, most)
     raise ConstraintError(f"a regular expression can't say {type(node).__name__.lower()}.")

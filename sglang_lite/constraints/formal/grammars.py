@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from sglang_lite.constraints.formal.nodes import (
     EMPTY,
@@ -17,6 +18,7 @@ from sglang_lite.constraints.formal.nodes import (
     Text,
     alternation,
     concat,
+    mapped,
     references,
 )
 from sglang_lite.protocol import ConstraintError
@@ -91,16 +93,7 @@ def renamed(language: Language, prefix: str) -> Language:
     """The same language with other names of rules."""
 
     def name(node: Node) -> Node:
-        match node:
-            case Ref(old):
-                return Ref(prefix + old)
-            case Concat(parts):
-                return Concat(tuple(map(name, parts)))
-            case Alternation(options):
-                return Alternation(tuple(map(name, options)))
-            case Repeat(inner, least, most):
-                return Repeat(name(inner), least, most)
-        return node
+        return Ref(prefix + node.name) if isinstance(node, Ref) else mapped(node, name)
 
     rules = {prefix + old: name(body) for old, body in language.rules.items()}
     return Language(prefix + language.start, rules, frozenset(prefix + old for old in language.sealed))
@@ -146,11 +139,7 @@ def _without_dead(node: Node, productive: set[str]) -> Node:
     match node:
         case Ref(name):
             return node if name in productive else NOTHING
-        case Concat(parts):
-            return concat(*(_without_dead(part, productive) for part in parts))
-        case Alternation(options):
-            return alternation(_without_dead(option, productive) for option in options)
         case Repeat(inner, least, most):
             kept = _without_dead(inner, productive)
             return Repeat(kept, least, most) if kept != NOTHING else NOTHING if least else EMPTY
-    return node
+    return mapped(node, partial(_without_dead, productive=productive))

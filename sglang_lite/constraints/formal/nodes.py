@@ -6,7 +6,7 @@ that constrains output (regexes, schemas, grammars) becomes one `Language`, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -191,6 +191,22 @@ def children(node: Node) -> tuple[Node, ...]:
         case Repeat(inner, _, _) | Complement(inner):
             return (inner,)
     return ()
+
+
+def mapped(node: Node, change: Callable[[Node], Node]) -> Node:
+    """The node with `change` of each child in its place; a node without children as it is."""
+    match node:
+        case Concat(parts):
+            return concat(*map(change, parts))
+        case Alternation(options):
+            return alternation(list(map(change, options)))  # so that it does not take more of the stack
+        case Repeat(inner, least, most):
+            return Repeat(change(inner), least, most)
+        case Intersection(parts):
+            return Intersection(tuple(map(change, parts)))
+        case Complement(inner):
+            return Complement(change(inner))
+    return node
 
 
 def references(node: Node) -> set[str]:

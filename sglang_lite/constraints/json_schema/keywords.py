@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeAlias
 
 from sglang_lite.constraints.formal.automaton import accepts
 from sglang_lite.constraints.formal.lengths import MAX_LEAST
@@ -25,11 +25,12 @@ from sglang_lite.constraints.formal.nodes import (
     literal,
 )
 from sglang_lite.constraints.json_schema import formats, numbers, write_numbers
-from sglang_lite.constraints.json_schema.document import Place
+from sglang_lite.constraints.json_schema.document import Document, Place
 from sglang_lite.constraints.json_schema.formulas import Formula, Just, all_of
 from sglang_lite.constraints.json_schema.numbers import Piece, exact, is_finite
 from sglang_lite.constraints.json_schema.values import (
     ANY_VALUE,
+    Algebra,
     Arrays,
     Contains,
     Member,
@@ -39,9 +40,6 @@ from sglang_lite.constraints.json_schema.values import (
 )
 from sglang_lite.constraints.syntax.regex import parse_schema_pattern
 from sglang_lite.protocol import ConstraintError
-
-if TYPE_CHECKING:
-    from sglang_lite.constraints.json_schema.reader import Reader
 
 MAX_CELLS = 1_000  # languages that patterns cut names into
 MAX_LENGTH = 2**20  # more than anyone generates: a longer maxLength or maxItems is none
@@ -58,6 +56,25 @@ _TYPES = {
     "array": Values(arrays=(Arrays(),)),
     "object": Values(objects=(Objects(),)),
 }
+
+
+Schema: TypeAlias = dict[str, Any]
+
+
+class Context(Protocol):
+    """The reader of a schema, as far as keywords need it.
+
+    Attributes:
+        assert_format: `format` is a demand, not a remark.
+    """
+
+    document: Document
+    algebra: Algebra
+    assert_format: bool
+
+    def values(self, formula: Formula, seen: bool = False) -> Values: ...
+    def below(self, place: Place, *steps: str | int) -> Formula: ...
+    def pointer_unless_ignored(self, place: Place, keyword: str) -> str | None: ...
 
 
 @contextmanager
@@ -97,15 +114,15 @@ def _just(value: Any) -> Formula:
     return Just(json.dumps(value, ensure_ascii=False))
 
 
-def _enum(reader: Reader, schema: dict[str, Any], place: Place, seen: bool) -> Values:
-    return reader.algebra.unite(map(just, schema["enum"]))
+def _enum(context: Context, schema: Schema, place: Place, seen: bool) -> Values:
+    return context.algebra.unite(map(just, schema["enum"]))
 
 
-def _const(reader: Reader, schema: dict[str, Any], place: Place, seen: bool) -> Values:
+def _const(context: Context, schema: Schema, place: Place, seen: bool) -> Values:
     return just(schema["const"])
 
 
-def _type(reader: Reader, schema: dict[str, Any], place: Place, seen: bool) -> Values:
+def _type(context: Context, schema: Schema, place: Place, seen: bool) -> Values:
     names = schema["type"]
     named = [names] if isinstance(names, str) else names
     for name in named:  # where only a reference leads to, nothing was checked before
@@ -113,10 +130,10 @@ def _type(reader: Reader, schema: dict[str, Any], place: Place, seen: bool) -> V
             raise ConstraintError(f"json_schema: there is no type {name!r}.")
     if isinstance(names, str):
         return _TYPES[names]
-    return reader.algebra.unite(_TYPES[name] for name in names)
+    return context.algebra.unite(_TYPES[name] for name in names)
 
 
-def _number(reader: Reader, schema: dict[str, Any], place: Place, seen: bool) -> Values:
+def _number(context: Context, schema: Schema, place: Place, seen: bool) -> Values:
     piece = numbers.EVERY
     for keyword, is_low in (
         ("minimum", True),
@@ -137,7 +154,7 @@ def _number(reader: Reader, schema: dict[str, Any], place: Place, seen: bool) ->
     return replace(ANY_VALUE, numbers=piece)
 
 
-def _string(reader: Reader, schema: dict[str, Any], place: Place, seen: bool) -> Values:
+def _string(context: Context, schema: Schema, place: Place, seen: bool) -> Values:
     strings: Node = ANY_TEXT
     least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
     if least > MAX_LEAST:
@@ -151,30 +168,30 @@ def _string(reader: Reader, schema: dict[str, Any], place: Place, seen: bool) ->
     if "pattern" in schema:
         with blame(place, "pattern"):
             strings = both_strings(strings, parse_schema_pattern(schema["pattern"]))
-    if reader.assert_format and schema.get("format") in formats.ASSERTED:
+    if context.assert_format and schema.get("format") in formats.ASSERTED:
         with blame(place, "format"):
             strings = both_strings(strings, formats.language_of(schema["format"]))
     return replace(ANY_VALUE, strings=strings)
 
 
-def _array(reader: Reader, schema: dict[str, Any], place: Place, seen: bool) -> Values:
+def _array(context: Context, schema: Schema, place: Place, seen: bool) -> Values:
     prefix, rest = "prefixItems", "items"
     if isinstance(schema.get("items"), list):
         prefix, rest = "items", "additionalItems"
-    first = tuple(reader.below(place, prefix, i) for i in range(len(schema.get(prefix, ()))))
+    first = tuple(context.below(place, prefix, i) for i in range(len(schema.get(prefix, ()))))
     least, most = int(schema.get("minItems", 0)), schema.get("maxItems")
     most = None if most is None or most > MAX_LENGTH else int(most)
     contains: tuple[Contains, ...] = ()
     also: tuple[Formula, ...] = ()
     if "contains" in schema:
-        formula = reader.below(place, "contains")
+        formula = context.below(place, "contains")
         counts = int(schema.get("minContains", 1)), schema.get("maxContains")
         also = (formula,)
         if counts != (0, None):
             contains = (Contains(formula, 0, counts[0], None if counts[1] is None else int(counts[1])),)
     shape = Arrays(
         first,
-        reader.below(place, rest) if rest in schema else True,
+        context.below(place, rest) if rest in schema else True,
         least,
         most,
         contains,
@@ -184,29 +201,29 @@ def _array(reader: Reader, schema: dict[str, Any], place: Place, seen: bool) -> 
     return replace(ANY_VALUE, arrays=(shape,))
 
 
-def _object(reader: Reader, schema: dict[str, Any], place: Place, seen: bool) -> Values:
+def _object(context: Context, schema: Schema, place: Place, seen: bool) -> Values:
     properties, required = schema.get("properties", {}), schema.get("required", ())
     required = dict.fromkeys(() if isinstance(required, bool) else required)  # true or false: draft 3, of the member
     with blame(place, "patternProperties"):
         patterns = [
-            (parse_schema_pattern(pattern), reader.below(place, "patternProperties", pattern))
+            (parse_schema_pattern(pattern), context.below(place, "patternProperties", pattern))
             for pattern in schema.get("patternProperties", {})
         ]
-    additional = reader.below(place, "additionalProperties") if "additionalProperties" in schema else True
+    additional = context.below(place, "additionalProperties") if "additionalProperties" in schema else True
     loose = False
     names: Node = ANY_TEXT
     if "propertyNames" in schema:
-        allowed = reader.values(reader.below(place, "propertyNames"))
+        allowed = context.values(context.below(place, "propertyNames"))
         loose, names = allowed.loose, allowed.strings
 
     members = []
     for name in dict.fromkeys((*properties, *required)):
-        said = [reader.below(place, "properties", name)] if name in properties else []
+        said = [context.below(place, "properties", name)] if name in properties else []
         said += [formula for pattern, formula in patterns if accepts(pattern, name)]
         formula = all_of(*said) if said else additional
         members.append(Member(name, formula if accepts(names, name) else False, name in required))
     with blame(place, "patternProperties"):
-        others = tuple(_others(reader, patterns, additional, names))
+        others = tuple(_others(context, patterns, additional, names))
     seen_names = [*map(literal, properties), *(pattern for pattern, _ in patterns)]
     most = schema.get("maxProperties")
     counting = "minProperties" if "minProperties" in schema else "maxProperties"
@@ -216,20 +233,20 @@ def _object(reader: Reader, schema: dict[str, Any], place: Place, seen: bool) ->
         int(schema.get("minProperties", 0)),
         None if most is None else int(most),
         seen=NOTHING if not seen else ANY_TEXT if "additionalProperties" in schema else alternation(seen_names),
-        counted_at=reader.pointer_unless_ignored(place, counting),
+        counted_at=context.pointer_unless_ignored(place, counting),
     )
     return replace(ANY_VALUE, objects=(shape,), loose=loose)
 
 
 def _others(
-    reader: Reader, patterns: Iterable[tuple[Node, Formula]], additional: Formula, names: Node
+    context: Context, patterns: Iterable[tuple[Node, Formula]], additional: Formula, names: Node
 ) -> Iterator[tuple[Node, Formula]]:
     """The languages that patterns cut names into, and what they say of each."""
     cells: list[tuple[Node, tuple[Formula, ...]]] = [(names, ())] if names != NOTHING else []
     for pattern, formula in patterns:
         cut = []
         for cell, said in cells:
-            inside, outside = (reader.algebra.both_strings(cell, each) for each in (pattern, complement(pattern)))
+            inside, outside = (context.algebra.both_strings(cell, each) for each in (pattern, complement(pattern)))
             cut += [(inside, (*said, formula)), (outside, said)]
         cells = [(cell, said) for cell, said in cut if cell != NOTHING]
         if len(cells) > MAX_CELLS:
@@ -240,7 +257,7 @@ def _others(
             yield cell, formula
 
 
-_Read = Callable[["Reader", dict[str, Any], Place, bool], Values]
+_Read = Callable[[Context, Schema, Place, bool], Values]
 
 _MEMBERS = ("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties",
             "propertyNames")  # fmt: skip

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from sglang_lite.constraints.json_schema.applicators import APPLICATORS
 from sglang_lite.constraints.json_schema.document import Document
 from sglang_lite.constraints.json_schema.formats import ASSERTED
 from sglang_lite.constraints.json_schema.keywords import GROUPS
-from sglang_lite.constraints.json_schema.reader import APPLICATORS
 
 DEMANDS = {
     *GROUPS, *APPLICATORS, "then", "else", "minContains", "maxContains", "unevaluatedItems", "unevaluatedProperties",

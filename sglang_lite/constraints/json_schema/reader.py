@@ -1,4 +1,4 @@
-"""What a schema says, as sets of values: its keywords (keywords.py) put together.
+"""What a schema says, as sets of values: its keywords (keywords.py, applicators.py) put together.
 
 Source: JSON Schema draft 2020-12, core, 10 and 11.
 """
@@ -9,11 +9,11 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
-from itertools import combinations
-from typing import Any, TypeAlias
+from typing import Any
 
 from sglang_lite.constraints.formal.nodes import ANY_TEXT, NOTHING
 from sglang_lite.constraints.json_schema import keywords
+from sglang_lite.constraints.json_schema.applicators import APPLICATORS
 from sglang_lite.constraints.json_schema.document import Document, Place
 from sglang_lite.constraints.json_schema.formulas import All, At, Formula, Just, Some, not_, some_of
 from sglang_lite.constraints.json_schema.values import (
@@ -21,7 +21,6 @@ from sglang_lite.constraints.json_schema.values import (
     NO_VALUE,
     Algebra,
     Arrays,
-    Member,
     Objects,
     Values,
     strings_outside,
@@ -30,9 +29,9 @@ from sglang_lite.protocol import ConstraintError
 
 # Ignored, they still ask for what they can: that some branch fits, that there are enough members.
 _KEPT = ("oneOf", "minProperties", "maxProperties")
-MAX_TOGETHER = 6  # branches of an anyOf whose evaluated members are told apart
 
-_Schema: TypeAlias = dict[str, Any]
+# Last, when most is known, those that ask whether something is not valid.
+_ORDER = {keyword: 1 + (keyword in ("if", "not", "oneOf")) for keyword in APPLICATORS}
 
 
 class _Circle(Exception):  # noqa: N818 # never leaves this module
@@ -173,85 +172,3 @@ class Reader:
                 arrays += self.algebra.intersect(alone, limits).arrays
             values = replace(values, arrays=tuple(dict.fromkeys(arrays)))
         return values
-
-    # ------------------------------------------------------------------- keywords that apply other schemas
-    # Each narrows what the keywords before it have left.
-
-    def _ref(self, values: Values, schema: _Schema, place: Place, keyword: str, seen: bool) -> Values:
-        return self.algebra.intersect(values, self.values(At(self.document.follow(place, keyword)), seen))
-
-    def _branches(self, schema: _Schema, place: Place, keyword: str, seen: bool) -> list[Values]:
-        return [self.values(self.below(place, keyword, i), seen) for i in range(len(schema[keyword]))]
-
-    def _all_of(self, values: Values, schema: _Schema, place: Place, keyword: str, seen: bool) -> Values:
-        return reduce(self.algebra.intersect, self._branches(schema, place, keyword, seen), values)
-
-    def _any_of(self, values: Values, schema: _Schema, place: Place, keyword: str, seen: bool) -> Values:
-        branches = [self.algebra.intersect(values, each) for each in self._branches(schema, place, keyword, seen)]
-        if not seen:
-            return self.algebra.unite(branches)
-        if len(branches) > MAX_TOGETHER:
-            raise ConstraintError(
-                f"json_schema: more than {MAX_TOGETHER} branches under unevaluatedProperties or -Items."
-            )
-        together = []  # what fits several branches is evaluated by all of them
-        for count in range(1, len(branches) + 1):
-            together += [reduce(self.algebra.intersect, some) for some in combinations(branches, count)]
-        return self.algebra.unite(together)
-
-    def _one_of(self, values: Values, schema: _Schema, place: Place, keyword: str, seen: bool) -> Values:
-        branches = [self.algebra.intersect(values, each) for each in self._branches(schema, place, keyword, seen)]
-        if place.child(keyword).pointer in self._ignored:  # at least one has to fit, whatever is said of the others
-            return self.algebra.unite(branches)
-        plain = self._branches(schema, place, keyword, False)
-        alone = []
-        for i, branch in enumerate(branches):
-            for j, other in enumerate(plain):
-                if i != j:
-                    branch = self.algebra.without(branch, other)
-            alone.append(branch)
-        return self.algebra.unite(alone)
-
-    def _not(self, values: Values, schema: _Schema, place: Place, keyword: str, seen: bool) -> Values:
-        return self.algebra.without(values, self.values(self.below(place, keyword)))
-
-    def _if(self, values: Values, schema: _Schema, place: Place, keyword: str, seen: bool) -> Values:
-        condition = self.below(place, "if")
-        then, otherwise = (
-            self.values(self.below(place, word), seen) if word in schema else ANY_VALUE for word in ("then", "else")
-        )
-        met = self.algebra.intersect(values, self.values(condition, seen))
-        unmet = self.algebra.without(values, self.values(condition))
-        return self.algebra.unite([self.algebra.intersect(met, then), self.algebra.intersect(unmet, otherwise)])
-
-    def _dependencies(self, values: Values, schema: _Schema, place: Place, keyword: str, seen: bool) -> Values:
-        for name, wanted in schema[keyword].items():
-            if isinstance(wanted, list):
-                needed = Objects(tuple(Member(each, True, True) for each in dict.fromkeys((name, *wanted))))
-                present = replace(NO_VALUE, objects=(needed,))
-            else:
-                present = replace(NO_VALUE, objects=(Objects((Member(name, True, True),)),))
-                present = self.algebra.intersect(present, self.values(self.below(place, keyword, name), seen))
-            absent = replace(ANY_VALUE, objects=(Objects((Member(name, False, False),)),))
-            values = self.algebra.unite(self.algebra.intersect(values, each) for each in (absent, present))
-        return values
-
-    def _no_recursive_ref(self, values: Values, schema: _Schema, place: Place, keyword: str, seen: bool) -> Values:
-        raise ConstraintError("json_schema: $recursiveRef is not supported.", hint="Use $dynamicRef, or $ref.")
-
-
-APPLICATORS: dict[str, Callable[[Reader, Values, _Schema, Place, str, bool], Values]] = {
-    "$ref": Reader._ref,
-    "$dynamicRef": Reader._ref,
-    "$recursiveRef": Reader._no_recursive_ref,
-    "allOf": Reader._all_of,
-    "anyOf": Reader._any_of,
-    "dependentRequired": Reader._dependencies,
-    "dependentSchemas": Reader._dependencies,
-    "dependencies": Reader._dependencies,
-    "if": Reader._if,
-    "not": Reader._not,
-    "oneOf": Reader._one_of,
-}
-# Last, when most is known, those that ask whether something is not valid.
-_ORDER = {keyword: 1 + (keyword in ("if", "not", "oneOf")) for keyword in APPLICATORS}

@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator
 from itertools import combinations, product
 from math import comb
-from typing import TYPE_CHECKING
 
 from sglang_lite.constraints.formal.nodes import (
     EMPTY,
@@ -26,17 +25,15 @@ from sglang_lite.constraints.formal.nodes import (
 )
 from sglang_lite.constraints.json_schema import write_numbers
 from sglang_lite.constraints.json_schema.formulas import Formula, Just, all_of, not_
+from sglang_lite.constraints.json_schema.notation import Notation
 from sglang_lite.constraints.json_schema.values import Arrays, Values
 from sglang_lite.protocol import ConstraintError
-
-if TYPE_CHECKING:
-    from sglang_lite.constraints.json_schema.writer import Style
 
 MAX_SUBSETS = 500  # sets of values that may have been used
 MAX_COMPARED = 12  # items that are held against each other
 
 
-def array_text(writer: Style, shape: Arrays) -> Node:
+def array_text(writer: Notation, shape: Arrays) -> Node:
     """The texts of the arrays of a shape.
 
     Raises:
@@ -54,7 +51,7 @@ def array_text(writer: Style, shape: Arrays) -> Node:
     return concat(opening, _items(writer, shape), literal(end))
 
 
-def _items(writer: Style, shape: Arrays) -> Node:
+def _items(writer: Notation, shape: Arrays) -> Node:
     least, most, first = shape.least, shape.most, shape.prefix
     comma = literal(writer.comma)
 
@@ -79,7 +76,7 @@ def _items(writer: Style, shape: Arrays) -> Node:
     return text
 
 
-def _different(writer: Style, shape: Arrays) -> bool:
+def _different(writer: Notation, shape: Arrays) -> bool:
     """Any two items are different, whatever they are."""
     if shape.most is None and shape.rest is not False:
         return False
@@ -102,7 +99,7 @@ def _all_of_them(values: Values) -> list[Formula] | None:
 
 
 class _ArrayWriter:
-    def __init__(self, writer: Style, shape: Arrays, *, unique: bool) -> None:
+    def __init__(self, writer: Notation, shape: Arrays, *, unique: bool) -> None:
         self._writer, self._shape, self._number = writer, shape, writer.number(shape)
         self._values = self._few_values() if unique else None
         # From this item on all items are alike, so that places after it need not be told apart.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 from sglang_lite.constraints.formal.automaton import accepts
 from sglang_lite.constraints.formal.nodes import (
@@ -25,11 +24,9 @@ from sglang_lite.constraints.formal.nodes import (
     repeat,
 )
 from sglang_lite.constraints.json_schema.formulas import Formula, all_of
+from sglang_lite.constraints.json_schema.notation import Notation
 from sglang_lite.constraints.json_schema.values import Member, Objects, both_strings
 from sglang_lite.protocol import ConstraintError
-
-if TYPE_CHECKING:
-    from sglang_lite.constraints.json_schema.writer import Style
 
 MAX_COUNTED = 300  # named members, where their number counts
 
@@ -37,7 +34,7 @@ _Met = frozenset[int]  # which of the needs are met
 _Need = tuple[Node, Formula]
 
 
-def object_text(writer: Style, shape: Objects) -> Node:
+def object_text(writer: Notation, shape: Objects) -> Node:
     """The texts of the objects of a shape.
 
     Raises:
@@ -50,7 +47,7 @@ def object_text(writer: Style, shape: Objects) -> Node:
 
 
 class _ObjectWriter:
-    def __init__(self, writer: Style, shape: Objects) -> None:
+    def __init__(self, writer: Notation, shape: Objects) -> None:
         self._writer, self._shape, self._number = writer, shape, writer.number(shape)
         self._members = [member for member in shape.members if member.formula is not False]
         self._others = [

@@ -13,15 +13,14 @@ from sglang_lite.constraints.formal.nodes import (
     Alternation,
     CharSet,
     Complement,
-    Concat,
     Intersection,
     Node,
-    Ref,
     Repeat,
     Text,
     alternation,
     concat,
     literal,
+    mapped,
 )
 from sglang_lite.constraints.syntax.regex import parse
 
@@ -69,18 +68,9 @@ def _written(node: Node) -> Node:
             return _character(node)
         case Text(text):
             return Text(json.dumps(text, ensure_ascii=False)[1:-1])
-        case Concat(parts):
-            return Concat(tuple(map(_written, parts)))
-        case Alternation(options):
-            return Alternation(tuple(map(_written, options)))
-        case Repeat(inner, least, most):
-            return Repeat(_written(inner), least, most)
-        case Intersection(parts):
-            return Intersection(tuple(map(_written, parts)))
         case Complement(inner):  # of what is written so, not of all texts
             return Intersection((_ANY_CHARACTERS, Complement(_written(inner))))
-        case Ref():
-            raise AssertionError("strings are regular")
+    return mapped(node, _written)
 
 
 @lru_cache(maxsize=1024)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from sglang_lite.constraints.formal.grammars import pruned
 from sglang_lite.constraints.formal.nodes import NOTHING, Language, Node, Ref, alternation, concat, literal
@@ -24,39 +23,6 @@ from sglang_lite.constraints.json_schema.write_strings import quoted
 from sglang_lite.protocol import ConstraintError
 
 MAX_RULES = 30_000  # llguidance 1.9.1 takes 65,000 symbols, lexemes included
-
-
-class Style(Protocol):
-    """How arrays and objects are written.
-
-    Attributes:
-        brackets: around the items of an array.
-        comma: between them.
-    """
-
-    reader: Reader
-    brackets: tuple[str, str]
-    comma: str
-
-    def rule(self, key: Hashable, body: Callable[[], Node]) -> Ref:
-        """A reference to the rule of a key. Its body is worked out later."""
-        ...
-
-    def number(self, shape: Arrays | Objects) -> int:
-        """What stands for a shape in the keys of its rules."""
-        ...
-
-    def item(self, formula: Formula) -> Node:
-        """The texts of an item."""
-        ...
-
-    def member(self, names: Node, formula: Formula, *, first: bool) -> Node:
-        """The texts of a member, with what stands before its name."""
-        ...
-
-    def end(self, *, empty: bool) -> Node:
-        """What comes after the last member."""
-        ...
 
 
 class Writer:

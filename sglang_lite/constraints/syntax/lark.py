@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 
 from sglang_lite.constraints.formal.nodes import (
     ANY_TEXT,
-    Alternation,
     CharSet,
     Complement,
-    Concat,
     Intersection,
     Language,
     Node,
@@ -27,6 +26,7 @@ from sglang_lite.constraints.formal.nodes import (
     alternation,
     concat,
     literal,
+    mapped,
     repeat,
 )
 from sglang_lite.constraints.syntax import regex
@@ -224,32 +224,16 @@ class _Parser:
                 return self._resolved(name, inside)
             case Ref(name):
                 self._source.fail(f"a terminal refers to the rule {name}", self._uses.get(name, 0))
-            case Concat(parts):
-                return concat(*(self._without_names(part, inside) for part in parts))
-            case Alternation(options):
-                return alternation(self._without_names(option, inside) for option in options)
-            case Repeat(inner, least, most):
-                return Repeat(self._without_names(inner, inside), least, most)
-            case Intersection(parts):
-                return Intersection(tuple(self._without_names(part, inside) for part in parts))
-            case Complement(inner):
-                return Complement(self._without_names(inner, inside))
-        return node
+        return mapped(node, partial(self._without_names, inside=inside))
 
     def _with_terminals(self, node: Node, between: Node) -> Node:
         """The body of a rule with what its terminals stand for, and ignored text after each."""
         match node:
             case Ref(name) if _is_terminal(name):
                 return concat(self._resolved(name), between)
-            case Concat(parts):
-                return concat(*(self._with_terminals(part, between) for part in parts))
-            case Alternation(options):
-                return alternation(self._with_terminals(option, between) for option in options)
-            case Repeat(inner, least, most):
-                return Repeat(self._with_terminals(inner, between), least, most)
             case Intersection() | Complement():
                 return concat(self._without_names(node, ()), between)
-        return node
+        return mapped(node, partial(self._with_terminals, between=between))
 
 
 def _is_terminal(name: str) -> bool:

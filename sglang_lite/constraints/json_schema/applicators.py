@@ -1,0 +1,105 @@
+"""Keywords that apply other schemas: each narrows the values that the keywords before it have left.
+
+Source: JSON Schema draft 2020-12, core, 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import reduce
+from itertools import combinations
+
+from sglang_lite.constraints.json_schema.document import Place
+from sglang_lite.constraints.json_schema.formulas import At
+from sglang_lite.constraints.json_schema.keywords import Context, Schema
+from sglang_lite.constraints.json_schema.values import ANY_VALUE, NO_VALUE, Member, Objects, Values
+from sglang_lite.protocol import ConstraintError
+
+MAX_TOGETHER = 6  # branches of an anyOf whose evaluated members are told apart
+
+
+def _ref(context: Context, values: Values, schema: Schema, place: Place, keyword: str, seen: bool) -> Values:
+    return context.algebra.intersect(values, context.values(At(context.document.follow(place, keyword)), seen))
+
+
+def _branches(context: Context, schema: Schema, place: Place, keyword: str, seen: bool) -> list[Values]:
+    return [context.values(context.below(place, keyword, i), seen) for i in range(len(schema[keyword]))]
+
+
+def _all_of(context: Context, values: Values, schema: Schema, place: Place, keyword: str, seen: bool) -> Values:
+    return reduce(context.algebra.intersect, _branches(context, schema, place, keyword, seen), values)
+
+
+def _any_of(context: Context, values: Values, schema: Schema, place: Place, keyword: str, seen: bool) -> Values:
+    branches = [context.algebra.intersect(values, each) for each in _branches(context, schema, place, keyword, seen)]
+    if not seen:
+        return context.algebra.unite(branches)
+    if len(branches) > MAX_TOGETHER:
+        raise ConstraintError(f"json_schema: more than {MAX_TOGETHER} branches under unevaluatedProperties or -Items.")
+    together = []  # what fits several branches is evaluated by all of them
+    for count in range(1, len(branches) + 1):
+        together += [reduce(context.algebra.intersect, some) for some in combinations(branches, count)]
+    return context.algebra.unite(together)
+
+
+def _one_of(context: Context, values: Values, schema: Schema, place: Place, keyword: str, seen: bool) -> Values:
+    branches = [context.algebra.intersect(values, each) for each in _branches(context, schema, place, keyword, seen)]
+    if (
+        context.pointer_unless_ignored(place, keyword) is None
+    ):  # at least one has to fit, whatever is said of the others
+        return context.algebra.unite(branches)
+    plain = _branches(context, schema, place, keyword, False)
+    alone = []
+    for i, branch in enumerate(branches):
+        for j, other in enumerate(plain):
+            if i != j:
+                branch = context.algebra.without(branch, other)
+        alone.append(branch)
+    return context.algebra.unite(alone)
+
+
+def _not(context: Context, values: Values, schema: Schema, place: Place, keyword: str, seen: bool) -> Values:
+    return context.algebra.without(values, context.values(context.below(place, keyword)))
+
+
+def _if(context: Context, values: Values, schema: Schema, place: Place, keyword: str, seen: bool) -> Values:
+    condition = context.below(place, "if")
+    then, otherwise = (
+        context.values(context.below(place, word), seen) if word in schema else ANY_VALUE for word in ("then", "else")
+    )
+    met = context.algebra.intersect(values, context.values(condition, seen))
+    unmet = context.algebra.without(values, context.values(condition))
+    return context.algebra.unite([context.algebra.intersect(met, then), context.algebra.intersect(unmet, otherwise)])
+
+
+def _dependencies(context: Context, values: Values, schema: Schema, place: Place, keyword: str, seen: bool) -> Values:
+    for name, wanted in schema[keyword].items():
+        if isinstance(wanted, list):
+            needed = Objects(tuple(Member(each, True, True) for each in dict.fromkeys((name, *wanted))))
+            present = replace(NO_VALUE, objects=(needed,))
+        else:
+            present = replace(NO_VALUE, objects=(Objects((Member(name, True, True),)),))
+            present = context.algebra.intersect(present, context.values(context.below(place, keyword, name), seen))
+        absent = replace(ANY_VALUE, objects=(Objects((Member(name, False, False),)),))
+        values = context.algebra.unite(context.algebra.intersect(values, each) for each in (absent, present))
+    return values
+
+
+def _refused(context: Context, values: Values, schema: Schema, place: Place, keyword: str, seen: bool) -> Values:
+    raise ConstraintError("json_schema: $recursiveRef is not supported.", hint="Use $dynamicRef, or $ref.")
+
+
+APPLICATORS: dict[str, Callable[[Context, Values, Schema, Place, str, bool], Values]] = {
+    "$ref": _ref,
+    "$dynamicRef": _ref,
+    "$recursiveRef": _refused,
+    "allOf": _all_of,
+    "anyOf": _any_of,
+    "dependentRequired": _dependencies,
+    "dependentSchemas": _dependencies,
+    "dependencies": _dependencies,
+    "if": _if,
+    "not": _not,
+    "oneOf": _one_of,
+}

@@ -1,0 +1,44 @@
+"""The interface between what writes arrays and objects and what writes their items and members."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Protocol
+
+from sglang_lite.constraints.formal.nodes import Node, Ref
+from sglang_lite.constraints.json_schema.formulas import Formula
+from sglang_lite.constraints.json_schema.reader import Reader
+from sglang_lite.constraints.json_schema.values import Arrays, Objects
+
+
+class Notation(Protocol):
+    """Texts of arrays and objects, as JSON (writer.py) or between tags (write_tagged.py).
+
+    Attributes:
+        brackets: around the items of an array.
+        comma: between them.
+    """
+
+    reader: Reader
+    brackets: tuple[str, str]
+    comma: str
+
+    def rule(self, key: Hashable, body: Callable[[], Node]) -> Ref:
+        """A reference to the rule of a key. Its body is worked out later."""
+        ...
+
+    def number(self, shape: Arrays | Objects) -> int:
+        """What stands for a shape in the keys of its rules."""
+        ...
+
+    def item(self, formula: Formula) -> Node:
+        """The texts of an item."""
+        ...
+
+    def member(self, names: Node, formula: Formula, *, first: bool) -> Node:
+        """The texts of a member, with what stands before its name."""
+        ...
+
+    def end(self, *, empty: bool) -> Node:
+        """What comes after the last member."""
+        ...
