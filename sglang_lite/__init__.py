@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.engine import Engine
 
 _HOMES = {
-    "constraints.given": ("Grammar",),
+    "constraints.coerce": ("Grammar",),
     "errors": (
         "BackendError", "BatchError", "CapabilityError", "ConstraintError", "DownloadError",
         "EngineClosedError", "ModelError", "OverloadedError", "ParameterError", "ProgramError", "RefusalError",
