@@ -430,7 +430,7 @@ class StreamExecutor:
                 if self._at is not None:
                     self._queue.append(op)
                     return
-                if type(op) is Text:
+                if type(op) is Text and self._grammar is None:  # which could refuse it
                     self._write(op)
                     return
                 self._at = op
