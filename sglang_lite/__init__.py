@@ -72,8 +72,8 @@ if TYPE_CHECKING:
         token_length_normalized,
         unconditional_likelihood_normalized,
     )
+    from sglang_lite.lang.expressions import Multi
     from sglang_lite.lang.global_config import global_config
-    from sglang_lite.lang.ir import Multi
     from sglang_lite.lang.state import ProgramState, ProgramStateGroup
     from sglang_lite.lang.tools import ToolCall, ToolError, use_tools
     from sglang_lite.lang.tracer import TraceError

@@ -11,9 +11,7 @@ from sglang_lite.constraints.python_types.value_type import number_text, value_t
 from sglang_lite.constraints.schema import json_schema as checked_schema
 from sglang_lite.lang.backend.default import as_backend
 from sglang_lite.lang.choices import ChoicesSamplingMethod, method_of, token_length_normalized
-from sglang_lite.lang.function import SglFunction
-from sglang_lite.lang.global_config import global_config
-from sglang_lite.lang.ir import (
+from sglang_lite.lang.expressions import (
     DTYPES,
     GenOptions,
     Multi,
@@ -23,6 +21,8 @@ from sglang_lite.lang.ir import (
     SglSeparateReasoning,
     SglVideo,
 )
+from sglang_lite.lang.function import SglFunction
+from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.params import check_limits, gen_params
 from sglang_lite.lang.tools import Toolbox
 from sglang_lite.program.choosing import name_of

@@ -27,9 +27,10 @@ from typing import Any
 import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.concurrency.variables import Cell
+from sglang_lite.lang.execution.branch import StreamExecutor, as_dicts
+from sglang_lite.lang.execution.run import Run, RunSettings
 from sglang_lite.lang.fingerprint import Fingerprint, UnreadableError, digest
-from sglang_lite.lang.futures import Cell
-from sglang_lite.lang.interpreter import Run, RunSettings, StreamExecutor, as_dicts
 from sglang_lite.lang.results import total_usage, usages_of
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.protocol import Generation, Image, Message, ParameterError, ProgramError, Usage
@@ -197,8 +198,8 @@ class BatchFile:
             "index": index,
             "arguments": self._arguments[index],
             "text": executor.text_,
-            "messages": as_dicts(executor._messages),
-            "variables": {name: _variable(state, name, cell) for name, cell in executor._cells.items()},
+            "messages": as_dicts(executor.transcript.messages),
+            "variables": {name: _variable(state, name, cell) for name, cell in executor.names.cells.items()},
             "ret_value": _packed(state.ret_value, "the return value"),
             "usage": msgspec.structs.asdict(executor.run.usage()),
         }
@@ -250,11 +251,10 @@ def _restored(entry: dict[str, Any]) -> ProgramState:
     run.body_open = False
     state = ProgramState(StreamExecutor(run))
     executor = state.stream_executor
-    executor._pieces = [entry["text"]]
-    executor._messages = [Message(m["role"], _content(m["content"])) for m in entry["messages"]]
-    executor._turns = [m["role"] for m in entry["messages"]]
+    messages = [Message(m["role"], _content(m["content"])) for m in entry["messages"]]
+    executor.restore(entry["text"], messages)
     for name, variable in entry["variables"].items():
-        cell = executor._cells[name] = Cell()
+        cell = executor.names.cells[name] = Cell()
         if "error" in variable:
             cell.fail(ProgramError(variable["error"]))
             continue

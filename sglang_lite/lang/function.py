@@ -16,15 +16,16 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, TypeAlias
 
-from sglang_lite.lang import batch
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.default import backend_for
-from sglang_lite.lang.batch import AsyncCrew, Crew, OnError, Report
 from sglang_lite.lang.checkpoint import BatchFile, batch_parts
-from sglang_lite.lang.futures import Cell
+from sglang_lite.lang.concurrency import batch
+from sglang_lite.lang.concurrency.batch import AsyncCrew, Crew, OnError, Report
+from sglang_lite.lang.concurrency.variables import Cell
+from sglang_lite.lang.execution.branch import StreamExecutor
+from sglang_lite.lang.execution.run import NO_PARAMS, Run, RunSettings, current_run
+from sglang_lite.lang.expressions import SglCall
 from sglang_lite.lang.global_config import global_config
-from sglang_lite.lang.interpreter import NO_PARAMS, Run, RunSettings, StreamExecutor, current_run
-from sglang_lite.lang.ir import SglCall
 from sglang_lite.lang.params import check_flags, check_limits, run_params
 from sglang_lite.lang.state import ProgramState, in_event_loop, user_location
 from sglang_lite.lang.tracebacks import trim

@@ -11,9 +11,11 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from sglang_lite.constraints.coerce import Source, as_constraint, check_written
-from sglang_lite.lang.futures import Cell, TextLog
-from sglang_lite.lang.interpreter import StreamExecutor, all_messages, check_name, current_run, nothing, whole_text
-from sglang_lite.lang.ops import Mark
+from sglang_lite.lang.concurrency.variables import Cell, TextLog
+from sglang_lite.lang.execution.branch import StreamExecutor, all_messages, nothing, whole_text
+from sglang_lite.lang.execution.names import check_name
+from sglang_lite.lang.execution.operations import Mark
+from sglang_lite.lang.execution.run import current_run
 from sglang_lite.lang.results import meta_info, probabilities, total_usage, usages_of
 from sglang_lite.lang.tracebacks import trim
 from sglang_lite.program.expressions import Expression, Expressions, as_expression, not_addable
@@ -68,10 +70,9 @@ class _CopyScope:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         assert self._group is not None
         parent, child = self._state.stream_executor, self._group[0].stream_executor
-        for name, cell in child._cells.items():
-            if parent._cells.get(name) is not cell:
-                parent._name(name, cell)
-                _tells_failure(cell, child)
+        for name, cell in list(child.names.own(parent.names.cells)):
+            parent.names.declare(name, cell)
+            _tells_failure(cell, child)
 
 
 class Checkpoint:
@@ -179,7 +180,7 @@ class ProgramState:
                 "call", f"{program!r:.60} is no program.", hint="Decorate it with @sgl.function.", where=user_location()
             )
         executor = self.stream_executor
-        seed = executor._node_seed()
+        seed = executor.node_seed()
         inherited = {"backend": executor.backend, "seed": None if isinstance(seed, Unset) else seed}
         kwargs = {**{name: value for name, value in inherited.items() if name not in program._names}, **kwargs}
         if program.is_async and in_event_loop():
@@ -188,7 +189,7 @@ class ProgramState:
 
     def set_var(self, name: str, value: Any) -> None:
         check_name(name, user_location())
-        self.stream_executor._name(name, Cell.of(value))
+        self.stream_executor.names.declare(name, Cell.of(value))
 
     def __setitem__(self, name: str, value: Any) -> None:
         self.set_var(name, value)
@@ -208,7 +209,7 @@ class ProgramState:
             UnknownVariableError: there is no such variable.
             SglError: the node that makes it has failed; the error names the line of the program.
         """
-        cell = self.stream_executor._cells.get(name) if type(name) is str else None
+        cell = self.stream_executor.names.cells.get(name) if type(name) is str else None
         if cell is None:
             cell = self.stream_executor.cell(name, user_location())
         return self._wait(cell, name)
@@ -221,7 +222,7 @@ class ProgramState:
         try:
             return await cell.get()
         except SglError as error:
-            self.stream_executor._failure_seen = True
+            self.stream_executor.see_failure()
             trim(error)
             raise
 
@@ -264,7 +265,7 @@ class ProgramState:
 
     def __contains__(self, name: str) -> bool:
         """Whether there is such a variable; it may not have its value yet."""
-        return isinstance(name, str) and name in self.stream_executor._cells
+        return isinstance(name, str) and name in self.stream_executor.names.cells
 
     def get_meta_info(self, name: str) -> dict[str, Any] | None:
         """What the backend reported about a variable, in SGLang's shape; None for variables set by hand."""
@@ -289,7 +290,7 @@ class ProgramState:
         try:
             await self.stream_executor.read(nothing, user_location()).get()
         except SglError as error:
-            self.stream_executor._failure_seen = True
+            self.stream_executor.see_failure()
             trim(error)
             raise
 
@@ -308,7 +309,7 @@ class ProgramState:
         try:
             return cell.wait()
         except SglError as error:
-            self.stream_executor._failure_seen = True
+            self.stream_executor.see_failure()
             trim(error)
             raise
 
@@ -331,12 +332,12 @@ class ProgramState:
             )  # fmt: skip
         if var_name is not None:
             executor.cell(var_name, user_location())
-            log = executor._logs.get(var_name)
+            log = executor.names.logs.get(var_name)
             if log is None:  # a value set by hand, or made by another branch
                 yield str(self.raw(var_name))
                 return
         assert log is not None
-        executor._failure_seen = True
+        executor.see_failure()
         for text, _ in log:
             if text:
                 yield text
@@ -348,7 +349,7 @@ class ProgramState:
         log = executor.log
         if var_name is not None:
             cell = await executor.acell(var_name, user_location())
-            log = executor._logs.get(var_name)
+            log = executor.names.logs.get(var_name)
             if log is None:
                 value = await cell.get()
                 text = cell.record.text if isinstance(cell.record, Generation) else str(value)
@@ -357,7 +358,7 @@ class ProgramState:
         if log is None:
             yield await executor.read(whole_text, user_location()).get()
             return
-        executor._failure_seen = True
+        executor.see_failure()
         async for text, meta in log:
             if with_meta:
                 yield text, meta or {}
@@ -424,7 +425,7 @@ class ProgramState:
         return _CopyScope(self)
 
     def __repr__(self) -> str:
-        failure = self.stream_executor._failure
+        failure = self.stream_executor.failure
         return f"ProgramState({self.text()})" if failure is None else f"ProgramState(failed: {failure})"
 
 
@@ -452,17 +453,15 @@ class ProgramStateGroup:
         parent = self.src_state.stream_executor
         children = [state.stream_executor for state in self.states]
         parent.join(children, mode, user_location())
-        shared = parent._cells
-        names = {
-            name: None for child in children for name, cell in child._cells.items() if shared.get(name) is not cell
-        }
-        gathered = {name: _gather([c._cells.get(name) for c in children], shared.get(name)) for name in names}
-        for child in children:
-            for name, cell in child._cells.items():
-                if shared.get(name) is not cell:
-                    _tells_failure(cell, child)
+        shared = parent.names.cells
+        own = [dict(child.names.own(shared)) for child in children]
+        names = dict.fromkeys(name for cells in own for name in cells)
+        gathered = {name: _gather([c.names.cells.get(name) for c in children], shared.get(name)) for name in names}
+        for child, cells in zip(children, own):
+            for cell in cells.values():
+                _tells_failure(cell, child)
         for name, cell in gathered.items():
-            parent._name(name, cell)
+            parent.names.declare(name, cell)
 
     def __len__(self) -> int:
         return len(self.states)
@@ -505,7 +504,8 @@ def _tells_failure(cell: Cell, child: StreamExecutor) -> None:
     variable shows is still to be told.)"""
 
     def settled() -> None:
-        child._failure_seen = child._failure_seen or cell.error() is not None
+        if cell.error() is not None:
+            child.see_failure()
 
     cell.when_done(settled)
 

@@ -235,7 +235,7 @@ def use_tools(
         ToolError: a tool raised, or no answer came within max_steps calls.
     """
     from sglang_lite.lang.api import gen
-    from sglang_lite.lang.interpreter import check_name
+    from sglang_lite.lang.execution.names import check_name
     from sglang_lite.lang.state import ProgramState, user_location
 
     where: Location | None = user_location()

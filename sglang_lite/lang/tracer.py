@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.chat_template import get_chat_template
-from sglang_lite.lang.interpreter import Run, RunSettings, StreamExecutor, current_run, nothing
-from sglang_lite.lang.ir import SglGetForkItem, SglImage
-from sglang_lite.lang.ops import GenOp, HookOp, JoinOp, MarkOp, Op, ReadOp, ScopeOp, SelectOp
+from sglang_lite.lang.execution.branch import StreamExecutor, nothing
+from sglang_lite.lang.execution.operations import GenOp, HookOp, JoinOp, MarkOp, Op, ReadOp, ScopeOp, SelectOp
+from sglang_lite.lang.execution.run import Run, RunSettings, current_run
+from sglang_lite.lang.expressions import SglGetForkItem, SglImage
 from sglang_lite.lang.state import ProgramState, ProgramStateGroup, in_event_loop, user_location
 from sglang_lite.program.expressions import Expression, Expressions
 from sglang_lite.program.nodes import (
@@ -232,8 +233,7 @@ class TraceExecutor(StreamExecutor):
         branches: list[StreamExecutor] = []
         for i in range(size):
             branch = TraceExecutor(self.run, f"{self.path}.{i}")
-            branch._cells = dict(self._cells)
-            branch._turns, branch._role, branch._grammar = list(self._turns), self._role, self._grammar
+            branch._inherit(self)
             child = TracerProgramState(branch, parent.arguments)
             child.on_node = parent.on_node
             child.variables = dict(parent.variables)

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import sglang_lite as sgl
-from sglang_lite.lang.futures import Cell
+from sglang_lite.lang.concurrency.variables import Cell
 from sglang_lite.protocol import ChoiceScore, Delta, Generation, Selection, TokenLogprob
 
 _PATIENCE = 20  # how much longer a busy machine may take

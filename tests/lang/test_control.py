@@ -9,7 +9,7 @@ from contextvars import ContextVar, copy_context
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.lang import generation
+from sglang_lite.lang.execution import generation
 from sglang_lite.protocol import UNSET, Generation
 from tests.lang.fakes import Answers, Drawing, Gated, Pieces, Scored, line_here, within
 

@@ -7,7 +7,7 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.lang.choices import ChoicesDecision
-from sglang_lite.lang.pool import ThreadPool
+from sglang_lite.lang.concurrency.pool import ThreadPool
 from sglang_lite.protocol import Generation
 from tests.lang.fakes import line_here, within
 

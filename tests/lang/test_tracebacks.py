@@ -99,7 +99,7 @@ def test_a_traceback_shows_the_users_frames_and_few_of_ours(name):
 
 def test_an_error_of_the_package_itself_keeps_all_its_frames(monkeypatch):
 
-    from sglang_lite.lang import generation
+    from sglang_lite.lang.execution import generation
 
     monkeypatch.setattr(generation, "_values", eval("lambda *a: 1 / 0", vars(generation)))
     with pytest.raises(sgl.ProgramError) as caught:

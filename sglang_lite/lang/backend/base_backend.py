@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.lang.pool import ThreadPool
+from sglang_lite.lang.concurrency.pool import ThreadPool
 from sglang_lite.program.choosing import ChoicesDecision, ChoicesSamplingMethod
 from sglang_lite.protocol import (
     CapabilityError,
@@ -42,8 +42,8 @@ from sglang_lite.protocol.sampling import given
 from sglang_lite.text.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.interpreter import StreamExecutor
-    from sglang_lite.lang.push_down import OpenProgram
+    from sglang_lite.lang.execution.branch import StreamExecutor
+    from sglang_lite.lang.execution.push_down import OpenProgram
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
-from sglang_lite.lang.loop import Mailbox
+from sglang_lite.lang.concurrency.loop import Mailbox
 from sglang_lite.protocol import (
     Constraint,
     Delta,
@@ -26,7 +26,7 @@ from sglang_lite.text.chat_template import ChatTemplate, JinjaTemplate
 from sglang_lite.text.tool_formats import family_of
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.push_down import OpenProgram
+    from sglang_lite.lang.execution.push_down import OpenProgram
     from sglang_lite.runtime.engine import Engine
 
 

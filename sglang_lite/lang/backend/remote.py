@@ -18,8 +18,8 @@ import msgspec
 from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
 from sglang_lite.lang.backend.structured import NUMBERS, answer_text, form_of
 from sglang_lite.lang.chat_template import ChatTemplate as PlainTemplate
-from sglang_lite.lang.ir import NUMBER_STOPS
-from sglang_lite.lang.loop import executor
+from sglang_lite.lang.concurrency.loop import executor
+from sglang_lite.lang.expressions import NUMBER_STOPS
 from sglang_lite.protocol import (
     UNSET,
     BackendError,

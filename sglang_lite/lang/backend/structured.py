@@ -13,7 +13,7 @@ from sglang_lite.constraints.emit.regex import to_python
 from sglang_lite.constraints.python_types.value_type import value_type
 from sglang_lite.constraints.schema import parse_json
 from sglang_lite.constraints.syntax.regex import parse
-from sglang_lite.lang.ir import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
+from sglang_lite.lang.expressions import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
 from sglang_lite.protocol import Choices, Constraint, JsonSchema, Number, Regex, ValueValidationError
 
 

@@ -17,10 +17,11 @@ import msgspec
 
 from sglang_lite.constraints.matching import validate
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.futures import located
-from sglang_lite.lang.ir import GenOptions, SglSamplingParams
-from sglang_lite.lang.loop import Mailbox
-from sglang_lite.lang.ops import GenOp, JoinOp, Op, Reasoned, SelectOp
+from sglang_lite.lang.concurrency.loop import Mailbox
+from sglang_lite.lang.concurrency.variables import located
+from sglang_lite.lang.execution.operations import GenOp, JoinOp, Op, SelectOp
+from sglang_lite.lang.execution.transcript import Reasoned
+from sglang_lite.lang.expressions import GenOptions, SglSamplingParams
 from sglang_lite.lang.results import delta_meta, joined_meta
 from sglang_lite.program.choosing import ChoicesDecision, checked, decide
 from sglang_lite.program.nodes import Select
@@ -49,8 +50,8 @@ from sglang_lite.protocol import (
 from sglang_lite.text.reasoning import ReasoningParser
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.interpreter import StreamExecutor
-    from sglang_lite.lang.push_down import Line
+    from sglang_lite.lang.execution.branch import StreamExecutor
+    from sglang_lite.lang.execution.push_down import Line
 
 _T = TypeVar("_T")
 _NO_OPTIONS = GenOptions()
@@ -68,7 +69,7 @@ def at_once(branch: StreamExecutor, op: GenOp) -> bool:
     backend = branch.backend
     if not backend.answers_now or op.own.options is not None or branch.log is not None or not branch.run.plain:
         return False
-    generations = backend.answer_now(branch.prompt(), op.node.params, _constraint(branch, op))
+    generations = backend.answer_now(branch.transcript.prompt(), op.node.params, _constraint(branch, op))
     if generations is None:
         return False
     _accept(branch, op, generations, _values(op, generations))
@@ -79,7 +80,7 @@ async def agenerate(branch: StreamExecutor, op: GenOp) -> None:
     """Plays a generation: asks the backend until the answer will do, and appends it."""
     run = branch.run
     if branch.line is not None:
-        branch.line.reach(op, branch.pieces)
+        branch.line.reach(op, branch.transcript.pieces)
     if op.own.options is None and run.plain:
         generations = await _ask(branch, op, _NO_OPTIONS, 0, live=True)
         _accept(branch, op, generations, _values(op, generations))
@@ -201,7 +202,7 @@ async def _ask(branch: StreamExecutor, op: GenOp, options: GenOptions, attempt: 
     elif backend.blocking:
         events = _from_hooks(backend, branch, op, show)
     else:
-        prompt = branch.prompt(same_model=options.backend is None)
+        prompt = branch.transcript.prompt(same_model=options.backend is None)
         events = backend.agenerate(prompt, params, _constraint(branch, op), stream=stream)
     async for event in events:  # to its end: only the generator itself, or cancelling it, ends it sooner
         if isinstance(event, Generation):
@@ -221,12 +222,12 @@ async def _ask(branch: StreamExecutor, op: GenOp, options: GenOptions, attempt: 
 
 def _asked(branch: StreamExecutor, op: GenOp, params: SamplingParams) -> tuple[Line, int]:
     assert branch.line is not None
-    return branch.line, branch.line.gen(op, params, branch.pieces)
+    return branch.line, branch.line.gen(op, params, branch.transcript.pieces)
 
 
 def _constraint(branch: StreamExecutor, op: GenOp) -> Constraint | None:
     """What a generation must be where the branch is now."""
-    walk = branch.walk
+    walk = branch.transcript.walk
     return op.node.constraint if walk is None else Continuation(walk.constraint, walk.text, op.node.constraint)
 
 
@@ -317,7 +318,12 @@ def _hold(branch: StreamExecutor, op: GenOp, generations: Sequence[Generation]) 
         ValueValidationError: a text breaks it.
     """
     constraint = op.node.constraint
-    if constraint is None or branch.walk is not None or op.own.value_type or isinstance(constraint, JsonSchema):
+    if (
+        constraint is None
+        or branch.transcript.walk is not None
+        or op.own.value_type
+        or isinstance(constraint, JsonSchema)
+    ):
         return
     given = (op.own.node.params, branch.run.settings.params)
     if any(not isinstance(getattr(params, stop), Unset) for params in given for stop in _STOPS):
@@ -357,7 +363,7 @@ async def _check(check: Callable[[Any], Any], value: Any, text: str) -> None:
 
 def _accept(branch: StreamExecutor, op: GenOp, generations: Sequence[Generation], values: Sequence[Any]) -> None:
     """Appends the first sample to the text and gives the variable its value."""
-    if branch._at is not op:  # stopped meanwhile
+    if not branch.is_at(op):  # stopped meanwhile
         return
     several = not isinstance(op.node.params.n, Unset) and op.node.params.n > 1
     if several and len(generations) != op.node.params.n:
@@ -367,13 +373,13 @@ def _accept(branch: StreamExecutor, op: GenOp, generations: Sequence[Generation]
     spans = first.spans if first.spans and own else (Span(first.text, special=False),)
     if options.reasoning is not None:
         thoughts, answers = zip(*(_split(op, g.text) for g in generations))
-        branch.append([Reasoned(spans, answers[0])])
+        branch.transcript.append([Reasoned(spans, answers[0])])
         if op.thoughts is not None:
             op.thoughts.set(list(thoughts) if several else thoughts[0])
         if op.thoughts_log is not None:
             op.thoughts_log.close()
     else:
-        branch.append(spans)
+        branch.transcript.append(spans)
     op.cell.record = list(generations) if several else first
     branch.run.played(op.cell.record)
     op.cell.set(list(values) if several else values[0])
@@ -457,7 +463,9 @@ def select_at_once(branch: StreamExecutor, op: SelectOp) -> bool:
     if not branch.backend.answers_now or op.own.multi is not None or branch.log is not None or not branch.run.plain:
         return False
     unconditional = op.own.choices_method.requires_unconditional_logprobs
-    selection = branch.backend.select_now(branch.prompt(), _choices(branch, op.node), unconditional=unconditional)
+    selection = branch.backend.select_now(
+        branch.transcript.prompt(), _choices(branch, op.node), unconditional=unconditional
+    )
     if selection is None:
         return False
     _picked(branch, op, selection, _decided(op, selection))
@@ -468,7 +476,7 @@ async def aselect(branch: StreamExecutor, op: SelectOp) -> None:
     """Plays a selection."""
     backend = branch.backend
     if branch.line is not None:
-        branch.line.reach(op, branch.pieces)
+        branch.line.reach(op, branch.transcript.pieces)
     if backend.blocking:
         decision = await _retried(branch, partial(in_pool, backend, partial(_select_hook, branch, op)))
         _picked(branch, op, None, decision)
@@ -485,7 +493,8 @@ def _decided(op: SelectOp, selection: Selection) -> ChoicesDecision:
 
 def _choices(branch: StreamExecutor, node: Select) -> Sequence[str]:
     """Those that may come where the branch is now."""
-    return node.choices if branch.walk is None else branch.walk.possible(node.choices)
+    walk = branch.transcript.walk
+    return node.choices if walk is None else walk.possible(node.choices)
 
 
 async def _retried(branch: StreamExecutor, ask: Callable[[], Awaitable[_T]]) -> _T:
@@ -495,13 +504,16 @@ async def _retried(branch: StreamExecutor, ask: Callable[[], Awaitable[_T]]) -> 
 async def _score(branch: StreamExecutor, op: SelectOp, texts: Sequence[str]) -> Selection:
     unconditional = op.own.choices_method.requires_unconditional_logprobs
     if branch.line is None:
-        prompt = branch.prompt()
+        prompt = branch.transcript.prompt()
         return await _retried(branch, partial(branch.backend.aselect, prompt, texts, unconditional=unconditional))
 
     async def ask() -> Selection:
         assert branch.line is not None
         asked, op.asked = op.asked, None
-        line, place = asked or (branch.line, branch.line.score(op, texts, branch.pieces, unconditional=unconditional))
+        line, place = asked or (
+            branch.line,
+            branch.line.score(op, texts, branch.transcript.pieces, unconditional=unconditional),
+        )
         answers: list[Any] = [each async for each in line.answers(place)]
         selection: Selection = answers[0]
         return selection
@@ -517,14 +529,14 @@ async def _select_several(branch: StreamExecutor, op: SelectOp) -> None:
         before = multi.separator if taken else ""
         texts = [before + choice for choice in left] + ([multi.end] if taken else [])
         selection = await _score(branch, op, texts)
-        if branch._at is not op:  # as in _accept
+        if not branch.is_at(op):  # as in _accept
             return
         seed = reseeded(node.seed, len(taken))
         records.append((selection, decide(selection, texts, op.own.choices_method, node.temperature, seed)))
         decision = records[-1][1].decision
         if decision == multi.end:
             break
-        branch.write(decision)
+        branch.transcript.choose(decision)
         op.mark = None  # that was before it
         taken.append(decision.removeprefix(before))
         left.remove(taken[-1])
@@ -552,9 +564,9 @@ def _select_hook(branch: StreamExecutor, op: SelectOp) -> ChoicesDecision:
 
 
 def _picked(branch: StreamExecutor, op: SelectOp, selection: Selection | None, decision: ChoicesDecision) -> None:
-    if branch._at is not op:  # as in _accept
+    if not branch.is_at(op):  # as in _accept
         return
-    branch.write(decision.decision)
+    branch.transcript.choose(decision.decision)
     op.cell.record = (selection or Selection((), picked=decision.decision), decision)
     branch.run.played(op.cell.record)
     if op.log is not None:

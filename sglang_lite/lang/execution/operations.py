@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sglang_lite.lang.futures import Cell, TextLog
-from sglang_lite.lang.ir import SglGen, SglSelect
+from sglang_lite.lang.concurrency.variables import Cell, TextLog
+from sglang_lite.lang.expressions import SglGen, SglSelect
 from sglang_lite.program import nodes
 from sglang_lite.program.nodes import (
     GrammarBegin,
@@ -19,12 +19,11 @@ from sglang_lite.program.nodes import (
     TurnBegin,
     TurnEnd,
 )
-from sglang_lite.protocol import Image, Span
 
 if TYPE_CHECKING:
-    from sglang_lite.constraints.byte_matcher import Walk
-    from sglang_lite.lang.interpreter import StreamExecutor
-    from sglang_lite.lang.push_down import Line
+    from sglang_lite.lang.execution.branch import StreamExecutor
+    from sglang_lite.lang.execution.push_down import Line
+    from sglang_lite.lang.execution.transcript import Place
 
 
 @dataclass(slots=True)
@@ -121,30 +120,14 @@ Op: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Reasoned:
-    """A generation of which the user sees only a part: `answer` is what messages and variables show of it."""
-
-    spans: tuple[Span, ...]
-    answer: str
-
-    @property
-    def text(self) -> str:
-        return "".join(span.text for span in self.spans)
-
-
-Piece: TypeAlias = str | Span | Image | Reasoned
-
-
 class Mark:
     """What a checkpoint remembers: of the submitting side, and once played of the text."""
 
-    __slots__ = ("ahead", "cells", "grammar", "lengths", "place", "role", "scopes", "turns", "walk")
+    __slots__ = ("ahead", "cells", "grammar", "place", "played", "role", "scopes", "turns")
 
     def __init__(self, branch: StreamExecutor) -> None:
-        self.cells = dict(branch._cells)
+        self.cells = dict(branch.names.cells)
         self.grammar, self.ahead = branch._grammar, branch._ahead and branch._ahead.copy()
         self.turns, self.role, self.scopes = list(branch._turns), branch._role, dict(branch._scopes)
-        self.lengths: tuple[int, int, tuple[str, int] | None] | None = None
-        self.walk: Walk | None = None
+        self.played: Place | None = None  # in the transcript
         self.place: int | None = None  # of its node, where that is handed over

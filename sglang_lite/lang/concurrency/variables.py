@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Protocol
 
-from sglang_lite.lang.loop import forks, on_executor
+from sglang_lite.lang.concurrency.loop import forks, on_executor
 from sglang_lite.lang.tracebacks import trim
 from sglang_lite.protocol import Location, ProgramError, RequestTimeoutError, SglError
 from sglang_lite.serving import serving

@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iter
 from contextvars import copy_context
 from typing import Any, Literal, Protocol, TypeAlias
 
-from sglang_lite.lang.futures import located, watched
-from sglang_lite.lang.loop import executor
+from sglang_lite.lang.concurrency.loop import executor
+from sglang_lite.lang.concurrency.variables import located, watched
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.tracebacks import trim
 from sglang_lite.protocol import BatchError, ParameterError, RequestAbortedError

@@ -20,8 +20,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from sglang_lite.lang.loop import executor
-from sglang_lite.lang.ops import ForkOp, GenOp, HookOp, JoinOp, MarkOp, Op, Piece, ReadOp, ScopeOp, SelectOp
+from sglang_lite.lang.concurrency.loop import executor
+from sglang_lite.lang.execution.operations import (
+    ForkOp,
+    GenOp,
+    HookOp,
+    JoinOp,
+    MarkOp,
+    Op,
+    ReadOp,
+    ScopeOp,
+    SelectOp,
+)
+from sglang_lite.lang.execution.transcript import Piece
 from sglang_lite.program.nodes import Join, Mark, Node, Path, Rollback, Text
 from sglang_lite.protocol import (
     Delta,

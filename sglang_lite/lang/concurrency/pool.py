@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from sglang_lite.lang.loop import forks
+from sglang_lite.lang.concurrency.loop import forks
 
 
 class ThreadPool:

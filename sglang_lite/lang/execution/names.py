@@ -1,0 +1,78 @@
+"""The variables of a branch, by name."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+
+from sglang_lite.lang.concurrency.variables import Cell, TextLog
+from sglang_lite.protocol import Location, ParameterError, SglError
+
+
+class Names:
+    """Names and their variables. A reader on another thread may be earlier than the body that declares a name: it waits
+    for a promise, which is settled when the name is declared or never will be.
+
+    Attributes:
+        cells: by name; may be read on any thread.
+        logs: streams of those that are generated while somebody may read them.
+    """
+
+    __slots__ = ("_lock", "_promises", "cells", "logs")
+
+    def __init__(self) -> None:
+        self.cells: dict[str, Cell] = {}
+        self.logs: dict[str, TextLog] = {}
+        self._lock = threading.Lock()
+        self._promises: dict[str, Cell] = {}
+
+    def declare(self, name: str, cell: Cell, log: TextLog | None = None) -> None:
+        """Gives a name its variable, in place of the one it had."""
+        with self._lock:
+            if log is not None:  # first: who finds the cell looks for the log
+                self.logs[name] = log
+            self.cells[name] = cell
+            promise = self._promises.pop(name, None) if self._promises else None
+        if promise is not None:
+            promise.set(None)
+
+    def promise(self, name: str, fresh: Cell, refusal: Callable[[], SglError | None]) -> Cell:
+        """Something to wait for until a name is declared: `fresh`, or what others wait for.
+
+        Args:
+            refusal: why the name never will be.
+        """
+        with self._lock:
+            if name in self.cells:
+                return Cell.of(None)
+            error = refusal()
+            if error is not None:
+                raise error
+            return self._promises.setdefault(name, fresh)
+
+    def close(self, unknown: Callable[[str], SglError]) -> None:
+        """No name will be declared any more: who waits for one is told so."""
+        if not self._promises:
+            return
+        with self._lock:
+            promises, self._promises = self._promises, {}
+        for name, promise in promises.items():
+            promise.fail(unknown(name))
+
+    @property
+    def awaited(self) -> bool:
+        """Somebody waits for a name."""
+        return bool(self._promises)
+
+    def own(self, outer: Mapping[str, Cell]) -> Iterator[tuple[str, Cell]]:
+        """Names and variables that are not those of the branch it was forked from."""
+        return ((name, cell) for name, cell in self.cells.items() if outer.get(name) is not cell)
+
+    def listed(self) -> str:
+        return ", ".join(map(repr, self.cells)) or "none"
+
+
+def check_name(name: object, where: Location | None) -> None:
+    """Raises ParameterError: this is no name of a variable."""
+    if not isinstance(name, str):
+        raise ParameterError("name", f"{name!r:.60} is not a string.", where=where)

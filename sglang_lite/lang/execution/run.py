@@ -1,0 +1,153 @@
+"""What the branches of one run share: its backend, settings, deadline, usage, and the program that it hands over."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import math
+import time
+import weakref
+from contextvars import Context, ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.concurrency.loop import forks
+from sglang_lite.lang.execution.push_down import Handed, Line
+from sglang_lite.lang.results import total_usage, usages_of
+from sglang_lite.protocol import UNSET, SamplingParams, TemplateError, Usage
+from sglang_lite.text.chat_template import ChatTemplate
+
+if TYPE_CHECKING:
+    from sglang_lite.lang.execution.branch import StreamExecutor
+
+NO_PARAMS = SamplingParams()
+_NO_CONTEXT = Context()
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """What holds for a whole run.
+
+    Attributes:
+        params: sampling parameters that nodes inherit.
+        stream: somebody may read the text while it grows.
+        seed: from which each node's seed is made.
+        timeout: seconds for the whole run, None for no limit.
+        retries: how often a node whose backend failed is tried again.
+        push_down: hand the run over as one program, where the backend plays programs.
+    """
+
+    params: SamplingParams = NO_PARAMS
+    stream: bool = False
+    seed: int | None = None
+    timeout: float | None = None
+    retries: int = 0
+    push_down: bool = True
+
+
+class Run:
+    """What the branches of one run share.
+
+    Attributes:
+        backend, settings: as given.
+        deadline: `time.monotonic()` at which the run, or one that it is inside, has taken too long; None for never.
+        timeout: the seconds that the deadline stands for.
+        body_open: the body is still running, so that names may yet be declared.
+        is_async: the body is a coroutine, whose event loop no read may block.
+        body: the task of a streaming coroutine body, which nobody else may hold.
+        loop: the event loop that a coroutine body runs on, where that is the caller's.
+        made: `forks()` when it began.
+        plain: neither retries nor a timeout are to be watched.
+        push_down: as set, for this run and those that it is inside.
+        context: of whoever has run it: what is played elsewhere is played in copies of it.
+    """
+
+    __slots__ = (
+        "_inside", "_last_end", "_records", "_seeds", "_started", "_template", "backend", "body", "body_open",
+        "context", "deadline", "is_async", "loop", "made", "plain", "push_down", "settings", "timeout",
+    )  # fmt: skip
+
+    def __init__(
+        self, backend: BaseBackend, settings: RunSettings, *, is_async: bool = False, outer: Run | None = None
+    ) -> None:
+        self.backend, self.settings, self.is_async = backend, settings, is_async
+        self.timeout = settings.timeout
+        self.deadline = None if self.timeout is None else time.monotonic() + self.timeout
+        if outer is not None and outer.deadline is not None and outer.deadline < (self.deadline or math.inf):
+            self.deadline, self.timeout = outer.deadline, outer.timeout
+        self.plain = self.deadline is None and not settings.retries
+        self.push_down: bool = settings.push_down and (outer is None or outer.push_down)
+        self.body_open, self.made = True, forks()
+        self.body: Any = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.context = _NO_CONTEXT
+        self._template: ChatTemplate | None = None
+        self._records: list[Any] = []
+        self._seeds = itertools.count(1)
+        self._inside: set[weakref.ref[StreamExecutor]] = set()
+        self._started = self._last_end = time.perf_counter()
+
+    def line(self) -> Line | None:
+        """Hands the run over; None where the backend is asked node by node."""
+        if not self.push_down or not self.backend.plays_programs:
+            return None
+        return Line(Handed(self.backend, stream=self.settings.stream))
+
+    @property
+    def template(self) -> ChatTemplate:
+        """How roles become text. Raises TemplateError: the model has none."""
+        if self._template is None:
+            self._template = self.backend.get_chat_template()
+            if self._template is None:
+                raise TemplateError(
+                    "the model has no chat template, so roles have no text.",
+                    hint="Write the prompt as plain text, or set `backend.chat_template` to one of "
+                    "sglang_lite.lang.chat_template.",
+                )
+        return self._template
+
+    def played(self, record: Any) -> None:
+        """A node has its result."""
+        self._records.append(record)
+        self._last_end = time.perf_counter()
+
+    def inner_seed(self) -> int | None:
+        """A seed for the next program that the body runs by itself."""
+        seed = self.settings.seed
+        return None if seed is None else derived_seed(seed, f"inside/{next(self._seeds)}")
+
+    def contain(self, branch: StreamExecutor) -> None:
+        """A program that the body runs by itself is stopped with this run."""
+        self._inside.add(weakref.ref(branch, self._inside.discard))
+
+    def inside(self) -> list[StreamExecutor]:
+        return [branch for ref in list(self._inside) if (branch := ref()) is not None]
+
+    def usage(self) -> Usage:
+        return msgspec.structs.replace(total_usage(usages_of(self._records[:])), total_s=self._last_end - self._started)
+
+
+current_run: ContextVar[Run | None] = ContextVar("sglang_lite_run", default=None)  # whose body is running here
+
+
+def derived_seed(seed: int, path: str) -> int:
+    """A node's or an attempt's own seed."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}:{path}".encode(), digest_size=8).digest(), "big")
+
+
+def merge(outer: SamplingParams, inner: SamplingParams) -> SamplingParams:
+    """`outer`, with everything that `inner` sets."""
+    if outer is NO_PARAMS or inner is NO_PARAMS:
+        return inner if outer is NO_PARAMS else outer
+    return _merged(outer, inner)
+
+
+@lru_cache(maxsize=4096)
+def _merged(outer: SamplingParams, inner: SamplingParams) -> SamplingParams:
+    given = {name: value for name in inner.__struct_fields__ if (value := getattr(inner, name)) is not UNSET}
+    return msgspec.structs.replace(outer, **given)

@@ -1,0 +1,197 @@
+"""What a branch has said so far: its text with the tokens that are final, and the same as messages for chat APIs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from sglang_lite.lang.concurrency.variables import TextLog
+from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ImagePart, Text, TurnBegin, TurnEnd
+from sglang_lite.protocol import Image, Message, Prompt, Span
+
+if TYPE_CHECKING:
+    from sglang_lite.constraints.byte_matcher import Walk
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoned:
+    """A generation of which the user sees only a part: `answer` is what messages and variables show of it."""
+
+    spans: tuple[Span, ...]
+    answer: str
+
+    @property
+    def text(self) -> str:
+        return "".join(span.text for span in self.spans)
+
+
+Piece: TypeAlias = str | Span | Image | Reasoned
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in a transcript to come back to."""
+
+    pieces: int
+    messages: int
+    turn: tuple[str, int] | None
+    walk: Walk | None
+
+
+class Transcript:
+    """The text of a branch. It belongs to whoever plays the branch: one thread at a time.
+
+    Attributes:
+        pieces: of the text.
+        messages: the finished turns.
+        log: gets the text while it grows; None: nobody reads a stream.
+    """
+
+    __slots__ = ("_start", "_turn", "_walk", "log", "messages", "pieces")
+
+    def __init__(self, log: TextLog | None = None) -> None:
+        self.pieces: list[Piece] = []
+        self.messages: list[Message] = []
+        self.log = log
+        self._turn: tuple[str, int] | None = None  # the open turn's role and where its text starts
+        self._walk: Walk | None = None  # through the open grammar
+        self._start = 0  # where the branch was forked
+
+    # ------------------------------------------------------------------------------------------ writing
+
+    def write(self, node: Text) -> None:
+        """Appends text of the program. Raises ConstraintError: the open grammar does not go on with it."""
+        text = node.text
+        if not text:
+            return
+        if self._walk is not None:
+            self._walk.push(text)
+        self.pieces.append(text if node.special and node.ids is None else Span(text, node.ids, node.special))
+        if self.log is not None:
+            self.log.append(text)
+
+    def choose(self, text: str) -> None:
+        """Appends what was chosen. In a turn it names no special tokens."""
+        self.write(Text(text, special=self._turn is None))
+
+    def append(self, pieces: Sequence[Piece]) -> None:
+        """Appends what a backend has generated: its text was logged while it came."""
+        start = len(self.pieces)
+        self.pieces += pieces
+        if self._walk is not None:
+            self._walk.push(self.text(start))
+
+    def take(self, pieces: Sequence[Piece]) -> None:
+        """Appends what other branches have added."""
+        start = len(self.pieces)
+        self.append(pieces)
+        if self.log is not None:
+            self.log.append(self.text(start))
+
+    def show(self, node: ImagePart) -> None:
+        """Appends an image."""
+        self.pieces.append(node.image)
+        self.write(Text(node.text))
+
+    def begin_turn(self, node: TurnBegin) -> None:
+        self._turn = node.role, len(self.pieces)
+
+    def end_turn(self, node: TurnEnd) -> None:
+        assert self._turn is not None
+        role, start = self._turn
+        self.messages.append(Message(role, _content(self.pieces[start:])))
+        self._turn = None
+
+    def begin_grammar(self, node: GrammarBegin) -> None:
+        from sglang_lite.constraints.byte_matcher import Walk
+
+        self._walk = Walk(node.constraint)
+
+    def end_grammar(self, node: GrammarEnd) -> None:
+        """Raises ConstraintError: the text of the grammar is not complete."""
+        walk, self._walk = self._walk, None
+        if walk is not None:
+            walk.end()
+
+    def restore(self, text: str, messages: Sequence[Message]) -> None:
+        """Takes over what a run of before has said."""
+        self.pieces, self.messages = [text], list(messages)
+
+    # ------------------------------------------------------------------------------------------ places
+
+    def fork(self, other: Transcript) -> None:
+        """Lets another one, which has nothing yet, go on from here."""
+        other.pieces, other.messages = list(self.pieces), list(self.messages)
+        other._turn, other._walk = self._turn, self._walk and self._walk.copy()
+        other._start = len(self.pieces)
+        if self.log is not None and other.log is not None:
+            other.log.append(self.text())
+
+    def place(self) -> Place:
+        return Place(len(self.pieces), len(self.messages), self._turn, self._walk and self._walk.copy())
+
+    def go_back(self, place: Place) -> None:
+        self._turn, self._walk = place.turn, place.walk and place.walk.copy()
+        del self.pieces[place.pieces :], self.messages[place.messages :]
+
+    # ------------------------------------------------------------------------------------------ reading
+
+    @property
+    def walk(self) -> Walk | None:
+        """Through the open grammar."""
+        return self._walk
+
+    @property
+    def role(self) -> str | None:
+        """The open turn's."""
+        return self._turn[0] if self._turn is not None else None
+
+    @property
+    def added(self) -> list[Piece]:
+        """What has come since the branch was forked."""
+        return self.pieces[self._start :]
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        return tuple([piece for piece in self.pieces if type(piece) is Image])
+
+    def text(self, start: int = 0) -> str:
+        """The text, from a piece on."""
+        return "".join([p if isinstance(p, str) else p.text for p in self.pieces[start:] if not isinstance(p, Image)])
+
+    def prompt(self, *, same_model: bool = True) -> Prompt:
+        """What a backend continues. `same_model`: its token ids are those of the run's backend."""
+        try:
+            spans: tuple[Span, ...] = (Span("".join(self.pieces)),)  # type: ignore[arg-type] # mostly there is only text
+        except TypeError:
+            spans = self._spans(same_model)
+        if self._turn is None and not self.messages:
+            return Prompt(spans, images=self.images)
+        role, start = self._turn or (None, len(self.pieces))
+        return Prompt(spans, tuple(self.messages), role, self.text(start), self.images)
+
+    def _spans(self, same_model: bool) -> tuple[Span, ...]:
+        spans: list[Span] = []
+        for piece in self.pieces:
+            if isinstance(piece, str):
+                spans.append(Span(piece))
+            elif not isinstance(piece, Image):
+                found = (piece,) if isinstance(piece, Span) else piece.spans
+                spans += found if same_model else [Span(s.text, special=s.special and s.ids is None) for s in found]
+        return tuple(spans)
+
+
+def _content(pieces: Sequence[Piece]) -> tuple[str | Image, ...]:
+    """A finished turn's content: neighbouring texts joined; of reasoned answers only the answer."""
+    content: list[str | Image] = []
+    for kind, group in itertools.groupby(pieces, key=lambda p: isinstance(p, Image)):
+        if kind:
+            content += [p for p in group if isinstance(p, Image)]
+        else:
+            texts = [p if isinstance(p, str) else p.answer if isinstance(p, Reasoned) else p.text for p in group]  # type: ignore[union-attr] # images are in the other branch
+            content.append("".join(texts))
+    if content and isinstance(content[0], str):
+        content[0] = content[0].lstrip()
+    return tuple(content)
