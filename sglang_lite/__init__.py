@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         UnknownVariableError,
         ValueValidationError,
     )
+    from sglang_lite.lang.agent import use_tools
     from sglang_lite.lang.api import (
         assistant,
         assistant_begin,
@@ -75,7 +76,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.expressions import Multi
     from sglang_lite.lang.global_config import global_config
     from sglang_lite.lang.state import ProgramState, ProgramStateGroup
-    from sglang_lite.lang.tools import ToolCall, ToolError, use_tools
+    from sglang_lite.lang.tools import ToolCall, ToolError
     from sglang_lite.lang.tracer import TraceError
     from sglang_lite.protocol import Choices, Regex, SamplingParams
     from sglang_lite.runtime.config import EngineConfig
@@ -104,7 +105,8 @@ _HOMES = {
     "lang.global_config": ("global_config",),
     "lang.ir": ("Multi",),
     "lang.state": ("ProgramState", "ProgramStateGroup"),
-    "lang.tools": ("ToolCall", "ToolError", "use_tools"),
+    "lang.agent": ("use_tools",),
+    "lang.tools": ("ToolCall", "ToolError"),
     "lang.tracer": ("TraceError",),
     "protocol": ("Choices", "Regex", "SamplingParams"),
     "runtime.config": ("EngineConfig",),

@@ -26,8 +26,7 @@ from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.params import check_limits, gen_params
 from sglang_lite.lang.tools import Toolbox
 from sglang_lite.program.choosing import name_of
-from sglang_lite.program.expressions import Expression, Expressions, as_expression
-from sglang_lite.program.nodes import Gen, Select, TurnBegin, TurnEnd
+from sglang_lite.program.nodes import Expression, Expressions, Gen, Select, TurnBegin, TurnEnd, as_expression
 from sglang_lite.protocol import Constraint, Ebnf, JsonSchema, Lark, Number, ParameterError, Regex
 from sglang_lite.text.reasoning import ReasoningParser
 

@@ -3,14 +3,26 @@ caller's own, which no node has. Immutable: what came of it is elsewhere (future
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sglang_lite.program.choosing import ChoicesSamplingMethod, token_length_normalized
-from sglang_lite.program.expressions import Expression, Expressions
-from sglang_lite.program.nodes import Fork, Gen, Join, ScopeBegin, ScopeEnd, Select, Text, TurnBegin, TurnEnd
+from sglang_lite.program.nodes import (
+    Expression,
+    Expressions,
+    Fork,
+    Gen,
+    Join,
+    ScopeBegin,
+    ScopeEnd,
+    Select,
+    Text,
+    TurnBegin,
+    TurnEnd,
+)
 from sglang_lite.protocol import (
     Choices,
     Constraint,
@@ -193,6 +205,31 @@ class SglSeparateReasoning(Expression):
 
     def __repr__(self) -> str:
         return f"SeparateReasoning({self.model_type!r}, {self.expr!r})"
+
+
+class BaseProgram:
+    """What `@function` makes (function.py), as far as others look at it.
+
+    Attributes:
+        func: the body.
+        is_async: it is a coroutine function.
+        signature: of the body, without the state.
+        names: of its parameters that can be given by name.
+        bind_arguments: arguments given already.
+    """
+
+    func: Callable[..., Any]
+    name: str
+    is_async: bool
+    signature: inspect.Signature
+    names: frozenset[str]
+    bind_arguments: dict[str, Any]
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    async def arun(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
 
 
 class SglCall(Expression):

@@ -34,6 +34,7 @@ from typing import Any
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.default import as_backend, is_engine
+from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.tracebacks import LIBRARIES
 
 _PLAIN = (type(None), bool, int, float, complex, str, type(...), type(NotImplemented))
@@ -105,12 +106,10 @@ class Fingerprint:
 
     def _content(self, value: Any) -> Iterator[str]:
         """What tells a value from others of its type."""
-        from sglang_lite.lang.function import SglFunction
-
         match value:
             case FunctionType():
                 yield self._function(value)
-            case SglFunction():
+            case BaseProgram():
                 yield from (self._value(value.func), self._value(value.bind_arguments))
             case CodeType():
                 yield from self._code(value)

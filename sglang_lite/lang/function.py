@@ -24,7 +24,7 @@ from sglang_lite.lang.concurrency.batch import AsyncCrew, Crew, OnError, Report
 from sglang_lite.lang.concurrency.variables import Cell
 from sglang_lite.lang.execution.branch import StreamExecutor
 from sglang_lite.lang.execution.run import NO_PARAMS, Run, RunSettings, current_run
-from sglang_lite.lang.expressions import SglCall
+from sglang_lite.lang.expressions import BaseProgram, SglCall
 from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.params import check_flags, check_limits, run_params
 from sglang_lite.lang.state import ProgramState, in_event_loop, user_location
@@ -82,7 +82,7 @@ class _Float(float):
     """See _Int."""
 
 
-class SglFunction:
+class SglFunction(BaseProgram):
     """A program.
 
     Args:
@@ -124,10 +124,10 @@ class SglFunction:
         self.arg_names = [p.name for p in parameters[1:] if p.kind in positional]
         self.arg_defaults = [p.default for p in parameters[1:] if p.kind in positional and p.default is not p.empty]
         self.is_async = inspect.iscoroutinefunction(func)
-        self._signature = inspect.Signature(parameters[1:])
+        self.signature = inspect.Signature(parameters[1:])
         variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        self._names = frozenset(p.name for p in parameters[1:] if p.kind not in variable)
-        self._shadowed = self._names & _RUN_DEFAULTS.keys()
+        self.names = frozenset(p.name for p in parameters[1:] if p.kind not in variable)
+        self._shadowed = self.names & _RUN_DEFAULTS.keys()
         functools.update_wrapper(self, func)
 
     def bind(self, **kwargs: Any) -> SglFunction:
@@ -137,7 +137,7 @@ class SglFunction:
             ParameterError: it has no parameter of such a name.
         """
         try:
-            self._signature.bind_partial(**kwargs)
+            self.signature.bind_partial(**kwargs)
         except TypeError as error:
             raise ParameterError("bind", f"{self.name}: {error}.", where=user_location()) from error
         return SglFunction(self.func, self.num_api_spec_tokens, {**self.bind_arguments, **kwargs})
@@ -151,7 +151,7 @@ class SglFunction:
             return NestedCall(self, args, kwargs)
         scope = TracingScope.get_current_scope()
         if scope is not None:
-            arguments = dict(self._signature.bind(*args, **kwargs).arguments)
+            arguments = dict(self.signature.bind(*args, **kwargs).arguments)
             return self.trace(**arguments, backend=scope.tracer_state.stream_executor.backend)
         return self.run(*args, **kwargs)
 
@@ -480,9 +480,9 @@ class SglFunction:
         if self.bind_arguments:
             given = {k: v for k, v in self.bind_arguments.items() if k not in self.arg_names[: len(args)]}
             kwargs = {**given, **kwargs}
-        if args or len(kwargs) != len(self._names) or not kwargs.keys() <= self._names:  # else they plainly fit
+        if args or len(kwargs) != len(self.names) or not kwargs.keys() <= self.names:  # else they plainly fit
             try:
-                self._signature.bind(*args, **kwargs)
+                self.signature.bind(*args, **kwargs)
             except TypeError as error:
                 raise ParameterError(what, f"{self.name}: {error}.", where=user_location()) from error
         return kwargs
@@ -498,7 +498,7 @@ class SglFunction:
             given_otherwise = {*self.arg_names[: len(args)], *self.bind_arguments}
             for name in self._shadowed:
                 value, default = options[name], _RUN_DEFAULTS[name]
-                required = self._signature.parameters[name].default is inspect.Parameter.empty
+                required = self.signature.parameters[name].default is inspect.Parameter.empty
                 if _said(value, default):
                     own[name] = value
                 elif required and name not in given_otherwise and type(default) not in (_Int, _Float):
@@ -524,7 +524,13 @@ class _Call:
         self._kwargs = program._bound(args, kwargs, "run")
         outer = current_run.get()
         try:
-            run = Run(_backend(options), settings or _settings(options), is_async=program.is_async, outer=outer)
+            run = Run(
+                _backend(options),
+                settings or _settings(options),
+                is_async=program.is_async,
+                outer=outer,
+                new_state=ProgramState,
+            )
         except ParameterError as error:
             error.where = error.where or user_location()
             raise
@@ -641,14 +647,14 @@ class NestedCall(SglCall):
             raise ProgramError(
                 f"{program.name} is async, and `+=` can't await it.", hint="Use await s.call(…).", where=user_location()
             )
-        settings = self._kwargs.keys() & (_RUN_DEFAULTS.keys() - program._names)
+        settings = self._kwargs.keys() & (_RUN_DEFAULTS.keys() - program.names)
         if settings:
             raise ParameterError(
                 min(settings), f"an added {program.name}(…) runs with the settings of the run it is added to.",
                 hint="Give it to the generation, or use s.call(…).", where=user_location(),
             )  # fmt: skip
         kwargs = program._bound(self._args, dict(self._kwargs), program.name)
-        self._added, self._state = True, branch.facade()
+        self._added, self._state = True, branch.run.new_state(branch)
         self._state.ret_value = _plain(program, program.func(self._state, *self._args, **kwargs))
 
     @property
@@ -659,7 +665,7 @@ class NestedCall(SglCall):
         self._used = True
         if self._state is None:
             if TracingScope.get_current_scope() is not None:
-                arguments = self._program._signature.bind(*self._args, **self._kwargs).arguments
+                arguments = self._program.signature.bind(*self._args, **self._kwargs).arguments
                 self._state = trace_program(self._program, dict(arguments), None)
             else:
                 self._state = self._program.run(*self._args, **self._kwargs)

@@ -16,10 +16,22 @@ from sglang_lite.lang.execution.branch import StreamExecutor, all_messages, noth
 from sglang_lite.lang.execution.names import check_name
 from sglang_lite.lang.execution.operations import Mark
 from sglang_lite.lang.execution.run import current_run
+from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.results import meta_info, probabilities, total_usage, usages_of
 from sglang_lite.lang.tracebacks import trim
-from sglang_lite.program.expressions import Expression, Expressions, as_expression, not_addable
-from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, JoinMode, ScopeBegin, ScopeEnd, TurnBegin, TurnEnd
+from sglang_lite.program.nodes import (
+    Expression,
+    Expressions,
+    GrammarBegin,
+    GrammarEnd,
+    JoinMode,
+    ScopeBegin,
+    ScopeEnd,
+    TurnBegin,
+    TurnEnd,
+    as_expression,
+    not_addable,
+)
 from sglang_lite.protocol import (
     Generation,
     Location,
@@ -173,16 +185,14 @@ class ProgramState:
         """Runs another program by itself, on this one's backend, and returns its state (of an async program: an
         awaitable of it). It has a seed if this one has, and ends with it: by its timeout, or when it is cancelled.
         `s += program(…)` instead lets it go on with this state's text."""
-        from sglang_lite.lang.function import SglFunction
-
-        if not isinstance(program, SglFunction):
+        if not isinstance(program, BaseProgram):
             raise ParameterError(
                 "call", f"{program!r:.60} is no program.", hint="Decorate it with @sgl.function.", where=user_location()
             )
         executor = self.stream_executor
         seed = executor.node_seed()
         inherited = {"backend": executor.backend, "seed": None if isinstance(seed, Unset) else seed}
-        kwargs = {**{name: value for name, value in inherited.items() if name not in program._names}, **kwargs}
+        kwargs = {**{name: value for name, value in inherited.items() if name not in program.names}, **kwargs}
         if program.is_async and in_event_loop():
             return program.arun(*args, **kwargs)
         return program.run(*args, **kwargs)

@@ -14,18 +14,19 @@ import re
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar, Token, copy_context
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.execution.branch import StreamExecutor, nothing
 from sglang_lite.lang.execution.operations import GenOp, HookOp, JoinOp, MarkOp, Op, ReadOp, ScopeOp, SelectOp
 from sglang_lite.lang.execution.run import Run, RunSettings, current_run
-from sglang_lite.lang.expressions import SglGetForkItem, SglImage
+from sglang_lite.lang.expressions import BaseProgram, SglGetForkItem, SglImage
 from sglang_lite.lang.state import ProgramState, ProgramStateGroup, in_event_loop, user_location
-from sglang_lite.program.expressions import Expression, Expressions
 from sglang_lite.program.nodes import (
     BaseNode,
+    Expression,
+    Expressions,
     Fork,
     GrammarBegin,
     Join,
@@ -38,9 +39,6 @@ from sglang_lite.program.nodes import (
 )
 from sglang_lite.protocol import Location, ParameterError, ProgramError
 from sglang_lite.protocol.sampling import Deferred
-
-if TYPE_CHECKING:
-    from sglang_lite.lang.function import SglFunction
 
 
 class TraceError(ProgramError):
@@ -204,9 +202,6 @@ class TraceExecutor(StreamExecutor):
 
     state: TracerProgramState
 
-    def facade(self) -> TracerProgramState:
-        return self.state
-
     def submit(self, expr: Any, where: Location | None = None) -> None:
         if isinstance(expr, str):
             self._submit_text(expr, where)
@@ -306,7 +301,7 @@ class TracerProgramState(ProgramState):
 
     def fork(self, size: int = 1, position_ids_offset: list[int] | None = None) -> ProgramStateGroup:
         group = super().fork(size, position_ids_offset)
-        return ProgramStateGroup([child.stream_executor.facade() for child in group], self)
+        return ProgramStateGroup([_state_of(child.stream_executor) for child in group], self)
 
     def __getitem__(self, name: str) -> Any:
         if name in self.arguments:
@@ -330,6 +325,11 @@ class TracerProgramState(ProgramState):
 
     def __repr__(self) -> str:
         return f"TracerProgramState({len(self.nodes)} nodes)"
+
+
+def _state_of(branch: StreamExecutor) -> TracerProgramState:
+    assert isinstance(branch, TraceExecutor)
+    return branch.state
 
 
 class TracingScope:
@@ -363,7 +363,7 @@ class _Enough(BaseException):  # it ends a trace on purpose, and no body may cat
     pass
 
 
-def trace_program(program: SglFunction, arguments: dict[str, Any], backend: BaseBackend | None) -> TracerProgramState:
+def trace_program(program: BaseProgram, arguments: dict[str, Any], backend: BaseBackend | None) -> TracerProgramState:
     """Traces a program; arguments not given are symbols.
 
     Raises:
@@ -375,7 +375,7 @@ def trace_program(program: SglFunction, arguments: dict[str, Any], backend: Base
     return state
 
 
-def extract_prefix_by_tracing(program: SglFunction, backend: BaseBackend | None) -> str:
+def extract_prefix_by_tracing(program: BaseProgram, backend: BaseBackend | None) -> str:
     """The constant text that every run of a program starts with. Tracing stops at the first node that is no text, or
     at what the body can't do with symbols."""
     state = _tracer(program, dict(program.bind_arguments), backend)
@@ -391,15 +391,15 @@ def extract_prefix_by_tracing(program: SglFunction, backend: BaseBackend | None)
     return "".join(node.text for node in texts if isinstance(node, Text))
 
 
-def _tracer(program: SglFunction, arguments: dict[str, Any], backend: BaseBackend | None) -> TracerProgramState:
-    parameters = program._signature.parameters.values()
+def _tracer(program: BaseProgram, arguments: dict[str, Any], backend: BaseBackend | None) -> TracerProgramState:
+    parameters = program.signature.parameters.values()
     names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     symbols = {name: SglArgument(name) for name in names if name not in arguments}
     try:
-        program._signature.bind(**arguments, **symbols)
+        program.signature.bind(**arguments, **symbols)
     except TypeError as error:
         raise ParameterError("trace", f"{program.name}: {error}.", where=user_location()) from error
-    run = Run(backend or _Blank(), RunSettings(), is_async=program.is_async)
+    run = Run(backend or _Blank(), RunSettings(), is_async=program.is_async, new_state=_state_of)
     state = TracerProgramState(TraceExecutor(run), {**arguments, **symbols})
     scope = TracingScope.get_current_scope()
     if scope is not None:
@@ -407,7 +407,7 @@ def _tracer(program: SglFunction, arguments: dict[str, Any], backend: BaseBacken
     return state
 
 
-def _run_traced(program: SglFunction, state: TracerProgramState) -> None:
+def _run_traced(program: BaseProgram, state: TracerProgramState) -> None:
     marks = _marked.set({} if _scope.get() is None else _marked.get())
     token = current_run.set(state.stream_executor.run)
     try:

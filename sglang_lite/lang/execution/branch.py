@@ -57,8 +57,9 @@ from sglang_lite.lang.expressions import (
     number_as_regex,
 )
 from sglang_lite.lang.tracebacks import is_library
-from sglang_lite.program.expressions import Expression, Expressions, not_addable
 from sglang_lite.program.nodes import (
+    Expression,
+    Expressions,
     Fork,
     Gen,
     GrammarBegin,
@@ -71,6 +72,7 @@ from sglang_lite.program.nodes import (
     Text,
     TurnBegin,
     TurnEnd,
+    not_addable,
 )
 from sglang_lite.protocol import (
     UNSET,
@@ -471,12 +473,6 @@ class StreamExecutor:
         executor loop."""
         if self._task is not None and (task := self._fail(error, op)) is not None:
             task.cancel()
-
-    def facade(self) -> Any:
-        """The state that the user holds of this branch."""
-        from sglang_lite.lang.state import ProgramState
-
-        return ProgramState(self)
 
     def end(self) -> None:
         """The body has ended: names that were not declared never will be, and the text is complete."""

@@ -8,6 +8,7 @@ import itertools
 import math
 import time
 import weakref
+from collections.abc import Callable
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
@@ -62,6 +63,7 @@ class Run:
         body: the task of a streaming coroutine body, which nobody else may hold.
         loop: the event loop that a coroutine body runs on, where that is the caller's.
         made: `forks()` when it began.
+        new_state: makes what a body holds of a branch; None: the run has no body.
         plain: neither retries nor a timeout are to be watched.
         push_down: as set, for this run and those that it is inside.
         context: of whoever has run it: what is played elsewhere is played in copies of it.
@@ -69,13 +71,19 @@ class Run:
 
     __slots__ = (
         "_inside", "_last_end", "_records", "_seeds", "_started", "_template", "backend", "body", "body_open",
-        "context", "deadline", "is_async", "loop", "made", "plain", "push_down", "settings", "timeout",
+        "context", "deadline", "is_async", "loop", "made", "new_state", "plain", "push_down", "settings", "timeout",
     )  # fmt: skip
 
     def __init__(
-        self, backend: BaseBackend, settings: RunSettings, *, is_async: bool = False, outer: Run | None = None
+        self,
+        backend: BaseBackend,
+        settings: RunSettings,
+        *,
+        is_async: bool = False,
+        outer: Run | None = None,
+        new_state: Callable[[StreamExecutor], Any] | None = None,
     ) -> None:
-        self.backend, self.settings, self.is_async = backend, settings, is_async
+        self.backend, self.settings, self.is_async, self.new_state = backend, settings, is_async, new_state
         self.timeout = settings.timeout
         self.deadline = None if self.timeout is None else time.monotonic() + self.timeout
         if outer is not None and outer.deadline is not None and outer.deadline < (self.deadline or math.inf):

@@ -1,0 +1,80 @@
+"""`use_tools`: lets the model call tools until it answers."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sglang_lite.lang.api import gen
+from sglang_lite.lang.execution.names import check_name
+from sglang_lite.lang.state import ProgramState, user_location
+from sglang_lite.lang.tools import ToolCall, ToolError, check_tools
+from sglang_lite.protocol import Location, ParameterError
+
+
+def use_tools(
+    s: Any,
+    tools: Sequence[Callable[..., Any]],
+    name: str = "answer",
+    *,
+    max_steps: int = 8,
+    **options: Any,
+) -> str:
+    """Lets the model use tools until it answers: assistant turns with calls, user turns with their results.
+
+    Args:
+        s: the state; its last turn should be the question. `describe(tools)` tells the model what there is.
+        tools: functions whose parameters have types; docstrings help the model.
+        name: of the variable that gets the answer; the calls are `<name>_call_0` and so on.
+        max_steps: most calls.
+        **options: for each `gen`, as max_tokens and temperature.
+
+    Returns:
+        The answer.
+
+    Raises:
+        ToolError: a tool raised, or no answer came within max_steps calls.
+    """
+    where: Location | None = user_location()
+    if not isinstance(s, ProgramState):
+        raise ParameterError("s", f"{s!r:.60} is no state of a program.", where=where)
+    if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0:
+        raise ParameterError("max_steps", f"{max_steps!r} is not a whole number of at least 0.", where=where)
+    check_name(name, where)
+    check_tools(tools, where)
+    for tool in tools:
+        if inspect.iscoroutinefunction(tool):
+            raise ParameterError(
+                "tools", f"{tool.__name__} is async, and use_tools can't await it.",
+                hint="Go round by yourself: gen(tools=…), await call.run().", where=where,
+            )  # fmt: skip
+    for step in range(max_steps + 1):
+        variable = f"{name}_call_{step}"
+        with s.assistant():
+            s += gen(variable, tools=tools, **options)
+        value = s[variable]
+        if not isinstance(value, ToolCall):
+            s[name] = value
+            return str(value)
+        if step == max_steps:
+            break
+        try:
+            result = value.run()
+        except ToolError as error:
+            error.where = where
+            raise
+        with s.user():
+            s += f"Result of {value.name}: {_shown(result)}"
+    raise ToolError(
+        f"no answer within {max_steps} tool calls.", hint="Raise max_steps, or improve the prompt.", where=where
+    )
+
+
+def _shown(result: Any) -> str:
+    """A tool's result for the model to read: JSON where it can be."""
+    try:
+        return json.dumps(result, ensure_ascii=False, default=str)
+    except (TypeError, ValueError, RecursionError):  # keys that are no text, or itself inside
+        return str(result)
