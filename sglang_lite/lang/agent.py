@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sglang_lite.lang.api import gen
-from sglang_lite.lang.execution.names import check_name
+from sglang_lite.lang.execution.reading import check_name
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.tools import ToolCall, ToolError, check_tools
 from sglang_lite.protocol import Location, ParameterError

@@ -28,10 +28,11 @@ import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.concurrency.variables import Cell
-from sglang_lite.lang.execution.branch import StreamExecutor, as_dicts
+from sglang_lite.lang.execution.branch import Branch
+from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.run import Run, RunSettings
 from sglang_lite.lang.fingerprint import Fingerprint, UnreadableError, digest
-from sglang_lite.lang.results import total_usage, usages_of
+from sglang_lite.lang.results import as_dicts, total_usage, usages_of
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.protocol import Generation, Image, Message, ParameterError, ProgramError, Usage
 from sglang_lite.protocol.sampling import given
@@ -193,15 +194,15 @@ class BatchFile:
         Raises:
             ProgramError: a variable has a value that can't be kept.
         """
-        executor = state.stream_executor
+        branch = state.branch
         entry = {
             "index": index,
             "arguments": self._arguments[index],
-            "text": executor.text_,
-            "messages": as_dicts(executor.transcript.messages),
-            "variables": {name: _variable(state, name, cell) for name, cell in executor.names.cells.items()},
+            "text": branch.player.transcript.text(),
+            "messages": as_dicts(branch.player.transcript.messages),
+            "variables": {name: _variable(state, name, cell) for name, cell in branch.names.cells.items()},
             "ret_value": _packed(state.ret_value, "the return value"),
-            "usage": msgspec.structs.asdict(executor.run.usage()),
+            "usage": msgspec.structs.asdict(branch.run.usage()),
         }
         with self._lock:
             if not self._file.closed:
@@ -249,8 +250,8 @@ def _restored(entry: dict[str, Any]) -> ProgramState:
     """A state that has what the line says, and nothing left to run."""
     run = Run(BaseBackend(), RunSettings())
     run.body_open = False
-    state = ProgramState(StreamExecutor(run))
-    executor = state.stream_executor
+    state = ProgramState(Branch(Player(run)))
+    executor = state.branch
     messages = [Message(m["role"], _content(m["content"])) for m in entry["messages"]]
     executor.restore(entry["text"], messages)
     for name, variable in entry["variables"].items():

@@ -22,7 +22,8 @@ from sglang_lite.lang.checkpoint import BatchFile, batch_parts
 from sglang_lite.lang.concurrency import batch
 from sglang_lite.lang.concurrency.batch import AsyncCrew, Crew, OnError, Report
 from sglang_lite.lang.concurrency.variables import Cell
-from sglang_lite.lang.execution.branch import StreamExecutor
+from sglang_lite.lang.execution.branch import Branch
+from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.run import NO_PARAMS, Run, RunSettings, current_run
 from sglang_lite.lang.expressions import BaseProgram, SglCall
 from sglang_lite.lang.global_config import global_config
@@ -152,7 +153,7 @@ class SglFunction(BaseProgram):
         scope = TracingScope.get_current_scope()
         if scope is not None:
             arguments = dict(self.signature.bind(*args, **kwargs).arguments)
-            return self.trace(**arguments, backend=scope.tracer_state.stream_executor.backend)
+            return self.trace(**arguments, backend=scope.tracer_state.branch.backend)
         return self.run(*args, **kwargs)
 
     def run(
@@ -214,7 +215,7 @@ class SglFunction(BaseProgram):
             else:
                 call.run()
         if not (options["use_thread"] or options["stream"]):
-            call.state.stream_executor.finished().wait()
+            call.state.branch.player.finished().wait()
             call.state.error()
         if global_config.verbosity >= 2 and not options["stream"]:
             print(call.state.text())
@@ -256,7 +257,7 @@ class SglFunction(BaseProgram):
             with _trimmed:
                 await call.arun()
         elif self.is_async:
-            run = call.state.stream_executor.run
+            run = call.state.branch.run
             run.body, run.loop = asyncio.ensure_future(call.arun_streaming()), asyncio.get_running_loop()
         else:
             _thread(call.run_streaming)
@@ -534,26 +535,26 @@ class _Call:
         except ParameterError as error:
             error.where = error.where or user_location()
             raise
-        self.state = ProgramState(StreamExecutor(run, line=run.line()))
+        self.state = ProgramState(Branch(Player(run, run.line())))
         if outer is not None:
-            outer.contain(self.state.stream_executor)
-        self.state.stream_executor.tell("begin_program", self.state.stream_executor)
+            outer.contain(self.state.branch)
+        self.state.branch.tell("begin_program")
 
     def run(self) -> ProgramState:
         """Runs the body here. What it raises ends the run and is raised."""
         state, program = self.state, self._program
-        run = state.stream_executor.run
+        run = state.branch.run
         run.context = copy_context()
         token = current_run.set(run)
         try:
             result = program.func(state, *self._args, **self._kwargs)
             state.ret_value = asyncio.run(result) if program.is_async else _plain(program, result)
         except BaseException as error:
-            state.stream_executor.abandon(error)
+            state.branch.abandon(error)
             raise
         finally:
             current_run.reset(token)
-            state.stream_executor.end()
+            state.branch.end()
         return state
 
     def run_streaming(self) -> None:
@@ -592,24 +593,24 @@ class _Call:
             if raised:
                 raise raised[0]
             return state
-        run = state.stream_executor.run
+        run = state.branch.run
         run.context = copy_context()
         token = current_run.set(run)
         try:
             state.ret_value = await program.func(state, *self._args, **self._kwargs)
         except BaseException as error:
-            state.stream_executor.abandon(error)
+            state.branch.abandon(error)
             raise
         finally:
             current_run.reset(token)
-            state.stream_executor.end()
+            state.branch.end()
         return state
 
     async def arun(self) -> None:
         """Awaits the body and everything it has added."""
         await self.arun_body()
         with self._stopped_with_the_task():
-            await self.state.stream_executor.finished().get()
+            await self.state.branch.player.finished().get()
 
     @contextlib.contextmanager
     def _stopped_with_the_task(self) -> Iterator[None]:
@@ -617,7 +618,7 @@ class _Call:
         try:
             yield
         except asyncio.CancelledError:
-            self.state.stream_executor.stop(RequestAbortedError("the program was cancelled."))
+            self.state.branch.stop(RequestAbortedError("the program was cancelled."))
             raise
 
     async def arun_streaming(self) -> None:

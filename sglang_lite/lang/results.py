@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sglang_lite.protocol import CapabilityError, Delta, Generation, Selection, TokenLogprob, Usage
+from sglang_lite.protocol import CapabilityError, Delta, Generation, Image, Message, Selection, TokenLogprob, Usage
 
 
 def meta_info(record: Any) -> dict[str, Any] | None:
@@ -101,3 +102,25 @@ def total_usage(usages: Iterable[Usage]) -> Usage:
         first_token_s=max((u.first_token_s for u in usages), default=0.0),
         total_s=max((u.total_s for u in usages), default=0.0),
     )
+
+
+def as_dicts(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as OpenAI's chat API takes them: content is text, or parts where there are images."""
+    found = []
+    for message in messages:
+        if any(isinstance(part, Image) for part in message.content):
+            parts: Any = [
+                {"type": "image_url", "image_url": {"url": data_url(part)}}
+                if isinstance(part, Image)
+                else {"type": "text", "text": part}
+                for part in message.content
+            ]
+        else:
+            parts = "".join(map(str, message.content))
+        found.append({"role": message.role, "content": parts})
+    return found
+
+
+def data_url(image: Image) -> str:
+    """An image's address: its own, or its bytes as a data URL."""
+    return image.url or f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}"

@@ -12,10 +12,19 @@ from typing import Any
 
 from sglang_lite.constraints.coerce import Source, as_constraint, check_written
 from sglang_lite.lang.concurrency.variables import Cell, TextLog
-from sglang_lite.lang.execution.branch import StreamExecutor, all_messages, nothing, whole_text
-from sglang_lite.lang.execution.names import check_name
-from sglang_lite.lang.execution.operations import Mark
+from sglang_lite.lang.execution.branch import Branch
+from sglang_lite.lang.execution.operations import Checkpoint as Place
+from sglang_lite.lang.execution.reading import (
+    all_messages,
+    avariable,
+    check_name,
+    may_block,
+    nothing,
+    variable,
+    whole_text,
+)
 from sglang_lite.lang.execution.run import current_run
+from sglang_lite.lang.executor import StreamExecutor
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.results import meta_info, probabilities, total_usage, usages_of
 from sglang_lite.lang.tracebacks import trim
@@ -60,12 +69,12 @@ class _Scope:
         self._state, self._begin, self._end = state, begin, end
 
     def __enter__(self) -> ProgramState:
-        self._state.stream_executor.submit(self._begin, user_location())
+        self._state.branch.submit(self._begin, user_location())
         return self._state
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         with contextlib.suppress(*([SglError] if error is not None else [])):  # what the body raised is what counts
-            self._state.stream_executor.submit(self._end, user_location())
+            self._state.branch.submit(self._end, user_location())
 
 
 class _CopyScope:
@@ -81,7 +90,7 @@ class _CopyScope:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         assert self._group is not None
-        parent, child = self._state.stream_executor, self._group[0].stream_executor
+        parent, child = self._state.branch, self._group[0].branch
         for name, cell in list(child.names.own(parent.names.cells)):
             parent.names.declare(name, cell)
             _tells_failure(cell, child)
@@ -92,10 +101,10 @@ class Checkpoint:
 
     def __init__(self, state: ProgramState) -> None:
         self._state = state
-        self._mark: Mark | None = None
+        self._mark: Place | None = None
 
     def __enter__(self) -> Checkpoint:
-        self._mark = self._state.stream_executor.mark()
+        self._mark = self._state.branch.mark()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -110,7 +119,7 @@ class Checkpoint:
         """
         if self._mark is None:
             raise ProgramError("the checkpoint is only good inside its `with`.", where=user_location())
-        self._state.stream_executor.roll_back(self._mark, user_location())
+        self._state.branch.roll_back(self._mark, user_location())
 
 
 class ProgramState:
@@ -120,19 +129,24 @@ class ProgramState:
 
     Attributes:
         ret_value: what the body returned.
-        stream_executor: the branch behind it.
+        branch: the branch behind it.
     """
 
-    def __init__(self, stream_executor: StreamExecutor) -> None:
-        self.stream_executor = stream_executor
+    def __init__(self, branch: Branch) -> None:
+        self.branch = branch
         self.ret_value: Any = None
         self._submitted: Expression | None = None
+
+    @property
+    def stream_executor(self) -> StreamExecutor:
+        """The branch, as SGLang's users know it."""
+        return StreamExecutor(self.branch.player)
 
     # ------------------------------------------------------------------------------------------ writing
 
     def __iadd__(self, other: Any) -> ProgramState:
         if other is None or other is not self._submitted:  # `s += s.user(…)` adds the turn once
-            self.stream_executor.submit(other, user_location())
+            self.branch.submit(other, user_location())
         self._submitted = None
         return self
 
@@ -152,7 +166,7 @@ class ProgramState:
         if expr is None:
             return _Scope(self, TurnBegin(role), TurnEnd(role))
         turn = Expressions((TurnBegin(role), as_expression(expr), TurnEnd(role)))
-        self.stream_executor.submit(turn, user_location())
+        self.branch.submit(turn, user_location())
         self._submitted = turn
         return turn
 
@@ -189,7 +203,7 @@ class ProgramState:
             raise ParameterError(
                 "call", f"{program!r:.60} is no program.", hint="Decorate it with @sgl.function.", where=user_location()
             )
-        executor = self.stream_executor
+        executor = self.branch
         seed = executor.node_seed()
         inherited = {"backend": executor.backend, "seed": None if isinstance(seed, Unset) else seed}
         kwargs = {**{name: value for name, value in inherited.items() if name not in program.names}, **kwargs}
@@ -199,7 +213,7 @@ class ProgramState:
 
     def set_var(self, name: str, value: Any) -> None:
         check_name(name, user_location())
-        self.stream_executor.names.declare(name, Cell.of(value))
+        self.branch.names.declare(name, Cell.of(value))
 
     def __setitem__(self, name: str, value: Any) -> None:
         self.set_var(name, value)
@@ -208,7 +222,7 @@ class ProgramState:
         """Stops what is still under way, here and in the branches, down to the backend's requests. What was not
         finished raises RequestAbortedError when it is read. From outside of the body it is final; inside, a
         checkpoint's rollback goes on from before."""
-        self.stream_executor.stop(RequestAbortedError("the program was cancelled.", where=user_location()))
+        self.branch.stop(RequestAbortedError("the program was cancelled.", where=user_location()))
 
     # ------------------------------------------------------------------------------------------ reading
 
@@ -219,27 +233,27 @@ class ProgramState:
             UnknownVariableError: there is no such variable.
             SglError: the node that makes it has failed; the error names the line of the program.
         """
-        cell = self.stream_executor.names.cells.get(name) if type(name) is str else None
+        cell = self.branch.names.cells.get(name) if type(name) is str else None
         if cell is None:
-            cell = self.stream_executor.cell(name, user_location())
+            cell = variable(self.branch.player, name, user_location())
         return self._wait(cell, name)
 
     get_var = __getitem__
 
     async def get(self, name: str) -> Any:
         """`s[name]` for async programs."""
-        cell = await self.stream_executor.acell(name, user_location())
+        cell = await avariable(self.branch.player, name, user_location())
         try:
             return await cell.get()
         except SglError as error:
-            self.stream_executor.see_failure()
+            self.branch.player.see_failure()
             trim(error)
             raise
 
     def raw(self, name: str) -> Any:
         """The text behind a variable (a list for several samples): what a typed value was read from."""
         value = self[name]
-        return _text_of(self.stream_executor.cell(name).record, value)
+        return _text_of(variable(self.branch.player, name).record, value)
 
     def probs(self, name: str) -> dict[str, float]:
         """For a `select`: each choice's probability, from the summed log-probabilities of its tokens.
@@ -265,17 +279,17 @@ class ProgramState:
         far, forks included: then `total_s` is from its start to the end of its last node."""
         if name is None:
             self.sync()
-            return self.stream_executor.run.usage()
+            return self.branch.run.usage()
         return total_usage(usages_of(self._record(name)))
 
     def _record(self, name: str) -> Any:
-        cell = self.stream_executor.cell(name, user_location())
+        cell = variable(self.branch.player, name, user_location())
         self._wait(cell, name)
         return cell.record
 
     def __contains__(self, name: str) -> bool:
         """Whether there is such a variable; it may not have its value yet."""
-        return isinstance(name, str) and name in self.stream_executor.names.cells
+        return isinstance(name, str) and name in self.branch.names.cells
 
     def get_meta_info(self, name: str) -> dict[str, Any] | None:
         """What the backend reported about a variable, in SGLang's shape; None for variables set by hand."""
@@ -283,43 +297,43 @@ class ProgramState:
 
     def text(self) -> str:
         """The whole text so far."""
-        text: str = self._wait(self.stream_executor.read(whole_text, user_location()))
+        text: str = self._wait(self.branch.read(whole_text, user_location()))
         return text
 
     def messages(self) -> list[dict[str, Any]]:
         """The finished turns, as chat APIs take them. A fresh list."""
-        messages: list[dict[str, Any]] = self._wait(self.stream_executor.read(all_messages, user_location()))
+        messages: list[dict[str, Any]] = self._wait(self.branch.read(all_messages, user_location()))
         return messages
 
     def sync(self) -> None:
         """Waits until everything added so far has been executed; raises what went wrong."""
-        self._wait(self.stream_executor.read(nothing, user_location()))
+        self._wait(self.branch.read(nothing, user_location()))
 
     async def async_sync(self) -> None:
         """`sync` for coroutines."""
         try:
-            await self.stream_executor.read(nothing, user_location()).get()
+            await self.branch.read(nothing, user_location()).get()
         except SglError as error:
-            self.stream_executor.see_failure()
+            self.branch.player.see_failure()
             trim(error)
             raise
 
     def error(self) -> SglError | None:
         """What went wrong, None if nothing did. Waits like `sync`."""
-        self._may_wait(self.stream_executor.read(nothing, user_location()))
-        return self.stream_executor.error()
+        self._may_wait(self.branch.read(nothing, user_location()))
+        return self.branch.player.error()
 
     def _may_wait(self, cell: Cell, name: str | None = None) -> None:
-        if not cell.done and self.stream_executor.run.is_async:
+        if not cell.done and self.branch.run.is_async:
             what = f"await s.get({name!r})" if name is not None else "await s.async_sync() first"
-            self.stream_executor.may_block(what, user_location())
+            may_block(self.branch.run, what, user_location())
 
     def _wait(self, cell: Cell, name: str | None = None) -> Any:
         self._may_wait(cell, name)
         try:
             return cell.wait()
         except SglError as error:
-            self.stream_executor.see_failure()
+            self.branch.player.see_failure()
             trim(error)
             raise
 
@@ -328,37 +342,37 @@ class ProgramState:
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """The text, or a variable's, in pieces as they come; from the start, however late. Of a program that was not
         run with stream=True: in one piece, when it is there."""
-        executor = self.stream_executor
-        if executor.log is None:
+        executor = self.branch
+        if executor.player.log is None:
             yield self.text() if var_name is None else str(self.raw(var_name))
             return
-        log: TextLog | None = executor.log
-        if not executor.log.closed:
-            executor.may_block("text_async_iter", user_location())
+        log: TextLog | None = executor.player.log
+        if not executor.player.log.closed:
+            may_block(executor.run, "text_async_iter", user_location())
         if var_name is None and executor.run.body_open and current_run.get() is executor.run:
             raise ProgramError(
                 "the text ends when the program does, which can't wait for it.", hint="Name a variable, or use text().",
                 where=user_location(),
             )  # fmt: skip
         if var_name is not None:
-            executor.cell(var_name, user_location())
+            variable(executor.player, var_name, user_location())
             log = executor.names.logs.get(var_name)
             if log is None:  # a value set by hand, or made by another branch
                 yield str(self.raw(var_name))
                 return
         assert log is not None
-        executor.see_failure()
+        executor.player.see_failure()
         for text, _ in log:
             if text:
                 yield text
 
     async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
         """`text_iter` for coroutines. With a name and `return_meta_data`: (text, metadata) pairs."""
-        executor = self.stream_executor
+        executor = self.branch
         with_meta = return_meta_data and var_name is not None
-        log = executor.log
+        log = executor.player.log
         if var_name is not None:
-            cell = await executor.acell(var_name, user_location())
+            cell = await avariable(executor.player, var_name, user_location())
             log = executor.names.logs.get(var_name)
             if log is None:
                 value = await cell.get()
@@ -368,7 +382,7 @@ class ProgramState:
         if log is None:
             yield await executor.read(whole_text, user_location()).get()
             return
-        executor.see_failure()
+        executor.player.see_failure()
         async for text, meta in log:
             if with_meta:
                 yield text, meta or {}
@@ -392,7 +406,7 @@ class ProgramState:
 
     async def partial_async_iter(self, var_name: str) -> AsyncIterator[Any]:
         """`partial_iter` for coroutines."""
-        await self.stream_executor.acell(var_name, user_location())
+        await avariable(self.branch.player, var_name, user_location())
         read = self._partial_reader(var_name)
         text, last = "", None
         async for piece in self.text_async_iter(var_name):
@@ -408,7 +422,7 @@ class ProgramState:
     def _partial_reader(self, name: str) -> Any:
         from sglang_lite.constraints.python_types.partial import partial_reader
 
-        kind = self.stream_executor.cell(name, user_location()).kind
+        kind = variable(self.branch.player, name, user_location()).kind
         if kind is None:
             raise ProgramError(f"{name!r} has no type: only gen(type=…) has values to read.", where=user_location())
         return partial_reader(kind)
@@ -425,7 +439,7 @@ class ProgramState:
             raise ParameterError("size", f"{size!r} is not a whole number of at least 1.", where=user_location())
         if position_ids_offset is not None:
             raise ParameterError("position_ids_offset", "has no effect.", hint="Leave it out.", where=user_location())
-        children = [ProgramState(child) for child in self.stream_executor.fork(size, user_location())]
+        children = [ProgramState(child) for child in self.branch.fork(size, user_location())]
         return ProgramStateGroup(children, self)
 
     def copy(self, position_ids_offset: list[int] | None = None) -> _CopyScope:
@@ -435,7 +449,7 @@ class ProgramState:
         return _CopyScope(self)
 
     def __repr__(self) -> str:
-        failure = self.stream_executor.failure
+        failure = self.branch.player.failure
         return f"ProgramState({self.text()})" if failure is None else f"ProgramState(failed: {failure})"
 
 
@@ -460,8 +474,8 @@ class ProgramStateGroup:
             raise ParameterError(
                 "mode", f"{mode!r} is not 'gather_variable' or 'concate_and_append'.", where=user_location()
             )
-        parent = self.src_state.stream_executor
-        children = [state.stream_executor for state in self.states]
+        parent = self.src_state.branch
+        children = [state.branch for state in self.states]
         parent.join(children, mode, user_location())
         shared = parent.names.cells
         own = [dict(child.names.own(shared)) for child in children]
@@ -505,17 +519,17 @@ class ProgramStateGroup:
         for state, item in zip(self.states, each):
             if item is None:
                 raise not_addable("+=", item, where)
-            state.stream_executor.submit(item, where)
+            state.branch.submit(item, where)
         return self
 
 
-def _tells_failure(cell: Cell, child: StreamExecutor) -> None:
+def _tells_failure(cell: Cell, child: Branch) -> None:
     """A cell that another branch shows: if it fails, so does that branch's reader. (What failed in a node that no
     variable shows is still to be told.)"""
 
     def settled() -> None:
         if cell.error() is not None:
-            child.see_failure()
+            child.player.see_failure()
 
     cell.when_done(settled)
 

@@ -169,7 +169,7 @@ def describe(tools: Sequence[Callable[..., Any]], s: Any = None) -> str:
         f"- {t.__name__}{inspect.signature(t)}: {(inspect.getdoc(t) or 'no description').splitlines()[0]}"
         for t in tools
     ]
-    family = None if s is None else s.stream_executor.backend.tool_family()
+    family = None if s is None else s.branch.backend.tool_family()
     if family is None:
         how = 'Write {"tool": name, "arguments": {…}} to use one, or {"answer": text} to answer.'
     else:

@@ -18,8 +18,11 @@ from typing import Any, NoReturn
 
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.chat_template import get_chat_template
-from sglang_lite.lang.execution.branch import StreamExecutor, nothing
+from sglang_lite.lang.concurrency.variables import Cell
+from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.operations import GenOp, HookOp, JoinOp, MarkOp, Op, ReadOp, ScopeOp, SelectOp
+from sglang_lite.lang.execution.player import Player
+from sglang_lite.lang.execution.reading import nothing
 from sglang_lite.lang.execution.run import Run, RunSettings, current_run
 from sglang_lite.lang.expressions import BaseProgram, SglGetForkItem, SglImage
 from sglang_lite.lang.state import ProgramState, ProgramStateGroup, in_event_loop, user_location
@@ -195,7 +198,7 @@ _MARK = re.compile("(\ue002[0-9]+\ue003)")
 _marked: ContextVar[dict[str, Symbol] | None] = ContextVar("sglang_lite_marks", default=None)
 
 
-class TraceExecutor(StreamExecutor):
+class TraceBranch(Branch):
     """A branch that records instead of playing. Everything the submitting side checks is checked here too."""
 
     __slots__ = ("state",)
@@ -222,12 +225,12 @@ class TraceExecutor(StreamExecutor):
             else:
                 super().submit(part, where)
 
-    def fork(self, size: int = 1, where: Location | None = None) -> list[StreamExecutor]:
+    def fork(self, size: int = 1, where: Location | None = None) -> list[Branch]:
         parent = self.state
         parent._append(Fork(((),) * size, where=where))
-        branches: list[StreamExecutor] = []
+        branches: list[Branch] = []
         for i in range(size):
-            branch = TraceExecutor(self.run, f"{self.path}.{i}")
+            branch = TraceBranch(Player(self.run), f"{self.path}.{i}")
             branch._inherit(self)
             child = TracerProgramState(branch, parent.arguments)
             child.on_node = parent.on_node
@@ -237,19 +240,19 @@ class TraceExecutor(StreamExecutor):
             branches.append(branch)
         return branches
 
-    def join(self, children: list[StreamExecutor], mode: JoinMode, where: Location | None) -> None:
-        self._put(JoinOp(Join(mode=mode, where=where), children, []))
+    def join(self, children: list[Branch], mode: JoinMode, where: Location | None) -> None:
+        self._put(JoinOp(Join(mode=mode, where=where), [], []))
+
+    def read(self, what: Callable[[Player], Any], where: Location | None = None) -> Cell:
+        if what is not nothing:
+            SglVariable("the text")._refuse("read the text or the messages")
+        return Cell.of(None)
 
     def _put(self, op: Op) -> None:
         """Records the node of an operation, instead of playing it."""
         state = self.state
         match op:
-            case ReadOp():
-                if op.what is not nothing:
-                    SglVariable("the text")._refuse("read the text or the messages")
-                op.cell.set(None)
-                return
-            case HookOp() | MarkOp():
+            case ReadOp() | HookOp() | MarkOp():
                 return
             case BaseNode():
                 node: BaseNode = op
@@ -281,7 +284,7 @@ class TracerProgramState(ProgramState):
         arguments: what the body was called with.
     """
 
-    def __init__(self, executor: TraceExecutor, arguments: dict[str, Any]) -> None:
+    def __init__(self, executor: TraceBranch, arguments: dict[str, Any]) -> None:
         super().__init__(executor)
         executor.state = self
         self.arguments = arguments
@@ -301,7 +304,7 @@ class TracerProgramState(ProgramState):
 
     def fork(self, size: int = 1, position_ids_offset: list[int] | None = None) -> ProgramStateGroup:
         group = super().fork(size, position_ids_offset)
-        return ProgramStateGroup([_state_of(child.stream_executor) for child in group], self)
+        return ProgramStateGroup([_state_of(child.branch) for child in group], self)
 
     def __getitem__(self, name: str) -> Any:
         if name in self.arguments:
@@ -327,8 +330,8 @@ class TracerProgramState(ProgramState):
         return f"TracerProgramState({len(self.nodes)} nodes)"
 
 
-def _state_of(branch: StreamExecutor) -> TracerProgramState:
-    assert isinstance(branch, TraceExecutor)
+def _state_of(branch: Branch) -> TracerProgramState:
+    assert isinstance(branch, TraceBranch)
     return branch.state
 
 
@@ -400,7 +403,7 @@ def _tracer(program: BaseProgram, arguments: dict[str, Any], backend: BaseBacken
     except TypeError as error:
         raise ParameterError("trace", f"{program.name}: {error}.", where=user_location()) from error
     run = Run(backend or _Blank(), RunSettings(), is_async=program.is_async, new_state=_state_of)
-    state = TracerProgramState(TraceExecutor(run), {**arguments, **symbols})
+    state = TracerProgramState(TraceBranch(Player(run)), {**arguments, **symbols})
     scope = TracingScope.get_current_scope()
     if scope is not None:
         scope.add_child_state(state)
@@ -409,7 +412,7 @@ def _tracer(program: BaseProgram, arguments: dict[str, Any], backend: BaseBacken
 
 def _run_traced(program: BaseProgram, state: TracerProgramState) -> None:
     marks = _marked.set({} if _scope.get() is None else _marked.get())
-    token = current_run.set(state.stream_executor.run)
+    token = current_run.set(state.branch.run)
     try:
         with TracingScope(state):
             result = program.func(state, **state.arguments)

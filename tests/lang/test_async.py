@@ -351,7 +351,7 @@ def test_a_body_follows_its_own_stream():
     async def main():
         state = await following.arun(stream=True, backend=Pieces("one ", "two"))
         assert await state.get("a") == "one two"
-        await state.stream_executor.run.body
+        await state.branch.run.body
         return state.ret_value
 
     assert in_loop(main) == ["one ", "two"]

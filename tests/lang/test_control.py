@@ -99,7 +99,7 @@ def test_a_generation_that_starts_after_the_deadline_fails_even_if_its_answer_is
     @sgl.function
     def program(s):
         s += sgl.gen("a")
-        deadline = s.stream_executor.run.deadline
+        deadline = s.branch.run.deadline
         while time.monotonic() < deadline:
             pass
         s += sgl.gen("b")

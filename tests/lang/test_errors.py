@@ -225,8 +225,8 @@ def test_a_backend_without_hooks_says_so():
 def test_a_failure_that_nobody_reads_is_logged(caplog):
     with caplog.at_level(logging.ERROR, "sglang_lite"):
         state = run(lambda s: s.__iadd__(sgl.gen("a")), sgl.ScriptedBackend(lambda call: 1 / 0), use_thread=True)
-        state.stream_executor.read("nothing").when_done(lambda: None)
-        while state.stream_executor.failure is None:
+        state.branch.read("nothing").when_done(lambda: None)
+        while state.branch.player.failure is None:
             pass
         del state
         gc.collect()

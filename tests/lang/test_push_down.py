@@ -27,7 +27,7 @@ def counted(engine, body, **settings):
     """The run's state when all of it has been played, and how many programs and requests the engine saw."""
     before = engine.stats()
     state = run(body, engine, **settings)
-    state.stream_executor.finished().wait()
+    state.branch.player.finished().wait()
     after = engine.stats()
     return state, *(after[name] - before[name] for name in ("programs_opened", "requests_submitted"))
 

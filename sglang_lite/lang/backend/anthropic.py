@@ -13,7 +13,7 @@ from sglang_lite.lang.backend.base_backend import Capabilities
 from sglang_lite.lang.backend.remote import JSON, RemoteBackend, Said, without_marks
 from sglang_lite.lang.backend.structured import Form, form_of, strict_schema
 from sglang_lite.lang.chat_template import get_chat_template
-from sglang_lite.lang.execution.generation import data_url
+from sglang_lite.lang.results import data_url
 from sglang_lite.protocol import (
     CapabilityError,
     Constraint,

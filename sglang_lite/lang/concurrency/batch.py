@@ -74,7 +74,7 @@ class Crew:
             self._bell.notify_all()
             states = list(self._states.values())
         for state in states:
-            state.stream_executor.stop(_stopped())
+            state.branch.stop(_stopped())
 
     def blocks(self) -> None:
         with self._bell:
@@ -150,7 +150,7 @@ class Crew:
         except BaseException as error:  # a body may raise anything, SystemExit too; it is that item's outcome
             self._finished(index, _as_outcome(error))
             return
-        state.stream_executor.when_finished(lambda: self._finished(index, outcome_of(state)))
+        state.branch.player.when_finished(lambda: self._finished(index, outcome_of(state)))
 
     def _run_body(self, index: int, item: Any) -> ProgramState:
         call = self._call(item)
@@ -256,7 +256,7 @@ def _as_outcome(error: BaseException) -> Exception:
 
 
 def outcome_of(state: ProgramState) -> Outcome:
-    failure = state.stream_executor.failure
+    failure = state.branch.player.failure
     return state if failure is None else failure
 
 
@@ -403,7 +403,7 @@ class Progress:
     def __call__(self, index: int, outcome: Outcome) -> None:
         with self._lock:
             if isinstance(outcome, ProgramState):
-                usage = outcome.stream_executor.run.usage()
+                usage = outcome.branch.run.usage()
                 self._generated += usage.completion_tokens
                 self._prompt += usage.prompt_tokens
                 self._cached += usage.cached_tokens

@@ -1,38 +1,20 @@
-"""The interpreter: executes a program's nodes against a backend, branch by branch.
-
-A `StreamExecutor` is one branch: a text that grows. The user's function submits nodes from its own thread or event loop
-and goes on; they are played in order. Text and turns are played at once, where they are submitted; what has to wait for
-a backend is played on the executor loop (loop.py), or on the backend's pool of threads if its hooks block. Whoever
-plays a branch owns it: only one thread at a time, handed on under the branch's lock.
-
-A branch that fails stays failed: everything queued and submitted later fails with the same error, and nothing waits.
-"""
+"""What a user's thread has of a branch: nodes are made of what it adds, and checked as far as can be seen there."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import itertools
 import logging
-import threading
-import time
-import uuid
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from sglang_lite.constraints.free_numbers import ENDS
-from sglang_lite.lang.backend.base_backend import EVERYTHING, BaseBackend
+from sglang_lite.lang.backend.base_backend import EVERYTHING
 from sglang_lite.lang.choices import token_length_normalized
-from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import Cell, TextLog, located
-from sglang_lite.lang.execution import generation
-from sglang_lite.lang.execution.names import Names, check_name
 from sglang_lite.lang.execution.operations import (
+    Checkpoint,
     ForkOp,
     GenOp,
     HookOp,
@@ -40,13 +22,14 @@ from sglang_lite.lang.execution.operations import (
     Mark,
     MarkOp,
     Op,
-    ReadOp,
     ScopeOp,
     SelectOp,
 )
+from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.push_down import Line
-from sglang_lite.lang.execution.run import NO_PARAMS, Run, current_run, derived_seed, merge
-from sglang_lite.lang.execution.transcript import Piece, Transcript
+from sglang_lite.lang.execution.reading import added
+from sglang_lite.lang.execution.run import NO_PARAMS, derived_seed, merge
+from sglang_lite.lang.executor import StreamExecutor
 from sglang_lite.lang.expressions import (
     NUMBER_STOPS,
     SglCall,
@@ -88,11 +71,9 @@ from sglang_lite.protocol import (
     RequestAbortedError,
     SamplingParams,
     SglError,
-    UnknownVariableError,
     Unset,
 )
 from sglang_lite.protocol.sampling import PARAMETERS
-from sglang_lite.text.chat_template import ChatTemplate
 from sglang_lite.text.reasoning import reasoned
 
 if TYPE_CHECKING:
@@ -104,44 +85,27 @@ _NOTHING = Text("")  # what a forked branch is at until its parent gets there
 _UNKNOWN_TO_HOOKS = tuple(parameter.name for parameter in PARAMETERS if "hooks" not in parameter.places)
 
 
-class StreamExecutor:
-    """One branch of a run.
+class Branch:
+    """What the user's side has of a branch: it makes operations of what is added, and checks what can be seen there.
 
     Args:
-        run: what it belongs to.
+        player: plays them.
         path: where the branch is in the tree of forks; seeds are made from it.
-        line: hands it to a backend that plays whole programs; None: that is asked node by node.
     """
 
     __slots__ = (
-        "__weakref__", "_ahead", "_at", "_children", "_failure", "_failure_seen", "_grammar", "_lock", "_nodes",
-        "_queue", "_role", "_scope_starts", "_scopes", "_sid", "_stopped", "_task", "_turns", "backend", "line",
-        "names", "path", "run", "transcript",
+        "__weakref__", "_ahead", "_grammar", "_nodes", "_role", "_turns", "backend", "names", "path", "player",
+        "run",
     )  # fmt: skip
 
-    def __init__(self, run: Run, path: str = "", line: Line | None = None) -> None:
-        self.run, self.path, self.backend, self.line = run, path, run.backend, line
-        self.names = Names()
-        self.transcript = Transcript(TextLog() if run.settings.stream else None)
-        self._sid = ""
-        self._lock = threading.Lock()
-        self._queue: deque[Op] = deque()
-        self._at: Op | None = None  # what is being played: who plays it owns the branch, as long as it stays here
-        self._failure: SglError | None = None
-        self._failure_seen = False
-        self._stopped = False  # from outside of the body: for good
-        self._task: asyncio.Task[None] | None = None
-        self._children: list[StreamExecutor] = []
-        # the submitting side's
+    def __init__(self, player: Player, path: str = "") -> None:
+        self.player, self.path = player, path
+        self.run, self.backend, self.names = player.run, player.backend, player.names
         self._turns: list[str] = []
         self._role: tuple[str, str] | None = None  # the open turn's role and suffix
-        self._scopes: dict[str, tuple[Cell, ...]] = {}  # those that are open; one may be inside another of its name
         self._grammar: Constraint | None = None  # that is open
         self._ahead: Walk | None = None  # through it, as long as all text in it is known
         self._nodes = 0
-        self._scope_starts: dict[int, int] = {}  # the playing side's
-
-    # ------------------------------------------------------------------------------ the submitting side
 
     def submit(self, expr: Expression | str, where: Location | None = None) -> None:
         """Queues what `expr` says. Misuse that can be seen now is raised now."""
@@ -169,14 +133,14 @@ class StreamExecutor:
                 self._end_turn(part.role, where)
             case ScopeBegin():
                 cell = Cell(where)
-                self._scopes[part.name] = (*self._scopes.get(part.name, ()), cell)
+                self.names.scopes[part.name] = (*self.names.scopes.get(part.name, ()), cell)
                 self._put(ScopeOp(ScopeBegin(part.name, where=where), cell))
             case ScopeEnd():
-                if part.name not in self._scopes:
+                if part.name not in self.names.scopes:
                     raise ProgramError(f"the variable scope {part.name!r} is not open.", where=where)
-                *outer, cell = self._scopes.pop(part.name)
+                *outer, cell = self.names.scopes.pop(part.name)
                 if outer:
-                    self._scopes[part.name] = tuple(outer)
+                    self.names.scopes[part.name] = tuple(outer)
                 self.names.declare(part.name, cell)
                 self._put(ScopeOp(ScopeEnd(part.name, where=where), cell))
             case GrammarBegin():
@@ -298,31 +262,7 @@ class StreamExecutor:
         return _completed(params, more, seed) if more or seed is not UNSET else params
 
     def _put(self, op: Op) -> None:
-        """Plays an operation, and what was queued behind it, as far as that needs no waiting; queues it where somebody
-        is playing."""
-        with self._lock:
-            failure = self._failure
-            if failure is None:
-                if self.line is not None and type(op) not in (ReadOp, HookOp):
-                    self._hand(op)
-                if self._at is not None:
-                    self._queue.append(op)
-                    return
-                if type(op) is Text and self._grammar is None:  # which could refuse it
-                    self.transcript.write(op)
-                    return
-                self._at = op
-        if failure is None:
-            self._play_on(op)
-        else:
-            _fail_op(op, failure)
-
-    def _hand(self, op: Op) -> None:
-        """Hands an operation over, under the lock."""
-        assert self.line is not None
-        if not self.line.add(op):
-            self.line = self.line.fresh(self._at, self.transcript.pieces)
-            self.line.add(op)
+        self.player.put(op)
 
     def _put_images(self, images: Sequence[Image], where: Location | None) -> None:
         if self._grammar is not None:
@@ -332,14 +272,14 @@ class StreamExecutor:
         token = getattr(self.run.template, "image_token", "")
         for image in images:
             self._put(ImagePart(image, token, where=where))
-        self.tell("fill_image", self)
+        self.tell("fill_image")
 
     def _declare(self, name: str | None, where: Location | None, kind: Any = None) -> tuple[Cell, TextLog | None]:
         cell = Cell(where)
         cell.kind = kind  # before the name is known: readers wait for that
         if name is None:
             return cell, None
-        log = TextLog() if self.log is not None else None
+        log = TextLog() if self.player.log is not None else None
         self.names.declare(name, cell, log)
         return cell, log
 
@@ -381,21 +321,25 @@ class StreamExecutor:
         self._put(TurnEnd(role, where=where))
         self._put(Text(suffix, where=where))
 
-    def fork(self, size: int = 1, where: Location | None = None) -> list[StreamExecutor]:
+    def fork(self, size: int = 1, where: Location | None = None) -> list[Branch]:
         """Branches that continue from here, each on its own."""
         self._nodes += 1
-        children = [StreamExecutor(self.run, f"{self.path}/{self._nodes}.{i}", self._forked()) for i in range(size)]
+        children = [Branch(self._forked(), f"{self.path}/{self._nodes}.{i}") for i in range(size)]
         for child in children:
             child._inherit(self)
-            child._at = _NOTHING
-        self._children += children
+        players = [child.player for child in children]
+        self.player.children += players
         if size > 1:
-            self.tell("commit_lazy_operations", self)
-        self._put(ForkOp(Fork(((),) * size, where=where), children))
-        self.tell("fork_program", self, children, None)
+            self.tell("commit_lazy_operations")
+        self._put(ForkOp(Fork(((),) * size, where=where), players))
+        self.tell("fork_program", [StreamExecutor(player) for player in players], None)
         return children
 
-    def _inherit(self, parent: StreamExecutor) -> None:
+    def _forked(self) -> Player:
+        line = self.player.line
+        return Player(self.run, None if line is None else Line(line.handed, line), forked=True)
+
+    def _inherit(self, parent: Branch) -> None:
         """Takes over what the submitting side of the branch knows from which this one is forked."""
         self.names.cells = dict(parent.names.cells)
         self._turns, self._role = list(parent._turns), parent._role
@@ -403,91 +347,50 @@ class StreamExecutor:
 
     def restore(self, text: str, messages: Sequence[Message]) -> None:
         """Takes over what a run of before has said."""
-        self.transcript.restore(text, messages)
+        self.player.transcript.restore(text, messages)
         self._turns = [message.role for message in messages]
-
-    def _forked(self) -> Line | None:
-        line = self.line
-        return None if line is None else Line(line.handed, line)
 
     def tell(self, hook: str, *args: Any) -> None:
         """Calls a hook of the backend when everything before has been played; nothing where it defines none."""
         if hook in self.backend.hooks:
-            self._put(HookOp(hook, args))
+            self._put(HookOp(hook, (StreamExecutor(self.player), *args)))
 
-    def join(self, children: list[StreamExecutor], mode: JoinMode, where: Location | None) -> None:
+    def join(self, children: list[Branch], mode: JoinMode, where: Location | None) -> None:
         """Ends branches; if asked to, appends what they have added to the parent's text."""
-        added = [child.read(_added, where) for child in children] if mode == "concate_and_append" else []
+        players = [child.player for child in children]
+        appended = [player.read(added, where) for player in players] if mode == "concate_and_append" else []
         node = Join(mode=mode, where=where)
-        if self.line is not None:
-            node = self.line.join(node, [child.line for child in children])
+        if self.player.line is not None:
+            node = self.player.line.join(node, [player.line for player in players])
         if mode == "concate_and_append":
             self._ahead = None
-        self._put(JoinOp(node, children, added))
+        self._put(JoinOp(node, players, appended))
 
-    def mark(self) -> Mark:
+    def mark(self) -> Checkpoint:
         """Remembers this place."""
-        mark = Mark(self)
-        self._put(MarkOp(mark, back=False))
-        return mark
+        place = Checkpoint(
+            Mark(), dict(self.names.cells), list(self._turns), self._role, dict(self.names.scopes), self._grammar,
+            self._ahead and self._ahead.copy(),
+        )  # fmt: skip
+        self._put(MarkOp(place.mark, back=False))
+        return place
 
-    def roll_back(self, mark: Mark, where: Location | None) -> None:
-        """Goes back to a mark: text, turns and variables are what they were there. A branch that has failed since
-        works again, unless it was stopped from outside or its time is over."""
-        if self.log is not None:
-            raise ProgramError("text that was streamed can't be taken back.", hint="Run without stream.", where=where)
-        deadline = self.run.deadline
-        over = self._stopped or (deadline is not None and time.monotonic() >= deadline)
-        if over and self._failure is not None:  # else a body that tries until it succeeds would never end
-            raise located(self._failure, where)
-        given_up = RequestAbortedError("the program went back to before it.")
-        with self._lock:
-            lost = self._failure is not None and mark.played is None  # it has failed before the mark
-            running, gone = self._take_back(mark)
-            if self.line is not None and not lost:
-                self.line.roll_back(mark.place)
-        for op in gone:
-            _fail_op(op, given_up)
-        self.names.cells = dict(mark.cells)
-        self._turns, self._role, self._scopes = list(mark.turns), mark.role, dict(mark.scopes)
-        self._grammar, self._ahead = mark.grammar, mark.ahead and mark.ahead.copy()
-        self._put(MarkOp(mark, back=True))
-        if running is not None:
-            executor().post(self._give_up, running, given_up)
-
-    def _take_back(self, mark: Mark) -> tuple[Op | None, list[Op]]:
-        """Takes what comes after a mark out of the queue, but for hooks. Returns what is being played of it, and what
-        will not be played. Under the lock."""
-        queued = list(self._queue)
-        if mark.played is not None:
-            self._failure = None
-            before, after, running = list[Op](), queued, None if self._at is _NOTHING else self._at
-        else:  # so nothing after it has been played
-            at = next((i for i, op in enumerate(queued) if isinstance(op, MarkOp) and op.mark is mark), len(queued))
-            before, after, running = queued[: at + 1], queued[at + 1 :], None
-        self._queue = deque([*before, *(op for op in after if isinstance(op, HookOp))])
-        return running, [op for op in after if not isinstance(op, HookOp)]
-
-    def _give_up(self, op: Op, error: SglError) -> None:
-        """Ends an operation that a rollback waits for, unless a thread plays it: that can't be stopped. On the
-        executor loop."""
-        if self._task is not None and (task := self._fail(error, op)) is not None:
-            task.cancel()
+    def roll_back(self, to: Checkpoint, where: Location | None) -> None:
+        """Goes back to a mark: text, turns and variables are what they were there."""
+        self.player.go_back(to.mark, where)
+        self.names.cells = dict(to.cells)
+        self._turns, self._role, self.names.scopes = list(to.turns), to.role, dict(to.scopes)
+        self._grammar, self._ahead = to.grammar, to.ahead and to.ahead.copy()
 
     def end(self) -> None:
         """The body has ended: names that were not declared never will be, and the text is complete."""
         self.run.body_open = False
-        if self.line is not None:
-            self.when_finished(self.line.handed.close)
-        if self.names.awaited or self._children or self.log is not None:
-            for branch in self._tree():
-                branch._declare_no_more()
-        self.tell("end_program", self)
-
-    def _declare_no_more(self) -> None:
-        self.names.close(self._unknown)
-        if self.log is not None:
-            self._put(ReadOp(Cell(), lambda branch: branch.log.close() if branch.log else None))
+        if self.player.line is not None:
+            self.player.when_finished(self.player.line.handed.close)
+        if self.names.awaited or self.player.children or self.player.log is not None:
+            for player in self.player.tree():
+                player.declare_no_more()
+        self.tell("end_program")
 
     def abandon(self, error: BaseException) -> None:
         """The body has raised: what is still under way is stopped, in every branch. Its caller is told; in a stream
@@ -499,496 +402,21 @@ class StreamExecutor:
         self.stop(located(error, _raised_at(error)), told=not self.run.settings.stream)
 
     def stop(self, error: SglError, *, told: bool = True) -> None:
-        """Fails the branch and those forked from it, and cancels what their backends are doing. A body that is stopped
-        from outside can add nothing more.
+        """Fails the branch and those forked from it, and cancels what their backends are doing; of a whole run also
+        those of programs that its body runs by themselves.
 
         Args:
             told: who has the branch knows of it.
         """
-        self._failure_seen = self._failure_seen or told
-        self._stopped = self._stopped or (self.run.body_open and current_run.get() is not self.run)
-        with self._lock:
-            ending = isinstance(self._at, HookOp) and self._at.hook == "end_program"  # nothing is left but to tell so
-            busy = (self._at is not None and not ending) or (self.log is not None and not self.log.closed)
-        task = self._fail(error) if busy or self._stopped else None
-        if task is not None:
-            executor().post(task.cancel)
-        for child in self._children:
-            child.stop(error)
+        self.player.stop(error, told=told)
         for inner in self.run.inside() if not self.path else ():
             inner.stop(error)
 
-    # ----------------------------------------------------------------------------------------- readers
+    # ----------------------------------------------------------------------------------------- reading
 
-    def cell(self, name: str, where: Location | None = None) -> Cell:
-        """The variable's cell. From outside a body that is still running, waits for the name to be declared."""
-        check_name(name, where)
-        cell = self.names.cells.get(name)
-        while cell is None:
-            promise = self._promise(name, where)
-            self.may_block(f"await s.get({name!r})", where)
-            promise.wait()
-            cell = self.names.cells.get(name)
-        return cell
-
-    async def acell(self, name: str, where: Location | None = None) -> Cell:
-        """`cell` for coroutines."""
-        check_name(name, where)
-        cell = self.names.cells.get(name)
-        while cell is None:
-            promise = self._promise(name, where)
-            await promise.get()
-            cell = self.names.cells.get(name)
-        return cell
-
-    def _promise(self, name: str, where: Location | None) -> Cell:
-        """Something to wait for until a name is declared; raises where it never will be."""
-
-        def refusal() -> SglError | None:
-            if name in self._scopes:
-                return ProgramError(f"the variable scope {name!r} is still open.", where=where)
-            declaring = self.run.body_open and current_run.get() is not self.run
-            return None if declaring else self._unknown(name, where)
-
-        return self.names.promise(name, Cell(where, self.run.made), refusal)
-
-    def _unknown(self, name: str, where: Location | None = None) -> SglError:
-        if self._failure is not None:  # it may have been about to be made
-            self._failure_seen = True
-            return located(self._failure, where)
-        return UnknownVariableError(
-            f"the program has no variable {name!r}; it has: {self.names.listed()}.", where=where
-        )  # fmt: skip
-
-    def may_block(self, instead: str, where: Location | None) -> None:
-        """Whoever is going to block asks this first.
-
-        Raises:
-            ProgramError: the coroutine body that is waited for needs the event loop of this thread.
-        """
-        run = self.run
-        if not (run.is_async and run.body_open):
-            return
-        with contextlib.suppress(RuntimeError):  # no event loop is running here
-            if asyncio.get_running_loop() is run.loop or current_run.get() is run:
-                raise ProgramError(
-                    "reading would block the event loop of an async program.", hint=f"Use {instead}.", where=where
-                )
-
-    def read(self, what: Callable[[StreamExecutor], Any], where: Location | None = None) -> Cell:
+    def read(self, what: Callable[[Player], Any], where: Location | None = None) -> Cell:
         """A cell for something about the branch as it is after everything queued so far."""
-        cell = Cell(where, self.run.made)
-        self._put(ReadOp(cell, what))
-        return cell
-
-    def when_finished(self, callback: Callable[[], object]) -> None:
-        """Calls back when everything queued so far, in every branch, has been played or has failed."""
-        if not self._children:
-            self.read(nothing).when_done(callback)
-            return
-        branches = list(self._tree())
-        left = itertools.count(len(branches) - 1, -1)  # counts down atomically: branches end on several threads
-
-        def one_more() -> None:
-            if not next(left):
-                callback()
-
-        for branch in branches:
-            branch.read(nothing).when_done(one_more)
-
-    def finished(self) -> Cell:
-        """A cell that is set when everything queued so far, in every branch, has been played or has failed."""
-        cell = Cell()
-        self.when_finished(lambda: cell.set(None))
-        return cell
-
-    def _tree(self) -> Iterator[StreamExecutor]:
-        yield self
-        for child in self._children:
-            yield from child._tree()
-
-    @property
-    def failure(self) -> SglError | None:
-        """What the branch has failed with so far."""
-        return self._failure
-
-    def see_failure(self) -> None:
-        """Somebody is told what the branch has failed with, or will be."""
-        self._failure_seen = True
-
-    def error(self) -> SglError | None:
-        """What the branch failed with, once everything queued has been played."""
-        with contextlib.suppress(SglError):
-            self.read(nothing).wait()
-        self.see_failure()
-        return self._failure
-
-    # -------------------------------------------------------------------------------- the playing side
-
-    def _play_on(self, op: Op) -> None:
-        """Plays `op`, which the branch is at, and on; hands what has to wait to where it can."""
-        waits = self._advance(op)
-        if waits is not None:
-            self._hand_over(waits)
-
-    def _hand_over(self, op: Op) -> None:
-        if self.backend.blocking and not generation.needs_loop(self, op):
-            self.backend.pool.submit(partial(self.run.context.copy().run, self._play_blocking, op))
-        else:
-            executor().post(self._start, op)
-
-    def _advance(self, op: Op) -> Op | None:
-        """Plays `op`, which the branch is at, and the queue up to the first operation that has to wait, and returns
-        that; None where the caller does not own the branch any more: nothing is left to play, or it was stopped."""
-        while True:
-            try:
-                if type(op) is Text:
-                    self.transcript.write(op)
-                elif not _AT_ONCE[type(op)](self, op):
-                    return op
-            except BaseException as error:  # whatever it is, the branch has failed and its readers must know
-                self._fail(error, op)
-                if not isinstance(error, Exception):
-                    raise
-                return None
-            with self._lock:  # as in _next, which is not called: this is the hottest loop there is
-                if self._at is not op:
-                    return None
-                if self.line is not None and self.line.held is op:
-                    self.line.go_on(op, self.transcript.pieces, self._queue)
-                if not self._queue:
-                    self._at = None
-                    return None
-                op = self._at = self._queue.popleft()
-
-    def _next(self, op: Op) -> Op | None:
-        """What comes after `op`, which the caller has played; None as in _advance."""
-        with self._lock:
-            if self._at is not op:
-                return None
-            if self.line is not None and self.line.held is op:
-                self.line.go_on(op, self.transcript.pieces, self._queue)
-            self._at = self._queue.popleft() if self._queue else None
-            return self._at
-
-    def _play_after(self, op: Op) -> Op | None:
-        """`_advance` from what comes after `op`."""
-        following = self._next(op)
-        return None if following is None else self._advance(following)
-
-    def _start(self, op: Op) -> None:
-        with self._lock:
-            if self._at is op:
-                loop = asyncio.get_running_loop()
-                self._task = loop.create_task(self._play(op), context=self.run.context.copy())
-
-    async def _play(self, waits: Op) -> None:
-        """Plays on the executor loop from an operation on that has to wait."""
-        current_run.set(self.run)
-        task, op = self._task, waits
-        while True:
-            try:
-                if isinstance(op, JoinOp):
-                    added = [piece for cell in op.added for piece in await cell.get()]
-                    if self._at is op:
-                        self.transcript.take(added)
-                elif isinstance(op, HookOp):
-                    await generation.in_pool(self.backend, partial(_call_hook, self.backend, op))
-                elif isinstance(op, GenOp):
-                    await generation.agenerate(self, op)
-                else:
-                    assert isinstance(op, SelectOp)
-                    await generation.aselect(self, op)
-                following = self._play_after(op)
-            except asyncio.CancelledError:
-                self._fail(RequestAbortedError("the program was cancelled."), op)
-                return
-            except BaseException as error:  # as in _advance; no SystemExit of a backend may end this thread
-                self._fail(error, op)
-                return
-            if following is None:
-                break
-            op = following
-        if self._task is task:
-            self._task = None
-
-    def _play_blocking(self, waits: Op) -> None:
-        """Plays on a thread of the backend's pool from an operation on that has to wait."""
-        current_run.set(self.run)
-        op: Op | None = waits
-        while op is not None and self._at is op:
-            try:
-                if isinstance(op, HookOp):
-                    _call_hook(self.backend, op)
-                elif isinstance(op, GenOp):
-                    generation.generate(self, op)
-                else:
-                    assert isinstance(op, SelectOp)
-                    generation.select(self, op)
-                following = self._play_after(op)
-            except BaseException as error:  # as in _play
-                self._fail(error, op)
-                return
-            if following is not None and generation.needs_loop(self, following):
-                self._hand_over(following)
-                return
-            op = following
-
-    def _fail(self, error: BaseException, op: Op | None = None) -> asyncio.Task[None] | None:
-        """Fails the branch, with everything that is queued or being played. Returns the task that was playing.
-
-        Args:
-            op: what its player tells to have failed; one that was stopped meanwhile has nothing to tell.
-        """
-        with self._lock:
-            at, self._at = self._at, None
-            if op is not None and at is not op:
-                self._at = at
-                return None
-            failure = self._failure or located(error, _where(op))
-            back = next(filter(_goes_back, self._queue), None) if op is not None else None
-            left, logs = list[Op](), list[TextLog]()
-            while self._queue and self._queue[0] is not back:
-                left.append(self._queue.popleft())
-            if back is not None:  # what has failed is taken back already, by a rollback that waits for it
-                self._at = self._queue.popleft()
-            else:
-                if self.line is not None:
-                    self.line.drop()
-                self._failure, logs = failure, list(self.names.logs.values())
-                if self.log is not None:
-                    logs.append(self.log)
-            task, self._task = self._task, None
-        if at is not None and not isinstance(at, HookOp):  # a hook is called already
-            left.insert(0, at)
-        for each in left:
-            _fail_op(each, failure)
-        for log in logs:
-            log.close(failure)
-        if back is not None:
-            self._play_on(back)
-        return task
-
-    @property
-    def log(self) -> TextLog | None:
-        """The stream of its text; None: nobody reads one."""
-        return self.transcript.log
-
-    def is_at(self, op: Op) -> bool:
-        """Whether it is (still) playing an operation: what was stopped meanwhile has nothing to say."""
-        return self._at is op
-
-    def _scope_at_once(self, op: ScopeOp) -> bool:
-        if isinstance(op.node, ScopeBegin):
-            self._scope_starts[id(op.cell)] = len(self.transcript.pieces)
-        else:
-            op.cell.set(self.transcript.text(self._scope_starts.pop(id(op.cell))))
-        return True
-
-    def _fork_at_once(self, op: ForkOp) -> bool:
-        for child in op.children:
-            self.transcript.fork(child.transcript)
-            child._play_on(_NOTHING)
-        return True
-
-    def _join_at_once(self, op: JoinOp) -> bool:
-        if self.line is not None:
-            self.line.reach(op, self.transcript.pieces)
-        if not all(cell.done for cell in op.added):
-            return False
-        for cell in op.added:
-            self.transcript.take(cell.result())
-        return True
-
-    def _read_at_once(self, op: ReadOp) -> bool:
-        op.cell.set(op.what(self))
-        return True
-
-    def _mark_at_once(self, op: MarkOp) -> bool:
-        if not op.back:
-            op.mark.played = self.transcript.place()
-        elif op.mark.played is not None:
-            self.transcript.go_back(op.mark.played)
-        return True
-
-    # ------------------------------------------------------- what SGLang's users read of an executor
-
-    @property
-    def sid(self) -> str:
-        """A unique name."""
-        if not self._sid:
-            self._sid = uuid.uuid4().hex
-        return self._sid
-
-    @property
-    def text_(self) -> str:
-        return self.transcript.text()
-
-    @property
-    def messages_(self) -> list[dict[str, Any]]:
-        return as_dicts(self.transcript.messages)
-
-    @property
-    def images_(self) -> list[Image]:
-        return list(self.transcript.images)
-
-    @property
-    def cur_role(self) -> str | None:
-        return self.transcript.role
-
-    @property
-    def chat_template(self) -> ChatTemplate:
-        return self.run.template
-
-    @property
-    def stream(self) -> bool:
-        return self.run.settings.stream
-
-    @property
-    def variables(self) -> dict[str, Any]:
-        """The variables that have their value."""
-        return {name: cell.result() for name, cell in self.names.cells.items() if cell.done and cell.error() is None}
-
-    @property
-    def meta_info(self) -> dict[str, Any]:
-        """What the backend reported about the variables that have their value."""
-        from sglang_lite.lang.results import meta_info
-
-        return {name: meta_info(cell.record) for name, cell in self.names.cells.items() if cell.done and cell.record}
-
-    @property
-    def error_(self) -> SglError | None:
-        self.see_failure()
-        return self._failure
-
-    @property
-    def is_finished(self) -> bool:
-        return self._at is None and not self.run.body_open
-
-    def get_var(self, name: str) -> Any:
-        return self.cell(name).wait()
-
-    def set_var(self, name: str, value: Any) -> None:
-        self.names.declare(name, Cell.of(value))
-
-    def get_meta_info(self, name: str, timeout: float | None = None) -> dict[str, Any] | None:
-        """Raises RequestTimeoutError: the variable has no value within `timeout` seconds."""
-        from sglang_lite.lang.results import meta_info
-
-        cell = self.cell(name)
-        cell.wait(timeout)
-        return meta_info(cell.record)
-
-    def text(self) -> str:
-        text: str = self.read(whole_text).wait()
-        return text
-
-    def messages(self) -> list[dict[str, Any]]:
-        messages: list[dict[str, Any]] = self.read(all_messages).wait()
-        return messages
-
-    def sync(self) -> None:
-        self.read(nothing).wait()
-
-    def __del__(self) -> None:
-        if getattr(self, "_failure", None) is not None and not self._failure_seen:
-            logger.error("A program failed and nobody read it: %s", self._failure)
-
-
-def _on_transcript(change: Callable[[Transcript, Any], None]) -> Callable[[StreamExecutor, Any], bool]:
-    def at_once(branch: StreamExecutor, node: Any) -> bool:
-        change(branch.transcript, node)
-        return True
-
-    return at_once
-
-
-# What is played where it is submitted. True: done. False: it has to wait for a backend.
-_AT_ONCE: dict[type, Callable[[StreamExecutor, Any], bool]] = {
-    GenOp: generation.at_once,
-    SelectOp: generation.select_at_once,
-    ImagePart: _on_transcript(Transcript.show),
-    TurnBegin: _on_transcript(Transcript.begin_turn),
-    TurnEnd: _on_transcript(Transcript.end_turn),
-    ScopeOp: StreamExecutor._scope_at_once,
-    GrammarBegin: _on_transcript(Transcript.begin_grammar),
-    GrammarEnd: _on_transcript(Transcript.end_grammar),
-    ForkOp: StreamExecutor._fork_at_once,
-    JoinOp: StreamExecutor._join_at_once,
-    ReadOp: StreamExecutor._read_at_once,
-    MarkOp: StreamExecutor._mark_at_once,
-    HookOp: lambda branch, op: False,
-}
-
-
-def _where(op: Op | None) -> Location | None:
-    said = getattr(op, "node", None) or getattr(op, "cell", op)
-    found: Location | None = getattr(said, "where", None)
-    return found
-
-
-def _goes_back(op: Op) -> bool:
-    """Whether an operation goes back to before anything that is played now."""
-    return isinstance(op, MarkOp) and op.back and op.mark.played is not None
-
-
-def _call_hook(backend: BaseBackend, op: HookOp) -> None:
-    getattr(backend, op.hook)(*op.args)
-
-
-def _call_last_hook(backend: BaseBackend, op: HookOp) -> None:
-    try:
-        _call_hook(backend, op)
-    except Exception:  # its program has failed already, with another error
-        logger.exception("%s of %s failed", op.hook, type(backend).__name__)
-
-
-def _fail_op(op: Op, failure: SglError) -> None:
-    if isinstance(op, ForkOp):
-        for child in op.children:
-            child.see_failure()  # the parent tells
-            child._fail(failure)
-    elif isinstance(op, HookOp):
-        if op.hook == "end_program":  # a program that failed has ended too
-            branch: StreamExecutor = op.args[0]
-            branch.backend.pool.submit(partial(_call_last_hook, branch.backend, op))
-    elif isinstance(op, GenOp | SelectOp | ReadOp | ScopeOp):
-        op.cell.fail(failure)
-        if isinstance(op, GenOp) and op.thoughts is not None:
-            op.thoughts.fail(failure)
-
-
-def nothing(branch: StreamExecutor) -> None:
-    """For `read`: only waits."""
-
-
-def whole_text(branch: StreamExecutor) -> str:
-    return branch.transcript.text()
-
-
-def all_messages(branch: StreamExecutor) -> list[dict[str, Any]]:
-    return as_dicts(branch.transcript.messages)
-
-
-def _added(branch: StreamExecutor) -> list[Piece]:
-    return branch.transcript.added
-
-
-def as_dicts(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as OpenAI's chat API takes them: content is text, or parts where there are images."""
-    found = []
-    for message in messages:
-        if any(isinstance(part, Image) for part in message.content):
-            parts: Any = [
-                {"type": "image_url", "image_url": {"url": generation.data_url(part)}}
-                if isinstance(part, Image)
-                else {"type": "text", "text": part}
-                for part in message.content
-            ]
-        else:
-            parts = "".join(map(str, message.content))
-        found.append({"role": message.role, "content": parts})
-    return found
+        return self.player.read(what, where)
 
 
 def _raised_at(error: BaseException) -> Location | None:

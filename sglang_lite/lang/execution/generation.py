@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import inspect
 import threading
@@ -21,6 +20,7 @@ from sglang_lite.lang.concurrency.loop import Mailbox
 from sglang_lite.lang.concurrency.variables import located
 from sglang_lite.lang.execution.operations import GenOp, JoinOp, Op, SelectOp
 from sglang_lite.lang.execution.transcript import Reasoned
+from sglang_lite.lang.executor import StreamExecutor
 from sglang_lite.lang.expressions import GenOptions, SglSamplingParams
 from sglang_lite.lang.results import delta_meta, joined_meta
 from sglang_lite.program.choosing import ChoicesDecision, checked, decide
@@ -33,7 +33,6 @@ from sglang_lite.protocol import (
     Delta,
     EngineClosedError,
     Generation,
-    Image,
     JsonSchema,
     ParameterError,
     ProgramError,
@@ -50,7 +49,7 @@ from sglang_lite.protocol import (
 from sglang_lite.text.reasoning import ReasoningParser
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.execution.branch import StreamExecutor
+    from sglang_lite.lang.execution.player import Player
     from sglang_lite.lang.execution.push_down import Line
 
 _T = TypeVar("_T")
@@ -64,7 +63,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts, doubling
 # ----------------------------------------------------------------------------------------------- generating
 
 
-def at_once(branch: StreamExecutor, op: GenOp) -> bool:
+def at_once(branch: Player, op: GenOp) -> bool:
     """Plays a generation whose answer is there without waiting. False: it has to wait."""
     backend = branch.backend
     if not backend.answers_now or op.own.options is not None or branch.log is not None or not branch.run.plain:
@@ -76,7 +75,7 @@ def at_once(branch: StreamExecutor, op: GenOp) -> bool:
     return True
 
 
-async def agenerate(branch: StreamExecutor, op: GenOp) -> None:
+async def agenerate(branch: Player, op: GenOp) -> None:
     """Plays a generation: asks the backend until the answer will do, and appends it."""
     run = branch.run
     if branch.line is not None:
@@ -113,7 +112,7 @@ async def agenerate(branch: StreamExecutor, op: GenOp) -> None:
 
 
 async def _attempts(
-    branch: StreamExecutor,
+    branch: Player,
     retries: int,
     ask: Callable[[int], Awaitable[_T]],
     same_again: Callable[[Exception], bool] = lambda _: False,
@@ -167,7 +166,7 @@ async def _limit(left: float | None, message: str, timeout: float | None = None)
         raise RequestTimeoutError(late) from None
 
 
-def generate(branch: StreamExecutor, op: GenOp) -> None:
+def generate(branch: Player, op: GenOp) -> None:
     """`agenerate` on a thread of the backend's pool, for blocking hooks and nodes that wait for nothing else."""
     show = _Show(branch, op, None) if branch.log is not None else None
     generations = _call_hooks(branch.backend, branch, op, show)
@@ -177,7 +176,7 @@ def generate(branch: StreamExecutor, op: GenOp) -> None:
     _accept(branch, op, generations, _values(op, generations))
 
 
-def needs_loop(branch: StreamExecutor, op: Op) -> bool:
+def needs_loop(branch: Player, op: Op) -> bool:
     """Whether an operation of a backend with blocking hooks has to be played on the executor loop: where it waits for
     other branches (a thread that waited for them could be the one they need), where there are attempts or a time limit
     to watch, or another backend to ask."""
@@ -186,7 +185,7 @@ def needs_loop(branch: StreamExecutor, op: Op) -> bool:
     return isinstance(op, JoinOp)
 
 
-async def _ask(branch: StreamExecutor, op: GenOp, options: GenOptions, attempt: int, *, live: bool) -> list[Generation]:
+async def _ask(branch: Player, op: GenOp, options: GenOptions, attempt: int, *, live: bool) -> list[Generation]:
     """One attempt: the samples, in order."""
     backend = branch.backend if options.backend is None else options.backend
     params = op.node.params
@@ -220,12 +219,12 @@ async def _ask(branch: StreamExecutor, op: GenOp, options: GenOptions, attempt: 
     return done
 
 
-def _asked(branch: StreamExecutor, op: GenOp, params: SamplingParams) -> tuple[Line, int]:
+def _asked(branch: Player, op: GenOp, params: SamplingParams) -> tuple[Line, int]:
     assert branch.line is not None
     return branch.line, branch.line.gen(op, params, branch.transcript.pieces)
 
 
-def _constraint(branch: StreamExecutor, op: GenOp) -> Constraint | None:
+def _constraint(branch: Player, op: GenOp) -> Constraint | None:
     """What a generation must be where the branch is now."""
     walk = branch.transcript.walk
     return op.node.constraint if walk is None else Continuation(walk.constraint, walk.text, op.node.constraint)
@@ -236,7 +235,7 @@ class _Show:
 
     __slots__ = ("_chars", "_early", "_ids", "_log", "_logprobs", "_op", "_parser")
 
-    def __init__(self, branch: StreamExecutor, op: GenOp, reasoning: str | None) -> None:
+    def __init__(self, branch: Player, op: GenOp, reasoning: str | None) -> None:
         self._log, self._op = branch.log, op
         self._parser = None if reasoning is None else ReasoningParser(reasoning, once=op.node.constraint is not None)
         self._chars = self._ids = self._logprobs = 0  # shown so far
@@ -310,7 +309,7 @@ def _values(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
     return texts
 
 
-def _hold(branch: StreamExecutor, op: GenOp, generations: Sequence[Generation]) -> None:
+def _hold(branch: Player, op: GenOp, generations: Sequence[Generation]) -> None:
     """Holds finished texts against the node's constraint. (`_values` does it with types and JSON, the branch with a
     grammar that spans several nodes.)
 
@@ -361,7 +360,7 @@ async def _check(check: Callable[[Any], Any], value: Any, text: str) -> None:
         raise ValueValidationError(f"{name} refused the value {value!r}.", text=text, value=value)
 
 
-def _accept(branch: StreamExecutor, op: GenOp, generations: Sequence[Generation], values: Sequence[Any]) -> None:
+def _accept(branch: Player, op: GenOp, generations: Sequence[Generation], values: Sequence[Any]) -> None:
     """Appends the first sample to the text and gives the variable its value."""
     if not branch.is_at(op):  # stopped meanwhile
         return
@@ -390,17 +389,17 @@ def _accept(branch: StreamExecutor, op: GenOp, generations: Sequence[Generation]
 # ------------------------------------------------------------------------------------- SGLang's blocking hooks
 
 
-def _call_hooks(backend: BaseBackend, branch: StreamExecutor, op: GenOp, show: _Show | None) -> list[Generation]:
+def _call_hooks(backend: BaseBackend, branch: Player, op: GenOp, show: _Show | None) -> list[Generation]:
     """Calls `generate` or, in a stream of one sample, `generate_stream`."""
     given = SglSamplingParams.of(op.node.params, op.node.constraint)
     if branch.log is None or given.n > 1:
-        text, meta = backend.generate(branch, given)
+        text, meta = backend.generate(StreamExecutor(branch), given)
         texts = text if isinstance(text, list) else [text]
         metas = meta if isinstance(meta, list) else [meta] * len(texts)
         return [_generation(t, m, i) for i, (t, m) in enumerate(zip(texts, metas))]
     pieces: list[str] = []
     meta = {}
-    for piece, meta in backend.generate_stream(branch, given):  # the last one is the node's
+    for piece, meta in backend.generate_stream(StreamExecutor(branch), given):  # the last one is the node's
         pieces.append(piece)
         if show is not None:
             show.piece(piece, meta or {})
@@ -422,7 +421,7 @@ def _generation(text: Any, meta: dict[str, Any] | None, index: int) -> Generatio
 
 
 async def _from_hooks(
-    backend: BaseBackend, branch: StreamExecutor, op: GenOp, show: _Show | None
+    backend: BaseBackend, branch: Player, op: GenOp, show: _Show | None
 ) -> AsyncGenerator[Delta | Generation, None]:
     for event in await in_pool(backend, partial(_call_hooks, backend, branch, op, show)):
         yield event
@@ -458,7 +457,7 @@ async def _elsewhere(submit: Callable[[Callable[[], object]], object], work: Cal
 # ------------------------------------------------------------------------------------------------ selecting
 
 
-def select_at_once(branch: StreamExecutor, op: SelectOp) -> bool:
+def select_at_once(branch: Player, op: SelectOp) -> bool:
     """Plays a selection whose scores are there without waiting. False: it has to wait."""
     if not branch.backend.answers_now or op.own.multi is not None or branch.log is not None or not branch.run.plain:
         return False
@@ -472,7 +471,7 @@ def select_at_once(branch: StreamExecutor, op: SelectOp) -> bool:
     return True
 
 
-async def aselect(branch: StreamExecutor, op: SelectOp) -> None:
+async def aselect(branch: Player, op: SelectOp) -> None:
     """Plays a selection."""
     backend = branch.backend
     if branch.line is not None:
@@ -491,17 +490,17 @@ def _decided(op: SelectOp, selection: Selection) -> ChoicesDecision:
     return decide(selection, op.node.choices, op.own.choices_method, op.node.temperature, op.node.seed)
 
 
-def _choices(branch: StreamExecutor, node: Select) -> Sequence[str]:
+def _choices(branch: Player, node: Select) -> Sequence[str]:
     """Those that may come where the branch is now."""
     walk = branch.transcript.walk
     return node.choices if walk is None else walk.possible(node.choices)
 
 
-async def _retried(branch: StreamExecutor, ask: Callable[[], Awaitable[_T]]) -> _T:
+async def _retried(branch: Player, ask: Callable[[], Awaitable[_T]]) -> _T:
     return await (ask() if branch.run.plain else _attempts(branch, branch.run.settings.retries, lambda _: ask()))
 
 
-async def _score(branch: StreamExecutor, op: SelectOp, texts: Sequence[str]) -> Selection:
+async def _score(branch: Player, op: SelectOp, texts: Sequence[str]) -> Selection:
     unconditional = op.own.choices_method.requires_unconditional_logprobs
     if branch.line is None:
         prompt = branch.transcript.prompt()
@@ -521,7 +520,7 @@ async def _score(branch: StreamExecutor, op: SelectOp, texts: Sequence[str]) -> 
     return await _retried(branch, ask)
 
 
-async def _select_several(branch: StreamExecutor, op: SelectOp) -> None:
+async def _select_several(branch: Player, op: SelectOp) -> None:
     node, multi = op.node, op.own.multi
     assert multi is not None
     left, taken, records = list(node.choices), list[str](), []
@@ -548,22 +547,24 @@ async def _select_several(branch: StreamExecutor, op: SelectOp) -> None:
     op.cell.set(taken)
 
 
-def select(branch: StreamExecutor, op: SelectOp) -> None:
+def select(branch: Player, op: SelectOp) -> None:
     """`aselect` with blocking hooks, on a thread of the backend's pool."""
     _picked(branch, op, None, _select_hook(branch, op))
 
 
-def _select_hook(branch: StreamExecutor, op: SelectOp) -> ChoicesDecision:
+def _select_hook(branch: Player, op: SelectOp) -> ChoicesDecision:
     node = op.node
     if op.own.multi is not None:
         raise CapabilityError(
             f"select(multi=…) is not possible on {type(branch.backend).__name__}: it picks without scores."
         )
-    decision = branch.backend.select(branch, list(node.choices), node.temperature, op.own.choices_method)
+    decision = branch.backend.select(
+        StreamExecutor(branch), list(node.choices), node.temperature, op.own.choices_method
+    )
     return checked(decision, node.choices)
 
 
-def _picked(branch: StreamExecutor, op: SelectOp, selection: Selection | None, decision: ChoicesDecision) -> None:
+def _picked(branch: Player, op: SelectOp, selection: Selection | None, decision: ChoicesDecision) -> None:
     if not branch.is_at(op):  # as in _accept
         return
     branch.transcript.choose(decision.decision)
@@ -573,8 +574,3 @@ def _picked(branch: StreamExecutor, op: SelectOp, selection: Selection | None, d
         op.log.append(decision.decision)
         op.log.close()
     op.cell.set(decision.decision)
-
-
-def data_url(image: Image) -> str:
-    """An image's address: its own, or its bytes as a data URL."""
-    return image.url or f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}"

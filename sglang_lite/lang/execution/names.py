@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 
 from sglang_lite.lang.concurrency.variables import Cell, TextLog
-from sglang_lite.protocol import Location, ParameterError, SglError
+from sglang_lite.protocol import SglError
 
 
 class Names:
@@ -16,13 +16,15 @@ class Names:
     Attributes:
         cells: by name; may be read on any thread.
         logs: streams of those that are generated while somebody may read them.
+        scopes: of the names whose text is being collected; one may be inside another of its name.
     """
 
-    __slots__ = ("_lock", "_promises", "cells", "logs")
+    __slots__ = ("_lock", "_promises", "cells", "logs", "scopes")
 
     def __init__(self) -> None:
         self.cells: dict[str, Cell] = {}
         self.logs: dict[str, TextLog] = {}
+        self.scopes: dict[str, tuple[Cell, ...]] = {}
         self._lock = threading.Lock()
         self._promises: dict[str, Cell] = {}
 
@@ -70,9 +72,3 @@ class Names:
 
     def listed(self) -> str:
         return ", ".join(map(repr, self.cells)) or "none"
-
-
-def check_name(name: object, where: Location | None) -> None:
-    """Raises ParameterError: this is no name of a variable."""
-    if not isinstance(name, str):
-        raise ParameterError("name", f"{name!r:.60} is not a string.", where=where)

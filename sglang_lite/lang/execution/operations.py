@@ -21,9 +21,11 @@ from sglang_lite.program.nodes import (
 )
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.execution.branch import StreamExecutor
+    from sglang_lite.constraints.byte_matcher import Walk
+    from sglang_lite.lang.execution.player import Player
     from sglang_lite.lang.execution.push_down import Line
     from sglang_lite.lang.execution.transcript import Place
+    from sglang_lite.protocol import Constraint
 
 
 @dataclass(slots=True)
@@ -63,7 +65,7 @@ class ScopeOp:
 @dataclass(slots=True)
 class ForkOp:
     node: nodes.Fork
-    children: list[StreamExecutor]
+    children: list[Player]
 
 
 @dataclass(slots=True)
@@ -74,7 +76,7 @@ class JoinOp:
     """
 
     node: nodes.Join
-    children: list[StreamExecutor]
+    children: list[Player]
     added: list[Cell]
 
 
@@ -91,7 +93,7 @@ class ReadOp:
     """Asks for something about the branch as it is at this place in the queue. No node: it is the caller's."""
 
     cell: Cell
-    what: Callable[[StreamExecutor], Any]
+    what: Callable[[Player], Any]
 
 
 @dataclass(slots=True)
@@ -120,14 +122,23 @@ Op: TypeAlias = (
 )
 
 
+@dataclass(slots=True, eq=False)
 class Mark:
-    """What a checkpoint remembers: of the submitting side, and once played of the text."""
+    """A place to come back to: where it is in the transcript, once it is played, and of its node, where that is handed
+    over."""
 
-    __slots__ = ("ahead", "cells", "grammar", "place", "played", "role", "scopes", "turns")
+    played: Place | None = None
+    place: int | None = None
 
-    def __init__(self, branch: StreamExecutor) -> None:
-        self.cells = dict(branch.names.cells)
-        self.grammar, self.ahead = branch._grammar, branch._ahead and branch._ahead.copy()
-        self.turns, self.role, self.scopes = list(branch._turns), branch._role, dict(branch._scopes)
-        self.played: Place | None = None  # in the transcript
-        self.place: int | None = None  # of its node, where that is handed over
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What the submitting side of a branch knew at a mark."""
+
+    mark: Mark
+    cells: dict[str, Cell]
+    turns: list[str]
+    role: tuple[str, str] | None
+    scopes: dict[str, tuple[Cell, ...]]
+    grammar: Constraint | None
+    ahead: Walk | None

@@ -24,7 +24,7 @@ from sglang_lite.protocol import UNSET, SamplingParams, TemplateError, Usage
 from sglang_lite.text.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.execution.branch import StreamExecutor
+    from sglang_lite.lang.execution.branch import Branch
 
 NO_PARAMS = SamplingParams()
 _NO_CONTEXT = Context()
@@ -81,7 +81,7 @@ class Run:
         *,
         is_async: bool = False,
         outer: Run | None = None,
-        new_state: Callable[[StreamExecutor], Any] | None = None,
+        new_state: Callable[[Branch], Any] | None = None,
     ) -> None:
         self.backend, self.settings, self.is_async, self.new_state = backend, settings, is_async, new_state
         self.timeout = settings.timeout
@@ -97,7 +97,7 @@ class Run:
         self._template: ChatTemplate | None = None
         self._records: list[Any] = []
         self._seeds = itertools.count(1)
-        self._inside: set[weakref.ref[StreamExecutor]] = set()
+        self._inside: set[weakref.ref[Branch]] = set()
         self._started = self._last_end = time.perf_counter()
 
     def line(self) -> Line | None:
@@ -129,11 +129,11 @@ class Run:
         seed = self.settings.seed
         return None if seed is None else derived_seed(seed, f"inside/{next(self._seeds)}")
 
-    def contain(self, branch: StreamExecutor) -> None:
+    def contain(self, branch: Branch) -> None:
         """A program that the body runs by itself is stopped with this run."""
         self._inside.add(weakref.ref(branch, self._inside.discard))
 
-    def inside(self) -> list[StreamExecutor]:
+    def inside(self) -> list[Branch]:
         return [branch for ref in list(self._inside) if (branch := ref()) is not None]
 
     def usage(self) -> Usage:

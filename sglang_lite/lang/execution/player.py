@@ -1,0 +1,501 @@
+"""Playing a branch: its operations in order, one at a time, wherever the one it is at can be played.
+
+Text and turns are played at once, where they are submitted; what has to wait for a backend is played on the executor
+loop (concurrency/loop.py), or on the backend's pool of threads if its hooks block. Whoever plays a branch owns it: only
+one thread at a time, handed on under the branch's lock.
+
+A branch that fails stays failed: everything queued and submitted later fails with the same error, and nothing waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.concurrency.loop import executor
+from sglang_lite.lang.concurrency.variables import Cell, TextLog, located
+from sglang_lite.lang.execution import generation
+from sglang_lite.lang.execution.names import Names
+from sglang_lite.lang.execution.operations import (
+    ForkOp,
+    GenOp,
+    HookOp,
+    JoinOp,
+    Mark,
+    MarkOp,
+    Op,
+    ReadOp,
+    ScopeOp,
+    SelectOp,
+)
+from sglang_lite.lang.execution.push_down import Line
+from sglang_lite.lang.execution.reading import nothing, unknown
+from sglang_lite.lang.execution.run import Run, current_run
+from sglang_lite.lang.execution.transcript import Transcript
+from sglang_lite.program.nodes import (
+    GrammarBegin,
+    GrammarEnd,
+    ImagePart,
+    ScopeBegin,
+    Text,
+    TurnBegin,
+    TurnEnd,
+)
+from sglang_lite.protocol import Location, ProgramError, RequestAbortedError, SglError
+
+logger = logging.getLogger("sglang_lite")
+
+_NOTHING = Text("")  # what a forked branch is at until its parent gets there
+
+
+class Player:
+    """Plays one branch.
+
+    Args:
+        run: what it belongs to.
+        line: hands it to a backend that plays whole programs; None: that is asked node by node.
+        forked: it begins when its parent gets there.
+
+    Attributes:
+        names: of its variables; the submitting side's, too.
+        transcript: what it has said so far; belongs to whoever plays it.
+        children: that were forked from it.
+    """
+
+    __slots__ = (
+        "__weakref__", "_at", "_failure", "_failure_seen", "_lock", "_queue", "_scope_starts", "_sid", "_stopped",
+        "_task", "backend", "children", "line", "names", "run", "transcript",
+    )  # fmt: skip
+
+    def __init__(self, run: Run, line: Line | None = None, *, forked: bool = False) -> None:
+        self.run, self.backend, self.line = run, run.backend, line
+        self.names = Names()
+        self.transcript = Transcript(TextLog() if run.settings.stream else None)
+        self.children: list[Player] = []
+        self._sid = ""
+        self._lock = threading.Lock()
+        self._queue: deque[Op] = deque()
+        self._at: Op | None = _NOTHING if forked else None  # who plays it owns the branch, as long as it stays here
+        self._failure: SglError | None = None
+        self._failure_seen = False
+        self._stopped = False  # from outside of the body: for good
+        self._task: asyncio.Task[None] | None = None
+        self._scope_starts: dict[int, int] = {}
+
+    # ------------------------------------------------------------------------------------------ any thread
+
+    def put(self, op: Op) -> None:
+        """Plays an operation, and what was queued behind it, as far as that needs no waiting; queues it where somebody
+        is playing."""
+        with self._lock:
+            failure = self._failure
+            if failure is None:
+                if self.line is not None and type(op) not in (ReadOp, HookOp):
+                    self._hand(op)
+                if self._at is not None:
+                    self._queue.append(op)
+                    return
+                if type(op) is Text and self.transcript.walk is None:  # which could refuse it
+                    self.transcript.write(op)
+                    return
+                self._at = op
+        if failure is None:
+            self._play_on(op)
+        else:
+            _fail_op(op, failure)
+
+    def _hand(self, op: Op) -> None:
+        """Hands an operation over, under the lock."""
+        assert self.line is not None
+        if not self.line.add(op):
+            self.line = self.line.fresh(self._at, self.transcript.pieces)
+            self.line.add(op)
+
+    def read(self, what: Callable[[Player], Any], where: Location | None = None) -> Cell:
+        """A cell for something about the branch as it is after everything queued so far."""
+        cell = Cell(where, self.run.made)
+        self.put(ReadOp(cell, what))
+        return cell
+
+    def when_finished(self, callback: Callable[[], object]) -> None:
+        """Calls back when everything queued so far, in every branch, has been played or has failed."""
+        if not self.children:
+            self.read(nothing).when_done(callback)
+            return
+        branches = list(self.tree())
+        left = itertools.count(len(branches) - 1, -1)  # counts down atomically: branches end on several threads
+
+        def one_more() -> None:
+            if not next(left):
+                callback()
+
+        for branch in branches:
+            branch.read(nothing).when_done(one_more)
+
+    def finished(self) -> Cell:
+        """A cell that is set when everything queued so far, in every branch, has been played or has failed."""
+        cell = Cell()
+        self.when_finished(lambda: cell.set(None))
+        return cell
+
+    def tree(self) -> Iterator[Player]:
+        """It, and those that were forked from it."""
+        yield self
+        for child in self.children:
+            yield from child.tree()
+
+    @property
+    def failure(self) -> SglError | None:
+        """What the branch has failed with so far."""
+        return self._failure
+
+    @property
+    def at_rest(self) -> bool:
+        """Nothing is being played or queued."""
+        return self._at is None
+
+    def see_failure(self) -> None:
+        """Somebody is told what the branch has failed with, or will be."""
+        self._failure_seen = True
+
+    def error(self) -> SglError | None:
+        """What the branch failed with, once everything queued has been played."""
+        with contextlib.suppress(SglError):
+            self.read(nothing).wait()
+        self.see_failure()
+        return self._failure
+
+    def declare_no_more(self) -> None:
+        """The body has ended: names that were not declared never will be, and the text is complete."""
+        self.names.close(partial(unknown, self))
+        if self.log is not None:
+            self.put(ReadOp(Cell(), lambda player: player.log.close() if player.log else None))
+
+    def go_back(self, mark: Mark, where: Location | None) -> None:
+        """Goes back to a mark. A branch that has failed since works again, unless it was stopped from outside or its
+        time is over."""
+        if self.log is not None:
+            raise ProgramError("text that was streamed can't be taken back.", hint="Run without stream.", where=where)
+        deadline = self.run.deadline
+        over = self._stopped or (deadline is not None and time.monotonic() >= deadline)
+        if over and self._failure is not None:  # else a body that tries until it succeeds would never end
+            raise located(self._failure, where)
+        given_up = RequestAbortedError("the program went back to before it.")
+        with self._lock:
+            lost = self._failure is not None and mark.played is None  # it has failed before the mark
+            running, gone = self._take_back(mark)
+            if self.line is not None and not lost:
+                self.line.roll_back(mark.place)
+        for op in gone:
+            _fail_op(op, given_up)
+        self.put(MarkOp(mark, back=True))
+        if running is not None:
+            executor().post(self._give_up, running, given_up)
+
+    def _take_back(self, mark: Mark) -> tuple[Op | None, list[Op]]:
+        """Takes what comes after a mark out of the queue, but for hooks. Returns what is being played of it, and what
+        will not be played. Under the lock."""
+        queued = list(self._queue)
+        if mark.played is not None:
+            self._failure = None
+            before, after, running = list[Op](), queued, None if self._at is _NOTHING else self._at
+        else:  # so nothing after it has been played
+            at = next((i for i, op in enumerate(queued) if isinstance(op, MarkOp) and op.mark is mark), len(queued))
+            before, after, running = queued[: at + 1], queued[at + 1 :], None
+        self._queue = deque([*before, *(op for op in after if isinstance(op, HookOp))])
+        return running, [op for op in after if not isinstance(op, HookOp)]
+
+    def _give_up(self, op: Op, error: SglError) -> None:
+        """Ends an operation that a rollback waits for, unless a thread plays it: that can't be stopped. On the
+        executor loop."""
+        if self._task is not None and (task := self._fail(error, op)) is not None:
+            task.cancel()
+
+    def stop(self, error: SglError, *, told: bool = True) -> None:
+        """Fails the branch and those forked from it, and cancels what their backends are doing. A body that is stopped
+        from outside can add nothing more.
+
+        Args:
+            told: who has the branch knows of it.
+        """
+        self._failure_seen = self._failure_seen or told
+        self._stopped = self._stopped or (self.run.body_open and current_run.get() is not self.run)
+        with self._lock:
+            ending = isinstance(self._at, HookOp) and self._at.hook == "end_program"  # nothing is left but to tell so
+            busy = (self._at is not None and not ending) or (self.log is not None and not self.log.closed)
+        task = self._fail(error) if busy or self._stopped else None
+        if task is not None:
+            executor().post(task.cancel)
+        for child in self.children:
+            child.stop(error)
+
+    # -------------------------------------------------------------------------------- the playing side
+
+    def _play_on(self, op: Op) -> None:
+        """Plays `op`, which the branch is at, and on; hands what has to wait to where it can."""
+        waits = self._advance(op)
+        if waits is not None:
+            self._hand_over(waits)
+
+    def _hand_over(self, op: Op) -> None:
+        if self.backend.blocking and not generation.needs_loop(self, op):
+            self.backend.pool.submit(partial(self.run.context.copy().run, self._play_blocking, op))
+        else:
+            executor().post(self._start, op)
+
+    def _advance(self, op: Op) -> Op | None:
+        """Plays `op`, which the branch is at, and the queue up to the first operation that has to wait, and returns
+        that; None where the caller does not own the branch any more: nothing is left to play, or it was stopped."""
+        while True:
+            try:
+                if type(op) is Text:
+                    self.transcript.write(op)
+                elif not _AT_ONCE[type(op)](self, op):
+                    return op
+            except BaseException as error:  # whatever it is, the branch has failed and its readers must know
+                self._fail(error, op)
+                if not isinstance(error, Exception):
+                    raise
+                return None
+            with self._lock:  # as in _next, which is not called: this is the hottest loop there is
+                if self._at is not op:
+                    return None
+                if self.line is not None and self.line.held is op:
+                    self.line.go_on(op, self.transcript.pieces, self._queue)
+                if not self._queue:
+                    self._at = None
+                    return None
+                op = self._at = self._queue.popleft()
+
+    def _next(self, op: Op) -> Op | None:
+        """What comes after `op`, which the caller has played; None as in _advance."""
+        with self._lock:
+            if self._at is not op:
+                return None
+            if self.line is not None and self.line.held is op:
+                self.line.go_on(op, self.transcript.pieces, self._queue)
+            self._at = self._queue.popleft() if self._queue else None
+            return self._at
+
+    def _play_after(self, op: Op) -> Op | None:
+        """`_advance` from what comes after `op`."""
+        following = self._next(op)
+        return None if following is None else self._advance(following)
+
+    def _start(self, op: Op) -> None:
+        with self._lock:
+            if self._at is op:
+                loop = asyncio.get_running_loop()
+                self._task = loop.create_task(self._play(op), context=self.run.context.copy())
+
+    async def _play(self, waits: Op) -> None:
+        """Plays on the executor loop from an operation on that has to wait."""
+        current_run.set(self.run)
+        task, op = self._task, waits
+        while True:
+            try:
+                if isinstance(op, JoinOp):
+                    added = [piece for cell in op.added for piece in await cell.get()]
+                    if self._at is op:
+                        self.transcript.take(added)
+                elif isinstance(op, HookOp):
+                    await generation.in_pool(self.backend, partial(_call_hook, self.backend, op))
+                elif isinstance(op, GenOp):
+                    await generation.agenerate(self, op)
+                else:
+                    assert isinstance(op, SelectOp)
+                    await generation.aselect(self, op)
+                following = self._play_after(op)
+            except asyncio.CancelledError:
+                self._fail(RequestAbortedError("the program was cancelled."), op)
+                return
+            except BaseException as error:  # as in _advance; no SystemExit of a backend may end this thread
+                self._fail(error, op)
+                return
+            if following is None:
+                break
+            op = following
+        if self._task is task:
+            self._task = None
+
+    def _play_blocking(self, waits: Op) -> None:
+        """Plays on a thread of the backend's pool from an operation on that has to wait."""
+        current_run.set(self.run)
+        op: Op | None = waits
+        while op is not None and self._at is op:
+            try:
+                if isinstance(op, HookOp):
+                    _call_hook(self.backend, op)
+                elif isinstance(op, GenOp):
+                    generation.generate(self, op)
+                else:
+                    assert isinstance(op, SelectOp)
+                    generation.select(self, op)
+                following = self._play_after(op)
+            except BaseException as error:  # as in _play
+                self._fail(error, op)
+                return
+            if following is not None and generation.needs_loop(self, following):
+                self._hand_over(following)
+                return
+            op = following
+
+    def _fail(self, error: BaseException, op: Op | None = None) -> asyncio.Task[None] | None:
+        """Fails the branch, with everything that is queued or being played. Returns the task that was playing.
+
+        Args:
+            op: what its player tells to have failed; one that was stopped meanwhile has nothing to tell.
+        """
+        with self._lock:
+            at, self._at = self._at, None
+            if op is not None and at is not op:
+                self._at = at
+                return None
+            failure = self._failure or located(error, _where(op))
+            back = next(filter(_goes_back, self._queue), None) if op is not None else None
+            left, logs = list[Op](), list[TextLog]()
+            while self._queue and self._queue[0] is not back:
+                left.append(self._queue.popleft())
+            if back is not None:  # what has failed is taken back already, by a rollback that waits for it
+                self._at = self._queue.popleft()
+            else:
+                if self.line is not None:
+                    self.line.drop()
+                self._failure, logs = failure, list(self.names.logs.values())
+                if self.log is not None:
+                    logs.append(self.log)
+            task, self._task = self._task, None
+        if at is not None and not isinstance(at, HookOp):  # a hook is called already
+            left.insert(0, at)
+        for each in left:
+            _fail_op(each, failure)
+        for log in logs:
+            log.close(failure)
+        if back is not None:
+            self._play_on(back)
+        return task
+
+    @property
+    def log(self) -> TextLog | None:
+        """The stream of its text; None: nobody reads one."""
+        return self.transcript.log
+
+    def is_at(self, op: Op) -> bool:
+        """Whether it is (still) playing an operation: what was stopped meanwhile has nothing to say."""
+        return self._at is op
+
+    @property
+    def sid(self) -> str:
+        """A unique name."""
+        if not self._sid:
+            self._sid = uuid.uuid4().hex
+        return self._sid
+
+    def _scope_at_once(self, op: ScopeOp) -> bool:
+        if isinstance(op.node, ScopeBegin):
+            self._scope_starts[id(op.cell)] = len(self.transcript.pieces)
+        else:
+            op.cell.set(self.transcript.text(self._scope_starts.pop(id(op.cell))))
+        return True
+
+    def _fork_at_once(self, op: ForkOp) -> bool:
+        for child in op.children:
+            self.transcript.fork(child.transcript)
+            child._play_on(_NOTHING)
+        return True
+
+    def _join_at_once(self, op: JoinOp) -> bool:
+        if self.line is not None:
+            self.line.reach(op, self.transcript.pieces)
+        if not all(cell.done for cell in op.added):
+            return False
+        for cell in op.added:
+            self.transcript.take(cell.result())
+        return True
+
+    def _read_at_once(self, op: ReadOp) -> bool:
+        op.cell.set(op.what(self))
+        return True
+
+    def _mark_at_once(self, op: MarkOp) -> bool:
+        if not op.back:
+            op.mark.played = self.transcript.place()
+        elif op.mark.played is not None:
+            self.transcript.go_back(op.mark.played)
+        return True
+
+    def __del__(self) -> None:
+        if getattr(self, "_failure", None) is not None and not self._failure_seen:
+            logger.error("A program failed and nobody read it: %s", self._failure)
+
+
+def _on_transcript(change: Callable[[Transcript, Any], None]) -> Callable[[Player, Any], bool]:
+    def at_once(branch: Player, node: Any) -> bool:
+        change(branch.transcript, node)
+        return True
+
+    return at_once
+
+
+# What is played where it is submitted. True: done. False: it has to wait for a backend.
+_AT_ONCE: dict[type, Callable[[Player, Any], bool]] = {
+    GenOp: generation.at_once,
+    SelectOp: generation.select_at_once,
+    ImagePart: _on_transcript(Transcript.show),
+    TurnBegin: _on_transcript(Transcript.begin_turn),
+    TurnEnd: _on_transcript(Transcript.end_turn),
+    ScopeOp: Player._scope_at_once,
+    GrammarBegin: _on_transcript(Transcript.begin_grammar),
+    GrammarEnd: _on_transcript(Transcript.end_grammar),
+    ForkOp: Player._fork_at_once,
+    JoinOp: Player._join_at_once,
+    ReadOp: Player._read_at_once,
+    MarkOp: Player._mark_at_once,
+    HookOp: lambda branch, op: False,
+}
+
+
+def _where(op: Op | None) -> Location | None:
+    said = getattr(op, "node", None) or getattr(op, "cell", op)
+    found: Location | None = getattr(said, "where", None)
+    return found
+
+
+def _goes_back(op: Op) -> bool:
+    """Whether an operation goes back to before anything that is played now."""
+    return isinstance(op, MarkOp) and op.back and op.mark.played is not None
+
+
+def _call_hook(backend: BaseBackend, op: HookOp) -> None:
+    getattr(backend, op.hook)(*op.args)
+
+
+def _call_last_hook(backend: BaseBackend, op: HookOp) -> None:
+    try:
+        _call_hook(backend, op)
+    except Exception:  # its program has failed already, with another error
+        logger.exception("%s of %s failed", op.hook, type(backend).__name__)
+
+
+def _fail_op(op: Op, failure: SglError) -> None:
+    if isinstance(op, ForkOp):
+        for child in op.children:
+            child.see_failure()  # the parent tells
+            child._fail(failure)
+    elif isinstance(op, HookOp):
+        if op.hook == "end_program":  # a program that failed has ended too
+            backend = op.args[0].backend
+            backend.pool.submit(partial(_call_last_hook, backend, op))
+    elif isinstance(op, GenOp | SelectOp | ReadOp | ScopeOp):
+        op.cell.fail(failure)
+        if isinstance(op, GenOp) and op.thoughts is not None:
+            op.thoughts.fail(failure)

@@ -1,0 +1,102 @@
+"""Reading a branch while it is played: its variables by name, its text and messages as they are at a place."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sglang_lite.lang.concurrency.variables import Cell, located
+from sglang_lite.lang.execution.run import Run, current_run
+from sglang_lite.lang.execution.transcript import Piece
+from sglang_lite.lang.results import as_dicts
+from sglang_lite.protocol import Location, ParameterError, ProgramError, SglError, UnknownVariableError
+
+if TYPE_CHECKING:
+    from sglang_lite.lang.execution.player import Player
+
+
+def check_name(name: object, where: Location | None) -> None:
+    """Raises ParameterError: this is no name of a variable."""
+    if not isinstance(name, str):
+        raise ParameterError("name", f"{name!r:.60} is not a string.", where=where)
+
+
+def variable(player: Player, name: str, where: Location | None = None) -> Cell:
+    """The variable of a name. From outside a body that is still running, waits for the name to be declared."""
+    check_name(name, where)
+    cell = player.names.cells.get(name)
+    while cell is None:
+        promise = _promise(player, name, where)
+        may_block(player.run, f"await s.get({name!r})", where)
+        promise.wait()
+        cell = player.names.cells.get(name)
+    return cell
+
+
+async def avariable(player: Player, name: str, where: Location | None = None) -> Cell:
+    """`variable` for coroutines."""
+    check_name(name, where)
+    cell = player.names.cells.get(name)
+    while cell is None:
+        await _promise(player, name, where).get()
+        cell = player.names.cells.get(name)
+    return cell
+
+
+def _promise(player: Player, name: str, where: Location | None) -> Cell:
+    return player.names.promise(name, Cell(where, player.run.made), partial(_never, player, name, where))
+
+
+def _never(player: Player, name: str, where: Location | None) -> SglError | None:
+    """Why a name will not be declared."""
+    if name in player.names.scopes:
+        return ProgramError(f"the variable scope {name!r} is still open.", where=where)
+    declaring = player.run.body_open and current_run.get() is not player.run
+    return None if declaring else unknown(player, name, where)
+
+
+def unknown(player: Player, name: str, where: Location | None = None) -> SglError:
+    """The error for a name that there is not."""
+    if player.failure is not None:  # it may have been about to be made
+        player.see_failure()
+        return located(player.failure, where)
+    return UnknownVariableError(
+        f"the program has no variable {name!r}; it has: {player.names.listed()}.", where=where
+    )  # fmt: skip
+
+
+def may_block(run: Run, instead: str, where: Location | None) -> None:
+    """Whoever is going to block asks this first.
+
+    Raises:
+        ProgramError: the coroutine body that is waited for needs the event loop of this thread.
+    """
+    if not (run.is_async and run.body_open):
+        return
+    with contextlib.suppress(RuntimeError):  # no event loop is running here
+        if asyncio.get_running_loop() is run.loop or current_run.get() is run:
+            raise ProgramError(
+                "reading would block the event loop of an async program.", hint=f"Use {instead}.", where=where
+            )
+
+
+# What `Player.read` may ask.
+
+
+def nothing(player: Player) -> None:
+    """For who only waits."""
+
+
+def whole_text(player: Player) -> str:
+    return player.transcript.text()
+
+
+def all_messages(player: Player) -> list[dict[str, Any]]:
+    return as_dicts(player.transcript.messages)
+
+
+def added(player: Player) -> list[Piece]:
+    """What has come since the branch was forked."""
+    return player.transcript.added
