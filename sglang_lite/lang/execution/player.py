@@ -10,6 +10,7 @@ A branch that fails stays failed: everything queued and submitted later fails wi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import threading
