@@ -109,7 +109,9 @@ class Branch:
 
     def submit(self, expr: Expression | str, where: Location | None = None) -> None:
         """Queues what `expr` says. Misuse that can be seen now is raised now."""
-        if isinstance(expr, str):
+        if type(expr) is str and self._ahead is None:  # as _put_text, in which a program spends its time
+            self._put(Text(expr, None, self._role is None, where=where))
+        elif isinstance(expr, str):
             self._put_text(expr, where)
         elif isinstance(expr, Expressions):
             for part in expr.walk():
