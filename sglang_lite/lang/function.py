@@ -16,11 +16,11 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, TypeAlias
 
+from sglang_lite.lang import batch
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.default import backend_for
+from sglang_lite.lang.batch import AsyncCrew, Crew, OnError, Report
 from sglang_lite.lang.checkpoint import BatchFile, batch_parts
-from sglang_lite.lang.concurrency import batch
-from sglang_lite.lang.concurrency.batch import AsyncCrew, Crew, OnError, Report
 from sglang_lite.lang.concurrency.variables import Cell
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.player import Player

@@ -13,6 +13,7 @@ from typing import Any
 from sglang_lite.constraints.coerce import Source, as_constraint, check_written
 from sglang_lite.lang.concurrency.variables import Cell, TextLog
 from sglang_lite.lang.execution.branch import Branch
+from sglang_lite.lang.execution.executor import StreamExecutor
 from sglang_lite.lang.execution.operations import Checkpoint as Place
 from sglang_lite.lang.execution.reading import (
     all_messages,
@@ -24,7 +25,6 @@ from sglang_lite.lang.execution.reading import (
     whole_text,
 )
 from sglang_lite.lang.execution.run import current_run
-from sglang_lite.lang.executor import StreamExecutor
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.results import meta_info, probabilities, total_usage, usages_of
 from sglang_lite.lang.tracebacks import trim

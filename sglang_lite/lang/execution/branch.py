@@ -13,6 +13,7 @@ from sglang_lite.constraints.free_numbers import ENDS
 from sglang_lite.lang.backend.base_backend import EVERYTHING
 from sglang_lite.lang.choices import token_length_normalized
 from sglang_lite.lang.concurrency.variables import Cell, TextLog, located
+from sglang_lite.lang.execution.executor import StreamExecutor
 from sglang_lite.lang.execution.operations import (
     Checkpoint,
     ForkOp,
@@ -29,7 +30,6 @@ from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.push_down import Line
 from sglang_lite.lang.execution.reading import added
 from sglang_lite.lang.execution.run import NO_PARAMS, derived_seed, merge
-from sglang_lite.lang.executor import StreamExecutor
 from sglang_lite.lang.expressions import (
     NUMBER_STOPS,
     SglCall,

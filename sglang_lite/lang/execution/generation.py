@@ -18,9 +18,9 @@ from sglang_lite.constraints.matching import validate
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.concurrency.loop import Mailbox
 from sglang_lite.lang.concurrency.variables import located
+from sglang_lite.lang.execution.executor import StreamExecutor
 from sglang_lite.lang.execution.operations import GenOp, JoinOp, Op, SelectOp
 from sglang_lite.lang.execution.transcript import Reasoned
-from sglang_lite.lang.executor import StreamExecutor
 from sglang_lite.lang.expressions import GenOptions, SglSamplingParams
 from sglang_lite.lang.results import delta_meta, joined_meta
 from sglang_lite.program.choosing import ChoicesDecision, checked, decide
