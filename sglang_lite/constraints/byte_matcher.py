@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from sglang_lite.constraints.emit.lark import to_lark
 from sglang_lite.constraints.emit.lexemes import lexed
 from sglang_lite.constraints.language import language_of
-from sglang_lite.constraints.memo import remembered
+from sglang_lite.constraints.memo import memoized
 from sglang_lite.constraints.schema import parse_json
 from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema
 
@@ -86,7 +86,7 @@ def reason(matcher: Any) -> str:
     return next(filter(None, lines), "refused without a reason")
 
 
-@remembered
+@memoized
 def _start(constraint: Constraint) -> _Start:
     text = grammar_text(constraint)
     return _Start(start(text, _bytes()), PARSER_BYTES * len(text))
@@ -109,7 +109,7 @@ def _bytes() -> LLTokenizer:
     return LLTokenizer("byte")
 
 
-class Walk:
+class ByteMatcher:
     """A place in the texts of a constraint.
 
     Args:
@@ -128,9 +128,9 @@ class Walk:
         self.constraint, self.text = constraint, ""
         self._at = _start(constraint).matcher.deep_copy()
 
-    def copy(self) -> Walk:
+    def copy(self) -> ByteMatcher:
         """One that goes on by itself."""
-        twin = object.__new__(Walk)
+        twin = object.__new__(ByteMatcher)
         twin.constraint, twin.text, twin._at = self.constraint, self.text, self._at.deep_copy()
         return twin
 

@@ -13,7 +13,7 @@ from sglang_lite.constraints.syntax.lark import parse as parse_lark
 from sglang_lite.constraints.syntax.regex import parse as parse_regex
 from sglang_lite.protocol import Constraint, ConstraintError, Ebnf, Lark, Regex
 
-Source: TypeAlias = Constraint | Mapping[str, Any] | Any  # a constraint, a schema, or a Python type
+ConstraintLike: TypeAlias = Constraint | Mapping[str, Any] | Any  # a constraint, a schema, or a Python type
 
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
@@ -25,7 +25,7 @@ def Grammar(text: str) -> Ebnf | Lark:  # noqa: N802 # stands beside the records
     return Ebnf(text) if _GBNF_RULE.search(text) else Lark(text)
 
 
-def as_constraint(source: Source) -> Constraint:
+def as_constraint(source: ConstraintLike) -> Constraint:
     """A constraint from what stands for one.
 
     Raises:
@@ -41,7 +41,7 @@ def as_constraint(source: Source) -> Constraint:
     return Regex("(?s).*") if found is None else found
 
 
-def type_of(source: Source) -> ValueType | None:
+def type_of(source: ConstraintLike) -> ValueType | None:
     """The Python type that stands for a constraint, None for what else does.
 
     Raises:
@@ -50,7 +50,7 @@ def type_of(source: Source) -> ValueType | None:
     return None if isinstance(source, (*get_args(Constraint), str, Mapping, bool)) else value_type(source)
 
 
-def check_written(constraint: Constraint) -> Constraint:
+def check_syntax(constraint: Constraint) -> Constraint:
     """Refuses a regex or grammar that is broken.
 
     Raises:

@@ -102,7 +102,7 @@ from sglang_lite.text.chat_template import ChatTemplate
 from sglang_lite.text.reasoning import reasoned
 
 if TYPE_CHECKING:
-    from sglang_lite.constraints.byte_matcher import Walk
+    from sglang_lite.constraints.byte_matcher import ByteMatcher
 
 logger = logging.getLogger("sglang_lite")
 
@@ -252,14 +252,14 @@ class StreamExecutor:
         self._role: tuple[str, str] | None = None  # the open turn's role and suffix
         self._scopes: dict[str, tuple[Cell, ...]] = {}  # those that are open; one may be inside another of its name
         self._grammar: Constraint | None = None  # that is open
-        self._ahead: Walk | None = None  # through it, as long as all text in it is known
+        self._ahead: ByteMatcher | None = None  # through it, as long as all text in it is known
         self._nodes = 0
         # the playing side's
         self._pieces: list[Piece] = []
         self._messages: list[Message] = []
         self._turn: tuple[str, int] | None = None  # the open turn's role and where its text starts
         self._scope_starts: dict[int, int] = {}
-        self.walk: Walk | None = None  # through the open grammar
+        self.walk: ByteMatcher | None = None  # through the open grammar
         self.fork_start = 0
         self.log: TextLog | None = TextLog() if run.settings.stream else None
 
@@ -327,7 +327,7 @@ class StreamExecutor:
         self._put(Text(text, ids, special and self._role is None, where=where))
 
     def _begin_grammar(self, node: GrammarBegin, where: Location | None) -> None:
-        from sglang_lite.constraints.byte_matcher import Walk
+        from sglang_lite.constraints.byte_matcher import ByteMatcher
 
         if self._grammar is not None:
             raise ProgramError("a grammar is open already.", hint="Make one grammar of the two.", where=where)
@@ -335,7 +335,7 @@ class StreamExecutor:
             raise self.backend.refusal(
                 node, "a grammar over several nodes", "Write all of it with one gen(constraint=…).", where
             )
-        self._ahead = Walk(node.constraint)
+        self._ahead = ByteMatcher(node.constraint)
         self._grammar = node.constraint
         self._put(GrammarBegin(node.constraint, where=where))
 
@@ -967,9 +967,9 @@ class StreamExecutor:
         return True
 
     def _grammar_at_once(self, node: GrammarBegin | GrammarEnd) -> bool:
-        from sglang_lite.constraints.byte_matcher import Walk
+        from sglang_lite.constraints.byte_matcher import ByteMatcher
 
-        before, self.walk = self.walk, Walk(node.constraint) if isinstance(node, GrammarBegin) else None
+        before, self.walk = self.walk, ByteMatcher(node.constraint) if isinstance(node, GrammarBegin) else None
         if before is not None:
             before.end()
         return True

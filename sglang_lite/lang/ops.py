@@ -22,7 +22,7 @@ from sglang_lite.program.nodes import (
 from sglang_lite.protocol import Image, Span
 
 if TYPE_CHECKING:
-    from sglang_lite.constraints.byte_matcher import Walk
+    from sglang_lite.constraints.byte_matcher import ByteMatcher
     from sglang_lite.lang.interpreter import StreamExecutor
     from sglang_lite.lang.push_down import Line
 
@@ -146,5 +146,5 @@ class Mark:
         self.grammar, self.ahead = branch._grammar, branch._ahead and branch._ahead.copy()
         self.turns, self.role, self.scopes = list(branch._turns), branch._role, dict(branch._scopes)
         self.lengths: tuple[int, int, tuple[str, int] | None] | None = None
-        self.walk: Walk | None = None
+        self.walk: ByteMatcher | None = None
         self.place: int | None = None  # of its node, where that is handed over

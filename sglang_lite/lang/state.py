@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
-from sglang_lite.constraints.coerce import Source, as_constraint, check_written
+from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
 from sglang_lite.lang.futures import Cell, TextLog
 from sglang_lite.lang.interpreter import StreamExecutor, all_messages, check_name, current_run, nothing, whole_text
 from sglang_lite.lang.ops import Mark
@@ -148,7 +148,7 @@ class ProgramState:
         check_name(name, user_location())
         return _Scope(self, ScopeBegin(name), ScopeEnd(name))
 
-    def grammar(self, constraint: Source) -> _Scope:
+    def grammar(self, constraint: ConstraintLike) -> _Scope:
         """`with s.grammar(G):` all text added inside, generated or not, is together in the language of G.
 
         A generation goes on in G, and completes it unless it ends sooner: by its `stop`, `max_tokens`, or a constraint
@@ -162,7 +162,7 @@ class ProgramState:
             ConstraintError: an invalid constraint; inside, text that G does not allow; at its end, what is missing.
             CapabilityError: the backend only takes constraints on single generations.
         """
-        return _Scope(self, GrammarBegin(check_written(as_constraint(constraint))), GrammarEnd())
+        return _Scope(self, GrammarBegin(check_syntax(as_constraint(constraint))), GrammarEnd())
 
     def checkpoint(self) -> Checkpoint:
         """`with s.checkpoint() as c:` remembers this place; `c.rollback()` comes back to it."""

@@ -38,7 +38,7 @@ from sglang_lite.constraints.formal.nodes import (
     references,
     repeat,
 )
-from sglang_lite.constraints.memo import remembered
+from sglang_lite.constraints.memo import memoized
 from sglang_lite.protocol import ConstraintError
 
 MAX_INLINED = 20_000  # characters and sets in a lexeme
@@ -404,7 +404,7 @@ class _Places:
         return goes_on
 
 
-@remembered  # as most are asked about again when a few have been taken apart
+@memoized  # as most are asked about again when a few have been taken apart
 def _goes_on(lexeme: Node, other: Node, following: Ranges) -> tuple[bool, int]:
     """Where a text of the first has ended, one of the other may go on with one of some characters; and the work that it
     took to tell."""

@@ -27,7 +27,7 @@ from sglang_lite.constraints.formal.nodes import (
     children,
     texts_of,
 )
-from sglang_lite.constraints.memo import remembered
+from sglang_lite.constraints.memo import memoized
 from sglang_lite.protocol import ConstraintError
 
 MAX_STATES = 20_000
@@ -374,13 +374,13 @@ def _classes(nodes: Iterable[Node]) -> tuple[list[int], list[int], dict[CharSet,
     return bounds, class_of, masks
 
 
-@remembered
+@memoized
 def automaton(node: Node) -> Automaton:
     """The automaton of a regular node."""
     return Automaton(node)
 
 
-@remembered
+@memoized
 def _listed(options: tuple[Node, ...]) -> frozenset[str] | None:
     texts = texts_of(Alternation(options))
     return None if texts is None else frozenset(texts)
@@ -401,7 +401,7 @@ def is_empty(node: Node) -> bool:
     return emptiness(node)[0]
 
 
-@remembered
+@memoized
 def emptiness(node: Node) -> tuple[bool, int]:
     """No text is in the language; and the work that it took to tell."""
     found = Automaton(node)

@@ -15,7 +15,7 @@ from sglang_lite.constraints.formal.automaton import accepts
 from sglang_lite.constraints.json_schema import formats
 from sglang_lite.constraints.json_schema.document import Document, Place
 from sglang_lite.constraints.json_schema.numbers import exact
-from sglang_lite.constraints.memo import remembered
+from sglang_lite.constraints.memo import memoized
 from sglang_lite.constraints.syntax.regex import parse_schema_pattern
 from sglang_lite.protocol import ConstraintError, JsonSchema
 
@@ -36,7 +36,7 @@ def faults(constraint: JsonSchema, value: Any) -> Iterator[Any]:
     return iter(validator.evolve(format_checker=replace(way, run=_Run())).iter_errors(value))
 
 
-@remembered
+@memoized
 def _validator(constraint: JsonSchema) -> tuple[Any, _Way]:
     from jsonschema import Draft201909Validator, Draft202012Validator, validators
     from referencing.jsonschema import EMPTY_REGISTRY
@@ -165,7 +165,7 @@ def _fault(message: str) -> Any:
 # ------------------------------------------------------------------------------------------ strings and numbers
 
 
-@remembered
+@memoized
 def _finder(pattern: str) -> Callable[[str], object]:
     """What finds a pattern in a text. One outside the dialect is left to Python's `re`.
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from sglang_lite.constraints.json_schema.document import LISTS, NAMED, Document, Place, escaped, subschemas
 from sglang_lite.constraints.json_schema.numbers import is_finite
-from sglang_lite.constraints.memo import remembered
+from sglang_lite.constraints.memo import memoized
 from sglang_lite.protocol import ConstraintError
 
 MAX_SCHEMA_CHARS = 2_000_000
@@ -24,7 +24,7 @@ _REFERENCES = frozenset({"$ref", "$dynamicRef"})
 _TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 
 
-@remembered
+@memoized
 def check_text(text: str) -> None:
     """
     Raises:

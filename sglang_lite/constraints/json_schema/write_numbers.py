@@ -20,7 +20,7 @@ from sglang_lite.constraints.formal.nodes import (
     optional,
     repeat,
 )
-from sglang_lite.constraints.json_schema.numbers import EVERY, Numbers, Piece
+from sglang_lite.constraints.json_schema.numbers import EVERY, NumberRange, Numbers
 from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.protocol import ConstraintError
 
@@ -54,7 +54,7 @@ def decimal_text(value: Fraction) -> str:
     return ("-" if value < 0 else "") + (f"{text[:-digits]}.{text[-digits:]}" if digits else text)
 
 
-def _piece(piece: Piece) -> Node:
+def _piece(piece: NumberRange) -> Node:
     members = piece.members() or ()
     if len(members) == 1 or (len(members) in range(1, MAX_ENDINGS) and piece.step != 1):
         return alternation(literal(decimal_text(value)) for value in members)
@@ -66,7 +66,7 @@ def _piece(piece: Piece) -> Node:
     return node
 
 
-def _range(piece: Piece) -> Node:
+def _range(piece: NumberRange) -> Node:
     if piece.integral and piece.low is None and piece.high is None:
         return _WHOLE
     low, high = piece.low, piece.high

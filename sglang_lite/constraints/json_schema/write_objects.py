@@ -1,8 +1,8 @@
 """The texts of objects: members that are named in the schema in its order, then others in any.
 
 The named ones are halved again and again, so that rules for thousands of them nest a dozen deep. Where members are
-counted, or some have to meet needs (`Objects.needs`), a rule stands for each place between members instead, with what
-has been counted and met so far.
+counted, or some have to meet `needs`, a rule stands for each place between members instead, with what has been counted
+and met so far.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sglang_lite.constraints.formal.nodes import (
 )
 from sglang_lite.constraints.json_schema.formulas import Formula, all_of
 from sglang_lite.constraints.json_schema.notation import Notation
-from sglang_lite.constraints.json_schema.values import Member, Objects, both_strings
+from sglang_lite.constraints.json_schema.values import Member, ObjectShape, both_strings
 from sglang_lite.protocol import ConstraintError
 
 MAX_COUNTED = 300  # named members, where their number counts
@@ -34,7 +34,7 @@ _Met = frozenset[int]  # which of the needs are met
 _Need = tuple[Node, Formula]
 
 
-def object_text(writer: Notation, shape: Objects) -> Node:
+def object_text(writer: Notation, shape: ObjectShape) -> Node:
     """The texts of the objects of a shape.
 
     Raises:
@@ -47,7 +47,7 @@ def object_text(writer: Notation, shape: Objects) -> Node:
 
 
 class _ObjectWriter:
-    def __init__(self, writer: Notation, shape: Objects) -> None:
+    def __init__(self, writer: Notation, shape: ObjectShape) -> None:
         self._writer, self._shape, self._number = writer, shape, writer.number(shape)
         self._members = [member for member in shape.members if member.formula is not False]
         self._others = [

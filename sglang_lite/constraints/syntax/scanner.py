@@ -12,7 +12,7 @@ MAX_GRAMMAR_CHARS = 500_000
 MAX_NESTING = 100
 
 
-class Source:
+class Scanner:
     """
     Args:
         kind: of the grammar, for errors.
@@ -85,7 +85,7 @@ class Source:
         return least, most
 
 
-def complete(language: Language, source: Source, uses: dict[str, int]) -> Language:
+def complete(language: Language, scanner: Scanner, uses: dict[str, int]) -> Language:
     """The language, if every rule that is used is there.
 
     Args:
@@ -93,5 +93,5 @@ def complete(language: Language, source: Source, uses: dict[str, int]) -> Langua
     """
     for name in dict.fromkeys(name for body in language.rules.values() for name in sorted(references(body))):
         if name not in language.rules:
-            source.fail(f"there is no rule {name!r}", uses.get(name, 0))
+            scanner.fail(f"there is no rule {name!r}", uses.get(name, 0))
     return language
