@@ -54,7 +54,7 @@ def start(text: str, tokenizer: Any) -> Any:
 
 
 def _limits(text: str) -> LLParserLimits:
-    """Of a grammar."""
+    """Limits of work for the text of a grammar."""
     rules = (line for line in text.split("\n") if not line.startswith("T"))  # a terminal takes one item, whatever it is
     alternatives = sum(1 + line.count(" | ") + line.count("(") for line in rules)
     return LLParserLimits(
@@ -94,7 +94,8 @@ def _start(constraint: Constraint) -> _Start:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """
+    """Compiled constraint.
+
     Attributes:
         matcher: at the start.
         size: bytes that it takes, roughly.
@@ -110,7 +111,7 @@ def _bytes() -> LLTokenizer:
 
 
 class ByteMatcher:
-    """A place in the texts of a constraint.
+    """Matcher of a text against a constraint, piece by piece.
 
     Args:
         constraint: compiled here, unless it was before.
@@ -129,7 +130,7 @@ class ByteMatcher:
         self._at = _start(constraint).matcher.deep_copy()
 
     def copy(self) -> ByteMatcher:
-        """One that goes on by itself."""
+        """An independent matcher at the same place."""
         twin = object.__new__(ByteMatcher)
         twin.constraint, twin.text, twin._at = self.constraint, self.text, self._at.deep_copy()
         return twin
@@ -138,7 +139,7 @@ class ByteMatcher:
         """Goes on.
 
         Raises:
-            ConstraintError: no text of the constraint goes on so; the walk stays where it was.
+            ConstraintError: no text of the constraint continues so; the matcher is unchanged.
         """
         at, taken = self._tried(text)
         if taken is not None:
@@ -151,7 +152,7 @@ class ByteMatcher:
         self.text += text
 
     def possible(self, texts: Sequence[str]) -> tuple[str, ...]:
-        """Those of some texts that it can go on with.
+        """Filter texts by whether `push` would take them.
 
         Raises:
             ConstraintError: none.
@@ -162,7 +163,7 @@ class ByteMatcher:
         return found
 
     def end(self) -> None:
-        """Nothing comes any more.
+        """Check that the text is complete.
 
         Raises:
             ConstraintError: the text is not complete.
@@ -176,7 +177,9 @@ class ByteMatcher:
             parse_json(self.constraint, self.text)
 
     def _tried(self, text: str) -> tuple[Any, str | None]:
-        """Where a text leads; where it leads nowhere, as far as it goes, and what of it goes so far."""
+        """The matcher after a text and None; for a refused text, the matcher after its longest accepted part, and that
+        part.
+        """
         data = text.encode("utf-8", "surrogatepass")
         at = self._at.deep_copy()
         count = at.try_consume_tokens(list(data))
@@ -186,7 +189,7 @@ class ByteMatcher:
 
 
 def _next(at: Any) -> str:
-    """What may come next, in words, if that is little."""
+    """A sentence on what may come next; empty where that is too much to list."""
     if at.is_stopped():
         return " It is complete."
     forced = at.compute_ff_bytes().decode("utf-8", "ignore")

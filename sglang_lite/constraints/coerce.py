@@ -1,4 +1,4 @@
-"""What users give as a constraint: a record, a schema, a Python type, or the text of a grammar."""
+"""Constraints from what users give: a record, a schema, a Python type, or the text of a grammar."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def Grammar(text: str) -> Ebnf | Lark:  # noqa: N802 # stands beside the records
 
 
 def as_constraint(source: ConstraintLike) -> Constraint:
-    """A constraint from what stands for one.
+    """Convert a record, a schema or a Python type to a constraint.
 
     Raises:
-        ConstraintError: nothing that does.
+        ConstraintError: `source` is none of these.
     """
     if isinstance(source, get_args(Constraint)):
         return cast(Constraint, source)
@@ -45,13 +45,13 @@ def type_of(source: ConstraintLike) -> ValueType | None:
     """The Python type that stands for a constraint, None for what else does.
 
     Raises:
-        ConstraintError: nothing that does.
+        ConstraintError: `source` is none of these.
     """
     return None if isinstance(source, (*get_args(Constraint), str, Mapping, bool)) else value_type(source)
 
 
 def check_syntax(constraint: Constraint) -> Constraint:
-    """Refuses a regex or grammar that is broken.
+    """Refuse a regex or grammar that is broken.
 
     Raises:
         ConstraintError: with the place.

@@ -1,6 +1,5 @@
-"""What was worked out before, kept within bytes: constraints differ in size by six orders of magnitude, so that a
-number of entries says nothing of the memory they take. All functions share one store, of which the entries used longest
-ago go first.
+"""Memoized functions whose results share one cache, bounded by bytes: constraints differ in size by six orders of
+magnitude, so that a number of entries says nothing of the memory they take.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ _R = TypeVar("_R")
 
 
 class BoundedCache:
-    """
+    """Cache bounded by the bytes of its entries; the ones used longest ago go first.
+
     Args:
         most: bytes.
     """
@@ -33,7 +33,7 @@ class BoundedCache:
         self._lock = threading.Lock()
 
     def get(self, key: Any) -> Any:
-        """What is kept, in a tuple; None where nothing is."""
+        """Look up a value: in a tuple, or None."""
         with self._lock:
             found = self._entries.get(key)
             if found is None:
@@ -62,7 +62,7 @@ _cache = BoundedCache(MAX_BYTES)
 
 
 def memoized(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """A function of hashable arguments whose results are kept; errors are not."""
+    """Memoize a function of hashable arguments; errors are not kept."""
 
     @wraps(function)
     def found(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -82,7 +82,7 @@ def memoized(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def size_of(value: Any) -> int:
-    """Bytes that a value takes, roughly. What has a `size` says so itself, and may grow."""
+    """Memory of a value in bytes, roughly. An object with a `size` is asked, and may grow."""
     total, seen, stack = 0, set[int](), [value]
     while stack:
         each = stack.pop()
@@ -109,12 +109,12 @@ def size_of(value: Any) -> int:
 
 
 def clear() -> None:
-    """Drops all that is kept."""
+    """Drop all entries."""
     _cache.clear()
     trim()
 
 
 def trim() -> None:
-    """Gives memory that was freed back to the system, where its allocator has to be asked (glibc's)."""
+    """Give freed memory back to the system, where the allocator has to be asked (glibc's)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

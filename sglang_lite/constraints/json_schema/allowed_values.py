@@ -1,4 +1,4 @@
-"""What values a schema allows in a place, for reading texts that spell a string in the same way as another value."""
+"""Values that a schema allows in a place, for reading texts that spell a string like another value."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class AllowedValues:
 
     @property
     def choices(self) -> bool:
-        """The strings are a list."""
+        """Whether the strings are a finite list."""
         return texts_of(self._values.strings) is not None
 
     @property
@@ -92,7 +92,9 @@ class AllowedValues:
         return json.dumps(text, ensure_ascii=False)
 
     def _has(self, value: Any) -> bool:
-        """The value is allowed, as far as it can be told without looking into it. As a string it would be in quotes."""
+        """Whether a value is allowed, as far as it can be told without looking into it. As a string it would be in
+        quotes.
+        """
         values = self._values
         match value:
             case None:

@@ -1,4 +1,4 @@
-"""Which keywords of a document demand something of a text, and which only say something."""
+"""Keywords of a document by whether they assert something of a value or only annotate it."""
 
 from __future__ import annotations
 

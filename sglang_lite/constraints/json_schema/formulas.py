@@ -26,12 +26,14 @@ class Const:
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
+    """Values in all of the parts."""
+
     parts: tuple[Formula, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """At least one of them."""
+    """Values in at least one of the parts."""
 
     parts: tuple[Formula, ...]
 

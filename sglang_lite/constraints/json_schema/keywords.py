@@ -1,4 +1,4 @@
-"""What each group of keywords says about the values of its type, as sets of values.
+"""Keywords that assert something of values of one type, by groups, as sets of values.
 
 Source: JSON Schema draft 2020-12, validation; of older drafts `items` as a list with `additionalItems`, and boolean
 `exclusiveMinimum` and `exclusiveMaximum`.

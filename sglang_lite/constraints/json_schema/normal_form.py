@@ -25,7 +25,8 @@ _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")  # without which finished
 
 @dataclass(frozen=True, slots=True)
 class NormalForm:
-    """
+    """A schema as a language.
+
     Attributes:
         language: the texts of valid values in the style that is generated; of more than those, if `checked`.
         checked: what is not enforced but checked in finished values: JSON Pointers of keywords, and why.

@@ -28,7 +28,7 @@ class Notation(Protocol):
         ...
 
     def number(self, shape: ArrayShape | ObjectShape) -> int:
-        """What stands for a shape in the keys of its rules."""
+        """Number that stands for a shape in the keys of its rules."""
         ...
 
     def item(self, formula: Formula) -> Node:
@@ -40,5 +40,5 @@ class Notation(Protocol):
         ...
 
     def end(self, *, empty: bool) -> Node:
-        """What comes after the last member."""
+        """Text after the last member."""
         ...

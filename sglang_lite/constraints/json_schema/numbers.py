@@ -48,7 +48,7 @@ class NumberRange:
         return (self.step is None or not value % self.step) and all(value % each for each in self.avoid)
 
     def members(self) -> list[Fraction] | None:
-        """All of them, None where they are too many to count."""
+        """List of the numbers; None where they are too many to count."""
         if self.low is not None and self.low == self.high:
             return [self.low] if self.low in self else []
         if self.step is None or self.low is None or self.high is None:
@@ -73,7 +73,7 @@ NONE: Numbers = ()
 
 
 def is_finite(value: float) -> bool:
-    """Of whole numbers as long as one likes, too."""
+    """Whether a number is finite; whole numbers of any length are."""
     return isinstance(value, int) or math.isfinite(value)
 
 

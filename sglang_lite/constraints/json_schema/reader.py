@@ -1,4 +1,4 @@
-"""What a schema says, as sets of values: its keywords (keywords.py, applicators.py) put together.
+"""Reading of schemas as sets of values: their keywords (keywords.py, applicators.py) put together.
 
 Source: JSON Schema draft 2020-12, core, 10 and 11.
 """
@@ -39,7 +39,8 @@ class _Circle(Exception):  # noqa: N818 # never leaves this module
 
 
 class SchemaReader:
-    """
+    """Reader of a schema document, place by place, as sets of values.
+
     Args:
         document: the schema.
         assert_format: `format` is a demand, not a remark.
@@ -78,7 +79,7 @@ class SchemaReader:
             self._open.discard(key)
 
     def empty(self, formula: Formula) -> bool:
-        """The formula is known to allow no value; not, where that can't be told without going round in circles."""
+        """Whether a formula is known to allow no value; False where that can't be told without following a circle."""
         if isinstance(formula, bool):
             return not formula
         key = frozenset(formula.parts) if isinstance(formula, AllOf) else formula
@@ -144,7 +145,7 @@ class SchemaReader:
         return values if seen or not inner else self._seen(values, all_=False)
 
     def _seen(self, values: ValueSet, *, all_: bool) -> ValueSet:
-        """The same values with everything evaluated, or nothing."""
+        """Mark everything in a set as evaluated, or nothing."""
         arrays = (replace(a, seen=(None, ()) if all_ else (0, ())) for a in values.arrays)
         objects = (replace(o, seen=ANY_TEXT if all_ else NOTHING) for o in values.objects)
         return replace(values, arrays=tuple(dict.fromkeys(arrays)), objects=tuple(dict.fromkeys(objects)))

@@ -40,6 +40,8 @@ _SHAPE, _STATE = 20, 5  # what a shape and a state cost, where a member costs 1
 
 
 class Member(NamedTuple):
+    """Member of an object: its name, its values, and whether there has to be one."""
+
     name: str
     formula: Formula
     required: bool
@@ -47,7 +49,8 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ObjectShape:
-    """
+    """Set of objects, by members, names and counts.
+
     Attributes:
         members: what is said of single names, in the order they are written in.
         others: of all other names those that may occur, as disjoint languages, and what their values are.
@@ -66,12 +69,12 @@ class ObjectShape:
     counted_at: str | None = None
 
     def unlisted(self, name: str) -> Member:
-        """What is said of a name that no member has."""
+        """Member for a name that is not listed, as `others` say."""
         formula = next((f for names, f in self.others if names == ANY_TEXT or accepts(names, name)), False)
         return Member(name, formula, False)
 
     def listed(self) -> ObjectShape:
-        """The same, with all others whose names can be listed among the members."""
+        """Move the `others` whose names can be listed to the members."""
         listed = [(names, texts, f) for names, f in self.others if (texts := texts_of(names)) is not None]
         known = {member.name for member in self.members}
         members = [Member(name, f, False) for _, texts, f in listed for name in texts if name not in known]
@@ -80,7 +83,7 @@ class ObjectShape:
         return replace(self, members=(*self.members, *members), others=others) if listed else self
 
     def too_few(self) -> bool:
-        """There are more members to be than there can be."""
+        """Whether more members are required than are possible."""
         least = max(self.least, sum(member.required for member in self.members))
         possible = None if self.others else sum(member.formula is not False for member in self.members)
         most = _smaller(self.most, possible)
@@ -93,7 +96,7 @@ class ObjectShape:
 
 
 class Contains(NamedTuple):
-    """Of the items from `start` on, at least `least` and at most `most` are in the formula."""
+    """Bound on items: from `start` on, at least `least` and at most `most` are in the formula."""
 
     formula: Formula
     start: int
@@ -103,7 +106,8 @@ class Contains(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ArrayShape:
-    """
+    """Set of arrays, by items and counts.
+
     Attributes:
         prefix: what the first items are.
         rest: what those after them are.
@@ -145,7 +149,7 @@ _Shape = TypeVar("_Shape", ArrayShape, ObjectShape)
 
 
 class Algebra:
-    """What can be done with sets of values, within an amount of work, whatever time it takes.
+    """Operations on sets of values, bounded by work, not by time.
 
     Args:
         empty: whether a formula is known to allow no value.
@@ -204,7 +208,7 @@ class Algebra:
         return self.without(ANY_VALUE, values)
 
     def without(self, a: ValueSet, b: ValueSet) -> ValueSet:
-        """What is in the first and not in the second."""
+        """Difference of two sets."""
         if b.loose:  # whether a value is wrongly in it is not known
             return replace(a, loose=True)
         return ValueSet(
@@ -239,7 +243,7 @@ class Algebra:
         return shapes
 
     def is_empty(self, values: ValueSet) -> bool:
-        """There is no such value, as far as one can see without going round in circles."""
+        """Whether a set is known to be empty, without following circles of references."""
         if values.null or values.booleans or values.numbers or values.strings != NOTHING:
             return False
         return not any(map(self._possible, values.arrays)) and not any(map(self._possible, values.objects))
@@ -351,7 +355,7 @@ def both_strings(a: Node, b: Node) -> Node:
 
 
 def _both_strings(a: Node, b: Node) -> tuple[Node, int]:
-    """The same, with the work that it took."""
+    """Strings in both languages, and the work spent."""
     for finite, other in ((a, b), (b, a)):
         texts = texts_of(finite)
         if texts is not None:
@@ -367,7 +371,7 @@ def _both_strings(a: Node, b: Node) -> tuple[Node, int]:
 
 
 def _unless_empty(node: Node) -> tuple[Node, int]:
-    """NOTHING for a language without a text, and the work that it took to tell."""
+    """Replace an empty language by NOTHING; with the work spent on telling."""
     if not isinstance(node, Intersection | Complement):
         return node, 1
     if isinstance(node, Complement) and (texts := texts_of(node.node)) is not None:  # there are always others

@@ -1,4 +1,4 @@
-"""The texts of arrays.
+"""Grammars of arrays.
 
 Where more is asked than what each item is (`contains`, `uniqueItems`), a rule stands for a place between items: how
 many there have been, how many of them count for what, and which values are used up.
@@ -77,7 +77,7 @@ def _items(writer: Notation, shape: ArrayShape) -> Node:
 
 
 def _different(writer: Notation, shape: ArrayShape) -> bool:
-    """Any two items are different, whatever they are."""
+    """Whether any two items differ, whatever they are."""
     if shape.most is None and shape.rest is not False:
         return False
     most = len(shape.prefix) if shape.most is None else shape.most
@@ -142,7 +142,7 @@ class _ArrayWriter:
         return alternation(options)
 
     def _counting(self, index: int, counts: tuple[int, ...]) -> Iterator[tuple[Formula, tuple[int, ...]]]:
-        """What the next item is, as one that counts for each `contains` or not, and the counts after it."""
+        """Formulas of the next item, counted for each `contains` or not, with the counts after it."""
         choices: list[list[tuple[Formula, int]]] = []
         for count, (formula, start, least, most) in zip(counts, self._shape.contains):
             if index < start or (most is None and count >= least):

@@ -36,7 +36,7 @@ _WHOLE = parse(r"-?(?:0|[1-9][0-9]*)")
 
 
 def texts(numbers: Numbers) -> Node:
-    """What spells the numbers; NOTHING for none.
+    """Texts of a set of numbers; NOTHING for none.
 
     Raises:
         ConstraintError: multiples that no small automaton can tell.
@@ -105,7 +105,7 @@ def _split(value: Fraction) -> tuple[int, str]:
 
 
 def _fraction_from(digits: str, *, is_open: bool) -> Node:
-    """What may follow a whole part so that the fraction is at least 0.digits, or more if `is_open`."""
+    """Texts after a whole part with which the fraction is at least 0.digits, or more if `is_open`."""
     if not digits:
         return concat(literal("."), _SOME_MORE) if is_open else _FRACTION
     options = [
@@ -117,7 +117,7 @@ def _fraction_from(digits: str, *, is_open: bool) -> Node:
 
 
 def _fraction_to(digits: str, *, is_open: bool) -> Node:
-    """The same for at most 0.digits. They end in no zero."""
+    """Texts after a whole part with which the fraction is at most 0.digits, which end in no zero."""
     if not digits:
         return NOTHING if is_open else optional(parse(r"\.0+"))
     options: list[Node] = [EMPTY]
@@ -212,7 +212,7 @@ def _divisible(number: int, after_point: int) -> Node:
 
 
 def _endings(number: int, after_point: int) -> Node:
-    """The same for a number that divides a power of ten: by the last digits."""
+    """Digits that make a multiple of a number that divides a power of ten: by the last digits."""
     width = 0
     while 10**width % number:
         width += 1

@@ -65,7 +65,9 @@ class _ObjectWriter:
             self._refuse_what_repeated_names_break(required)
 
     def _refuse_what_repeated_names_break(self, required: int) -> None:
-        """Names that are not listed may be written twice, of which no grammar knows. The last one counts."""
+        """Refuse counts and needs that a name written twice would break: no grammar knows of it, and the last one
+        counts.
+        """
         if self._shape.least - required > 1 and self._shape.counted_at is not None:
             raise ConstraintError(
                 "json_schema: that there are several members with different names can't be enforced.",
@@ -90,7 +92,7 @@ class _ObjectWriter:
         return self._writer.member(literal(member.name), member.formula, first=not count)
 
     def _first(self, start: int, end: int) -> Node:
-        """At least one of the members from `start` on, the first ones of the object."""
+        """One or more of the members from `start` to `end`, the first ones of the object."""
         if end - start == 1:
             return self._member(start, 0)
         return self._writer.rule((self._number, "first", start, end), lambda: self._first_half(start, end))
@@ -144,7 +146,7 @@ class _ObjectWriter:
         return self._place(0, 0, frozenset())
 
     def _place(self, index: int, count: int, met: _Met) -> Ref:
-        """Where the named members from `index` on may come."""
+        """Rule for the place where the named members from `index` on may come."""
         return self._writer.rule((self._number, index, count, met), lambda: self._at_place(index, count, met))
 
     def _at_place(self, index: int, count: int, met: _Met) -> Node:

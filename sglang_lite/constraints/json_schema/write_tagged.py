@@ -43,7 +43,8 @@ _STRING = 3  # of Tags.types
 
 
 class TaggedWriter:
-    """
+    """Writer of objects whose members stand between tags.
+
     Args:
         reader: of the schema.
         separators: of JSON.

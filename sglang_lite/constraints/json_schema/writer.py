@@ -26,7 +26,8 @@ MAX_RULES = 30_000  # llguidance 1.9.1 takes 65,000 symbols, lexemes included
 
 
 class JsonWriter:
-    """
+    """Writer of values as JSON in one style.
+
     Args:
         reader: of the schema.
         separators: what stands between items, and after names.
@@ -73,7 +74,7 @@ class JsonWriter:
         return Ref(self._names[key])
 
     def number(self, shape: ArrayShape | ObjectShape) -> int:
-        """What stands for a shape in the keys of its rules."""
+        """Number that stands for a shape in the keys of its rules."""
         return self._numbers.setdefault(shape, len(self._numbers))
 
     def value(self, formula: Formula) -> Ref:
@@ -114,7 +115,7 @@ def _has_unlisted(shape: ObjectShape) -> bool:
 
 
 def _pointer(formula: Formula) -> str:
-    """Where a formula is from, "" where that can't be told."""
+    """JSON Pointer that a formula is from; "" where that can't be told."""
     parts = formula.parts if isinstance(formula, AllOf | AnyOf) else (formula,)
     return next((part.place.pointer for part in parts if isinstance(part, ValidAt)), "")
 

@@ -126,7 +126,7 @@ class _Parser:
         return CharSet(charsets.complement(ranges) if negated else charsets.union(ranges))
 
     def _character(self) -> str:
-        """One character as it is or escaped. Goes past nothing else."""
+        """Read one character, plain or escaped, and nothing after it."""
         scanner = self._scanner
         start = scanner.at
         match = scanner.peek(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))|(?s:[^\\])")

@@ -211,7 +211,7 @@ class _Parser:
         return Ref(name)
 
     def _resolved(self, name: str, inside: tuple[str, ...] = ()) -> Node:
-        """What a terminal stands for."""
+        """Node of a terminal, its names resolved."""
         if name in inside:
             self._scanner.fail(f"the terminal {name} refers to itself", self._uses.get(name, 0))
         if name not in self._terminals:

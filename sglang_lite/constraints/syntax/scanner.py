@@ -13,7 +13,8 @@ MAX_NESTING = 100
 
 
 class Scanner:
-    """
+    """Reader of the text of a grammar from left to right, with errors that show the place.
+
     Args:
         kind: of the grammar, for errors.
         text: of the grammar.
@@ -40,7 +41,7 @@ class Scanner:
         raise ConstraintError(f"{self.kind}: line {line}: {problem}\n  {shown}\n  {caret}", hint=hint)
 
     def skip(self) -> None:
-        """Goes past blanks and comments."""
+        """Skip blanks and comments."""
         match = self._blank.match(self.text, self.at)
         if match:
             self.at = match.end()
@@ -49,7 +50,7 @@ class Scanner:
         return re.compile(pattern).match(self.text, self.at)
 
     def take(self, pattern: str) -> re.Match[str] | None:
-        """What matches here, if anything does, and the blanks after it."""
+        """Match a pattern here and skip the blanks after it; None where it does not match."""
         match = self.peek(pattern)
         if match:
             self.at = match.end()

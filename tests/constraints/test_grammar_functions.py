@@ -134,8 +134,8 @@ def test_gen_takes_grammars_and_any_constraint():
     assert set(state["l"]) == {"a"}
     assert g.matches(tag, state["t"])
     assert state["j"] == "null"
-    assert sgl.gen("x", ebnf='root ::= "a"').constraint == Ebnf('root ::= "a"')
-    assert sgl.gen("x", lark='start: "a"').constraint == Lark('start: "a"')
+    assert sgl.gen("x", ebnf='root ::= "a"').node.constraint == Ebnf('root ::= "a"')
+    assert sgl.gen("x", lark='start: "a"').node.constraint == Lark('start: "a"')
 
 
 @pytest.mark.parametrize(
