@@ -62,7 +62,7 @@ def test_the_public_names_are_the_records():
 
 @pytest.mark.parametrize("source", [sgl.Regex("[ab]"), sgl.Grammar('start: "a"'), {"enum": ["a"]}, Literal["a"]])
 def test_gen_takes_whatever_is_a_constraint(source):
-    node = sgl.gen("x", constraint=source)
+    node = sgl.gen("x", constraint=source).node
     assert g.matches(node.constraint, g.check(source).example)
 
 
