@@ -6,6 +6,7 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite import wire
+from sglang_lite.errors import WireError
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.program.nodes import Program
@@ -32,7 +33,7 @@ class OverTheWire(LocalBackend):
         def carried(event):
             try:
                 sink(self.carry(event))
-            except sgl.WireError as error:
+            except WireError as error:
                 self.messages.append((error, None))
                 sink(error)
 
@@ -92,4 +93,4 @@ def test_a_stream_comes_over_the_wire(engine, name):
     if isinstance(pieces, list):
         assert "".join(pieces) == state.text()
     assert [said(found) for _, found in there.messages] == [said(sent) for sent, _ in there.messages]
-    assert not any(isinstance(found, sgl.WireError) for _, found in there.messages)
+    assert not any(isinstance(found, WireError) for _, found in there.messages)
