@@ -79,7 +79,7 @@ REFUSED = {
 
 
 def rows():
-    text = (Path(__file__).parents[2] / "docs" / "constraints.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "constraints.md").read_text(encoding="utf-8")
     found = {}
     for line in text.splitlines():
         if match := re.fullmatch(
