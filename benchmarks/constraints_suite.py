@@ -31,7 +31,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 import sglang_lite as sgl
-from sglang_lite.constraints.json_schema.style import in_style
+from sglang_lite.constraints.json_schema.write_value import value_text
 from sglang_lite.protocol import JsonSchema
 from sglang_lite.runtime.grammar.base import generates
 from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine
@@ -127,7 +127,7 @@ def real(engine: LlguidanceEngine, stride: int) -> list[str]:
             wrong[level] += any(verdict and not case["valid"] for verdict, case in zip(verdicts, tests))
         for case in tests:
             styled = (
-                in_style(constraint, case["data"]) if case["valid"] and judged["rewritten"][0] is not None else None
+                value_text(constraint, case["data"]) if case["valid"] and judged["rewritten"][0] is not None else None
             )
             masks += mask_times(engine, grammar.matcher(), engine.encode(styled)) if styled else []
     return [

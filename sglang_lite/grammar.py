@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sglang_lite.constraints import matching
+from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, type_of
 from sglang_lite.constraints.coerce import Grammar as Grammar
-from sglang_lite.constraints.coerce import Source, as_constraint, type_of
+from sglang_lite.constraints.json_schema.assertions import assertions_and_annotations
 from sglang_lite.constraints.json_schema.normal_form import document_of, normalise
-from sglang_lite.constraints.json_schema.pointers import said_by
-from sglang_lite.constraints.json_schema.style import in_style
+from sglang_lite.constraints.json_schema.write_value import value_text
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.limits import within_limits
-from sglang_lite.constraints.memo import remembered
+from sglang_lite.constraints.memo import memoized
 from sglang_lite.constraints.sampling import sample
 from sglang_lite.constraints.schema import json_schema as json_schema
 from sglang_lite.protocol import (
@@ -88,7 +88,7 @@ class Report:
     seconds: float = 0.0
 
 
-def check(constraint: Source, model: str | Path | Engine | None = None) -> Report:
+def check(constraint: ConstraintLike, model: str | Path | Engine | None = None) -> Report:
     """What of a constraint, a JSON schema or a Python type will be kept.
 
     Args:
@@ -134,10 +134,10 @@ def check(constraint: Source, model: str | Path | Engine | None = None) -> Repor
 def _said_by(constraint: Constraint) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if not isinstance(constraint, JsonSchema):
         return (), ()
-    return said_by(document_of(constraint), assert_format=constraint.format == "assert")
+    return assertions_and_annotations(document_of(constraint), assert_format=constraint.format == "assert")
 
 
-def matches(constraint: Source, text: str, model: str | Path | Engine | None = None) -> bool:
+def matches(constraint: ConstraintLike, text: str, model: str | Path | Engine | None = None) -> bool:
     """The masks allow the text, token by token to its end, and a finished value is valid.
 
     A JSON schema may be held against JSON with any blanks, order of members and spelling of numbers: its value is
@@ -159,7 +159,7 @@ def matches(constraint: Source, text: str, model: str | Path | Engine | None = N
     texts: list[str | None] = [text]
     try:
         if isinstance(known, JsonSchema):
-            texts.append(in_style(known, matching.validate(known, text)))
+            texts.append(value_text(known, matching.validate(known, text)))
         if kind is not None:
             kind.parse(text)
     except ValueValidationError:
@@ -167,7 +167,7 @@ def matches(constraint: Source, text: str, model: str | Path | Engine | None = N
     return any(_generates(grammar, engine, each) for each in texts if each is not None)
 
 
-def validate(constraint: Source, text: str) -> Any:
+def validate(constraint: ConstraintLike, text: str) -> Any:
     """The value of a finished text: for a Python type one of it, for a JSON schema what the text spells, else the text.
 
     Raises:
@@ -197,7 +197,7 @@ def _engine(tokenizer: Tokenizer | None, vocab_size: int | None) -> LlguidanceEn
     return LlguidanceEngine(tokenizer, vocab_size, eos)
 
 
-@remembered
+@memoized
 def _grammar(engine: LlguidanceEngine, constraint: Constraint) -> CompiledGrammar:
     return engine.compile(constraint)
 

@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from sglang_lite.constraints.emit.lark import to_lark
 from sglang_lite.constraints.emit.lexemes import lexed
 from sglang_lite.constraints.language import language_of
-from sglang_lite.constraints.memo import remembered
+from sglang_lite.constraints.memo import memoized
 from sglang_lite.constraints.schema import parse_json
 from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema
 
@@ -54,7 +54,7 @@ def start(text: str, tokenizer: Any) -> Any:
 
 
 def _limits(text: str) -> LLParserLimits:
-    """Of a grammar."""
+    """Limits of work for the text of a grammar."""
     rules = (line for line in text.split("\n") if not line.startswith("T"))  # a terminal takes one item, whatever it is
     alternatives = sum(1 + line.count(" | ") + line.count("(") for line in rules)
     return LLParserLimits(
@@ -86,7 +86,7 @@ def reason(matcher: Any) -> str:
     return next(filter(None, lines), "refused without a reason")
 
 
-@remembered
+@memoized
 def _start(constraint: Constraint) -> _Start:
     text = grammar_text(constraint)
     return _Start(start(text, _bytes()), PARSER_BYTES * len(text))
@@ -94,7 +94,8 @@ def _start(constraint: Constraint) -> _Start:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """
+    """Compiled constraint.
+
     Attributes:
         matcher: at the start.
         size: bytes that it takes, roughly.
@@ -109,8 +110,8 @@ def _bytes() -> LLTokenizer:
     return LLTokenizer("byte")
 
 
-class Walk:
-    """A place in the texts of a constraint.
+class ByteMatcher:
+    """Matcher of a text against a constraint, piece by piece.
 
     Args:
         constraint: compiled here, unless it was before.
@@ -128,9 +129,9 @@ class Walk:
         self.constraint, self.text = constraint, ""
         self._at = _start(constraint).matcher.deep_copy()
 
-    def copy(self) -> Walk:
-        """One that goes on by itself."""
-        twin = object.__new__(Walk)
+    def copy(self) -> ByteMatcher:
+        """An independent matcher at the same place."""
+        twin = object.__new__(ByteMatcher)
         twin.constraint, twin.text, twin._at = self.constraint, self.text, self._at.deep_copy()
         return twin
 
@@ -138,7 +139,7 @@ class Walk:
         """Goes on.
 
         Raises:
-            ConstraintError: no text of the constraint goes on so; the walk stays where it was.
+            ConstraintError: no text of the constraint continues so; the matcher is unchanged.
         """
         at, taken = self._tried(text)
         if taken is not None:
@@ -151,7 +152,7 @@ class Walk:
         self.text += text
 
     def possible(self, texts: Sequence[str]) -> tuple[str, ...]:
-        """Those of some texts that it can go on with.
+        """Filter texts by whether `push` would take them.
 
         Raises:
             ConstraintError: none.
@@ -162,7 +163,7 @@ class Walk:
         return found
 
     def end(self) -> None:
-        """Nothing comes any more.
+        """Check that the text is complete.
 
         Raises:
             ConstraintError: the text is not complete.
@@ -176,7 +177,9 @@ class Walk:
             parse_json(self.constraint, self.text)
 
     def _tried(self, text: str) -> tuple[Any, str | None]:
-        """Where a text leads; where it leads nowhere, as far as it goes, and what of it goes so far."""
+        """The matcher after a text and None; for a refused text, the matcher after its longest accepted part, and that
+        part.
+        """
         data = text.encode("utf-8", "surrogatepass")
         at = self._at.deep_copy()
         count = at.try_consume_tokens(list(data))
@@ -186,7 +189,7 @@ class Walk:
 
 
 def _next(at: Any) -> str:
-    """What may come next, in words, if that is little."""
+    """A sentence on what may come next; empty where that is too much to list."""
     if at.is_stopped():
         return " It is complete."
     forced = at.compute_ff_bytes().decode("utf-8", "ignore")

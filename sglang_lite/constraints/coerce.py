@@ -1,4 +1,4 @@
-"""What users give as a constraint: a record, a schema, a Python type, or the text of a grammar."""
+"""Constraints from what users give: a record, a schema, a Python type, or the text of a grammar."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sglang_lite.constraints.syntax.lark import parse as parse_lark
 from sglang_lite.constraints.syntax.regex import parse as parse_regex
 from sglang_lite.protocol import Constraint, ConstraintError, Ebnf, Lark, Regex
 
-Source: TypeAlias = Constraint | Mapping[str, Any] | Any  # a constraint, a schema, or a Python type
+ConstraintLike: TypeAlias = Constraint | Mapping[str, Any] | Any  # a constraint, a schema, or a Python type
 
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
@@ -25,11 +25,11 @@ def Grammar(text: str) -> Ebnf | Lark:  # noqa: N802 # stands beside the records
     return Ebnf(text) if _GBNF_RULE.search(text) else Lark(text)
 
 
-def as_constraint(source: Source) -> Constraint:
-    """A constraint from what stands for one.
+def as_constraint(source: ConstraintLike) -> Constraint:
+    """Convert a record, a schema or a Python type to a constraint.
 
     Raises:
-        ConstraintError: nothing that does.
+        ConstraintError: `source` is none of these.
     """
     if isinstance(source, get_args(Constraint)):
         return cast(Constraint, source)
@@ -41,17 +41,17 @@ def as_constraint(source: Source) -> Constraint:
     return Regex("(?s).*") if found is None else found
 
 
-def type_of(source: Source) -> ValueType | None:
+def type_of(source: ConstraintLike) -> ValueType | None:
     """The Python type that stands for a constraint, None for what else does.
 
     Raises:
-        ConstraintError: nothing that does.
+        ConstraintError: `source` is none of these.
     """
     return None if isinstance(source, (*get_args(Constraint), str, Mapping, bool)) else value_type(source)
 
 
-def check_written(constraint: Constraint) -> Constraint:
-    """Refuses a regex or grammar that is broken.
+def check_syntax(constraint: Constraint) -> Constraint:
+    """Refuse a regex or grammar that is broken.
 
     Raises:
         ConstraintError: with the place.

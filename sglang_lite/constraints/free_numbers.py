@@ -59,11 +59,11 @@ class NumberText:
 
     @property
     def begun(self) -> str:
-        """All that has come, which a number may begin with unless it is `over`."""
+        """Text so far, which a number may begin with unless it is `over`."""
         return self._text
 
     def push(self, piece: str) -> None:
-        """Takes the text of the next token."""
+        """Append the text of the next token."""
         self._text += piece
         self._ends.append(len(self._text))
         self._look()
@@ -75,21 +75,21 @@ class NumberText:
             self.close()
 
     def close(self) -> None:
-        """No more comes."""
+        """End the text."""
         self.over = True
         self.certain = first_number(self._number, self._text)
 
     def take(self) -> str:
-        """What has become certain since the last time."""
+        """Take the part that has become certain since the last call."""
         new, self._taken = self.certain[self._taken :], max(self._taken, len(self.certain))
         return new
 
     @property
     def tokens(self) -> int:
-        """How many tokens lie in what is certain, from their first to their last character."""
+        """Number of tokens that lie in `certain`, from their first to their last character."""
         return bisect_right(self._ends, len(self.certain))
 
     @property
     def whole(self) -> bool:
-        """All of the text is a number."""
+        """Whether the whole text is a number."""
         return first_number(self._number, self._text) == self._text != ""

@@ -25,7 +25,7 @@ from sglang_lite.constraints.formal.nodes import (
 from sglang_lite.constraints.free_numbers import PATTERNS
 from sglang_lite.constraints.json_schema.normal_form import normalise, tagged
 from sglang_lite.constraints.limits import within_limits
-from sglang_lite.constraints.memo import remembered
+from sglang_lite.constraints.memo import memoized
 from sglang_lite.constraints.syntax import gbnf, lark
 from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.protocol import (
@@ -64,7 +64,7 @@ def language_of(constraint: Constraint) -> Language:
         return _language_of(constraint)
 
 
-@remembered
+@memoized
 def _language_of(constraint: _Other) -> Language:
     match constraint:
         case Ebnf(text):

@@ -12,7 +12,8 @@ from sglang_lite.protocol import ConstraintError, SglError
 
 @contextmanager
 def within_limits(kind: str) -> Iterator[None]:
-    """
+    """Turn Python's own limits into refusals.
+
     Args:
         kind: of what is worked out inside, for errors.
 

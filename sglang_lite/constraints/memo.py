@@ -1,6 +1,5 @@
-"""What was worked out before, kept within bytes: constraints differ in size by six orders of magnitude, so that a
-number of entries says nothing of the memory they take. All functions share one store, of which the entries used longest
-ago go first.
+"""Memoized functions whose results share one cache, bounded by bytes: constraints differ in size by six orders of
+magnitude, so that a number of entries says nothing of the memory they take.
 """
 
 from __future__ import annotations
@@ -20,8 +19,9 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-class Store:
-    """
+class BoundedCache:
+    """Cache bounded by the bytes of its entries; the ones used longest ago go first.
+
     Args:
         most: bytes.
     """
@@ -29,45 +29,45 @@ class Store:
     def __init__(self, most: int) -> None:
         self.bytes = 0
         self._most = most
-        self._kept: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
+        self._entries: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, key: Any) -> Any:
-        """What is kept, in a tuple; None where nothing is."""
+        """Look up a value: in a tuple, or None."""
         with self._lock:
-            found = self._kept.get(key)
+            found = self._entries.get(key)
             if found is None:
                 return None
             value, size = found
             if (now := getattr(value, "size", size)) != size and isinstance(now, int):  # it has grown
                 self.bytes += now - size
-                self._kept[key] = value, now
-            self._kept.move_to_end(key)
+                self._entries[key] = value, now
+            self._entries.move_to_end(key)
             return (value,)
 
     def put(self, key: Any, value: Any, size: int) -> None:
         with self._lock:
-            self.bytes += size - self._kept.pop(key, (None, 0))[1]
-            self._kept[key] = value, size
-            while self.bytes > self._most and len(self._kept) > 1:
-                self.bytes -= self._kept.popitem(last=False)[1][1]
+            self.bytes += size - self._entries.pop(key, (None, 0))[1]
+            self._entries[key] = value, size
+            while self.bytes > self._most and len(self._entries) > 1:
+                self.bytes -= self._entries.popitem(last=False)[1][1]
 
     def clear(self) -> None:
         with self._lock:
-            self._kept.clear()
+            self._entries.clear()
             self.bytes = 0
 
 
-_store = Store(MAX_BYTES)
+_cache = BoundedCache(MAX_BYTES)
 
 
-def remembered(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """A function of hashable arguments whose results are kept; errors are not."""
+def memoized(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Memoize a function of hashable arguments; errors are not kept."""
 
     @wraps(function)
     def found(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         key = (function, args, *kwargs.items()) if kwargs else (function, args)
-        known = _store.get(key)
+        known = _cache.get(key)
         if known is not None:
             value: _R = known[0]
         else:
@@ -75,14 +75,14 @@ def remembered(function: Callable[_P, _R]) -> Callable[_P, _R]:
             size = size_of((args, value))
             if size > LARGE:
                 trim()
-            _store.put(key, value, size)
+            _cache.put(key, value, size)
         return value
 
     return found
 
 
 def size_of(value: Any) -> int:
-    """Bytes that a value takes, roughly. What has a `size` says so itself, and may grow."""
+    """Memory of a value in bytes, roughly. An object with a `size` is asked, and may grow."""
     total, seen, stack = 0, set[int](), [value]
     while stack:
         each = stack.pop()
@@ -108,13 +108,13 @@ def size_of(value: Any) -> int:
     return total
 
 
-def forget() -> None:
-    """Drops all that is kept."""
-    _store.clear()
+def clear() -> None:
+    """Drop all entries."""
+    _cache.clear()
     trim()
 
 
 def trim() -> None:
-    """Gives memory that was freed back to the system, where its allocator has to be asked (glibc's)."""
+    """Give freed memory back to the system, where the allocator has to be asked (glibc's)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -94,7 +94,7 @@ class _Sampler:
 
 
 def _heights(language: Language) -> dict[str, float]:
-    """How deep rules nest in the shortest text of each rule."""
+    """Depth of rules in the shortest text of each rule."""
     heights = dict.fromkeys(language.rules, float("inf"))
     using = users(language.rules)
     for name in (queue := list(language.rules)):

@@ -117,7 +117,7 @@ def _inner(given: _Fields, depth: int) -> Constraint:
 
 
 def _text_without(*excluded: str) -> Constraint:
-    """Any text in which none of these occurs."""
+    """Constraint of any text in which none of `excluded` occurs."""
     anything = "/(?s:.*)/"
     parts = "".join(f" & ~({anything} {json.dumps(each)} {anything})" for each in excluded)
     return Lark(f"start: TEXT\nTEXT: {anything}{parts}")

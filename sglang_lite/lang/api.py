@@ -6,7 +6,7 @@ import builtins
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, overload
 
-from sglang_lite.constraints.coerce import Source, as_constraint, check_written
+from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
 from sglang_lite.constraints.python_types.value_type import number_text, value_type
 from sglang_lite.constraints.schema import json_schema as checked_schema
 from sglang_lite.lang.backend.default import as_backend
@@ -96,7 +96,7 @@ def gen(
     tool_choice: str | Callable[..., Any] | None = None,
     ebnf: str | None = None,
     lark: str | None = None,
-    constraint: Source | None = None,
+    constraint: ConstraintLike | None = None,
     seed: int | None = None,
     include_stop: bool | None = None,
     repetition_penalty: float | None = None,
@@ -217,7 +217,7 @@ def _options(timeout: Any, retries: Any, check: Any, backend: Any, reasoning: An
 
 def _constraint(kind: str, given: Any) -> Constraint:
     if kind == "constraint":
-        return check_written(as_constraint(given))
+        return check_syntax(as_constraint(given))
     if kind == "json_schema":
         if isinstance(given, JsonSchema):
             return given
@@ -229,7 +229,7 @@ def _constraint(kind: str, given: Any) -> Constraint:
         return written
     if not isinstance(given, str):
         raise ParameterError(kind, f"{given!r} is not a string.")
-    return check_written(_WRITTEN[kind](given))
+    return check_syntax(_WRITTEN[kind](given))
 
 
 _WRITTEN: dict[str, Callable[[str], Constraint]] = {"regex": Regex, "ebnf": Ebnf, "lark": Lark}

@@ -175,7 +175,7 @@ class ProgramState:
         check_name(name, user_location())
         return _Scope(self, ScopeBegin(name), ScopeEnd(name))
 
-    def grammar(self, constraint: Source) -> _Scope:
+    def grammar(self, constraint: ConstraintLike) -> _Scope:
         """`with s.grammar(G):` all text added inside, generated or not, is together in the language of G.
 
         A generation goes on in G, and completes it unless it ends sooner: by its `stop`, `max_tokens`, or a constraint
@@ -189,7 +189,7 @@ class ProgramState:
             ConstraintError: an invalid constraint; inside, text that G does not allow; at its end, what is missing.
             CapabilityError: the backend only takes constraints on single generations.
         """
-        return _Scope(self, GrammarBegin(check_written(as_constraint(constraint))), GrammarEnd())
+        return _Scope(self, GrammarBegin(check_syntax(as_constraint(constraint))), GrammarEnd())
 
     def checkpoint(self) -> Checkpoint:
         """`with s.checkpoint() as c:` remembers this place; `c.rollback()` comes back to it."""

@@ -325,8 +325,9 @@ class Request:
         if self.stream:
             count = len(self._unsent) if self._number is None else self._number.tokens - self._sent
             ids, self._unsent = tuple(self._unsent[:count]), self._unsent[count:]
-            self.tell(Delta(text, ids, tuple(self.logprobs[self._sent : self._sent + len(ids)])))
+            logprobs = tuple(self.logprobs[self._sent : self._sent + len(ids)]) if self.logprobs else ()
             self._sent += len(ids)
+            self.tell(Delta(text, ids, logprobs))
 
     def _with_text(self, logprob: TokenLogprob) -> TokenLogprob:
         if not self.params.return_text_in_logprobs:

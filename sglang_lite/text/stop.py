@@ -33,6 +33,7 @@ class StopMatcher:
 
     def __init__(self, stops: tuple[str, ...], patterns: Mapping[str, regex.Pattern[str]] | None = None) -> None:
         self._stops, self._patterns = stops, patterns or {}
+        self._firsts = frozenset(stop[0] for stop in stops)
         self._text = ""  # all of it where there are patterns, which may look behind; else what is held back
         self._held = 0  # where what is held back begins
         self.matched: str | None = None
@@ -54,8 +55,8 @@ class StopMatcher:
         """
         if self.matched is not None:
             return ""
-        if not self._stops and not self._patterns:
-            return piece
+        if not self._patterns and not self._text and self._firsts.isdisjoint(piece):
+            return piece  # mostly no stop begins in it
         known = len(self._text)
         self._text += piece
         deadline = time.perf_counter() + _SECONDS

@@ -11,7 +11,7 @@ from typing import Any
 
 import regex
 
-from sglang_lite.constraints.json_schema.allowed_values import Allowed
+from sglang_lite.constraints.json_schema.allowed_values import AllowedValues
 from sglang_lite.protocol import JsonSchema, Tags
 from sglang_lite.text.stop import overlap
 
@@ -114,7 +114,7 @@ class _Open:
         count: members that have begun.
     """
 
-    allowed: Allowed
+    allowed: AllowedValues
     array: bool
     close: str
     count: int = 0
@@ -140,7 +140,7 @@ class _Value:
         seen: how far its text has been looked at.
     """
 
-    allowed: Allowed
+    allowed: AllowedValues
     types: frozenset[int]
     before: str
     after: str
@@ -173,7 +173,7 @@ class TaggedArguments:
         self._tags = tags
         self._member = self._head(tags.before)
         self._item = self._head(tags.item[0]) if tags.item else self._member
-        self._stack = [_Open(Allowed.of(schema), array=False, close="")]
+        self._stack = [_Open(AllowedValues.of(schema), array=False, close="")]
         self._value: _Value | None = None
 
     def push(self, text: str) -> tuple[int, str]:

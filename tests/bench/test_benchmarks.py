@@ -18,6 +18,7 @@ SMALL = {
     "cpu_decode.py": ["--batches", "1", "--new", "2", "--systems", "sglang_lite auto"],
     "extraction.py": ["--texts", "1", "--max-tokens", "2"],
     "frontend_overhead.py": ["--seconds", "0.01", "--programs", "4"],
+    "fresh_text.py": ["--rows", "2", "--trials", "1"],
     "gpu_floor.py": ["--help"],  # it needs a GPU
     "grammar_memory.py": ["--constraints", "1", "--seconds", "0"],
     "head.py": ["--rows", "1", "--new", "1", "--rounds", "1"],

@@ -9,11 +9,11 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.constraints import matching, memo
-from sglang_lite.constraints.byte_matcher import Walk
+from sglang_lite.constraints.byte_matcher import ByteMatcher
 from sglang_lite.constraints.emit import lexemes
-from sglang_lite.constraints.json_schema.formulas import At
+from sglang_lite.constraints.json_schema.formulas import ValidAt
 from sglang_lite.constraints.json_schema.normal_form import document_of, normalise
-from sglang_lite.constraints.json_schema.reader import Reader
+from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import ConstraintError, Ebnf, InOrder, Regex
@@ -72,7 +72,7 @@ def test_a_text_is_read_in_so_many_ways_at_most(name):
     for ask in (g.matches, matching.matches, g.validate):
         with pytest.raises(ConstraintError, match="too many ways"):
             ask(constraint, text)
-    walk = Walk(constraint)
+    walk = ByteMatcher(constraint)
     with pytest.raises(ConstraintError, match="too many ways"):
         walk.push(text)
 
@@ -86,9 +86,9 @@ def test_no_refusal_looks_at_a_clock(monkeypatch):
         {"type": "object", "properties": {"a": {"type": "string", "pattern": "^a.*b"}}, "minProperties": 1}
     )
     grammar = Ebnf('root ::= x "ab"* x\nx ::= "a" | "(" x ")" "b"?')
-    memo.forget()
+    memo.clear()
     known = normalise(schema).language, lexemes.lexed(language_of(grammar))
-    memo.forget()
+    memo.clear()
     hours = iter(range(0, 10**9, 3_600))
     for clock in ("monotonic", "perf_counter", "time", "process_time"):
         monkeypatch.setattr(time, clock, lambda: next(hours))
@@ -100,16 +100,16 @@ def test_work_is_counted_alike_whatever_is_remembered():
     document = document_of(json_schema({**alternatives(4), "allOf": [patterns]}))
 
     def work():
-        reader = Reader(document, assert_format=True)
-        reader.values(At(document.start))
+        reader = SchemaReader(document, assert_format=True)
+        reader.values(ValidAt(document.start))
         return reader.algebra.work
 
-    memo.forget()
+    memo.clear()
     assert work() == work() > 1_000
 
 
 def test_what_is_remembered_is_bounded_by_bytes():
-    store = memo.Store(1_000)
+    store = memo.BoundedCache(1_000)
     for i in range(100):
         store.put(i, "x", 90)
     assert store.bytes <= 1_000

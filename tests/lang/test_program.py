@@ -1,13 +1,19 @@
 """Programs on a scripted backend: what is added, what is read, and when."""
 
 import asyncio
+import re
 import threading
+from collections import Counter
 
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.backend.scripted import Call
 from sglang_lite.protocol import UNSET, JsonSchema, Number, Regex
+from sglang_lite.runtime.engine import Engine
+from tests.conformance.case import Never
+from tests.constraints.test_generation import random_model
 from tests.lang.fakes import Gated, within
 
 
@@ -387,6 +393,43 @@ def test_programs_add_no_threads():
     states = [program.run(backend=backend) for _ in range(50)]
     assert threading.active_count() <= before + 1
     assert all(state["a"] == ["x"] * 8 for state in states)
+
+
+def live_threads():
+    return Counter(re.sub(r"_\d+$", "", thread.name) for thread in threading.enumerate())
+
+
+def test_ten_thousand_live_states_have_one_thread():
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a")
+
+    before = live_threads()
+    states = [program.run(backend=Never()) for _ in range(10_000)]
+    assert not (live_threads() - before).keys() - {"sglang_lite-executor"}
+    assert live_threads()["sglang_lite-executor"] == 1
+    for state in states:
+        state.cancel()
+
+
+def test_states_that_are_alive_at_an_engine_share_its_threads():
+    @sgl.function
+    def program(s):
+        s += "x"
+        fork = s.fork(3)
+        fork += "y" + sgl.gen("a", max_tokens=2)
+        fork.join()
+        s += "z" + sgl.gen("b", max_tokens=2)
+
+    before = live_threads()
+    with Engine.of(random_model()) as engine:
+        states = [program.run(backend=LocalBackend(engine)) for _ in range(300)]
+        most = live_threads() - before
+        assert all(isinstance(state["b"], str) for state in states)
+        most |= live_threads() - before
+    assert most.keys() <= {"sglang_lite-executor", "sglang_lite-engine", "sglang_lite-encode"}
+    assert most["sglang_lite-engine"] == 1
+    assert most["sglang_lite-encode"] <= 4
 
 
 def test_works_inside_a_running_event_loop():

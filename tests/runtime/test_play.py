@@ -19,7 +19,7 @@ from sglang_lite.protocol import (
     Selection,
     Span,
 )
-from tests.runtime.scripted import SteppedEngine
+from tests.runtime.scripted import SteppedEngine, ended
 
 
 def greedy(tokens=8, **options):
@@ -439,4 +439,39 @@ def test_a_selection_without_choices_and_a_library_that_fails_are_told(monkeypat
     opened.extend(Text("a"), Gen("x", greedy(2)))
     assert isinstance(opened.events[-1], sgl.ProgramError)
     assert isinstance(opened.events[-1].__cause__, ZeroDivisionError)
+    engine.check_empty()
+
+
+def test_open_programs_that_are_idle_hold_nobody_up_and_hold_nothing():
+    """A thousand of them: in a fresh engine the same requests take as many steps and find as much room."""
+
+    def steps(engine):
+        before = engine.loop.steps
+        answers = [engine.start("abc" * i, greedy(9))[1] for i in range(1, 9)]
+        with pytest.raises(sgl.OverloadedError):  # all the room there is
+            engine.start("abc")
+        engine.drain()
+        return engine.loop.steps - before, [ended(events).token_ids for events in answers]
+
+    def make():
+        return SteppedEngine(max_running=4, max_queued=4, context_length=64, max_total_tokens=256)
+
+    alone, engine = make(), make()
+    found = []
+    for i in range(1000):
+        found.append([])
+        program = engine.open_program(sink=found[-1].append)
+        program.extend((), (Text("ab" * (i % 9)), Text("c"), Gen("a", greedy(3)), Text("then")))
+        found[-1].append(program)
+        if i % 4 == 3:
+            engine.drain()
+    assert all(len(events) == 2 for events in found)  # the program itself, and what its generation brought
+    engine.check_empty()
+    assert engine.scheduler.idle
+    assert steps(engine) == steps(alone)
+    for events in found:
+        events[0].extend((), (Gen("b", greedy(2)),))
+        events[0].close()
+    engine.drain()
+    assert all(isinstance(events[-1], ProgramResult) and len(events) == 4 for events in found)
     engine.check_empty()

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from xgrammar.builtin_structural_tag import get_model_structural_tag
 
 import sglang_lite as sgl
-from sglang_lite.constraints import matching, structural_tag
-from sglang_lite.constraints.memo import forget
+from sglang_lite.constraints import matching, memo, structural_tag
 from sglang_lite.constraints.sampling import sample
 from sglang_lite.constraints.schema import json_schema, parse_json
 from sglang_lite.protocol import JsonSchema, SamplingParams, ValueValidationError
@@ -403,9 +402,9 @@ def hurried(request, monkeypatch):
     """There may be no time to look for lexemes: all are cut into characters then."""
     if request.param:
         monkeypatch.setattr("sglang_lite.constraints.emit.lexemes.MAX_WORK", 0)
-    forget()
+    memo.clear()
     yield
-    forget()
+    memo.clear()
 
 
 @pytest.mark.usefixtures("hurried")

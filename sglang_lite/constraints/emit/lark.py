@@ -37,7 +37,7 @@ def to_lark(language: Language) -> str:
 
 
 def _depth(language: Language) -> int:
-    """How deep one gets when every rule is gone into where it is first used, as the engine does."""
+    """Depth of the grammar, each rule expanded where it is first used, as the engine does."""
     deepest, seen = 0, {language.start}
     stack: list[tuple[Node, int]] = [(language.rules[language.start], 1)]
     while stack:
@@ -70,7 +70,7 @@ class _Speller:
         return self._lexeme(node) if structure is None else structure
 
     def _structure(self, node: Node) -> str | None:
-        """What a node with references says; None for one without, which is part of a lexeme."""
+        """Text of a node with references; None for one without, which is part of a lexeme."""
         match node:
             case Ref(name):
                 return self._rules[name]
@@ -98,7 +98,7 @@ class _Speller:
 
 
 def _terminal(node: Node) -> str:
-    """What a terminal's definition says. Operators bind as in `~a`, `a*`, `a b`, `a & b`, `a | b`; all are grouped."""
+    """Text of a terminal's definition. Operators bind as in `~a`, `a*`, `a b`, `a & b`, `a | b`; all are grouped."""
     if is_plain(node):
         return f"/{to_rust(node)}/" if node != Concat(()) else '""'
     match node:

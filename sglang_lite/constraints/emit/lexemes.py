@@ -38,7 +38,7 @@ from sglang_lite.constraints.formal.nodes import (
     references,
     repeat,
 )
-from sglang_lite.constraints.memo import remembered
+from sglang_lite.constraints.memo import memoized
 from sglang_lite.protocol import ConstraintError
 
 MAX_INLINED = 20_000  # characters and sets in a lexeme
@@ -53,7 +53,7 @@ _NUMBER_GOES_ON = charsets.singles("0123456789.eE")
 
 
 def lexed(language: Language) -> Language:
-    """The same language with rules of two kinds: lexemes, and those that are made of names only.
+    """Cut a language into lexemes: its rules are then lexemes, or made of names only.
 
     Raises:
         ConstraintError: too complex.
@@ -94,7 +94,7 @@ class _TooMany(Exception):  # noqa: N818 # never leaves this module
 
 
 def _inlined(language: Language) -> Language:
-    """The same language without rules that are regular, as far as that does not make it much larger."""
+    """Inline the regular rules of a language, as far as that does not make it much larger."""
     uses = {name: references(body) for name, body in language.rules.items()}
     using = users(language.rules)
     inlined: dict[str, Node] = {}
@@ -118,7 +118,7 @@ def _put_in(node: Node, rules: Mapping[str, Node]) -> Node:
 
 
 def _measure(node: Node) -> tuple[int, int]:
-    """How many characters and sets there are in a node, and how deep it nests."""
+    """Number of characters and sets in a node, and its depth."""
     if isinstance(node, Text):
         return len(node.text), 1
     below = [_measure(child) for child in children(node)]
@@ -126,7 +126,7 @@ def _measure(node: Node) -> tuple[int, int]:
 
 
 def _below(language: Language, names: Iterable[str]) -> dict[str, None]:
-    """These rules and all they need."""
+    """Names of some rules and of all that they need, in order."""
     found = dict.fromkeys(names)
     for name in (queue := list(found)):
         for each in sorted(references(language.rules[name])):
@@ -184,7 +184,7 @@ class _Cut:
         return node
 
     def _lexeme(self, node: Node) -> Node:
-        """What stands for a regular part: a lexeme, or the parts of one that is taken apart."""
+        """Reference to the lexeme of a regular part, or its parts if it is taken apart."""
         if node in (EMPTY, NOTHING):
             return node
         if node in self._apart:
@@ -277,7 +277,7 @@ class _Places:
     # ---------------------------------------------------------------------------------------------- places
 
     def _closed(self, places: Iterable[_Place]) -> frozenset[_Place]:
-        """With the places that one gets to without reading."""
+        """Closure of places under moves that read nothing."""
         found = set(places)
         queue = list(found)
         for place in queue:
@@ -366,7 +366,7 @@ class _Places:
         return charsets.union(found)
 
     def _overlap(self, name: str, other: str) -> bool:
-        """Some text is in both."""
+        """Whether two symbols share a text."""
         key = min(name, other), max(name, other)
         if key not in self._overlaps:
             lexemes = self._cut.lexemes
@@ -381,7 +381,9 @@ class _Places:
         return self._overlaps[key]
 
     def _larger(self, name: str, other: str) -> set[str]:
-        """Of two lexemes that collide the one to take apart: most are too large, and the other one part of them."""
+        """Choose which of two colliding lexemes to take apart: the larger, as most are too large and the other a part
+        of them.
+        """
         nodes = self._cut.nodes
         if name not in nodes or other not in nodes:
             return {name, other}
@@ -389,7 +391,7 @@ class _Places:
         return {each for each, size in sizes.items() if size == max(sizes.values())}
 
     def _collide(self, name: str, other: str, following: Ranges) -> bool:
-        """Where the first has ended, the other may go on with a character that may follow the first."""
+        """Whether `other` can continue, where `name` has ended, with a character that may follow `name`."""
         lexemes = self._cut.lexemes
         if name not in lexemes and other not in lexemes:
             return bool(charsets.intersection(self._firsts[name], _DIGITS)) and bool(
@@ -404,10 +406,11 @@ class _Places:
         return goes_on
 
 
-@remembered  # as most are asked about again when a few have been taken apart
+@memoized  # as most are asked about again when a few have been taken apart
 def _goes_on(lexeme: Node, other: Node, following: Ranges) -> tuple[bool, int]:
-    """Where a text of the first has ended, one of the other may go on with one of some characters; and the work that it
-    took to tell."""
+    """Whether `other` can continue with a character of `following` where a text of `lexeme` has ended; and the work
+    spent.
+    """
     if not following:
         return False, 1
     wide, other_wide = _widened(lexeme), _widened(other)  # where these don't, which have few states, neither do those

@@ -13,7 +13,7 @@ _SPECIAL = re.compile("[^a-zA-Z0-9]")
 
 
 def to_rust(node: Node) -> str:
-    """The same language in the syntax of Rust's `regex` (llguidance), with nothing left to flags.
+    """Spell a regular node in the syntax of Rust's `regex` (llguidance), with nothing left to flags.
 
     Raises:
         ConstraintError: it has intersections or complements in it.
@@ -22,7 +22,7 @@ def to_rust(node: Node) -> str:
 
 
 def to_python(node: Node) -> str:
-    """The same language in the syntax of Python's `re`.
+    """Spell a regular node in the syntax of Python's `re`.
 
     Raises:
         ConstraintError: as `to_rust`.

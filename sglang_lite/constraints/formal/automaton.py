@@ -27,7 +27,7 @@ from sglang_lite.constraints.formal.nodes import (
     children,
     texts_of,
 )
-from sglang_lite.constraints.memo import remembered
+from sglang_lite.constraints.memo import memoized
 from sglang_lite.protocol import ConstraintError
 
 MAX_STATES = 20_000
@@ -71,17 +71,17 @@ class Automaton:
 
     @property
     def start(self) -> State:
-        """Of the first node."""
+        """Start state of the first node."""
         return self.starts[0]
 
     @property
     def work(self) -> int:
-        """What was done for it so far: states made, and transitions."""
+        """Work done so far: states made, and transitions."""
         return len(self._terms) + len(self._steps)
 
     @property
     def size(self) -> int:
-        """Bytes that it takes, roughly."""
+        """Memory in bytes, roughly."""
         return 300 * len(self._terms) + 200 * len(self._steps)
 
     def class_of(self, char: str) -> Symbol:
@@ -97,7 +97,7 @@ class Automaton:
         return self._nullable[state]
 
     def step(self, state: State, symbol: Symbol) -> State:
-        """What may come after a symbol."""
+        """State after a symbol."""
         known = self._steps.get((state, symbol))
         if known is None:
             if len(self._steps) >= MAX_TRANSITIONS:
@@ -106,13 +106,13 @@ class Automaton:
         return known
 
     def run(self, state: State, text: str) -> State:
-        """What may come after a text."""
+        """State after a text."""
         for char in text:
             state = self.step(state, self.class_of(char))
         return state
 
     def reachable(self, state: State) -> dict[State, dict[Symbol, State]]:
-        """All states from here, with their transitions on classes of characters to states that are not dead."""
+        """States reachable from one, with their transitions on classes of characters to states that are not dead."""
         found: dict[State, dict[Symbol, State]] = {state: {}}
         for each in (queue := [state]):
             for symbol in self.classes:
@@ -142,7 +142,7 @@ class Automaton:
         }
 
     def nonempty(self, state: State) -> bool:
-        """Some text is in the language. Rules count as nothing."""
+        """Whether some text is in the language. Rules count as nothing."""
         seen = {state}
         for each in (queue := [state]):
             if self._nullable[each]:
@@ -374,20 +374,20 @@ def _classes(nodes: Iterable[Node]) -> tuple[list[int], list[int], dict[CharSet,
     return bounds, class_of, masks
 
 
-@remembered
+@memoized
 def automaton(node: Node) -> Automaton:
     """The automaton of a regular node."""
     return Automaton(node)
 
 
-@remembered
+@memoized
 def _listed(options: tuple[Node, ...]) -> frozenset[str] | None:
     texts = texts_of(Alternation(options))
     return None if texts is None else frozenset(texts)
 
 
 def accepts(node: Node, text: str) -> bool:
-    """The text is in the language."""
+    """Whether a text is in a regular language."""
     if isinstance(node, Text):
         return text == node.text
     if isinstance(node, Alternation) and (texts := _listed(node.options)) is not None:
@@ -397,12 +397,12 @@ def accepts(node: Node, text: str) -> bool:
 
 
 def is_empty(node: Node) -> bool:
-    """No text is in the language."""
+    """Whether a regular language is empty."""
     return emptiness(node)[0]
 
 
-@remembered
+@memoized
 def emptiness(node: Node) -> tuple[bool, int]:
-    """No text is in the language; and the work that it took to tell."""
+    """Whether a regular language is empty, and the work spent on telling."""
     found = Automaton(node)
     return not found.nonempty(found.start), found.work

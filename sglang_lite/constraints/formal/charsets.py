@@ -17,7 +17,7 @@ ALL: Ranges = ((0, SURROGATES[0] - 1), (SURROGATES[1] + 1, LAST))
 
 
 def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """The set of any ranges."""
+    """Union of ranges."""
     merged: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if merged and low <= merged[-1][1] + 1:
@@ -28,7 +28,7 @@ def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Every other character."""
+    """Complement of a set."""
     gaps: list[tuple[int, int]] = []
     start = 0
     for low, high in union([*ranges, SURROGATES]):
@@ -41,12 +41,12 @@ def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def difference(ranges: Ranges, without: Iterable[tuple[int, int]]) -> Ranges:
-    """What is in the first and not in the second."""
+    """Difference of two sets."""
     return complement([*complement(ranges), *without])
 
 
 def intersection(ranges: Ranges, others: Ranges) -> Ranges:
-    """What is in both."""
+    """Intersection of two sets."""
     return difference(ranges, complement(others))
 
 
@@ -98,7 +98,7 @@ def _cased() -> str:
 
 @lru_cache(maxsize=256)
 def ignoring_case(ranges: Ranges) -> Ranges:
-    """With every character's other cases, as Python's `re.IGNORECASE` sees them."""
+    """Closure of a set under case, as Python's `re.IGNORECASE` sees it."""
     inside = "".join(re.escape(c) for c in _cased() if any(low <= ord(c) <= high for low, high in ranges))
     found = re.finditer(f"[{inside}]", _cased(), re.IGNORECASE) if inside else ()
     return union([*ranges, *((ord(match[0]), ord(match[0])) for match in found)])

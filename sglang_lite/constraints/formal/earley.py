@@ -1,4 +1,4 @@
-"""Whether a text is in a context-free language: the reference that engines are held against.
+"""Earley recognition of texts in context-free languages, exact and without an engine.
 
 Source: J. Earley, An efficient context-free parsing algorithm, CACM 13(2), 1970, over automata of the rules' bodies.
 """
@@ -15,7 +15,7 @@ _Item = tuple[State, str, int]  # what may still come of a rule, the rule, and w
 
 
 def recognises(language: Language, text: str) -> bool:
-    """The text is in the language. Takes up to the cube of its length.
+    """Whether a text is in a language, in time up to the cube of its length.
 
     Raises:
         ConstraintError: it can be read in too many ways to tell.
@@ -46,7 +46,7 @@ class _Recogniser:
         raise AssertionError("the loop returns")
 
     def _complete(self, items: list[_Item], at: int) -> set[tuple[str, int]]:
-        """Adds to the items at a place those that follow without reading; gives the rules that end there."""
+        """Add the items that follow without reading to those at a place; return the rules that end there."""
         automaton = self._automaton
         waiting: dict[str, list[_Item]] = {}
         self._waiting.append(waiting)

@@ -1,4 +1,4 @@
-"""Working on whole languages: which rules are of use, what the parts of one text are."""
+"""Algebra of grammars: pruning, renaming, inlining of rules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sglang_lite.protocol import ConstraintError
 
 
 def pruned(language: Language) -> Language:
-    """The same language without rules that make no text or that nothing needs.
+    """Drop the rules of a language that make no text or that nothing needs.
 
     Raises:
         ConstraintError: no text is in it.
@@ -90,7 +90,7 @@ class _NotRegular(Exception):  # noqa: N818 # never leaves this module
 
 
 def renamed(language: Language, prefix: str) -> Language:
-    """The same language with other names of rules."""
+    """Prefix the names of a language's rules."""
 
     def name(node: Node) -> Node:
         return Ref(prefix + node.name) if isinstance(node, Ref) else mapped(node, name)
@@ -100,7 +100,7 @@ def renamed(language: Language, prefix: str) -> Language:
 
 
 def users(rules: Mapping[str, Node]) -> dict[str, list[str]]:
-    """By the name of each rule, those that refer to it."""
+    """Rules that refer to a rule, by its name."""
     found: dict[str, list[str]] = {name: [] for name in rules}
     for name, body in rules.items():
         for each in references(body):

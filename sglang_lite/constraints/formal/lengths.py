@@ -1,4 +1,4 @@
-"""How long the texts of a regular node are, and those of a length without an intersection, which engines pay for."""
+"""Lengths of the texts of regular nodes, and cuts to a length without an intersection, which engines pay for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What languages are made of: a small tree of sets of characters, regular operations and names of rules.
+"""Nodes of languages: a small tree of character sets, regular operations and names of rules.
 
 A tree without `Ref` is a regular language; `Language` gives the names their meaning and is context-free. Everything
 that constrains output (regexes, schemas, grammars) becomes one `Language`, and engines are handed that.
@@ -17,7 +17,7 @@ from sglang_lite.protocol import ConstraintError
 
 @dataclass(frozen=True, slots=True)
 class CharSet:
-    """One character out of `ranges`; no ranges: matches nothing."""
+    """Any one character of `ranges`; no ranges match nothing."""
 
     ranges: Ranges
 
@@ -31,16 +31,22 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Concat:
+    """A text of each of the parts, one after the other."""
+
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Alternation:
+    """A text of any of the options."""
+
     options: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
+    """`least` to `most` texts of `node`, one after the other; None: without end."""
+
     node: Node
     least: int
     most: int | None
@@ -62,7 +68,7 @@ class Complement:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """What the rule of this name says."""
+    """Reference to the rule of this name."""
 
     name: str
 
@@ -106,7 +112,7 @@ def literal(text: str) -> Node:
 
 
 def concat(*parts: Node) -> Node:
-    """One after the other."""
+    """Concatenation of `parts`, without empty ones."""
     kept = tuple(part for part in parts if part != EMPTY)
     if NOTHING in kept:
         return NOTHING
@@ -114,7 +120,7 @@ def concat(*parts: Node) -> Node:
 
 
 def alternation(options: Iterable[Node]) -> Node:
-    """Any of them; none of none."""
+    """Alternation of `options`, each once; NOTHING without any."""
     kept = [option for option in options if option != NOTHING]
     if len(kept) < 2:
         return kept[0] if kept else NOTHING
@@ -125,7 +131,7 @@ def alternation(options: Iterable[Node]) -> Node:
 
 
 def repeat(node: Node, least: int, most: int | None) -> Node:
-    """From `least` to `most` of them."""
+    """Repetition of a node, `least` to `most` times (None: without end)."""
     if node == NOTHING:
         return NOTHING if least else EMPTY
     if isinstance(node, Repeat):
@@ -143,7 +149,7 @@ def optional(node: Node) -> Node:
 
 
 def intersection(a: Node, b: Node) -> Node:
-    """What is in both regular nodes."""
+    """Intersection of two regular nodes."""
     if a == b or b == ANY_TEXT:
         return a
     if a == ANY_TEXT:
@@ -155,7 +161,7 @@ def intersection(a: Node, b: Node) -> Node:
 
 
 def complement(node: Node) -> Node:
-    """What is not in a regular node."""
+    """Complement of a regular node."""
     if node == NOTHING:
         return ANY_TEXT
     if node == ANY_TEXT:
@@ -223,5 +229,5 @@ def references(node: Node) -> set[str]:
 
 
 def is_plain(node: Node) -> bool:
-    """It has no intersection and no complement in it, which few engines know."""
+    """Whether a node is free of intersections and complements, which few engines know."""
     return not isinstance(node, Intersection | Complement) and all(map(is_plain, children(node)))

@@ -1,4 +1,4 @@
-"""What values a schema allows in a place, for reading texts that spell a string in the same way as another value."""
+"""Values that a schema allows in a place, for reading texts that spell a string like another value."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 from sglang_lite.constraints.formal.automaton import accepts
 from sglang_lite.constraints.formal.nodes import NOTHING, texts_of
-from sglang_lite.constraints.json_schema.formulas import At, Formula, some_of
+from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt, any_of
 from sglang_lite.constraints.json_schema.normal_form import document_of
 from sglang_lite.constraints.json_schema.numbers import exact, is_finite
-from sglang_lite.constraints.json_schema.reader import Reader
-from sglang_lite.constraints.json_schema.values import ANY_VALUE, Values
+from sglang_lite.constraints.json_schema.reader import SchemaReader
+from sglang_lite.constraints.json_schema.values import ANY_VALUE, ValueSet
 from sglang_lite.constraints.json_schema.wellformed import no_number
-from sglang_lite.constraints.memo import remembered
+from sglang_lite.constraints.memo import memoized
 from sglang_lite.protocol import ConstraintError, JsonSchema
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class AllowedValues:
     """The values in a place. Where nothing is known, or the schema is not understood, any.
 
     Attributes:
@@ -31,21 +31,21 @@ class Allowed:
     formula: Formula
 
     @staticmethod
-    def of(schema: JsonSchema | None) -> Allowed:
+    def of(schema: JsonSchema | None) -> AllowedValues:
         if schema is None:
-            return Allowed(None, True)
+            return AllowedValues(None, True)
         try:
-            return Allowed(schema, At(document_of(schema).start))
+            return AllowedValues(schema, ValidAt(document_of(schema).start))
         except ConstraintError:
-            return Allowed(None, True)
+            return AllowedValues(None, True)
 
-    def member(self, name: str) -> Allowed:
+    def member(self, name: str) -> AllowedValues:
         shapes = [shape.listed() for shape in self._values.objects]
         known = ({each.name: each for each in shape.members}.get(name) or shape.unlisted(name) for shape in shapes)
-        return Allowed(self.schema, some_of(*(each.formula for each in known)) or True)
+        return AllowedValues(self.schema, any_of(*(each.formula for each in known)) or True)
 
-    def item(self, index: int) -> Allowed:
-        return Allowed(self.schema, some_of(*(shape.item(index) for shape in self._values.arrays)) or True)
+    def item(self, index: int) -> AllowedValues:
+        return AllowedValues(self.schema, any_of(*(shape.item(index) for shape in self._values.arrays)) or True)
 
     @property
     def strings(self) -> bool:
@@ -61,7 +61,7 @@ class Allowed:
 
     @property
     def choices(self) -> bool:
-        """The strings are a list."""
+        """Whether the strings are a finite list."""
         return texts_of(self._values.strings) is not None
 
     @property
@@ -92,7 +92,9 @@ class Allowed:
         return json.dumps(text, ensure_ascii=False)
 
     def _has(self, value: Any) -> bool:
-        """The value is allowed, as far as it can be told without looking into it. As a string it would be in quotes."""
+        """Whether a value is allowed, as far as it can be told without looking into it. As a string it would be in
+        quotes.
+        """
         values = self._values
         match value:
             case None:
@@ -108,13 +110,13 @@ class Allowed:
         return False
 
     @property
-    def _values(self) -> Values:
+    def _values(self) -> ValueSet:
         return ANY_VALUE if self.schema is None else _values(self.schema, self.formula)
 
 
-@remembered
-def _values(schema: JsonSchema, formula: Formula) -> Values:
+@memoized
+def _values(schema: JsonSchema, formula: Formula) -> ValueSet:
     try:
-        return Reader(document_of(schema), assert_format=schema.format == "assert").values(formula)
+        return SchemaReader(document_of(schema), assert_format=schema.format == "assert").values(formula)
     except (ConstraintError, RecursionError):
         return ANY_VALUE

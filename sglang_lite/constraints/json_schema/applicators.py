@@ -11,27 +11,27 @@ from functools import reduce
 from itertools import combinations
 
 from sglang_lite.constraints.json_schema.document import Place
-from sglang_lite.constraints.json_schema.formulas import At
+from sglang_lite.constraints.json_schema.formulas import ValidAt
 from sglang_lite.constraints.json_schema.keywords import Context, Schema
-from sglang_lite.constraints.json_schema.values import ANY_VALUE, NO_VALUE, Member, Objects, Values
+from sglang_lite.constraints.json_schema.values import ANY_VALUE, NO_VALUE, Member, ObjectShape, ValueSet
 from sglang_lite.protocol import ConstraintError
 
 MAX_TOGETHER = 6  # branches of an anyOf whose evaluated members are told apart
 
 
-def _ref(context: Context, values: Values, schema: Schema, place: Place, keyword: str, seen: bool) -> Values:
-    return context.algebra.intersect(values, context.values(At(context.document.follow(place, keyword)), seen))
+def _ref(context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, seen: bool) -> ValueSet:
+    return context.algebra.intersect(values, context.values(ValidAt(context.document.follow(place, keyword)), seen))
 
 
-def _branches(context: Context, schema: Schema, place: Place, keyword: str, seen: bool) -> list[Values]:
+def _branches(context: Context, schema: Schema, place: Place, keyword: str, seen: bool) -> list[ValueSet]:
     return [context.values(context.below(place, keyword, i), seen) for i in range(len(schema[keyword]))]
 
 
-def _all_of(context: Context, values: Values, schema: Schema, place: Place, keyword: str, seen: bool) -> Values:
+def _all_of(context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, seen: bool) -> ValueSet:
     return reduce(context.algebra.intersect, _branches(context, schema, place, keyword, seen), values)
 
 
-def _any_of(context: Context, values: Values, schema: Schema, place: Place, keyword: str, seen: bool) -> Values:
+def _any_of(context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, seen: bool) -> ValueSet:
     branches = [context.algebra.intersect(values, each) for each in _branches(context, schema, place, keyword, seen)]
     if not seen:
         return context.algebra.unite(branches)
@@ -43,7 +43,7 @@ def _any_of(context: Context, values: Values, schema: Schema, place: Place, keyw
     return context.algebra.unite(together)
 
 
-def _one_of(context: Context, values: Values, schema: Schema, place: Place, keyword: str, seen: bool) -> Values:
+def _one_of(context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, seen: bool) -> ValueSet:
     branches = [context.algebra.intersect(values, each) for each in _branches(context, schema, place, keyword, seen)]
     if (
         context.pointer_unless_ignored(place, keyword) is None
@@ -59,11 +59,11 @@ def _one_of(context: Context, values: Values, schema: Schema, place: Place, keyw
     return context.algebra.unite(alone)
 
 
-def _not(context: Context, values: Values, schema: Schema, place: Place, keyword: str, seen: bool) -> Values:
+def _not(context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, seen: bool) -> ValueSet:
     return context.algebra.without(values, context.values(context.below(place, keyword)))
 
 
-def _if(context: Context, values: Values, schema: Schema, place: Place, keyword: str, seen: bool) -> Values:
+def _if(context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, seen: bool) -> ValueSet:
     condition = context.below(place, "if")
     then, otherwise = (
         context.values(context.below(place, word), seen) if word in schema else ANY_VALUE for word in ("then", "else")
@@ -73,32 +73,32 @@ def _if(context: Context, values: Values, schema: Schema, place: Place, keyword:
     return context.algebra.unite([context.algebra.intersect(met, then), context.algebra.intersect(unmet, otherwise)])
 
 
-def _dependencies(context: Context, values: Values, schema: Schema, place: Place, keyword: str, seen: bool) -> Values:
+def _dependent(context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, seen: bool) -> ValueSet:
     for name, wanted in schema[keyword].items():
         if isinstance(wanted, list):
-            needed = Objects(tuple(Member(each, True, True) for each in dict.fromkeys((name, *wanted))))
+            needed = ObjectShape(tuple(Member(each, True, True) for each in dict.fromkeys((name, *wanted))))
             present = replace(NO_VALUE, objects=(needed,))
         else:
-            present = replace(NO_VALUE, objects=(Objects((Member(name, True, True),)),))
+            present = replace(NO_VALUE, objects=(ObjectShape((Member(name, True, True),)),))
             present = context.algebra.intersect(present, context.values(context.below(place, keyword, name), seen))
-        absent = replace(ANY_VALUE, objects=(Objects((Member(name, False, False),)),))
+        absent = replace(ANY_VALUE, objects=(ObjectShape((Member(name, False, False),)),))
         values = context.algebra.unite(context.algebra.intersect(values, each) for each in (absent, present))
     return values
 
 
-def _refused(context: Context, values: Values, schema: Schema, place: Place, keyword: str, seen: bool) -> Values:
+def _refused(context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, seen: bool) -> ValueSet:
     raise ConstraintError("json_schema: $recursiveRef is not supported.", hint="Use $dynamicRef, or $ref.")
 
 
-APPLICATORS: dict[str, Callable[[Context, Values, Schema, Place, str, bool], Values]] = {
+APPLICATORS: dict[str, Callable[[Context, ValueSet, Schema, Place, str, bool], ValueSet]] = {
     "$ref": _ref,
     "$dynamicRef": _ref,
     "$recursiveRef": _refused,
     "allOf": _all_of,
     "anyOf": _any_of,
-    "dependentRequired": _dependencies,
-    "dependentSchemas": _dependencies,
-    "dependencies": _dependencies,
+    "dependentRequired": _dependent,
+    "dependentSchemas": _dependent,
+    "dependencies": _dependent,
     "if": _if,
     "not": _not,
     "oneOf": _one_of,

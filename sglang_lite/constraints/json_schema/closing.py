@@ -46,7 +46,8 @@ def closed(schema: Any) -> Any:
 
 
 class _Closer:
-    """
+    """Visitor that finds which objects to close, and by which keyword.
+
     Args:
         document: the schema.
         parts: places of schemas that are known to be parts of others.
@@ -59,7 +60,7 @@ class _Closer:
         self._seen: set[tuple[str, bool]] = set()
 
     def visit(self, place: Place, *, part: bool) -> None:
-        """Looks at a schema and all below it. As a part of another it is not closed by itself."""
+        """Visit a schema and all below it. As a part of another it is not closed by itself."""
         if (place.pointer, part) in self._seen:
             return
         self._seen.add((place.pointer, part))
@@ -83,7 +84,7 @@ class _Closer:
             self.visit(each, part=False)
 
     def _names(self, place: Place, seen: set[str]) -> bool:
-        """The schema names members, itself or by what is in the same place."""
+        """Whether a schema names members, itself or by what is in the same place."""
         schema = self._document.schema(place)
         if place.pointer in seen or not isinstance(schema, dict):
             return False

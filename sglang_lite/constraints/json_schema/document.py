@@ -68,7 +68,8 @@ def escaped(step: str) -> str:
 
 
 class Document:
-    """
+    """Schema document: its draft, its places, and where references lead.
+
     Args:
         root: the schema. Its `$schema` says of which draft it is, else it is of 2020-12. `dependencies` always count.
     """
@@ -86,7 +87,7 @@ class Document:
         self.start = Place("", ("",) if self._dynamic else ())
 
     def at(self, pointer: str) -> Any:
-        """What stands at a pointer.
+        """Look up a JSON Pointer.
 
         Raises:
             KeyError: nothing.
@@ -104,7 +105,7 @@ class Document:
 
     @property
     def places(self) -> Iterable[Place]:
-        """Of every schema in the document."""
+        """Places of all schemas in the document."""
         return map(Place, self._bases)
 
     def schema(self, place: Place) -> Any:
@@ -117,7 +118,7 @@ class Document:
         return {keyword: value for keyword, value in found.items() if keyword not in self._unknown}
 
     def follow(self, place: Place, keyword: str) -> Place:
-        """Where the reference in a schema leads.
+        """Resolve the reference in a schema.
 
         Raises:
             ConstraintError: outside the document, or to nothing.
@@ -156,7 +157,7 @@ class Document:
         return self._entered(place.child(*steps))
 
     def below(self, place: Place, pointer: str) -> Place:
-        """What stands at a pointer that begins with a place's."""
+        """Place of a pointer below another place, with the scope on the way there."""
         for step in pointer.removeprefix(place.pointer).split("/")[1:] if place.scope else ():
             place = self._entered(Place(f"{place.pointer}/{step}", place.scope))
         return Place(pointer, place.scope)
@@ -194,7 +195,7 @@ class Document:
 
 
 def subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What stands where a keyword wants a schema, with the steps of JSON Pointers that lead there."""
+    """Subschemas of a schema, each after the steps of its JSON Pointer."""
     for keyword, value in schema.items():
         if isinstance(value, dict) and keyword in NAMED:
             named = ((f"/{escaped(keyword)}/{escaped(name)}", each) for name, each in value.items())

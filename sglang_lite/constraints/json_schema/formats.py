@@ -126,7 +126,7 @@ def language_of(name: str) -> Node:
 
 
 def is_valid(name: str, text: str) -> bool:
-    """The text is of an asserted format."""
+    """Whether a text is of an asserted format."""
     if accepts(language_of(name), text):
         return True
     labels = text.split(".")

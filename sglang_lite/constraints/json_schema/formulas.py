@@ -9,7 +9,7 @@ from sglang_lite.constraints.json_schema.document import Place
 
 
 @dataclass(frozen=True, slots=True)
-class At:
+class ValidAt:
     """The values that are valid under the schema at a place; not valid if `negated`."""
 
     place: Place
@@ -17,7 +17,7 @@ class At:
 
 
 @dataclass(frozen=True, slots=True)
-class Just:
+class Const:
     """The value that a JSON text spells; any other if `negated`."""
 
     text: str
@@ -25,42 +25,44 @@ class Just:
 
 
 @dataclass(frozen=True, slots=True)
-class All:
+class AllOf:
+    """Values in all of the parts."""
+
     parts: tuple[Formula, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Some:
-    """At least one of them."""
+class AnyOf:
+    """Values in at least one of the parts."""
 
     parts: tuple[Formula, ...]
 
 
-Formula: TypeAlias = "bool | At | Just | All | Some"
+Formula: TypeAlias = "bool | ValidAt | Const | AllOf | AnyOf"
 
 
 def all_of(*parts: Formula) -> Formula:
-    flat = [each for part in parts for each in (part.parts if isinstance(part, All) else (part,))]
+    flat = [each for part in parts for each in (part.parts if isinstance(part, AllOf) else (part,))]
     kept = tuple(dict.fromkeys(each for each in flat if each is not True))
-    if False in kept or any(isinstance(each, At | Just) and each.negated and not_(each) in kept for each in kept):
+    if False in kept or any(isinstance(each, ValidAt | Const) and each.negated and not_(each) in kept for each in kept):
         return False
-    return True if not kept else kept[0] if len(kept) == 1 else All(kept)
+    return True if not kept else kept[0] if len(kept) == 1 else AllOf(kept)
 
 
-def some_of(*parts: Formula) -> Formula:
-    flat = [each for part in parts for each in (part.parts if isinstance(part, Some) else (part,))]
+def any_of(*parts: Formula) -> Formula:
+    flat = [each for part in parts for each in (part.parts if isinstance(part, AnyOf) else (part,))]
     kept = tuple(dict.fromkeys(each for each in flat if each is not False))
-    if True in kept or any(isinstance(each, At | Just) and each.negated and not_(each) in kept for each in kept):
+    if True in kept or any(isinstance(each, ValidAt | Const) and each.negated and not_(each) in kept for each in kept):
         return True
-    return False if not kept else kept[0] if len(kept) == 1 else Some(kept)
+    return False if not kept else kept[0] if len(kept) == 1 else AnyOf(kept)
 
 
 def not_(formula: Formula) -> Formula:
     match formula:
-        case At() | Just():
+        case ValidAt() | Const():
             return replace(formula, negated=not formula.negated)
-        case All(parts):
-            return some_of(*map(not_, parts))
-        case Some(parts):
+        case AllOf(parts):
+            return any_of(*map(not_, parts))
+        case AnyOf(parts):
             return all_of(*map(not_, parts))
     return not formula

@@ -1,4 +1,4 @@
-"""What each group of keywords says about the values of its type, as sets of values.
+"""Keywords that assert something of values of one type, by groups, as sets of values.
 
 Source: JSON Schema draft 2020-12, validation; of older drafts `items` as a list with `additionalItems`, and boolean
 `exclusiveMinimum` and `exclusiveMaximum`.
@@ -26,16 +26,16 @@ from sglang_lite.constraints.formal.nodes import (
 )
 from sglang_lite.constraints.json_schema import formats, numbers, write_numbers
 from sglang_lite.constraints.json_schema.document import Document, Place
-from sglang_lite.constraints.json_schema.formulas import Formula, Just, all_of
-from sglang_lite.constraints.json_schema.numbers import Piece, exact, is_finite
+from sglang_lite.constraints.json_schema.formulas import Const, Formula, all_of
+from sglang_lite.constraints.json_schema.numbers import NumberRange, exact, is_finite
 from sglang_lite.constraints.json_schema.values import (
     ANY_VALUE,
     Algebra,
-    Arrays,
+    ArrayShape,
     Contains,
     Member,
-    Objects,
-    Values,
+    ObjectShape,
+    ValueSet,
     both_strings,
 )
 from sglang_lite.constraints.syntax.regex import parse_schema_pattern
@@ -48,13 +48,13 @@ MAX_LENGTH = 2**20  # more than anyone generates: a longer maxLength or maxItems
 ABOUT_OTHERS = {"patternProperties": "additionalProperties", "prefixItems": "items"}
 
 _TYPES = {
-    "null": Values(null=True),
-    "boolean": Values(booleans=frozenset({False, True})),
-    "integer": Values(numbers=numbers.WHOLE),
-    "number": Values(numbers=numbers.EVERY),
-    "string": Values(strings=ANY_TEXT),
-    "array": Values(arrays=(Arrays(),)),
-    "object": Values(objects=(Objects(),)),
+    "null": ValueSet(null=True),
+    "boolean": ValueSet(booleans=frozenset({False, True})),
+    "integer": ValueSet(numbers=numbers.WHOLE),
+    "number": ValueSet(numbers=numbers.EVERY),
+    "string": ValueSet(strings=ANY_TEXT),
+    "array": ValueSet(arrays=(ArrayShape(),)),
+    "object": ValueSet(objects=(ObjectShape(),)),
 }
 
 
@@ -72,7 +72,7 @@ class Context(Protocol):
     algebra: Algebra
     assert_format: bool
 
-    def values(self, formula: Formula, seen: bool = False) -> Values: ...
+    def values(self, formula: Formula, seen: bool = False) -> ValueSet: ...
     def below(self, place: Place, *steps: str | int) -> Formula: ...
     def pointer_unless_ignored(self, place: Place, keyword: str) -> str | None: ...
 
@@ -89,40 +89,40 @@ def blame(place: Place, keyword: str) -> Iterator[None]:
         raise ConstraintError(message, pointer=place.child(keyword).pointer, hint=error.hint) from error
 
 
-def just(value: Any) -> Values:
+def just(value: Any) -> ValueSet:
     """The set of one JSON value."""
     match value:
         case None:
-            return Values(null=True)
+            return ValueSet(null=True)
         case bool():
-            return Values(booleans=frozenset({value}))
+            return ValueSet(booleans=frozenset({value}))
         case int() | float():
             if not is_finite(value):
                 raise ConstraintError(f"json_schema: {value} is no JSON number.")
-            return Values(numbers=numbers.just(exact(value)))
+            return ValueSet(numbers=numbers.just(exact(value)))
         case str():
             if len(value) > MAX_LEAST:
                 raise ConstraintError(f"json_schema: texts of more than {MAX_LEAST:,} characters are asked for.")
-            return Values(strings=literal(value))
+            return ValueSet(strings=literal(value))
         case list():
-            return Values(arrays=(Arrays(tuple(map(_just, value)), False, len(value), len(value)),))
+            return ValueSet(arrays=(ArrayShape(tuple(map(_just, value)), False, len(value), len(value)),))
     members = tuple(Member(name, _just(each), True) for name, each in value.items())
-    return Values(objects=(Objects(members, ()),))
+    return ValueSet(objects=(ObjectShape(members, ()),))
 
 
 def _just(value: Any) -> Formula:
-    return Just(json.dumps(value, ensure_ascii=False))
+    return Const(json.dumps(value, ensure_ascii=False))
 
 
-def _enum(context: Context, schema: Schema, place: Place, seen: bool) -> Values:
+def _enum(context: Context, schema: Schema, place: Place, seen: bool) -> ValueSet:
     return context.algebra.unite(map(just, schema["enum"]))
 
 
-def _const(context: Context, schema: Schema, place: Place, seen: bool) -> Values:
+def _const(context: Context, schema: Schema, place: Place, seen: bool) -> ValueSet:
     return just(schema["const"])
 
 
-def _type(context: Context, schema: Schema, place: Place, seen: bool) -> Values:
+def _type(context: Context, schema: Schema, place: Place, seen: bool) -> ValueSet:
     names = schema["type"]
     named = [names] if isinstance(names, str) else names
     for name in named:  # where only a reference leads to, nothing was checked before
@@ -133,7 +133,7 @@ def _type(context: Context, schema: Schema, place: Place, seen: bool) -> Values:
     return context.algebra.unite(_TYPES[name] for name in names)
 
 
-def _number(context: Context, schema: Schema, place: Place, seen: bool) -> Values:
+def _number(context: Context, schema: Schema, place: Place, seen: bool) -> ValueSet:
     piece = numbers.EVERY
     for keyword, is_low in (
         ("minimum", True),
@@ -145,16 +145,16 @@ def _number(context: Context, schema: Schema, place: Place, seen: bool) -> Value
         if limit is None or isinstance(limit, bool):
             continue
         is_open = keyword.startswith("ex") or schema.get(f"exclusive{keyword.capitalize()}") is True  # draft 4
-        end = Piece(exact(limit), None, is_open) if is_low else Piece(None, exact(limit), False, is_open)
+        end = NumberRange(exact(limit), None, is_open) if is_low else NumberRange(None, exact(limit), False, is_open)
         piece = numbers.intersect(piece, (end,))
     if "multipleOf" in schema:
         with blame(place, "multipleOf"):
-            piece = numbers.intersect(piece, (Piece(step=exact(schema["multipleOf"])),))
+            piece = numbers.intersect(piece, (NumberRange(step=exact(schema["multipleOf"])),))
             write_numbers.texts(piece)  # that they can be told
     return replace(ANY_VALUE, numbers=piece)
 
 
-def _string(context: Context, schema: Schema, place: Place, seen: bool) -> Values:
+def _string(context: Context, schema: Schema, place: Place, seen: bool) -> ValueSet:
     strings: Node = ANY_TEXT
     least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
     if least > MAX_LEAST:
@@ -174,7 +174,7 @@ def _string(context: Context, schema: Schema, place: Place, seen: bool) -> Value
     return replace(ANY_VALUE, strings=strings)
 
 
-def _array(context: Context, schema: Schema, place: Place, seen: bool) -> Values:
+def _array(context: Context, schema: Schema, place: Place, seen: bool) -> ValueSet:
     prefix, rest = "prefixItems", "items"
     if isinstance(schema.get("items"), list):
         prefix, rest = "items", "additionalItems"
@@ -189,7 +189,7 @@ def _array(context: Context, schema: Schema, place: Place, seen: bool) -> Values
         also = (formula,)
         if counts != (0, None):
             contains = (Contains(formula, 0, counts[0], None if counts[1] is None else int(counts[1])),)
-    shape = Arrays(
+    shape = ArrayShape(
         first,
         context.below(place, rest) if rest in schema else True,
         least,
@@ -201,7 +201,7 @@ def _array(context: Context, schema: Schema, place: Place, seen: bool) -> Values
     return replace(ANY_VALUE, arrays=(shape,))
 
 
-def _object(context: Context, schema: Schema, place: Place, seen: bool) -> Values:
+def _object(context: Context, schema: Schema, place: Place, seen: bool) -> ValueSet:
     properties, required = schema.get("properties", {}), schema.get("required", ())
     required = dict.fromkeys(() if isinstance(required, bool) else required)  # true or false: draft 3, of the member
     with blame(place, "patternProperties"):
@@ -227,7 +227,7 @@ def _object(context: Context, schema: Schema, place: Place, seen: bool) -> Value
     seen_names = [*map(literal, properties), *(pattern for pattern, _ in patterns)]
     most = schema.get("maxProperties")
     counting = "minProperties" if "minProperties" in schema else "maxProperties"
-    shape = Objects(
+    shape = ObjectShape(
         tuple(members),
         others,
         int(schema.get("minProperties", 0)),
@@ -257,7 +257,7 @@ def _others(
             yield cell, formula
 
 
-_Read = Callable[[Context, Schema, Place, bool], Values]
+_Read = Callable[[Context, Schema, Place, bool], ValueSet]
 
 _MEMBERS = ("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties",
             "propertyNames")  # fmt: skip

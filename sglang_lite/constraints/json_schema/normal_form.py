@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from sglang_lite.constraints.formal.nodes import Language
 from sglang_lite.constraints.json_schema.document import Document
-from sglang_lite.constraints.json_schema.formulas import At
-from sglang_lite.constraints.json_schema.reader import Reader
+from sglang_lite.constraints.json_schema.formulas import ValidAt
+from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.values import MAX_WORK
 from sglang_lite.constraints.json_schema.wellformed import check_text
 from sglang_lite.constraints.json_schema.write_tagged import TaggedWriter
-from sglang_lite.constraints.json_schema.writer import Writer
+from sglang_lite.constraints.json_schema.writer import JsonWriter
 from sglang_lite.constraints.limits import within_limits
-from sglang_lite.constraints.memo import remembered
+from sglang_lite.constraints.memo import memoized
 from sglang_lite.protocol import ConstraintError, JsonSchema, Tags
 
 MAX_CHECKED = 100  # keywords that best effort leaves to the check of finished values
@@ -24,8 +24,9 @@ _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")  # without which finished
 
 
 @dataclass(frozen=True, slots=True)
-class Normalised:
-    """
+class NormalForm:
+    """A schema as a language.
+
     Attributes:
         language: the texts of valid values in the style that is generated; of more than those, if `checked`.
         checked: what is not enforced but checked in finished values: JSON Pointers of keywords, and why.
@@ -49,8 +50,8 @@ def document_of(constraint: JsonSchema) -> Document:
         return Document(json.loads(constraint.schema))
 
 
-@remembered
-def normalise(constraint: JsonSchema) -> Normalised:
+@memoized
+def normalise(constraint: JsonSchema) -> NormalForm:
     """The language of a schema.
 
     Raises:
@@ -61,12 +62,12 @@ def normalise(constraint: JsonSchema) -> Normalised:
     checked: dict[str, str] = {}
     work = 0
     while True:
-        reader = Reader(document, assert_format=constraint.format == "assert", ignored=frozenset(checked))
+        reader = SchemaReader(document, assert_format=constraint.format == "assert", ignored=frozenset(checked))
         try:
             with within_limits("json_schema"):
-                writer = Writer(reader, constraint.separators)
-                language = writer.language(At(document.start))
-            return Normalised(language, tuple(checked.items()), tuple(writer.open_at))
+                writer = JsonWriter(reader, constraint.separators)
+                language = writer.language(ValidAt(document.start))
+            return NormalForm(language, tuple(checked.items()), tuple(writer.open_at))
         except ConstraintError as error:
             pointer = error.pointer
             work += reader.algebra.work
@@ -79,7 +80,7 @@ def normalise(constraint: JsonSchema) -> Normalised:
             checked[pointer] = error.message.removeprefix("json_schema: ").removesuffix(f" (at {pointer})")
 
 
-@remembered
+@memoized
 def tagged(schema: JsonSchema, tags: Tags) -> Language:
     """The language of a TaggedObject.
 
@@ -87,6 +88,6 @@ def tagged(schema: JsonSchema, tags: Tags) -> Language:
         ConstraintError: nothing satisfies the schema, or it can't be enforced in this format; `pointer` says where.
     """
     document = document_of(schema)
-    reader = Reader(document, assert_format=schema.format == "assert")
+    reader = SchemaReader(document, assert_format=schema.format == "assert")
     with within_limits("json_schema"):
-        return TaggedWriter(reader, schema.separators, tags).language(At(document.start))
+        return TaggedWriter(reader, schema.separators, tags).language(ValidAt(document.start))

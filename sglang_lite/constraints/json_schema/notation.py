@@ -7,8 +7,8 @@ from typing import Protocol
 
 from sglang_lite.constraints.formal.nodes import Node, Ref
 from sglang_lite.constraints.json_schema.formulas import Formula
-from sglang_lite.constraints.json_schema.reader import Reader
-from sglang_lite.constraints.json_schema.values import Arrays, Objects
+from sglang_lite.constraints.json_schema.reader import SchemaReader
+from sglang_lite.constraints.json_schema.values import ArrayShape, ObjectShape
 
 
 class Notation(Protocol):
@@ -19,7 +19,7 @@ class Notation(Protocol):
         comma: between them.
     """
 
-    reader: Reader
+    reader: SchemaReader
     brackets: tuple[str, str]
     comma: str
 
@@ -27,8 +27,8 @@ class Notation(Protocol):
         """A reference to the rule of a key. Its body is worked out later."""
         ...
 
-    def number(self, shape: Arrays | Objects) -> int:
-        """What stands for a shape in the keys of its rules."""
+    def number(self, shape: ArrayShape | ObjectShape) -> int:
+        """Number that stands for a shape in the keys of its rules."""
         ...
 
     def item(self, formula: Formula) -> Node:
@@ -40,5 +40,5 @@ class Notation(Protocol):
         ...
 
     def end(self, *, empty: bool) -> Node:
-        """What comes after the last member."""
+        """Text after the last member."""
         ...

@@ -19,7 +19,7 @@ MAX_NEGATED = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class NumberRange:
     """The numbers of a range.
 
     Attributes:
@@ -48,7 +48,7 @@ class Piece:
         return (self.step is None or not value % self.step) and all(value % each for each in self.avoid)
 
     def members(self) -> list[Fraction] | None:
-        """All of them, None where they are too many to count."""
+        """List of the numbers; None where they are too many to count."""
         if self.low is not None and self.low == self.high:
             return [self.low] if self.low in self else []
         if self.step is None or self.low is None or self.high is None:
@@ -65,15 +65,15 @@ class Piece:
         return (self.step is not None and any(not self.step % a for a in self.avoid)) or self.members() == []
 
 
-Numbers = tuple[Piece, ...]  # their union
+Numbers = tuple[NumberRange, ...]  # their union
 
-EVERY: Numbers = (Piece(),)
-WHOLE: Numbers = (Piece(step=Fraction(1)),)
+EVERY: Numbers = (NumberRange(),)
+WHOLE: Numbers = (NumberRange(step=Fraction(1)),)
 NONE: Numbers = ()
 
 
 def is_finite(value: float) -> bool:
-    """Of whole numbers as long as one likes, too."""
+    """Whether a number is finite; whole numbers of any length are."""
     return isinstance(value, int) or math.isfinite(value)
 
 
@@ -83,7 +83,7 @@ def exact(value: float) -> Fraction:
 
 
 def just(value: Fraction) -> Numbers:
-    return (Piece(value, value),)
+    return (NumberRange(value, value),)
 
 
 def intersect(a: Numbers, b: Numbers) -> Numbers:
@@ -107,15 +107,15 @@ def negate(numbers: Numbers) -> Numbers:
     return result
 
 
-def _kept(pieces: Iterable[Piece]) -> Numbers:
+def _kept(pieces: Iterable[NumberRange]) -> Numbers:
     return tuple(dict.fromkeys(piece for piece in pieces if not piece.empty()))
 
 
-def _both(p: Piece, q: Piece) -> Piece:
+def _both(p: NumberRange, q: NumberRange) -> NumberRange:
     low, low_open = max(_end(p.low, -1, p.low_open), _end(q.low, -1, q.low_open))[1:]
     high, high_open = min(_end(p.high, 1, p.high_open), _end(q.high, 1, q.high_open))[1:]
     step = p.step if q.step is None else q.step if p.step is None else _common(p.step, q.step)
-    return Piece(low, high, low_open, high_open, step, tuple(dict.fromkeys((*p.avoid, *q.avoid))))
+    return NumberRange(low, high, low_open, high_open, step, tuple(dict.fromkeys((*p.avoid, *q.avoid))))
 
 
 def _end(at: Fraction | None, side: int, is_open: bool) -> tuple[tuple[int, Fraction, int], Fraction | None, bool]:
@@ -128,12 +128,12 @@ def _common(a: Fraction, b: Fraction) -> Fraction:
     return Fraction(math.lcm(a.numerator * b.denominator, b.numerator * a.denominator), a.denominator * b.denominator)
 
 
-def _outside(piece: Piece) -> Numbers:
+def _outside(piece: NumberRange) -> Numbers:
     found = []
     if piece.low is not None:
-        found.append(Piece(high=piece.low, high_open=not piece.low_open))
+        found.append(NumberRange(high=piece.low, high_open=not piece.low_open))
     if piece.high is not None:
-        found.append(Piece(low=piece.high, low_open=not piece.high_open))
+        found.append(NumberRange(low=piece.high, low_open=not piece.high_open))
     inside = replace(piece, step=None, avoid=())
     if piece.step is not None:
         found.append(replace(inside, avoid=(piece.step,)))

@@ -1,4 +1,4 @@
-"""What a schema says, as sets of values: its keywords (keywords.py, applicators.py) put together.
+"""Reading of schemas as sets of values: their keywords (keywords.py, applicators.py) put together.
 
 Source: JSON Schema draft 2020-12, core, 10 and 11.
 """
@@ -15,14 +15,14 @@ from sglang_lite.constraints.formal.nodes import ANY_TEXT, NOTHING
 from sglang_lite.constraints.json_schema import keywords
 from sglang_lite.constraints.json_schema.applicators import APPLICATORS
 from sglang_lite.constraints.json_schema.document import Document, Place
-from sglang_lite.constraints.json_schema.formulas import All, At, Formula, Just, Some, not_, some_of
+from sglang_lite.constraints.json_schema.formulas import AllOf, AnyOf, Const, Formula, ValidAt, any_of, not_
 from sglang_lite.constraints.json_schema.values import (
     ANY_VALUE,
     NO_VALUE,
     Algebra,
-    Arrays,
-    Objects,
-    Values,
+    ArrayShape,
+    ObjectShape,
+    ValueSet,
     strings_outside,
 )
 from sglang_lite.protocol import ConstraintError
@@ -38,8 +38,9 @@ class _Circle(Exception):  # noqa: N818 # never leaves this module
     """A formula was asked for while it was being worked out."""
 
 
-class Reader:
-    """
+class SchemaReader:
+    """Reader of a schema document, place by place, as sets of values.
+
     Args:
         document: the schema.
         assert_format: `format` is a demand, not a remark.
@@ -49,11 +50,11 @@ class Reader:
     def __init__(self, document: Document, *, assert_format: bool, ignored: frozenset[str] = frozenset()) -> None:
         self.document, self.assert_format, self._ignored = document, assert_format, ignored
         self.algebra = Algebra(self.empty)
-        self._known: dict[tuple[Formula, bool], Values] = {}
+        self._known: dict[tuple[Formula, bool], ValueSet] = {}
         self._empty: dict[Formula | frozenset[Formula], bool] = {}
         self._open: set[tuple[Formula, bool]] = set()
 
-    def values(self, formula: Formula, seen: bool = False) -> Values:
+    def values(self, formula: Formula, seen: bool = False) -> ValueSet:
         """The set of a formula. With `seen` its shapes tell which members and items count as evaluated.
 
         Raises:
@@ -72,16 +73,16 @@ class Reader:
             if len(self._open) > 1:
                 raise
             again = circle.args[0]
-            pointer = again.place.pointer if isinstance(again, At) else None
+            pointer = again.place.pointer if isinstance(again, ValidAt) else None
             raise ConstraintError("json_schema: it refers to itself without an end.", pointer=pointer) from None
         finally:
             self._open.discard(key)
 
     def empty(self, formula: Formula) -> bool:
-        """The formula is known to allow no value; not, where that can't be told without going round in circles."""
+        """Whether a formula is known to allow no value; False where that can't be told without following a circle."""
         if isinstance(formula, bool):
             return not formula
-        key = frozenset(formula.parts) if isinstance(formula, All) else formula
+        key = frozenset(formula.parts) if isinstance(formula, AllOf) else formula
         if key not in self._empty:
             self._empty[key] = False  # while it is looked into
             try:
@@ -95,28 +96,28 @@ class Reader:
         """The schema at a place below another."""
         child = self.document.child(place, *steps)
         schema = self.document.at(child.pointer)
-        return schema if isinstance(schema, bool) else True if schema == {} else At(child)
+        return schema if isinstance(schema, bool) else True if schema == {} else ValidAt(child)
 
     def pointer_unless_ignored(self, place: Place, keyword: str) -> str | None:
         pointer = place.child(keyword).pointer
         return None if pointer in self._ignored else pointer
 
-    def _work_out(self, formula: Formula, seen: bool) -> Values:
+    def _work_out(self, formula: Formula, seen: bool) -> ValueSet:
         match formula:
-            case Just(text, negated):
+            case Const(text, negated):
                 values = keywords.just(json.loads(text))
                 return self.algebra.negate(values) if negated else values
-            case At(place, negated):
+            case ValidAt(place, negated):
                 return self.algebra.negate(self.values(not_(formula))) if negated else self._schema(place, seen)
-            case All(parts):
+            case AllOf(parts):
                 return reduce(self.algebra.intersect, (self.values(part, seen) for part in parts))
-            case Some(parts):
+            case AnyOf(parts):
                 return self.algebra.unite(self.values(part, seen) for part in parts)
         return ANY_VALUE if formula else NO_VALUE
 
     # ------------------------------------------------------------------------------------------ one schema
 
-    def _schema(self, place: Place, seen: bool) -> Values:
+    def _schema(self, place: Place, seen: bool) -> ValueSet:
         schema = self.document.schema(place)
         if isinstance(schema, bool):
             return ANY_VALUE if schema else NO_VALUE
@@ -128,7 +129,7 @@ class Reader:
             schema = {key: value for key, value in schema.items() if key not in ignored or key in _KEPT}
         inner = seen or "unevaluatedProperties" in schema or "unevaluatedItems" in schema
         values = ANY_VALUE
-        done: set[Callable[..., Values]] = set()
+        done: set[Callable[..., ValueSet]] = set()
         # Members are written in this order: the schema's own first, then those of the schemas that it applies.
         for keyword in sorted(schema, key=lambda keyword: _ORDER.get(keyword, 0)):
             with keywords.blame(place, keyword):
@@ -143,31 +144,31 @@ class Reader:
             values = self._unevaluated(values, schema, place)
         return values if seen or not inner else self._seen(values, all_=False)
 
-    def _seen(self, values: Values, *, all_: bool) -> Values:
-        """The same values with everything evaluated, or nothing."""
+    def _seen(self, values: ValueSet, *, all_: bool) -> ValueSet:
+        """Mark everything in a set as evaluated, or nothing."""
         arrays = (replace(a, seen=(None, ()) if all_ else (0, ())) for a in values.arrays)
         objects = (replace(o, seen=ANY_TEXT if all_ else NOTHING) for o in values.objects)
         return replace(values, arrays=tuple(dict.fromkeys(arrays)), objects=tuple(dict.fromkeys(objects)))
 
-    def _unevaluated(self, values: Values, schema: dict[str, Any], place: Place) -> Values:
+    def _unevaluated(self, values: ValueSet, schema: dict[str, Any], place: Place) -> ValueSet:
         if "unevaluatedProperties" in schema:
             rest = self.below(place, "unevaluatedProperties")
-            objects: list[Objects] = []
+            objects: list[ObjectShape] = []
             for shape in values.objects:
                 others = ((shape.seen, True), (strings_outside(shape.seen), rest))
-                limits = replace(NO_VALUE, objects=(Objects(others=tuple(o for o in others if NOTHING not in o)),))
+                limits = replace(NO_VALUE, objects=(ObjectShape(others=tuple(o for o in others if NOTHING not in o)),))
                 alone = replace(NO_VALUE, objects=(replace(shape, seen=ANY_TEXT),))
                 objects += self.algebra.intersect(alone, limits).objects
             values = replace(values, objects=tuple(dict.fromkeys(objects)))
         if "unevaluatedItems" in schema:
             rest = self.below(place, "unevaluatedItems")
-            arrays: list[Arrays] = []
+            arrays: list[ArrayShape] = []
             for array in values.arrays:
                 count, also = array.seen
                 if count is None:
                     arrays.append(array)
                     continue
-                limits = replace(NO_VALUE, arrays=(Arrays((True,) * count, some_of(rest, *also)),))
+                limits = replace(NO_VALUE, arrays=(ArrayShape((True,) * count, any_of(rest, *also)),))
                 alone = replace(NO_VALUE, arrays=(replace(array, seen=(None, ())),))
                 arrays += self.algebra.intersect(alone, limits).arrays
             values = replace(values, arrays=tuple(dict.fromkeys(arrays)))

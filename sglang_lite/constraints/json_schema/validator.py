@@ -15,7 +15,7 @@ from sglang_lite.constraints.formal.automaton import accepts
 from sglang_lite.constraints.json_schema import formats
 from sglang_lite.constraints.json_schema.document import Document, Place
 from sglang_lite.constraints.json_schema.numbers import exact
-from sglang_lite.constraints.memo import remembered
+from sglang_lite.constraints.memo import memoized
 from sglang_lite.constraints.syntax.regex import parse_schema_pattern
 from sglang_lite.protocol import ConstraintError, JsonSchema
 
@@ -26,7 +26,7 @@ _OLDER = {"$schema": "http://json-schema.org/draft-07/schema#"}
 
 
 def faults(constraint: JsonSchema, value: Any) -> Iterator[Any]:
-    """What breaks the schema in a value, as jsonschema's errors.
+    """Violations of a schema in a value, as jsonschema's errors.
 
     Raises:
         ConstraintError: the schema refers to what is not there, or to itself again and again.
@@ -36,7 +36,7 @@ def faults(constraint: JsonSchema, value: Any) -> Iterator[Any]:
     return iter(validator.evolve(format_checker=replace(way, run=_Run())).iter_errors(value))
 
 
-@remembered
+@memoized
 def _validator(constraint: JsonSchema) -> tuple[Any, _Way]:
     from jsonschema import Draft201909Validator, Draft202012Validator, validators
     from referencing.jsonschema import EMPTY_REGISTRY
@@ -67,7 +67,7 @@ def _validator(constraint: JsonSchema) -> tuple[Any, _Way]:
 
 
 def _pointers(root: Any) -> dict[int, str]:
-    """Where each object of a schema stands, by its id."""
+    """JSON Pointers of the objects of a schema, by their ids."""
     found: dict[int, str] = {}
     stack = [(root, Place(""))]
     while stack:
@@ -82,7 +82,7 @@ def _pointers(root: Any) -> dict[int, str]:
 
 @dataclass(slots=True)
 class _Run:
-    """One validation.
+    """State of one validation.
 
     Attributes:
         left: references that it may still follow.
@@ -95,7 +95,8 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """How a validation got where it is. Stands where keywords find it: for the format checker, which ours does without.
+    """Path of a validation through references. Stands where keywords find it: for the format checker, which ours does
+    without.
 
     Attributes:
         document: the schema.
@@ -110,7 +111,7 @@ class _Way:
     run: _Run = field(default_factory=_Run)
 
     def follow(self, schema: Any, keyword: str) -> Place:
-        """Where the reference in a schema leads."""
+        """Resolve the reference in a schema."""
         return self.document.follow(self.document.below(self.entered, self.pointers[id(schema)]), keyword)
 
     def known(self, schema: Any) -> Mapping[str, Any]:
@@ -165,9 +166,9 @@ def _fault(message: str) -> Any:
 # ------------------------------------------------------------------------------------------ strings and numbers
 
 
-@remembered
+@memoized
 def _finder(pattern: str) -> Callable[[str], object]:
-    """What finds a pattern in a text. One outside the dialect is left to Python's `re`.
+    """Function that finds a pattern in a text. A pattern outside the dialect is left to Python's `re`.
 
     Raises:
         ConstraintError: to which it is none either.
@@ -221,7 +222,7 @@ def _further_member(validator: Any, below: Any, name: str, value: Any, kind: str
 
 
 def _items(validator: Any, below: Any, value: Any, schema: Any) -> Iterator[Any]:
-    """Of 2020-12, or as a list with additionalItems as in the drafts before."""
+    """Check `items` of 2020-12, or as a list with `additionalItems` as in the drafts before."""
     if not isinstance(value, list):
         return
     first = below if isinstance(below, list) else schema.get("prefixItems", ())

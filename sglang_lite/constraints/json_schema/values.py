@@ -29,7 +29,7 @@ from sglang_lite.constraints.formal.nodes import (
     texts_of,
 )
 from sglang_lite.constraints.json_schema import numbers
-from sglang_lite.constraints.json_schema.formulas import All, Formula, all_of, not_
+from sglang_lite.constraints.json_schema.formulas import AllOf, Formula, all_of, not_
 from sglang_lite.constraints.json_schema.numbers import Numbers
 from sglang_lite.protocol import ConstraintError
 
@@ -40,14 +40,17 @@ _SHAPE, _STATE = 20, 5  # what a shape and a state cost, where a member costs 1
 
 
 class Member(NamedTuple):
+    """Member of an object: its name, its values, and whether there has to be one."""
+
     name: str
     formula: Formula
     required: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Objects:
-    """
+class ObjectShape:
+    """Set of objects, by members, names and counts.
+
     Attributes:
         members: what is said of single names, in the order they are written in.
         others: of all other names those that may occur, as disjoint languages, and what their values are.
@@ -66,12 +69,12 @@ class Objects:
     counted_at: str | None = None
 
     def unlisted(self, name: str) -> Member:
-        """What is said of a name that no member has."""
+        """Member for a name that is not listed, as `others` say."""
         formula = next((f for names, f in self.others if names == ANY_TEXT or accepts(names, name)), False)
         return Member(name, formula, False)
 
-    def listed(self) -> Objects:
-        """The same, with all others whose names can be listed among the members."""
+    def listed(self) -> ObjectShape:
+        """Move the `others` whose names can be listed to the members."""
         listed = [(names, texts, f) for names, f in self.others if (texts := texts_of(names)) is not None]
         known = {member.name for member in self.members}
         members = [Member(name, f, False) for _, texts, f in listed for name in texts if name not in known]
@@ -80,7 +83,7 @@ class Objects:
         return replace(self, members=(*self.members, *members), others=others) if listed else self
 
     def too_few(self) -> bool:
-        """There are more members to be than there can be."""
+        """Whether more members are required than are possible."""
         least = max(self.least, sum(member.required for member in self.members))
         possible = None if self.others else sum(member.formula is not False for member in self.members)
         most = _smaller(self.most, possible)
@@ -93,7 +96,7 @@ class Objects:
 
 
 class Contains(NamedTuple):
-    """Of the items from `start` on, at least `least` and at most `most` are in the formula."""
+    """Bound on items: from `start` on, at least `least` and at most `most` are in the formula."""
 
     formula: Formula
     start: int
@@ -102,8 +105,9 @@ class Contains(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Arrays:
-    """
+class ArrayShape:
+    """Set of arrays, by items and counts.
+
     Attributes:
         prefix: what the first items are.
         rest: what those after them are.
@@ -126,26 +130,26 @@ class Arrays:
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
+class ValueSet:
     """A set of JSON values. `loose`: it may have more in it than the schema allows (keywords that are only checked)."""
 
     null: bool = False
     booleans: frozenset[bool] = frozenset()
     numbers: Numbers = numbers.NONE
     strings: Node = NOTHING
-    arrays: tuple[Arrays, ...] = ()
-    objects: tuple[Objects, ...] = ()
+    arrays: tuple[ArrayShape, ...] = ()
+    objects: tuple[ObjectShape, ...] = ()
     loose: bool = False
 
 
-NO_VALUE = Values()
-ANY_VALUE = Values(True, frozenset({False, True}), numbers.EVERY, ANY_TEXT, (Arrays(),), (Objects(),))
+NO_VALUE = ValueSet()
+ANY_VALUE = ValueSet(True, frozenset({False, True}), numbers.EVERY, ANY_TEXT, (ArrayShape(),), (ObjectShape(),))
 
-_Shape = TypeVar("_Shape", Arrays, Objects)
+_Shape = TypeVar("_Shape", ArrayShape, ObjectShape)
 
 
 class Algebra:
-    """What can be done with sets of values, within an amount of work, whatever time it takes.
+    """Operations on sets of values, bounded by work, not by time.
 
     Args:
         empty: whether a formula is known to allow no value.
@@ -173,12 +177,12 @@ class Algebra:
         if self.work > MAX_WORK:
             raise _too_complex()
 
-    def intersect(self, a: Values, b: Values) -> Values:
+    def intersect(self, a: ValueSet, b: ValueSet) -> ValueSet:
         if b == ANY_VALUE:
             return a
         if a == ANY_VALUE:
             return b
-        return Values(
+        return ValueSet(
             a.null and b.null,
             a.booleans & b.booleans,
             numbers.intersect(a.numbers, b.numbers),
@@ -188,9 +192,9 @@ class Algebra:
             a.loose or b.loose,
         )
 
-    def unite(self, sets: Iterable[Values]) -> Values:
+    def unite(self, sets: Iterable[ValueSet]) -> ValueSet:
         sets = list(sets)
-        return Values(
+        return ValueSet(
             any(each.null for each in sets),
             frozenset().union(*(each.booleans for each in sets)),
             numbers.unite(*(each.numbers for each in sets)),
@@ -200,14 +204,14 @@ class Algebra:
             any(each.loose for each in sets),
         )
 
-    def negate(self, values: Values) -> Values:
+    def negate(self, values: ValueSet) -> ValueSet:
         return self.without(ANY_VALUE, values)
 
-    def without(self, a: Values, b: Values) -> Values:
-        """What is in the first and not in the second."""
+    def without(self, a: ValueSet, b: ValueSet) -> ValueSet:
+        """Difference of two sets."""
         if b.loose:  # whether a value is wrongly in it is not known
             return replace(a, loose=True)
-        return Values(
+        return ValueSet(
             a.null and not b.null,
             a.booleans - b.booleans,
             numbers.intersect(a.numbers, numbers.negate(b.numbers)),
@@ -238,14 +242,14 @@ class Algebra:
             shapes = self._distinct(kept)
         return shapes
 
-    def is_empty(self, values: Values) -> bool:
-        """There is no such value, as far as one can see without going round in circles."""
+    def is_empty(self, values: ValueSet) -> bool:
+        """Whether a set is known to be empty, without following circles of references."""
         if values.null or values.booleans or values.numbers or values.strings != NOTHING:
             return False
         return not any(map(self._possible, values.arrays)) and not any(map(self._possible, values.objects))
 
-    def _possible(self, shape: Arrays | Objects) -> bool:
-        if isinstance(shape, Objects):
+    def _possible(self, shape: ArrayShape | ObjectShape) -> bool:
+        if isinstance(shape, ObjectShape):
             required = [member.formula for member in shape.members if member.required]
             return not shape.too_few() and not any(map(self._empty, required))
         too_many = shape.most is not None and shape.least > shape.most
@@ -264,18 +268,18 @@ class Algebra:
         kept: dict[_Shape, None] = {}
         for shape in shapes:
             kept[shape] = None
-            self._spend(_SHAPE + (len(shape.members) if isinstance(shape, Objects) else len(shape.prefix)))
+            self._spend(_SHAPE + (len(shape.members) if isinstance(shape, ObjectShape) else len(shape.prefix)))
             if len(kept) > MAX_SHAPES:
                 raise _too_complex()
-        for every in (Arrays(), Objects()):
+        for every in (ArrayShape(), ObjectShape()):
             if every in kept and all(shape.seen == every.seen for shape in kept):
                 return tuple(shape for shape in kept if shape == every)
         return tuple(kept)
 
-    def _both_objects(self, a: Objects, b: Objects) -> Objects | None:
-        if a == Objects():
+    def _both_objects(self, a: ObjectShape, b: ObjectShape) -> ObjectShape | None:
+        if a == ObjectShape():
             return b
-        if b == Objects():
+        if b == ObjectShape():
             return a
         members = []
         ours, theirs = ({member.name: member for member in shape.members} for shape in (a, b))
@@ -283,7 +287,7 @@ class Algebra:
             first, second = ours.get(name) or a.unlisted(name), theirs.get(name) or b.unlisted(name)
             formula = all_of(first.formula, second.formula)
             required = first.required or second.required
-            if required and (formula is False or (isinstance(formula, All) and self._empty(formula))):
+            if required and (formula is False or (isinstance(formula, AllOf) and self._empty(formula))):
                 return None
             members.append(Member(name, formula, required))
         others = []
@@ -292,7 +296,7 @@ class Algebra:
                 common, formula = self.both_strings(names, more), all_of(f, g)
                 if common != NOTHING and formula is not False:
                     others.append((common, formula))
-        shape = Objects(
+        shape = ObjectShape(
             tuple(members),
             tuple(others),
             max(a.least, b.least),
@@ -305,7 +309,7 @@ class Algebra:
             return None
         return shape
 
-    def _may_meet(self, shape: Objects, need: tuple[Node, Formula]) -> bool:
+    def _may_meet(self, shape: ObjectShape, need: tuple[Node, Formula]) -> bool:
         names, formula = need
         if any(accepts(names, m.name) and not self._empty(all_of(m.formula, formula)) for m in shape.members):
             return True
@@ -315,10 +319,10 @@ class Algebra:
             for more, other in shape.others
         )
 
-    def _both_arrays(self, a: Arrays, b: Arrays) -> Arrays | None:
-        if a == Arrays():
+    def _both_arrays(self, a: ArrayShape, b: ArrayShape) -> ArrayShape | None:
+        if a == ArrayShape():
             return b
-        if b == Arrays():
+        if b == ArrayShape():
             return a
         prefix = [all_of(a.item(i), b.item(i)) for i in range(max(len(a.prefix), len(b.prefix)))]
         rest, most = all_of(a.rest, b.rest), _smaller(a.most, b.most)
@@ -330,12 +334,12 @@ class Algebra:
             return None
         if most is not None:
             prefix = prefix[:most]
-        if any(isinstance(f, All) and self._empty(f) for f in (*prefix, rest)[:least]):
+        if any(isinstance(f, AllOf) and self._empty(f) for f in (*prefix, rest)[:least]):
             return None
         (m, some), (n, more) = a.seen, b.seen
         seen = None if m is None or n is None else max(m, n), tuple(dict.fromkeys((*some, *more)))
         contains = tuple(dict.fromkeys((*a.contains, *b.contains)))
-        return Arrays(tuple(prefix), rest, least, most, contains, a.unique or b.unique, seen)
+        return ArrayShape(tuple(prefix), rest, least, most, contains, a.unique or b.unique, seen)
 
 
 def _too_complex() -> ConstraintError:
@@ -351,7 +355,7 @@ def both_strings(a: Node, b: Node) -> Node:
 
 
 def _both_strings(a: Node, b: Node) -> tuple[Node, int]:
-    """The same, with the work that it took."""
+    """Strings in both languages, and the work spent."""
     for finite, other in ((a, b), (b, a)):
         texts = texts_of(finite)
         if texts is not None:
@@ -367,7 +371,7 @@ def _both_strings(a: Node, b: Node) -> tuple[Node, int]:
 
 
 def _unless_empty(node: Node) -> tuple[Node, int]:
-    """NOTHING for a language without a text, and the work that it took to tell."""
+    """Replace an empty language by NOTHING; with the work spent on telling."""
     if not isinstance(node, Intersection | Complement):
         return node, 1
     if isinstance(node, Complement) and (texts := texts_of(node.node)) is not None:  # there are always others
@@ -385,48 +389,48 @@ def _smaller(a: int | None, b: int | None) -> int | None:
     return b if a is None else a if b is None else min(a, b)
 
 
-def _other_objects(shape: Objects) -> Iterable[Objects]:
+def _other_objects(shape: ObjectShape) -> Iterable[ObjectShape]:
     """The objects that are not of a shape."""
     free = shape.free_names
     for name, formula, required in shape.members:
         if required:
-            yield Objects((Member(name, False, False),))
+            yield ObjectShape((Member(name, False, False),))
         if formula is not True:
-            yield Objects((Member(name, not_(formula), True),))
+            yield ObjectShape((Member(name, not_(formula), True),))
     allowed = alternation(names for names, _ in shape.others)
     forbidden = both_strings(free, complement(allowed))
     if forbidden != NOTHING:
-        yield Objects(needs=((forbidden, True),))
+        yield ObjectShape(needs=((forbidden, True),))
     for names, formula in shape.others:
         if formula is not True:
             names = both_strings(names, free)
             if names != NOTHING:
-                yield Objects(needs=((names, not_(formula)),))
+                yield ObjectShape(needs=((names, not_(formula)),))
     if shape.least:
-        yield Objects(most=shape.least - 1)
+        yield ObjectShape(most=shape.least - 1)
     if shape.most is not None:
-        yield Objects(least=shape.most + 1, counted_at=shape.counted_at)
+        yield ObjectShape(least=shape.most + 1, counted_at=shape.counted_at)
     for names, formula in shape.needs:
         others = ((names, not_(formula)), (strings_outside(names), True))
-        yield Objects(others=tuple(each for each in others if each[0] != NOTHING and each[1] is not False))
+        yield ObjectShape(others=tuple(each for each in others if each[0] != NOTHING and each[1] is not False))
 
 
-def _other_arrays(shape: Arrays) -> Iterable[Arrays]:
+def _other_arrays(shape: ArrayShape) -> Iterable[ArrayShape]:
     """The arrays that are not of a shape."""
     for i, formula in enumerate(shape.prefix):
         if formula is not True:
-            yield Arrays((True,) * i + (not_(formula),), least=i + 1)
+            yield ArrayShape((True,) * i + (not_(formula),), least=i + 1)
     if shape.rest is not True:
-        yield Arrays(contains=(Contains(not_(shape.rest), len(shape.prefix), 1, None),))
+        yield ArrayShape(contains=(Contains(not_(shape.rest), len(shape.prefix), 1, None),))
     if shape.least:
-        yield Arrays(most=shape.least - 1)
+        yield ArrayShape(most=shape.least - 1)
     if shape.most is not None:
-        yield Arrays(least=shape.most + 1)
+        yield ArrayShape(least=shape.most + 1)
     for formula, start, least, most in shape.contains:
         if least:
-            yield Arrays(contains=(Contains(formula, start, 0, least - 1),))
+            yield ArrayShape(contains=(Contains(formula, start, 0, least - 1),))
         if most is not None:
-            yield Arrays(contains=(Contains(formula, start, most + 1, None),))
+            yield ArrayShape(contains=(Contains(formula, start, most + 1, None),))
     if shape.unique is not None:
         raise ConstraintError(
             "json_schema: that some items are equal can't be enforced, which the negation of uniqueItems asks.",

@@ -1,5 +1,5 @@
-"""Whether a schema is one: that every keyword has a value of its kind. Of any draft, and much faster than validating it
-against a draft's own schema.
+"""Check that every keyword of a schema has a value of its kind: of any draft, and much faster than validation against a
+draft's own schema.
 
 Source: JSON Schema draft 2020-12, core and validation; what older drafts wrote otherwise.
 """
@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from sglang_lite.constraints.json_schema.document import LISTS, NAMED, Document, Place, escaped, subschemas
 from sglang_lite.constraints.json_schema.numbers import is_finite
-from sglang_lite.constraints.memo import remembered
+from sglang_lite.constraints.memo import memoized
 from sglang_lite.protocol import ConstraintError
 
 MAX_SCHEMA_CHARS = 2_000_000
@@ -24,9 +24,10 @@ _REFERENCES = frozenset({"$ref", "$dynamicRef"})
 _TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 
 
-@remembered
+@memoized
 def check_text(text: str) -> None:
-    """
+    """Check the JSON text of a schema.
+
     Raises:
         ConstraintError: not the JSON text of a schema; with the JSON Pointer of the fault.
     """
@@ -43,12 +44,12 @@ def check_text(text: str) -> None:
 
 
 def no_number(text: str) -> NoReturn:
-    """For `json.loads`, which would read NaN and Infinity."""
+    """Refuse NaN and Infinity, as `parse_constant` of `json.loads`."""
     raise json.JSONDecodeError(f"{text} is no number", text, 0)
 
 
 def distinct_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For `json.loads`, which would take the last of members with one name (RFC 7493, 2.3: there is one)."""
+    """Refuse members of one name, as `object_pairs_hook` of `json.loads` (RFC 7493, 2.3)."""
     members = dict(pairs)
     if len(members) < len(pairs):
         names = [name for name, _ in pairs]
@@ -58,7 +59,7 @@ def distinct_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def check(schema: Any) -> None:
-    """Also of what only references lead to, as into `default`.
+    """Check a schema, and what only references lead to, as into `default`.
 
     Raises:
         ConstraintError: not a schema; with the JSON Pointer of the fault.
@@ -101,7 +102,7 @@ def check(schema: Any) -> None:
 
 
 def _aims(document: Document, pointer: str) -> Iterator[str]:
-    """Where a schema's references lead. Those that lead to nothing are refused where they are followed."""
+    """Targets of a schema's references. Those that lead to nothing are refused where they are followed."""
     place = Place(pointer)
     for keyword in _REFERENCES & document.schema(place).keys():
         with contextlib.suppress(ConstraintError):

@@ -1,4 +1,4 @@
-"""The texts of arrays.
+"""Grammars of arrays.
 
 Where more is asked than what each item is (`contains`, `uniqueItems`), a rule stands for a place between items: how
 many there have been, how many of them count for what, and which values are used up.
@@ -24,16 +24,16 @@ from sglang_lite.constraints.formal.nodes import (
     texts_of,
 )
 from sglang_lite.constraints.json_schema import write_numbers
-from sglang_lite.constraints.json_schema.formulas import Formula, Just, all_of, not_
+from sglang_lite.constraints.json_schema.formulas import Const, Formula, all_of, not_
 from sglang_lite.constraints.json_schema.notation import Notation
-from sglang_lite.constraints.json_schema.values import Arrays, Values
+from sglang_lite.constraints.json_schema.values import ArrayShape, ValueSet
 from sglang_lite.protocol import ConstraintError
 
 MAX_SUBSETS = 500  # sets of values that may have been used
 MAX_COMPARED = 12  # items that are held against each other
 
 
-def array_text(writer: Notation, shape: Arrays) -> Node:
+def array_text(writer: Notation, shape: ArrayShape) -> Node:
     """The texts of the arrays of a shape.
 
     Raises:
@@ -51,7 +51,7 @@ def array_text(writer: Notation, shape: Arrays) -> Node:
     return concat(opening, _items(writer, shape), literal(end))
 
 
-def _items(writer: Notation, shape: Arrays) -> Node:
+def _items(writer: Notation, shape: ArrayShape) -> Node:
     least, most, first = shape.least, shape.most, shape.prefix
     comma = literal(writer.comma)
 
@@ -76,8 +76,8 @@ def _items(writer: Notation, shape: Arrays) -> Node:
     return text
 
 
-def _different(writer: Notation, shape: Arrays) -> bool:
-    """Any two items are different, whatever they are."""
+def _different(writer: Notation, shape: ArrayShape) -> bool:
+    """Whether any two items differ, whatever they are."""
     if shape.most is None and shape.rest is not False:
         return False
     most = len(shape.prefix) if shape.most is None else shape.most
@@ -86,7 +86,7 @@ def _different(writer: Notation, shape: Arrays) -> bool:
     return all(writer.reader.empty(all_of(shape.item(i), shape.item(j))) for i, j in combinations(range(most), 2))
 
 
-def _all_of_them(values: Values) -> list[Formula] | None:
+def _all_of_them(values: ValueSet) -> list[Formula] | None:
     """The values of a set one by one, None where they are not a few scalars."""
     counted = [piece.members() for piece in values.numbers]
     strings = texts_of(values.strings)
@@ -95,11 +95,11 @@ def _all_of_them(values: Values) -> list[Formula] | None:
     texts = ["null"] if values.null else []
     texts += ["true" if value else "false" for value in sorted(values.booleans)]
     texts += dict.fromkeys(write_numbers.decimal_text(value) for piece in counted for value in piece or ())
-    return [Just(text) for text in (*texts, *(json.dumps(text, ensure_ascii=False) for text in strings))]
+    return [Const(text) for text in (*texts, *(json.dumps(text, ensure_ascii=False) for text in strings))]
 
 
 class _ArrayWriter:
-    def __init__(self, writer: Notation, shape: Arrays, *, unique: bool) -> None:
+    def __init__(self, writer: Notation, shape: ArrayShape, *, unique: bool) -> None:
         self._writer, self._shape, self._number = writer, shape, writer.number(shape)
         self._values = self._few_values() if unique else None
         # From this item on all items are alike, so that places after it need not be told apart.
@@ -142,7 +142,7 @@ class _ArrayWriter:
         return alternation(options)
 
     def _counting(self, index: int, counts: tuple[int, ...]) -> Iterator[tuple[Formula, tuple[int, ...]]]:
-        """What the next item is, as one that counts for each `contains` or not, and the counts after it."""
+        """Formulas of the next item, counted for each `contains` or not, with the counts after it."""
         choices: list[list[tuple[Formula, int]]] = []
         for count, (formula, start, least, most) in zip(counts, self._shape.contains):
             if index < start or (most is None and count >= least):

@@ -20,7 +20,7 @@ from sglang_lite.constraints.formal.nodes import (
     optional,
     repeat,
 )
-from sglang_lite.constraints.json_schema.numbers import EVERY, Numbers, Piece
+from sglang_lite.constraints.json_schema.numbers import EVERY, NumberRange, Numbers
 from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.protocol import ConstraintError
 
@@ -36,7 +36,7 @@ _WHOLE = parse(r"-?(?:0|[1-9][0-9]*)")
 
 
 def texts(numbers: Numbers) -> Node:
-    """What spells the numbers; NOTHING for none.
+    """Texts of a set of numbers; NOTHING for none.
 
     Raises:
         ConstraintError: multiples that no small automaton can tell.
@@ -54,7 +54,7 @@ def decimal_text(value: Fraction) -> str:
     return ("-" if value < 0 else "") + (f"{text[:-digits]}.{text[-digits:]}" if digits else text)
 
 
-def _piece(piece: Piece) -> Node:
+def _piece(piece: NumberRange) -> Node:
     members = piece.members() or ()
     if len(members) == 1 or (len(members) in range(1, MAX_ENDINGS) and piece.step != 1):
         return alternation(literal(decimal_text(value)) for value in members)
@@ -66,7 +66,7 @@ def _piece(piece: Piece) -> Node:
     return node
 
 
-def _range(piece: Piece) -> Node:
+def _range(piece: NumberRange) -> Node:
     if piece.integral and piece.low is None and piece.high is None:
         return _WHOLE
     low, high = piece.low, piece.high
@@ -105,7 +105,7 @@ def _split(value: Fraction) -> tuple[int, str]:
 
 
 def _fraction_from(digits: str, *, is_open: bool) -> Node:
-    """What may follow a whole part so that the fraction is at least 0.digits, or more if `is_open`."""
+    """Texts after a whole part with which the fraction is at least 0.digits, or more if `is_open`."""
     if not digits:
         return concat(literal("."), _SOME_MORE) if is_open else _FRACTION
     options = [
@@ -117,7 +117,7 @@ def _fraction_from(digits: str, *, is_open: bool) -> Node:
 
 
 def _fraction_to(digits: str, *, is_open: bool) -> Node:
-    """The same for at most 0.digits. They end in no zero."""
+    """Texts after a whole part with which the fraction is at most 0.digits, which end in no zero."""
     if not digits:
         return NOTHING if is_open else optional(parse(r"\.0+"))
     options: list[Node] = [EMPTY]
@@ -212,7 +212,7 @@ def _divisible(number: int, after_point: int) -> Node:
 
 
 def _endings(number: int, after_point: int) -> Node:
-    """The same for a number that divides a power of ten: by the last digits."""
+    """Digits that make a multiple of a number that divides a power of ten: by the last digits."""
     width = 0
     while 10**width % number:
         width += 1

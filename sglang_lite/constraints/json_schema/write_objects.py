@@ -1,8 +1,8 @@
 """The texts of objects: members that are named in the schema in its order, then others in any.
 
 The named ones are halved again and again, so that rules for thousands of them nest a dozen deep. Where members are
-counted, or some have to meet needs (`Objects.needs`), a rule stands for each place between members instead, with what
-has been counted and met so far.
+counted, or some have to meet `needs`, a rule stands for each place between members instead, with what has been counted
+and met so far.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sglang_lite.constraints.formal.nodes import (
 )
 from sglang_lite.constraints.json_schema.formulas import Formula, all_of
 from sglang_lite.constraints.json_schema.notation import Notation
-from sglang_lite.constraints.json_schema.values import Member, Objects, both_strings
+from sglang_lite.constraints.json_schema.values import Member, ObjectShape, both_strings
 from sglang_lite.protocol import ConstraintError
 
 MAX_COUNTED = 300  # named members, where their number counts
@@ -34,7 +34,7 @@ _Met = frozenset[int]  # which of the needs are met
 _Need = tuple[Node, Formula]
 
 
-def object_text(writer: Notation, shape: Objects) -> Node:
+def object_text(writer: Notation, shape: ObjectShape) -> Node:
     """The texts of the objects of a shape.
 
     Raises:
@@ -47,7 +47,7 @@ def object_text(writer: Notation, shape: Objects) -> Node:
 
 
 class _ObjectWriter:
-    def __init__(self, writer: Notation, shape: Objects) -> None:
+    def __init__(self, writer: Notation, shape: ObjectShape) -> None:
         self._writer, self._shape, self._number = writer, shape, writer.number(shape)
         self._members = [member for member in shape.members if member.formula is not False]
         self._others = [
@@ -65,7 +65,9 @@ class _ObjectWriter:
             self._refuse_what_repeated_names_break(required)
 
     def _refuse_what_repeated_names_break(self, required: int) -> None:
-        """Names that are not listed may be written twice, of which no grammar knows. The last one counts."""
+        """Refuse counts and needs that a name written twice would break: no grammar knows of it, and the last one
+        counts.
+        """
         if self._shape.least - required > 1 and self._shape.counted_at is not None:
             raise ConstraintError(
                 "json_schema: that there are several members with different names can't be enforced.",
@@ -90,7 +92,7 @@ class _ObjectWriter:
         return self._writer.member(literal(member.name), member.formula, first=not count)
 
     def _first(self, start: int, end: int) -> Node:
-        """At least one of the members from `start` on, the first ones of the object."""
+        """One or more of the members from `start` to `end`, the first ones of the object."""
         if end - start == 1:
             return self._member(start, 0)
         return self._writer.rule((self._number, "first", start, end), lambda: self._first_half(start, end))
@@ -144,7 +146,7 @@ class _ObjectWriter:
         return self._place(0, 0, frozenset())
 
     def _place(self, index: int, count: int, met: _Met) -> Ref:
-        """Where the named members from `index` on may come."""
+        """Rule for the place where the named members from `index` on may come."""
         return self._writer.rule((self._number, index, count, met), lambda: self._at_place(index, count, met))
 
     def _at_place(self, index: int, count: int, met: _Met) -> Node:

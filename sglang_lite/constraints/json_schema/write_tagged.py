@@ -27,13 +27,13 @@ from sglang_lite.constraints.formal.nodes import (
     texts_of,
 )
 from sglang_lite.constraints.json_schema import write_numbers
-from sglang_lite.constraints.json_schema.formulas import At, Formula
-from sglang_lite.constraints.json_schema.reader import Reader
-from sglang_lite.constraints.json_schema.values import NO_VALUE, Arrays, Objects, Values, both_strings
+from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt
+from sglang_lite.constraints.json_schema.reader import SchemaReader
+from sglang_lite.constraints.json_schema.values import NO_VALUE, ArrayShape, ObjectShape, ValueSet, both_strings
 from sglang_lite.constraints.json_schema.write_arrays import array_text
 from sglang_lite.constraints.json_schema.write_objects import object_text
 from sglang_lite.constraints.json_schema.write_strings import between
-from sglang_lite.constraints.json_schema.writer import Writer, blamed, booleans
+from sglang_lite.constraints.json_schema.writer import JsonWriter, blame_formula, booleans
 from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.protocol import ConstraintError, Tags
 
@@ -43,7 +43,8 @@ _STRING = 3  # of Tags.types
 
 
 class TaggedWriter:
-    """
+    """Writer of objects whose members stand between tags.
+
     Args:
         reader: of the schema.
         separators: of JSON.
@@ -53,9 +54,9 @@ class TaggedWriter:
     brackets = ("", "")
     comma = ""
 
-    def __init__(self, reader: Reader, separators: tuple[str, str], tags: Tags) -> None:
+    def __init__(self, reader: SchemaReader, separators: tuple[str, str], tags: Tags) -> None:
         self.reader, self._tags = reader, tags
-        self._json = Writer(reader, separators)
+        self._json = JsonWriter(reader, separators)
         self._sealed: set[str] = set()
 
     def language(self, formula: Formula) -> Language:
@@ -69,7 +70,7 @@ class TaggedWriter:
     def rule(self, key: Hashable, body: Callable[[], Node]) -> Ref:
         return self._json.rule(("tagged", key), body)
 
-    def number(self, shape: Arrays | Objects) -> int:
+    def number(self, shape: ArrayShape | ObjectShape) -> int:
         return self._json.number(shape)
 
     def item(self, formula: Formula) -> Node:
@@ -88,7 +89,7 @@ class TaggedWriter:
 
     def _between(self, before: str, names: Node, after: str, formula: Formula) -> Node:
         """The texts of a value of one name or several, with its tags."""
-        with blamed(formula):
+        with blame_formula(formula):
             name = text_of(names)
             if names != EMPTY and both_strings(names, _NAMES) != names and name is not None:
                 raise ConstraintError(f"json_schema: the name {name!r} can't stand in a tag.", hint="Rename it.")
@@ -106,7 +107,7 @@ class TaggedWriter:
                 raise ConstraintError(f"json_schema: no string is possible without {self._tags.mark!r} in it.")
             return concat(lead, found)
 
-    def _texts(self, before: str, said: str, after: str, formula: Formula, values: Values) -> Node:
+    def _texts(self, before: str, said: str, after: str, formula: Formula, values: ValueSet) -> Node:
         """The texts of the values that have one type in the tags, with those."""
         null, boolean, number, string, array, object_ = (said == each for each in self._tags.types)
         scalars: list[Node] = [literal("null")] if null and values.null else []
@@ -139,7 +140,7 @@ class TaggedWriter:
         again = concat(literal(before), ANY_TEXT, mark, Repeat(ANY_CHAR, more, None))
         return intersection(between(before, strings, after, lambda node: node), complement(again))
 
-    def _container(self, said: str, formula: Formula, values: Values) -> Node:
+    def _container(self, said: str, formula: Formula, values: ValueSet) -> Node:
         """The texts of arrays and objects."""
         if values == NO_VALUE:
             return NOTHING
@@ -163,7 +164,7 @@ class TaggedWriter:
         """
 
         def body() -> Node:
-            with blamed(formula):
+            with blame_formula(formula):
                 shapes = self.reader.values(formula).objects
                 if no_items and any(member.name == "item" for shape in shapes for member in shape.listed().members):
                     raise ConstraintError(
@@ -174,7 +175,7 @@ class TaggedWriter:
 
         return self.rule(("objects", formula), body)
 
-    def _named(self, shape: Objects) -> Objects:
+    def _named(self, shape: ObjectShape) -> ObjectShape:
         """A shape without members that nothing is said of."""
         shape = shape.listed()
         others = [(names, f) for all_names, f in shape.others if (names := both_strings(all_names, _NAMES)) != NOTHING]
@@ -183,7 +184,7 @@ class TaggedWriter:
             formula = others[0][1]
             raise ConstraintError(
                 "json_schema: members of any name can't be written in this format.",
-                pointer=formula.place.pointer if isinstance(formula, At) else None,
+                pointer=formula.place.pointer if isinstance(formula, ValidAt) else None,
                 hint="List them in properties, with additionalProperties: false.",
             )
         return replace(shape, others=tuple(others))

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from sglang_lite.constraints.formal.grammars import pruned
 from sglang_lite.constraints.formal.nodes import NOTHING, Language, Node, Ref, alternation, concat, literal
 from sglang_lite.constraints.json_schema import write_numbers
-from sglang_lite.constraints.json_schema.formulas import All, At, Formula, Some
-from sglang_lite.constraints.json_schema.reader import Reader
-from sglang_lite.constraints.json_schema.values import Arrays, Objects, Values, both_strings
+from sglang_lite.constraints.json_schema.formulas import AllOf, AnyOf, Formula, ValidAt
+from sglang_lite.constraints.json_schema.reader import SchemaReader
+from sglang_lite.constraints.json_schema.values import ArrayShape, ObjectShape, ValueSet, both_strings
 from sglang_lite.constraints.json_schema.write_arrays import array_text
 from sglang_lite.constraints.json_schema.write_objects import object_text
 from sglang_lite.constraints.json_schema.write_strings import quoted
@@ -25,8 +25,9 @@ from sglang_lite.protocol import ConstraintError
 MAX_RULES = 30_000  # llguidance 1.9.1 takes 65,000 symbols, lexemes included
 
 
-class Writer:
-    """
+class JsonWriter:
+    """Writer of values as JSON in one style.
+
     Args:
         reader: of the schema.
         separators: what stands between items, and after names.
@@ -34,11 +35,11 @@ class Writer:
 
     brackets = ("[", "]")
 
-    def __init__(self, reader: Reader, separators: tuple[str, str]) -> None:
+    def __init__(self, reader: SchemaReader, separators: tuple[str, str]) -> None:
         self.reader = reader
         self.comma, self.colon = separators
         self._names: dict[Hashable, str] = {}
-        self._numbers: dict[Arrays | Objects, int] = {}
+        self._numbers: dict[ArrayShape | ObjectShape, int] = {}
         self._to_do: deque[tuple[str, Callable[[], Node]]] = deque()
         self.open_at: dict[str, None] = {}  # JSON Pointers of objects with names that are not listed
 
@@ -72,8 +73,8 @@ class Writer:
             self._to_do.append((self._names[key], body))
         return Ref(self._names[key])
 
-    def number(self, shape: Arrays | Objects) -> int:
-        """What stands for a shape in the keys of its rules."""
+    def number(self, shape: ArrayShape | ObjectShape) -> int:
+        """Number that stands for a shape in the keys of its rules."""
         return self._numbers.setdefault(shape, len(self._numbers))
 
     def value(self, formula: Formula) -> Ref:
@@ -90,46 +91,46 @@ class Writer:
         return literal("{}" if empty else "}")
 
     def _body(self, formula: Formula) -> Node:
-        with blamed(formula):
+        with blame_formula(formula):
             values = self.reader.values(formula)
             if any(_has_unlisted(shape.listed()) for shape in values.objects):
                 self.open_at[_pointer(formula)] = None
             return self._texts(values)
 
-    def _texts(self, values: Values) -> Node:
+    def _texts(self, values: ValueSet) -> Node:
         options: list[Node] = [literal("null")] if values.null else []
         options += [booleans(values), write_numbers.texts(values.numbers)]
         if values.strings != NOTHING:
             options.append(quoted(values.strings))
         return alternation([*options, *self.containers(values)])
 
-    def containers(self, values: Values) -> list[Node]:
+    def containers(self, values: ValueSet) -> list[Node]:
         """The texts of the arrays and objects."""
         arrays = [array_text(self, shape) for shape in values.arrays]
         return arrays + [object_text(self, shape) for shape in values.objects]
 
 
-def _has_unlisted(shape: Objects) -> bool:
+def _has_unlisted(shape: ObjectShape) -> bool:
     return any(both_strings(names, shape.free_names) != NOTHING for names, _ in shape.others)
 
 
 def _pointer(formula: Formula) -> str:
-    """Where a formula is from, "" where that can't be told."""
-    parts = formula.parts if isinstance(formula, All | Some) else (formula,)
-    return next((part.place.pointer for part in parts if isinstance(part, At)), "")
+    """JSON Pointer that a formula is from; "" where that can't be told."""
+    parts = formula.parts if isinstance(formula, AllOf | AnyOf) else (formula,)
+    return next((part.place.pointer for part in parts if isinstance(part, ValidAt)), "")
 
 
 @contextmanager
-def blamed(formula: Formula) -> Iterator[None]:
+def blame_formula(formula: Formula) -> Iterator[None]:
     """Errors inside are those of the schema at the formula's place, where they don't know better."""
     try:
         yield
     except ConstraintError as error:
-        if error.pointer is not None or not isinstance(formula, At):
+        if error.pointer is not None or not isinstance(formula, ValidAt):
             raise
         raise ConstraintError(error.message, pointer=formula.place.pointer, hint=error.hint) from error
 
 
-def booleans(values: Values) -> Node:
+def booleans(values: ValueSet) -> Node:
     """The texts of the booleans."""
     return alternation(literal(text) for value, text in ((True, "true"), (False, "false")) if value in values.booleans)

@@ -1,4 +1,4 @@
-"""Values that are not all there yet: reading the beginning of a JSON text as a value of a type."""
+"""Partial values: the beginning of a JSON text read as a value of a type."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def partial_reader(annotation: Any) -> Callable[[str], Any]:
 
 
 def _without_open_number(text: str) -> str:
-    """Drops the digits at the end, which may be the first of a longer number (unless they are part of a string)."""
+    """Drop the digits at the end, which may be the first of a longer number (unless they are part of a string)."""
     inside_a_string = re.sub(r"\\.", "", text).count('"') % 2
     return text if inside_a_string else re.sub(r"(-|-?[0-9][-+.0-9eE]*)$", "", text)
 

@@ -153,7 +153,7 @@ def _between(low: str, high: str) -> str:
 
 
 def _layout(text: str) -> str:
-    """Any digits where a text has digits."""
+    """Pattern of any digits where a text has digits."""
     return re.sub("[0-9]", "[0-9]", text)
 
 
@@ -179,7 +179,7 @@ def moments_beyond(bound: datetime.datetime | datetime.time, *, up: bool, is_ope
 
 
 def _fraction_from(digits: str, *, is_open: bool) -> str | None:
-    """What may follow a second so that its fraction is at least 0.digits, or more if `is_open`; None for nothing."""
+    """Pattern after a second with which its fraction is at least 0.digits, or more if `is_open`; None for nothing."""
     if not int(digits):
         return r"\.[0-9]*[1-9][0-9]*" if is_open else r"(?:\.[0-9]+)?"
     options = [f"{digits[:i]}[{int(d) + 1}-9][0-9]*" for i, d in enumerate(digits) if d != "9"]
@@ -191,7 +191,7 @@ def _fraction_from(digits: str, *, is_open: bool) -> str | None:
 
 
 def _fraction_to(digits: str, *, is_open: bool) -> str | None:
-    """The same for at most 0.digits, or less."""
+    """Pattern after a second with which its fraction is at most 0.digits, or less if `is_open`."""
     if not int(digits):
         return None if is_open else r"(?:\.0+)?"
     options = [f"{digits[:i]}[0-{int(d) - 1}][0-9]*" for i, d in enumerate(digits) if d != "0"]

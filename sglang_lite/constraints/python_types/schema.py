@@ -390,7 +390,7 @@ class TypeSchema(GenerateJsonSchema):
         return found
 
     def _path(self, field: Any, name: str) -> list[str | int]:
-        """Where the value of a field is looked for, the shortest way."""
+        """Path to the value of a field in the JSON, the shortest one."""
         config = self._config
         by_name = getattr(config, "validate_by_name", None) or config.populate_by_name
         alias = field.get("validation_alias")
@@ -452,7 +452,7 @@ def _tighter(closed: Any, open_: Any, tighter: Callable[[Any, Any], Any]) -> tup
 
 
 def _decimals(digits: int | None, places: int | None) -> Iterator[tuple[int, int]]:
-    """How many digits may stand before and after the point, together."""
+    """Pairs of how many digits may stand before and after the point."""
     most = min(digits or patterns.NUMBER_DIGITS, patterns.NUMBER_DIGITS)
     before_all = max(0, digits - places) if digits is not None and places is not None else most
     last = min(most, patterns.NUMBER_DIGITS if places is None else places)

@@ -47,7 +47,7 @@ class ValueType:
 
 
 def value_type(annotation: Any) -> ValueType:
-    """How values of `annotation` are written and read.
+    """Constraint and reader of the values of a type.
 
     Args:
         annotation: a pydantic model, dataclass, TypedDict, Literal, Enum, int, float, bool, str, date, datetime, time,
@@ -157,7 +157,9 @@ def _adapter(annotation: Any) -> Any:
 
 
 def for_pydantic(annotation: Any) -> Any:
-    """Before Python 3.12 pydantic takes only typing_extensions' TypedDict: one of typing's is made again as such."""
+    """Convert TypedDicts of `typing` to those of `typing_extensions`, the only ones that pydantic takes before Python
+    3.12.
+    """
     if typing.is_typeddict(annotation) and sys.version_info < (3, 12):
         hints = typing.get_type_hints(annotation, include_extras=True)
         fields = {

@@ -17,7 +17,7 @@ from sglang_lite.constraints.formal.nodes import (
     literal,
     repeat,
 )
-from sglang_lite.constraints.syntax.scanner import Source, complete
+from sglang_lite.constraints.syntax.scanner import Scanner, complete
 
 _BLANK = r"(?:[ \t\r\n]|#[^\n]*)*"
 _NAME = r"[a-zA-Z_][a-zA-Z0-9_-]*"
@@ -30,112 +30,112 @@ def parse(text: str) -> Language:
     Raises:
         ConstraintError: not valid, or outside the dialect; the message shows the place.
     """
-    return _Parser(Source("ebnf", text, _BLANK)).grammar()
+    return _Parser(Scanner("ebnf", text, _BLANK)).grammar()
 
 
 class _Parser:
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, scanner: Scanner) -> None:
+        self._scanner = scanner
         self._uses: dict[str, int] = {}
 
     def grammar(self) -> Language:
-        source = self._source
+        scanner = self._scanner
         rules: dict[str, Node] = {}
-        source.skip()
-        while source.left:
-            start = source.at
-            name = source.demand(_NAME, "the name of a rule")[0]
-            source.demand("::=", "::=")
+        scanner.skip()
+        while scanner.left:
+            start = scanner.at
+            name = scanner.demand(_NAME, "the name of a rule")[0]
+            scanner.demand("::=", "::=")
             if name in rules:
-                source.fail(f"the rule {name!r} is there twice", start)
+                scanner.fail(f"the rule {name!r} is there twice", start)
             rules[name] = self._alternation()
         if not rules:
-            source.fail("there is no rule")
+            scanner.fail("there is no rule")
         start_rule = "root" if "root" in rules else next(iter(rules))
-        return complete(Language(start_rule, rules), source, self._uses)
+        return complete(Language(start_rule, rules), scanner, self._uses)
 
     def _alternation(self) -> Node:
         options = [self._sequence()]
-        while self._source.take(r"\|"):
+        while self._scanner.take(r"\|"):
             options.append(self._sequence())
         return alternation(options)
 
     def _sequence(self) -> Node:
         parts = []
         while (part := self._item()) is not None:
-            counts = self._source.counts()
+            counts = self._scanner.counts()
             parts.append(part if counts is None else repeat(part, *counts))
         return concat(*parts)
 
     def _item(self) -> Node | None:
-        source = self._source
-        at = source.at
-        if source.peek(f"{_NAME}{_BLANK}::="):  # the next rule
+        scanner = self._scanner
+        at = scanner.at
+        if scanner.peek(f"{_NAME}{_BLANK}::="):  # the next rule
             return None
-        if name := source.take(_NAME):
+        if name := scanner.take(_NAME):
             self._uses.setdefault(name[0], at)
             return Ref(name[0])
-        if source.peek('"'):
+        if scanner.peek('"'):
             return self._literal()
-        if source.peek(r"\["):
+        if scanner.peek(r"\["):
             return self._class()
-        if source.take(r"\."):
+        if scanner.take(r"\."):
             return ANY_CHAR
-        if source.take(r"\("):
-            source.deeper()
+        if scanner.take(r"\("):
+            scanner.deeper()
             node = self._alternation()
-            source.shallower()
-            source.demand(r"\)", "a closing parenthesis")
+            scanner.shallower()
+            scanner.demand(r"\)", "a closing parenthesis")
             return node
-        if source.left and not source.peek(r"[|)]"):
-            hint = "Tokens are not supported: write their text." if source.peek("<") else ""
-            source.fail("a name, a literal, a character class or a group expected", hint=hint)
+        if scanner.left and not scanner.peek(r"[|)]"):
+            hint = "Tokens are not supported: write their text." if scanner.peek("<") else ""
+            scanner.fail("a name, a literal, a character class or a group expected", hint=hint)
         return None
 
     def _literal(self) -> Node:
-        source = self._source
-        start = source.at
-        source.at += 1
+        scanner = self._scanner
+        start = scanner.at
+        scanner.at += 1
         text = ""
-        while not source.peek('"'):
-            if not source.left or source.peek("\n"):
-                source.fail("the literal has no end", start)
+        while not scanner.peek('"'):
+            if not scanner.left or scanner.peek("\n"):
+                scanner.fail("the literal has no end", start)
             text += self._character()
-        source.take('"')
+        scanner.take('"')
         return literal(text)
 
     def _class(self) -> Node:
-        source = self._source
-        start = source.at
-        source.at += 1
-        negated = source.peek(r"\^") is not None
-        source.at += negated
+        scanner = self._scanner
+        start = scanner.at
+        scanner.at += 1
+        negated = scanner.peek(r"\^") is not None
+        scanner.at += negated
         ranges: list[tuple[int, int]] = []
-        while not source.peek(r"\]"):
-            if not source.left:
-                source.fail("the character class has no end", start)
+        while not scanner.peek(r"\]"):
+            if not scanner.left:
+                scanner.fail("the character class has no end", start)
             low = high = ord(self._character())
-            if source.peek(r"-[^\]]"):
-                dash = source.at
-                source.at += 1
+            if scanner.peek(r"-[^\]]"):
+                dash = scanner.at
+                scanner.at += 1
                 high = ord(self._character())
                 if high < low:
-                    source.fail("bad character range", dash)
+                    scanner.fail("bad character range", dash)
             ranges += charsets.without_surrogates(low, high)
-        source.take(r"\]")
+        scanner.take(r"\]")
         return CharSet(charsets.complement(ranges) if negated else charsets.union(ranges))
 
     def _character(self) -> str:
-        """One character as it is or escaped. Goes past nothing else."""
-        source = self._source
-        start = source.at
-        match = source.peek(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))|(?s:[^\\])")
+        """Read one character, plain or escaped, and nothing after it."""
+        scanner = self._scanner
+        start = scanner.at
+        match = scanner.peek(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))|(?s:[^\\])")
         if not match:
-            source.fail("a backslash at the end")
-        source.at = match.end()
+            scanner.fail("a backslash at the end")
+        scanner.at = match.end()
         digits = match[1] or match[2] or match[3]
         if not digits and match[4] in ("x", "u", "U"):
-            source.fail(f"\\{match[4]} without its hexadecimal digits", start)
+            scanner.fail(f"\\{match[4]} without its hexadecimal digits", start)
         if not digits and match[4] is None:
             code = ord(match[0])
         elif digits:
@@ -143,7 +143,7 @@ class _Parser:
         elif match[4] in _ESCAPES or not match[4].isalnum():
             return _ESCAPES.get(match[4], match[4])
         else:
-            source.fail(f"\\{match[4]} is no escape", start)
+            scanner.fail(f"\\{match[4]} is no escape", start)
         if code > charsets.LAST or charsets.has_surrogates(chr(code)):
-            source.fail("this is no character", start)
+            scanner.fail("this is no character", start)
         return chr(code)

@@ -30,7 +30,7 @@ from sglang_lite.constraints.formal.nodes import (
     repeat,
 )
 from sglang_lite.constraints.syntax import regex
-from sglang_lite.constraints.syntax.scanner import Source, complete
+from sglang_lite.constraints.syntax.scanner import Scanner, complete
 from sglang_lite.protocol import ConstraintError, JsonSchema
 
 _BLANK = r"(?:[ \t\r\n]|(?://|#)[^\n]*)*"
@@ -59,12 +59,12 @@ def parse(text: str) -> tuple[Language, dict[str, JsonSchema]]:
     Raises:
         ConstraintError: not valid, or outside the dialect; the message shows the place.
     """
-    return _Parser(Source("lark", text, _BLANK)).grammar()
+    return _Parser(Scanner("lark", text, _BLANK)).grammar()
 
 
 class _Parser:
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, scanner: Scanner) -> None:
+        self._scanner = scanner
         self._uses: dict[str, int] = {}
         self._rules: dict[str, Node] = {}
         self._ignored: list[str] = []
@@ -72,17 +72,17 @@ class _Parser:
         self._schemas: dict[str, JsonSchema] = {}
 
     def grammar(self) -> tuple[Language, dict[str, JsonSchema]]:
-        source = self._source
-        source.skip()
-        while source.left:
-            if source.peek("%"):
+        scanner = self._scanner
+        scanner.skip()
+        while scanner.left:
+            if scanner.peek("%"):
                 self._directive()
             else:
                 self._definition()
         if "start" not in self._rules:
-            source.fail("there is no rule 'start'", 0)
+            scanner.fail("there is no rule 'start'", 0)
         names = {**self._rules, **dict.fromkeys(self._schemas, ANY_TEXT)}
-        complete(Language("start", names), source, self._uses)
+        complete(Language("start", names), scanner, self._uses)
         between = repeat(alternation(self._resolved(name) for name in self._ignored), 0, None)
         rules = {
             name: self._with_terminals(body, between) for name, body in self._rules.items() if not _is_terminal(name)
@@ -90,91 +90,91 @@ class _Parser:
         return Language("start", rules), self._schemas
 
     def _definition(self) -> None:
-        source = self._source
-        start = source.at
-        source.take(r"[?!]+")
-        name = source.demand(_NAME, "a name")[0]
-        if source.peek(r"[\[{.]"):
-            kind = {"[": "attributes", "{": "templates", ".": "priorities"}[source.text[source.at]]
-            source.fail(f"{kind} are not supported")
-        source.demand(":", "a colon")
+        scanner = self._scanner
+        start = scanner.at
+        scanner.take(r"[?!]+")
+        name = scanner.demand(_NAME, "a name")[0]
+        if scanner.peek(r"[\[{.]"):
+            kind = {"[": "attributes", "{": "templates", ".": "priorities"}[scanner.text[scanner.at]]
+            scanner.fail(f"{kind} are not supported")
+        scanner.demand(":", "a colon")
         if name in self._rules:
-            source.fail(f"{name!r} is there twice", start)
+            scanner.fail(f"{name!r} is there twice", start)
         self._rules[name] = self._alternation()
 
     def _directive(self) -> None:
-        source = self._source
-        start = source.at
-        if source.take("%ignore"):
+        scanner = self._scanner
+        start = scanner.at
+        if scanner.take("%ignore"):
             self._ignored.append(self._terminal(self._alternation()).name)
-        elif source.take("%import"):
-            match = source.demand(r"common\.(\w+|\([\w\s,]+\))(?:\s*->\s*(\w+))?|common\s*\(([\w\s,]+)\)", "common.…")
+        elif scanner.take("%import"):
+            match = scanner.demand(r"common\.(\w+|\([\w\s,]+\))(?:\s*->\s*(\w+))?|common\s*\(([\w\s,]+)\)", "common.…")
             for name in re.findall(r"\w+", match[1] or match[3]):
                 if name not in _COMMON:
-                    source.fail(f"common has no {name}", start)
+                    scanner.fail(f"common has no {name}", start)
                 self._rules[match[2] or name] = regex.parse(_COMMON[name])
         else:
-            source.fail("only %ignore and %import are supported")
+            scanner.fail("only %ignore and %import are supported")
 
     # ------------------------------------------------------------------------------------------ expressions
 
     def _alternation(self) -> Node:
         options = [self._sequence()]
-        while self._source.take(r"\|"):
+        while self._scanner.take(r"\|"):
             options.append(self._sequence())
         return alternation(options)
 
     def _sequence(self) -> Node:
         """A sequence, or several with `&` between them."""
         several = [self._concatenation()]
-        while self._source.take("&"):
+        while self._scanner.take("&"):
             several.append(self._concatenation())
-        self._source.take(r"->\s*\w+")
+        self._scanner.take(r"->\s*\w+")
         return several[0] if len(several) == 1 else Intersection(tuple(several))
 
     def _concatenation(self) -> Node:
         parts = []
         while (part := self._item()) is not None:
-            counts = self._source.counts()
+            counts = self._scanner.counts()
             parts.append(part if counts is None else repeat(part, *counts))
         return concat(*parts)
 
     def _item(self) -> Node | None:
-        source = self._source
-        at = source.at
-        if not source.left or source.peek(_DEFINITION) or source.peek(r"[|&)\]]|->|%(?!json)"):
+        scanner = self._scanner
+        at = scanner.at
+        if not scanner.left or scanner.peek(_DEFINITION) or scanner.peek(r"[|&)\]]|->|%(?!json)"):
             return None
-        if source.take("~"):
+        if scanner.take("~"):
             inner = self._item()
-            return Complement(source.fail("what is not to be expected", at) if inner is None else inner)
-        if name := source.take(_NAME):
+            return Complement(scanner.fail("what is not to be expected", at) if inner is None else inner)
+        if name := scanner.take(_NAME):
             self._uses.setdefault(name[0], at)
             return Ref(name[0])
-        if match := source.take(_STRING):
+        if match := scanner.take(_STRING):
             return self._terminal(self._string(match, at))
-        if match := source.take(_REGEX):
+        if match := scanner.take(_REGEX):
             flags = match[2].replace("u", "")
             with_flags = f"(?{flags}:{match[1]})" if flags else match[1]
             return self._terminal(self._parsed(with_flags.replace(r"\/", "/"), at))
-        if source.take("%json"):
+        if scanner.take("%json"):
             return self._json(at)
         for opening, closing in ((r"\(", r"\)"), (r"\[", r"\]")):
-            if source.take(opening):
-                source.deeper()
+            if scanner.take(opening):
+                scanner.deeper()
                 node = self._alternation()
-                source.shallower()
-                source.demand(closing, f"a closing {closing[1]}")
+                scanner.shallower()
+                scanner.demand(closing, f"a closing {closing[1]}")
                 return Repeat(node, 0, 1) if closing == r"\]" else node
-        return source.fail("a name, a string, a regular expression or a group expected", at)
+        return scanner.fail("a name, a string, a regular expression or a group expected", at)
 
     def _string(self, match: re.Match[str], at: int) -> Node:
-        source = self._source
+        scanner = self._scanner
         text = self._unescaped(match[1], at)
-        if source.take(r"\.\."):
-            end = source.demand(_STRING, "the last character of the range")
+        if scanner.take(r"\.\."):
+            end = scanner.demand(_STRING, "the last character of the range")
             last = self._unescaped(end[1], at)
             if len(text) != 1 or len(last) != 1 or last < text:
-                source.fail("a range goes from one character to a later one", at)
+                scanner.fail("a range goes from one character to a later one", at)
             return CharSet(((ord(text), ord(last)),))
         return self._parsed(f"(?i:{re.escape(text)})", at) if match[2] else literal(text)
 
@@ -183,21 +183,21 @@ class _Parser:
         try:
             return str(json.loads(f'"{text}"', strict=False))
         except ValueError:
-            self._source.fail("a string with an escape that is none", at)
+            self._scanner.fail("a string with an escape that is none", at)
 
     def _parsed(self, pattern: str, at: int) -> Node:
         try:
             return regex.parse(pattern)
         except ConstraintError as error:
-            self._source.fail(error.message.removeprefix("regex: "), at, hint=error.hint)
+            self._scanner.fail(error.message.removeprefix("regex: "), at, hint=error.hint)
 
     def _json(self, at: int) -> Node:
-        source = self._source
+        scanner = self._scanner
         try:
-            schema, source.at = json.JSONDecoder().raw_decode(source.text, source.at)
+            schema, scanner.at = json.JSONDecoder().raw_decode(scanner.text, scanner.at)
         except ValueError as error:
-            source.fail(f"no JSON after %json: {error}", at)
-        source.skip()
+            scanner.fail(f"no JSON after %json: {error}", at)
+        scanner.skip()
         name = f"%json {len(self._schemas)}"
         self._schemas[name] = JsonSchema(json.dumps(schema))
         return Ref(name)
@@ -211,9 +211,9 @@ class _Parser:
         return Ref(name)
 
     def _resolved(self, name: str, inside: tuple[str, ...] = ()) -> Node:
-        """What a terminal stands for."""
+        """Node of a terminal, its names resolved."""
         if name in inside:
-            self._source.fail(f"the terminal {name} refers to itself", self._uses.get(name, 0))
+            self._scanner.fail(f"the terminal {name} refers to itself", self._uses.get(name, 0))
         if name not in self._terminals:
             self._terminals[name] = self._without_names(self._rules[name], (*inside, name))
         return self._terminals[name]
@@ -223,7 +223,7 @@ class _Parser:
             case Ref(name) if _is_terminal(name):
                 return self._resolved(name, inside)
             case Ref(name):
-                self._source.fail(f"a terminal refers to the rule {name}", self._uses.get(name, 0))
+                self._scanner.fail(f"a terminal refers to the rule {name}", self._uses.get(name, 0))
         return mapped(node, partial(self._without_names, inside=inside))
 
     def _with_terminals(self, node: Node, between: Node) -> Node:

@@ -27,7 +27,7 @@ from sglang_lite.constraints.formal.nodes import (
     concat,
     repeat,
 )
-from sglang_lite.constraints.memo import remembered
+from sglang_lite.constraints.memo import memoized
 from sglang_lite.protocol import ConstraintError
 
 MAX_PATTERN_CHARS = 50_000
@@ -35,7 +35,7 @@ MAX_REPEAT = 10_000
 MAX_NESTING = 100
 
 
-@remembered
+@memoized
 def parse(pattern: str) -> Node:
     """Parses `pattern`.
 
@@ -46,7 +46,7 @@ def parse(pattern: str) -> Node:
     return parser.edges(parser.parse(), EMPTY, EMPTY)
 
 
-@remembered
+@memoized
 def parse_schema_pattern(pattern: str) -> Node:
     """The texts in which a JSON schema's `pattern` is found: anywhere, and with the class escapes of ECMA-262.
 

@@ -12,8 +12,9 @@ MAX_GRAMMAR_CHARS = 500_000
 MAX_NESTING = 100
 
 
-class Source:
-    """
+class Scanner:
+    """Reader of the text of a grammar from left to right, with errors that show the place.
+
     Args:
         kind: of the grammar, for errors.
         text: of the grammar.
@@ -40,7 +41,7 @@ class Source:
         raise ConstraintError(f"{self.kind}: line {line}: {problem}\n  {shown}\n  {caret}", hint=hint)
 
     def skip(self) -> None:
-        """Goes past blanks and comments."""
+        """Skip blanks and comments."""
         match = self._blank.match(self.text, self.at)
         if match:
             self.at = match.end()
@@ -49,7 +50,7 @@ class Source:
         return re.compile(pattern).match(self.text, self.at)
 
     def take(self, pattern: str) -> re.Match[str] | None:
-        """What matches here, if anything does, and the blanks after it."""
+        """Match a pattern here and skip the blanks after it; None where it does not match."""
         match = self.peek(pattern)
         if match:
             self.at = match.end()
@@ -85,7 +86,7 @@ class Source:
         return least, most
 
 
-def complete(language: Language, source: Source, uses: dict[str, int]) -> Language:
+def complete(language: Language, scanner: Scanner, uses: dict[str, int]) -> Language:
     """The language, if every rule that is used is there.
 
     Args:
@@ -93,5 +94,5 @@ def complete(language: Language, source: Source, uses: dict[str, int]) -> Langua
     """
     for name in dict.fromkeys(name for body in language.rules.values() for name in sorted(references(body))):
         if name not in language.rules:
-            source.fail(f"there is no rule {name!r}", uses.get(name, 0))
+            scanner.fail(f"there is no rule {name!r}", uses.get(name, 0))
     return language

@@ -218,10 +218,10 @@ def _check(constraint: Constraint, text: str, *, stopped: bool) -> None:
 
 
 def _check_continued(constraint: Continuation, text: str, *, stopped: bool) -> None:
-    from sglang_lite.constraints.byte_matcher import Walk
+    from sglang_lite.constraints.byte_matcher import ByteMatcher
 
     try:
-        walk = Walk(constraint.whole)
+        walk = ByteMatcher(constraint.whole)
         walk.push(constraint.text + text)
         if constraint.part is not None:
             validate(constraint.part, text)

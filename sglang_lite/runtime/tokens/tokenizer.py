@@ -179,14 +179,16 @@ class Tokenizer:
     def _encode_uncached(self, text: str, first: bool) -> array[int]:
         backend = self.backend if first else self._continuation
         try:
-            encoding = backend.encode(text, add_special_tokens=False)
+            # A batch, as in it alone the library lets go of Python's lock: else an engine's loop would wait for it.
+            encoding = backend.encode_batch_fast([text], add_special_tokens=False)[0]
         except TypeError:  # what `tokenizers` says to text that has no UTF-8
             raise ParameterError("prompt", "is no valid Unicode: it has unpaired surrogates.") from None
         ids = array("i", encoding.ids)
         if self._never_text.isdisjoint(ids):
             return ids
         # A vocabulary's own pieces, or an added token that the library does not call special: no part of it is it.
-        cuts = [a + 1 for i, (a, b) in zip(ids, encoding.offsets) if i in self._never_text and b - a > 1]
+        offsets = backend.encode(text, add_special_tokens=False).offsets
+        cuts = [a + 1 for i, (a, b) in zip(ids, offsets) if i in self._never_text and b - a > 1]
         if not cuts:  # one character, which can't be spelled in another way
             return array("i", [i for i in ids if i not in self._never_text])
         parts = [self._encode_uncached(text[a:b], first and not a) for a, b in pairwise([0, *cuts, len(text)])]

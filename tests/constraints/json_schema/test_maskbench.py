@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import sglang_lite as sgl
-from sglang_lite.constraints.json_schema.style import in_style
+from sglang_lite.constraints.json_schema.write_value import value_text
 from sglang_lite.constraints.schema import json_schema, parse_json
 from sglang_lite.protocol import ValueValidationError
 from sglang_lite.runtime.grammar.base import generates
@@ -72,4 +72,4 @@ def test_masks_of_a_real_vocabulary_allow_every_token_of_a_valid_text(model_file
         constraint = json_schema(schema)
         valid = [case["data"] for case in cases if case["valid"]]
         if valid and compiled(constraint)[1] is None:
-            assert generates(engine.compile(constraint), engine.encode(in_style(constraint, valid[0]))), name
+            assert generates(engine.compile(constraint), engine.encode(value_text(constraint, valid[0]))), name

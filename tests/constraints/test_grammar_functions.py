@@ -62,7 +62,7 @@ def test_the_public_names_are_the_records():
 
 @pytest.mark.parametrize("source", [sgl.Regex("[ab]"), sgl.Grammar('start: "a"'), {"enum": ["a"]}, Literal["a"]])
 def test_gen_takes_whatever_is_a_constraint(source):
-    node = sgl.gen("x", constraint=source)
+    node = sgl.gen("x", constraint=source).node
     assert g.matches(node.constraint, g.check(source).example)
 
 
@@ -134,8 +134,8 @@ def test_gen_takes_grammars_and_any_constraint():
     assert set(state["l"]) == {"a"}
     assert g.matches(tag, state["t"])
     assert state["j"] == "null"
-    assert sgl.gen("x", ebnf='root ::= "a"').constraint == Ebnf('root ::= "a"')
-    assert sgl.gen("x", lark='start: "a"').constraint == Lark('start: "a"')
+    assert sgl.gen("x", ebnf='root ::= "a"').node.constraint == Ebnf('root ::= "a"')
+    assert sgl.gen("x", lark='start: "a"').node.constraint == Lark('start: "a"')
 
 
 @pytest.mark.parametrize(

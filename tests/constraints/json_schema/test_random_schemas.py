@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from sglang_lite.constraints.json_schema.style import in_style
+from sglang_lite.constraints.json_schema.write_value import value_text
 from sglang_lite.constraints.sampling import sample
 from sglang_lite.constraints.schema import json_schema, parse_json
 from sglang_lite.protocol import ConstraintError, ValueValidationError
@@ -52,7 +52,7 @@ def test_enforced_schemas_are_enforced_exactly(seeds):
         for _ in range(20):
             data = value(rng)
             try:
-                ours = in_style(constraint, data)
+                ours = value_text(constraint, data)
             except ConstraintError:  # more is asked of the sets than the grammar needed
                 continue
             valid = is_valid(constraint, data)

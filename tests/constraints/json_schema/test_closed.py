@@ -51,10 +51,10 @@ def test_a_draft_that_can_not_say_it_is_told():
 
 def test_a_schema_is_closed_wherever_it_is_given():
     constraint = g.json_schema(A, closed=True)
-    assert sgl.gen("x", json_schema=constraint).constraint == constraint
-    assert sgl.gen("x", constraint=constraint).constraint == constraint
+    assert sgl.gen("x", json_schema=constraint).node.constraint == constraint
+    assert sgl.gen("x", constraint=constraint).node.constraint == constraint
     assert json.loads(constraint.schema)["additionalProperties"] is False  # and so for backends that take schemas
-    assert "additionalProperties" not in json.loads(sgl.gen("x", json_schema=A).constraint.schema)
+    assert "additionalProperties" not in json.loads(sgl.gen("x", json_schema=A).node.constraint.schema)
 
 
 @pytest.mark.parametrize(

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from sglang_lite.constraints.formal.automaton import accepts
-from sglang_lite.constraints.json_schema.formulas import At, Formula
+from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt
 from sglang_lite.constraints.json_schema.normal_form import document_of, normalise
 from sglang_lite.constraints.json_schema.numbers import exact, is_finite
-from sglang_lite.constraints.json_schema.reader import Reader
-from sglang_lite.constraints.json_schema.values import Arrays, Objects
+from sglang_lite.constraints.json_schema.reader import SchemaReader
+from sglang_lite.constraints.json_schema.values import ArrayShape, ObjectShape
 from sglang_lite.constraints.json_schema.write_numbers import decimal_text
 from sglang_lite.constraints.limits import within_limits
 from sglang_lite.protocol import JsonSchema
 
 
-def in_style(constraint: JsonSchema, value: Any) -> str | None:
+def value_text(constraint: JsonSchema, value: Any) -> str | None:
     """The text of a value; None if the schema does not allow it, as far as it is enforced.
 
     Raises:
@@ -25,13 +25,13 @@ def in_style(constraint: JsonSchema, value: Any) -> str | None:
     """
     document = document_of(constraint)
     checked = frozenset(pointer for pointer, _ in normalise(constraint).checked)
-    reader = Reader(document, assert_format=constraint.format == "assert", ignored=checked)
+    reader = SchemaReader(document, assert_format=constraint.format == "assert", ignored=checked)
     with within_limits("the value"):
-        return _Styler(reader, constraint.separators).text(At(document.start), value)
+        return _Styler(reader, constraint.separators).text(ValidAt(document.start), value)
 
 
 class _Styler:
-    def __init__(self, reader: Reader, separators: tuple[str, str]) -> None:
+    def __init__(self, reader: SchemaReader, separators: tuple[str, str]) -> None:
         self._reader = reader
         self._comma, self._colon = separators
 
@@ -52,7 +52,7 @@ class _Styler:
                 return next((text for shape in values.arrays for text in self._array(shape, value)), None)
         return next((text for shape in values.objects for text in self._object(shape, value)), None)
 
-    def _array(self, shape: Arrays, items: list[Any]) -> Iterator[str]:
+    def _array(self, shape: ArrayShape, items: list[Any]) -> Iterator[str]:
         """The text, if the array is of the shape."""
         if len(items) < shape.least or (shape.most is not None and len(items) > shape.most):
             return
@@ -66,7 +66,7 @@ class _Styler:
         if None not in texts:
             yield "[" + self._comma.join(map(str, texts)) + "]"
 
-    def _object(self, shape: Objects, members: dict[str, Any]) -> Iterator[str]:
+    def _object(self, shape: ObjectShape, members: dict[str, Any]) -> Iterator[str]:
         """The text, if the object is of the shape."""
         if len(members) < shape.least or (shape.most is not None and len(members) > shape.most):
             return

@@ -1,4 +1,4 @@
-"""Which keywords of a document demand something of a text, and which only say something."""
+"""Keywords of a document by whether they assert something of a value or only annotate it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from sglang_lite.constraints.json_schema.document import Document
 from sglang_lite.constraints.json_schema.formats import ASSERTED
 from sglang_lite.constraints.json_schema.keywords import GROUPS
 
-DEMANDS = {
+ASSERTING = {
     *GROUPS, *APPLICATORS, "then", "else", "minContains", "maxContains", "unevaluatedItems", "unevaluatedProperties",
 }  # fmt: skip
 _NO_ASSERTIONS = {  # of which nobody expects that they demand something
@@ -16,7 +16,7 @@ _NO_ASSERTIONS = {  # of which nobody expects that they demand something
 }  # fmt: skip
 
 
-def said_by(document: Document, *, assert_format: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def assertions_and_annotations(document: Document, *, assert_format: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """JSON Pointers of the keywords that demand something, and of those that don't although they might seem to: formats
     and keywords that are not known, those of other drafts, and those about content."""
     demands: list[str] = []
@@ -25,7 +25,7 @@ def said_by(document: Document, *, assert_format: bool) -> tuple[tuple[str, ...]
         written, known = document.at(place.pointer), document.schema(place)
         for keyword in written if isinstance(written, dict) else ():
             if keyword not in _NO_ASSERTIONS:
-                demanded = keyword in DEMANDS and keyword in known
+                demanded = keyword in ASSERTING and keyword in known
                 if keyword == "format":
                     demanded = demanded and assert_format and known[keyword] in ASSERTED
                 (demands if demanded else remarks).append(place.child(keyword).pointer)

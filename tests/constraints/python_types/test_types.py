@@ -17,7 +17,7 @@ from sglang_lite.constraints.python_types.value_type import for_pydantic, value_
 from sglang_lite.constraints.sampling import sample
 from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.protocol import Choices, ConstraintError, JsonSchema, Number, Regex, ValueValidationError
-from tests.constraints.python_types import CHECKED, HELD, USUAL, WRONG, Checked, CheckedWhole, Plain
+from tests.constraints.python_types.examples import CHECKED, HELD, USUAL, WRONG, Checked, CheckedWhole, Plain
 
 SAMPLES = int(os.environ.get("SGLANG_LITE_TYPE_SAMPLES", "12"))
 

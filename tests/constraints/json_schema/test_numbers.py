@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 
 from sglang_lite.constraints.formal.automaton import accepts
-from sglang_lite.constraints.json_schema.numbers import EVERY, NONE, WHOLE, Piece, exact, intersect, negate, unite
+from sglang_lite.constraints.json_schema.numbers import EVERY, NONE, WHOLE, NumberRange, exact, intersect, negate, unite
 from sglang_lite.constraints.json_schema.write_numbers import decimal_text, texts
 from sglang_lite.protocol import ConstraintError
 
@@ -28,7 +28,9 @@ def piece(rng):
     low, high = rng.choice([None, number(rng)]), rng.choice([None, number(rng)])
     is_open = [rng.random() < 0.5 for _ in range(2)]
     avoid = rng.choice([(), (), (Fraction(2),), (Fraction(1),), (Fraction(1, 10),)])
-    return Piece(low, high, low is not None and is_open[0], high is not None and is_open[1], rng.choice(STEPS), avoid)
+    return NumberRange(
+        low, high, low is not None and is_open[0], high is not None and is_open[1], rng.choice(STEPS), avoid
+    )
 
 
 def decimal(rng):
@@ -59,18 +61,18 @@ def test_the_texts_spell_exactly_the_numbers_of_the_set(seed):
 def test_sets():
     assert negate(EVERY) == NONE
     assert negate(NONE) == EVERY
-    assert intersect(WHOLE, (Piece(step=Fraction(3, 2)),)) == (Piece(step=Fraction(3)),)
+    assert intersect(WHOLE, (NumberRange(step=Fraction(3, 2)),)) == (NumberRange(step=Fraction(3)),)
     assert intersect(WHOLE, negate(WHOLE)) == NONE
     assert unite(WHOLE, EVERY) == EVERY
-    assert Piece(Fraction(1), Fraction(2), True, True, Fraction(1)).empty()
-    assert [int(m) for m in Piece(Fraction(1), Fraction(9), step=Fraction(3)).members()] == [3, 6, 9]
+    assert NumberRange(Fraction(1), Fraction(2), True, True, Fraction(1)).empty()
+    assert [int(m) for m in NumberRange(Fraction(1), Fraction(9), step=Fraction(3)).members()] == [3, 6, 9]
 
 
 def test_numbers_are_decimals_as_they_are_written():
     assert exact(0.1) == Fraction(1, 10)
     assert exact(1e308) == 10**308
     assert decimal_text(Fraction(-1, 8)) == "-0.125"
-    assert accepts(texts((Piece(step=exact(0.01)),)), "19.99")
+    assert accepts(texts((NumberRange(step=exact(0.01)),)), "19.99")
     assert accepts(texts(EVERY), "-1.5e+299")
     assert not accepts(texts(EVERY), "1e309")  # no float is as large
     assert not accepts(texts(WHOLE), "1.0")
@@ -78,5 +80,5 @@ def test_numbers_are_decimals_as_they_are_written():
 
 def test_multiples_that_need_a_large_automaton_are_refused():
     with pytest.raises(ConstraintError, match="multiples of 11"):
-        texts((Piece(step=Fraction(11)),))
-    assert accepts(texts((Piece(Fraction(0), Fraction(99), step=Fraction(11)),)), "88")
+        texts((NumberRange(step=Fraction(11)),))
+    assert accepts(texts((NumberRange(Fraction(0), Fraction(99), step=Fraction(11)),)), "88")

@@ -5,7 +5,7 @@ import random
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.constraints.byte_matcher import Walk
+from sglang_lite.constraints.byte_matcher import ByteMatcher
 from sglang_lite.constraints.formal.earley import recognises
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.sampling import sample
@@ -24,7 +24,7 @@ PERSON = json_schema(
 
 
 def walked(constraint, *texts):
-    walk = Walk(constraint)
+    walk = ByteMatcher(constraint)
     for text in texts:
         walk.push(text)
     return walk
@@ -107,7 +107,7 @@ def test_what_a_schema_leaves_to_be_checked_is_checked_at_the_end():
 
 def test_what_can_not_be_enforced_is_refused_at_the_start():
     with pytest.raises(ConstraintError, match="uniqueItems"):
-        Walk(json_schema({"type": "array", "uniqueItems": True}))
+        ByteMatcher(json_schema({"type": "array", "uniqueItems": True}))
 
 
 def test_numbers_that_can_not_be_read_greedily_are_taken_apart():
