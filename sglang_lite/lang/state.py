@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
-from sglang_lite.constraints.coerce import Source, as_constraint, check_written
+from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
 from sglang_lite.lang.concurrency.variables import Cell, TextLog
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.executor import StreamExecutor

@@ -77,7 +77,7 @@ from sglang_lite.protocol.sampling import PARAMETERS
 from sglang_lite.text.reasoning import reasoned
 
 if TYPE_CHECKING:
-    from sglang_lite.constraints.byte_matcher import Walk
+    from sglang_lite.constraints.byte_matcher import ByteMatcher
 
 logger = logging.getLogger("sglang_lite")
 
@@ -104,7 +104,7 @@ class Branch:
         self._turns: list[str] = []
         self._role: tuple[str, str] | None = None  # the open turn's role and suffix
         self._grammar: Constraint | None = None  # that is open
-        self._ahead: Walk | None = None  # through it, as long as all text in it is known
+        self._ahead: ByteMatcher | None = None  # through it, as long as all text in it is known
         self._nodes = 0
 
     def submit(self, expr: Expression | str, where: Location | None = None) -> None:
@@ -171,7 +171,7 @@ class Branch:
         self._put(Text(text, ids, special and self._role is None, where=where))
 
     def _begin_grammar(self, node: GrammarBegin, where: Location | None) -> None:
-        from sglang_lite.constraints.byte_matcher import Walk
+        from sglang_lite.constraints.byte_matcher import ByteMatcher
 
         if self._grammar is not None:
             raise ProgramError("a grammar is open already.", hint="Make one grammar of the two.", where=where)
@@ -179,7 +179,7 @@ class Branch:
             raise self.backend.refusal(
                 node, "a grammar over several nodes", "Write all of it with one gen(constraint=…).", where
             )
-        self._ahead = Walk(node.constraint)
+        self._ahead = ByteMatcher(node.constraint)
         self._grammar = node.constraint
         self._put(GrammarBegin(node.constraint, where=where))
 

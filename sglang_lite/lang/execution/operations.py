@@ -21,7 +21,7 @@ from sglang_lite.program.nodes import (
 )
 
 if TYPE_CHECKING:
-    from sglang_lite.constraints.byte_matcher import Walk
+    from sglang_lite.constraints.byte_matcher import ByteMatcher
     from sglang_lite.lang.execution.player import Player
     from sglang_lite.lang.execution.push_down import Line
     from sglang_lite.lang.execution.transcript import Place
@@ -141,4 +141,4 @@ class Checkpoint:
     role: tuple[str, str] | None
     scopes: dict[str, tuple[Cell, ...]]
     grammar: Constraint | None
-    ahead: Walk | None
+    ahead: ByteMatcher | None

@@ -12,7 +12,7 @@ from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ImagePart, Text,
 from sglang_lite.protocol import Image, Message, Prompt, Span
 
 if TYPE_CHECKING:
-    from sglang_lite.constraints.byte_matcher import Walk
+    from sglang_lite.constraints.byte_matcher import ByteMatcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Place:
     pieces: int
     messages: int
     turn: tuple[str, int] | None
-    walk: Walk | None
+    walk: ByteMatcher | None
 
 
 class Transcript:
@@ -56,7 +56,7 @@ class Transcript:
         self.messages: list[Message] = []
         self.log = log
         self._turn: tuple[str, int] | None = None  # the open turn's role and where its text starts
-        self._walk: Walk | None = None  # through the open grammar
+        self._walk: ByteMatcher | None = None  # through the open grammar
         self._start = 0  # where the branch was forked
 
     # ------------------------------------------------------------------------------------------ writing
@@ -105,9 +105,9 @@ class Transcript:
         self._turn = None
 
     def begin_grammar(self, node: GrammarBegin) -> None:
-        from sglang_lite.constraints.byte_matcher import Walk
+        from sglang_lite.constraints.byte_matcher import ByteMatcher
 
-        self._walk = Walk(node.constraint)
+        self._walk = ByteMatcher(node.constraint)
 
     def end_grammar(self, node: GrammarEnd) -> None:
         """Raises ConstraintError: the text of the grammar is not complete."""
@@ -139,7 +139,7 @@ class Transcript:
     # ------------------------------------------------------------------------------------------ reading
 
     @property
-    def walk(self) -> Walk | None:
+    def walk(self) -> ByteMatcher | None:
         """Through the open grammar."""
         return self._walk
 
