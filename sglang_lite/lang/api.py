@@ -147,7 +147,7 @@ def gen(
         tool_choice: "auto"; "required": one of the tools is called; or one of them, or its name: that one is.
         ebnf, lark: text of a grammar, in GBNF or in Lark's syntax.
         constraint: what sgl.grammar.check takes: an sgl.Regex, sgl.Grammar or sgl.Choices, a schema, a type …
-        timeout: seconds after which the generation fails with RequestTimeoutError.
+        timeout: seconds after which an attempt, its check included, fails with RequestTimeoutError.
         retries: how often it is tried again when the backend fails, the value is invalid or `check` refuses it; each
             time from the text before it, with another seed. At temperature 0 an answer that was refused would come
             again: the refusal is raised at once.

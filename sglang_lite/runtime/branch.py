@@ -141,6 +141,7 @@ class Branch:
         self._busy = False
         self._epoch = 0  # what comes of an earlier one is nobody's any more
         self._live: set[Request | Selecting] = set()
+        self._refused: SglError | None = None  # what its next node fails with, when all that is queued is played
         self.error: SglError | None = None
         self.joining = False
 
@@ -172,7 +173,7 @@ class Branch:
             if isinstance(node, Rollback):
                 self._roll_back(node.mark, place, entry)
                 continue
-            if self.error is not None:
+            if self.error is not None or self._refused is not None:
                 self._player.played(1)
                 continue
             if isinstance(node, Gen) and self._foreseen and self._has_to_wait():
@@ -182,6 +183,20 @@ class Branch:
             self._queue.append((place, entry))
         if self._busy:
             self._prepare_next()
+
+    def refuse(self, count: int, error: SglError) -> None:
+        """So many nodes come that can't be queued: the first of them fails, when those before are played."""
+        place, self._count = self._count, self._count + count
+        if self.error is None and self._refused is None:
+            self._refused = error
+            self._player.tell((*self._path, place), None, error)
+            if not self._busy and not self._queue:
+                self._end_refused()
+
+    def _end_refused(self) -> None:
+        if self._refused is not None:
+            self._give_up(self._refused)
+            self._wake()
 
     def _has_to_wait(self) -> bool:
         """Something comes before what is queued next."""
@@ -285,6 +300,8 @@ class Branch:
                 return None
             self._through(place)
         self._set_busy(False)
+        if not self._queue:
+            self._end_refused()
         return None
 
     def _play_at_once(self, place: int, entry: Queued) -> None:
@@ -353,7 +370,7 @@ class Branch:
     def _give_up(self, error: SglError) -> None:
         """Ends what is under way: what comes of it is nobody's any more."""
         self._epoch += 1
-        self.error, self.joining = error, False
+        self.error, self._refused, self.joining = error, None, False
         live, self._live = self._live, set()
         for each in live:
             if isinstance(each, Selecting):
@@ -392,7 +409,7 @@ class Branch:
             while self._queue[-1][0] > mark:
                 self._queue.pop()
                 self._player.played(1)
-            self._foreseen = None
+            self._foreseen = self._refused = None
             self._queue.append((at, entry))  # which does nothing when it is played, but is played
             return
         self._player.played(1)

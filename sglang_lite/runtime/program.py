@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TypeAlias
 
-from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, Node, Path
+from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, Node, Path, Rollback
 from sglang_lite.protocol import (
     Constraint,
     ConstraintError,
@@ -62,9 +61,8 @@ class Player:
     ) -> None:
         self.core, self.stream, self.namespace = core, stream, namespace
         self._sink = sink
-        self._lock = threading.Lock()
-        self._queued = 0  # nodes; under the lock
         # the loop's thread's
+        self._queued = 0  # nodes
         self._entered = entered
         self._asked = False  # for room, which has not come
         self._room: Callable[[], None] = partial(core.loop.tell, self._go_on)
@@ -76,23 +74,16 @@ class Player:
     # ------------------------------------------------------------------------------------------ any thread
 
     def extend(self, path: Path, nodes: Sequence[Node]) -> None:
-        """Adds nodes to a branch; to one whose fork is yet to come, too.
+        """Adds nodes to a branch; to one whose fork is yet to come, too. Where too many wait to be played, the first of
+        these fails with OverloadedError, and with it what comes after in its branch, up to a rollback.
 
         Raises:
-            OverloadedError: too many nodes wait to be played.
             EngineClosedError: the engine is closed.
         """
         self.take(path, [self._prepared(node) for node in nodes])
 
     def take(self, path: Path, entries: Sequence[Queued]) -> None:
         """`extend` with nodes that are prepared."""
-        with self._lock:
-            if self._queued + len(entries) > MOST_QUEUED:
-                raise OverloadedError(
-                    f"{self._queued:,} nodes of the program wait to be played.",
-                    hint="Read a value now and then: that waits for what was added before.",
-                )
-            self._queued += len(entries)
         self.core.intake.count("programs_extended")
         self.core.loop.post(partial(self._extend, path, entries))
 
@@ -110,7 +101,14 @@ class Player:
         self.core.loop.tell(partial(self.fail, RequestAbortedError("the program was aborted.")))
 
     def checked(self, nodes: Sequence[Node]) -> list[Queued]:
-        """Nodes that are prepared. Raises ParameterError: a generation has a bad parameter."""
+        """Nodes of a whole program, prepared.
+
+        Raises:
+            OverloadedError: they are too many.
+            ParameterError: a generation has a bad parameter.
+        """
+        if len(nodes) > MOST_QUEUED:
+            raise _too_many(len(nodes))
         entries = [self._prepared(node) for node in nodes]
         _check(entries)
         return entries
@@ -228,8 +226,7 @@ class Player:
 
     def played(self, count: int) -> None:
         """So many nodes are not queued any more."""
-        with self._lock:
-            self._queued -= count
+        self._queued -= count
 
     def busy(self, change: int) -> None:
         self._busy += change
@@ -271,10 +268,18 @@ class Player:
 
     def _extend(self, path: Path, entries: Sequence[Queued]) -> None:
         if self.ended:
-            self.played(len(entries))
             return
         branch = self.branch(path)
-        branch.take(entries)
+        back = max((i for i, entry in enumerate(entries, 1) if isinstance(entry.node, Rollback)), default=0)
+        if back:  # what it goes back from is not queued any more
+            self._queued += back
+            branch.take(entries[:back])
+        rest = entries[back:]
+        if self._queued + len(rest) > MOST_QUEUED:
+            branch.refuse(len(rest), _too_many(self._queued))
+        else:
+            self._queued += len(rest)
+            branch.take(rest)
         branch.go_on()
         self.settle()
 
@@ -286,6 +291,13 @@ class Player:
     def _close(self) -> None:
         self._closed = True
         self.settle()
+
+
+def _too_many(waiting: int) -> OverloadedError:
+    return OverloadedError(
+        f"{waiting:,} nodes of the program wait to be played.",
+        hint="Read a value now and then: that waits for what was added before.",
+    )
 
 
 def _nothing() -> None:

@@ -5,6 +5,7 @@ import re
 import threading
 import time
 from contextvars import ContextVar, copy_context
+from types import SimpleNamespace
 
 import pytest
 
@@ -318,6 +319,51 @@ def test_a_check_that_never_ends_is_ended_by_the_runs_time_limit():
     state = run(sgl.gen("a", check=forever), backend=sgl.ScriptedBackend(default="x"), timeout=0.02)
     with pytest.raises(sgl.RequestTimeoutError):
         within(2, lambda: state["a"])
+
+
+def test_a_check_that_never_ends_is_ended_by_its_nodes_time_limit():
+    async def forever(value):
+        asked.append(value)
+        await asyncio.Event().wait()
+
+    asked = []
+    state = run(sgl.gen("a", check=forever, timeout=0.02, retries=1), backend=sgl.ScriptedBackend(default="x"))
+    with pytest.raises(sgl.RequestTimeoutError, match=r"the check did not end within the node's timeout of 0.02 s"):
+        within(10, lambda: state["a"])
+    assert len(asked) == 2
+
+
+def test_an_attempt_that_is_late_is_followed_by_the_next():
+    class Stalled(Failing):
+        async def agenerate(self, prompt, params, constraint, *, stream):
+            self.seeds.append(params.seed)
+            if len(self.seeds) == 1:
+                await asyncio.Event().wait()
+            yield Generation("fine")
+
+    backend = Stalled()
+    state = run(sgl.gen("a", timeout=0.05, retries=20), backend=backend)
+    assert within(20, lambda: state["a"]) == "fine"
+    assert len(backend.seeds) > 1
+
+
+def test_an_answer_and_its_check_share_the_time_of_an_attempt(monkeypatch):
+    now, asked = [100.0], []
+
+    class Slow(Failing):
+        async def agenerate(self, prompt, params, constraint, *, stream):
+            now[0] += 3000
+            yield Generation("fine")
+
+    def check(value):
+        asked.append(value)
+        return True
+
+    monkeypatch.setattr(generation, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    assert run(sgl.gen("a", check=check, timeout=5000), backend=Slow())["a"] == "fine"
+    with pytest.raises(sgl.RequestTimeoutError, match="the check did not end within the node's timeout of 2000 s"):
+        run(sgl.gen("a", check=check, timeout=2000), backend=Slow())["a"]
+    assert asked == ["fine"]
 
 
 @sgl.function

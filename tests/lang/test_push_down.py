@@ -274,7 +274,7 @@ def test_queued_nodes_have_a_bound(tiny, monkeypatch):
     go_on = threading.Event()
 
     def body(s):
-        s += "x" + sgl.gen("first", max_tokens=3000, ignore_eos=True)
+        s += "x" + sgl.gen("first", max_tokens=300, ignore_eos=True)
         for i in range(60):
             s += "a" + sgl.gen(f"g{i}", max_tokens=1)
         go_on.set()
@@ -283,6 +283,24 @@ def test_queued_nodes_have_a_bound(tiny, monkeypatch):
     with pytest.raises(sgl.OverloadedError, match="nodes of the program wait") as caught:
         state["g59"]
     assert caught.value.where is not None
+
+
+def test_a_rollback_revives_a_branch_that_had_too_many_nodes(tiny, monkeypatch):
+    monkeypatch.setattr(programs, "MOST_QUEUED", 20)
+
+    def body(s):
+        s += "x"
+        with s.checkpoint() as c:
+            s += sgl.gen("first", max_tokens=300, ignore_eos=True)
+            for i in range(40):
+                s += "a" + sgl.gen(f"g{i}", max_tokens=1)
+            with pytest.raises(sgl.OverloadedError):
+                s["g39"]
+            c.rollback()
+        s += "y" + sgl.gen("after", max_tokens=3)
+
+    state = run(body, tiny)
+    assert state.text() == "xy" + state["after"]
 
 
 def test_what_is_added_when_the_engine_has_ended_fails_once():

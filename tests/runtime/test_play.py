@@ -6,6 +6,7 @@ import threading
 import pytest
 
 import sglang_lite as sgl
+import sglang_lite.runtime.program as module
 from sglang_lite.program.nodes import Fork, Gen, Join, Mark, Program, Rollback, Select, Text
 from sglang_lite.protocol import (
     Choices,
@@ -415,7 +416,45 @@ def test_open_programs_wait_for_room_and_their_nodes_have_a_bound():
     assert isinstance(programs[2].at(4)[0], Generation)
     assert engine.intake._open == 0
     with pytest.raises(sgl.OverloadedError, match="nodes of the program"):
-        programs[0].program.extend((), [Text("a")] * 100_001)
+        engine.run_program("", Program((Text("a"),) * 100_001), sink=lambda event: None)
+    opened = Opened(engine)
+    opened.extend(*[Text("a")] * 100_001)
+    assert isinstance(opened.at(0)[0], sgl.OverloadedError)
+
+
+@pytest.mark.parametrize("played", [False, True])
+def test_nodes_beyond_the_bound_fail_and_a_rollback_revives_their_branch(monkeypatch, played):
+    monkeypatch.setattr(module, "MOST_QUEUED", 3)
+    engine = stepped()
+    opened = Opened(engine)
+    opened.program.extend((), (Text("ab"), Mark(), Gen("x", greedy(3))))
+    opened.program.extend((), (Text("c"), Gen("y", greedy(3))))
+    opened.program.extend((), (Gen("z", greedy(3)), Gen("z", greedy(3))))
+    opened.program.extend((), (Gen("z", greedy(3)),))
+    if played:
+        engine.drain()
+        assert isinstance(opened.at(4)[0], Generation)
+    opened.program.extend((), (Rollback(1), Text("d"), Gen("w", greedy(3))))
+    opened.program.extend((), [Text("e")] * 2)
+    opened.program.close()
+    engine.drain()
+    assert isinstance(opened.at(5)[0], sgl.OverloadedError)
+    assert not opened.at(6) + opened.at(7)
+    assert opened.events[-1].text == f"abd{opened.at(10)[0].text}ee"
+    engine.check_empty()
+
+
+def test_a_join_of_a_branch_with_too_many_nodes_fails(monkeypatch):
+    monkeypatch.setattr(module, "MOST_QUEUED", 5)
+    engine = stepped()
+    opened = Opened(engine)
+    opened.program.extend((), (Text("ab"), Fork(((), ())), Join(1, (7, 1))))
+    opened.program.extend((1, 0), [Text("c")] * 7)
+    opened.program.extend((1, 1), [Gen("x", greedy(2))])
+    opened.program.close()
+    engine.drain()
+    assert isinstance(opened.events[-1], sgl.OverloadedError)
+    engine.check_empty()
 
 
 def test_joins_of_what_is_not_there_are_told():

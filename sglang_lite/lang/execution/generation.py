@@ -93,13 +93,16 @@ async def agenerate(branch: Player, op: GenOp) -> None:
     async def ask(attempt: int) -> tuple[list[Generation], list[Any]]:
         nonlocal answered
         answered = False
+        began = time.monotonic()
         async with _limit(options.timeout, "no answer within the node's timeout of"):
             generations = await _ask(branch, op, options, attempt, live=live)
         answered = True
         values = _values(op, generations)
         if options.check is not None:
-            for value, generation in zip(values, generations):
-                await _check(options.check, value, generation.text)
+            left = None if options.timeout is None else began + options.timeout - time.monotonic()
+            async with _limit(left, "the check did not end within the node's timeout of", options.timeout):
+                for value, generation in zip(values, generations):
+                    await _check(options.check, value, generation.text)
         return generations, values
 
     def same_again(error: Exception) -> bool:
