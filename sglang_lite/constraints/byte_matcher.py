@@ -1,4 +1,4 @@
-"""Walking through the texts of a constraint piece by piece: whether one can go on, and whether it is complete.
+"""Matching of a text against a constraint piece by piece: whether it can continue, and whether it is complete.
 
 Uses llguidance with a token per byte. What the tokens of a model may be is the runtime's.
 """
@@ -136,7 +136,7 @@ class ByteMatcher:
         return twin
 
     def push(self, text: str) -> None:
-        """Goes on.
+        """Append a text.
 
         Raises:
             ConstraintError: no text of the constraint continues so; the matcher is unchanged.

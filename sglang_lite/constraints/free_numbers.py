@@ -1,4 +1,4 @@
-"""Numbers as they are written in free text: which texts are one, and where one ends in a text that goes on.
+"""Numbers as they are written in free text: which texts are one, and where one ends in a text that continues.
 
 Digits may be grouped by commas in threes. A comma, point or exponent belongs to the number only with the digits after
 it: "1, 2", "24." and "5e" begin with the numbers 1, 24 and 5.

@@ -1,4 +1,4 @@
-"""What is meant to break constraints: without the limits most of these would run for minutes or out of memory."""
+"""Constraints that are meant to break the product: without the limits most of these would run for minutes or out of memory."""
 
 from typing import Annotated
 

@@ -36,7 +36,7 @@ _LARKS = [
 
 
 def schemas():
-    """Those that are mutated."""
+    """Schemas to mutate."""
     real = (schema for _, schema, _ in maskbench(7))
     official = (schema for draft in ("2020-12", "draft7") for _, schema, _ in official_groups(draft))
     return [schema for schema in (*real, *official) if len(json.dumps(schema)) < SMALL]
@@ -92,5 +92,5 @@ def _edited(random, text):
 
 
 def printable(constraint):
-    """For messages."""
+    """Constraint as text for messages."""
     return re.sub(r"(.)\1{40,}", r"\1…", repr(constraint))[:2_000]

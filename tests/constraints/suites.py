@@ -17,7 +17,7 @@ def _official():
 
 
 def official_groups(draft):
-    """(name, schema, cases) of the official suite. What a schema does not say about its draft is added."""
+    """Groups of the official suite as (name, schema, cases); a schema that does not name its draft is made to."""
     for file, groups in _official()[draft].items():
         for group in groups:
             schema = group["schema"]
@@ -27,7 +27,7 @@ def official_groups(draft):
 
 
 def maskbench(stride=1):
-    """Every so manyth of the real-world schemas, as (id, schema, cases)."""
+    """Real-world schemas, every `stride`th, as (id, schema, cases)."""
     with lzma.open(DATA / "maskbench_sample.jsonl.xz", "rt", encoding="utf-8") as lines:
         for line in itertools.islice(lines, 0, None, stride):
             row = json.loads(line)

@@ -1,4 +1,4 @@
-"""What is meant to break constraints (hostile.py) gives a result or a clear error, within bounds of work and memory."""
+"""Hostile constraints (hostile.py) give a result or a clear error, within bounds of work and memory."""
 
 import re
 import subprocess

@@ -84,7 +84,7 @@ def allowed(mask, size):
 
 
 def walk(grammars, spelled, dice, steps=40):
-    """Goes a random way through several engines' grammars, the first of them llguidance's. Their masks have to be equal
+    """Follow a random way through several engines' grammars, the first of them llguidance's. Their masks have to be equal
     at every place of it, but where the text is forced: there llguidance allows only the tokens it is made of as a
     tokenizer would cut it, and the others every token that it begins with."""
     matchers = [grammar.matcher() for grammar in grammars]
@@ -211,7 +211,7 @@ def test_the_engine_is_chosen_by_what_costs_it_time(constraint, engine):
 
 @pytest.mark.parametrize("name", [*REGULAR, *OTHERS])
 def test_a_text_leads_to_where_any_tokens_of_it_lead(name, model_engines):
-    """All engines of a model's tokens, at every character of some texts."""
+    """Every engine of a model's tokens agrees, at every character of some texts."""
     constraint, (tokens, engines) = {**REGULAR, **OTHERS}[name], model_engines
     spelled = {token: i for i, token in reversed(list(enumerate(tokens))) if token}
     for seed in range(3):

@@ -1,4 +1,4 @@
-"""What a model with random logits generates under random schemas is valid, or was cut short.
+"""Texts that a model with random logits generates under random schemas are valid, or were cut short.
 
 SGLANG_LITE_RANDOM_SCHEMAS=1000 takes that many schemas.
 """

@@ -1,4 +1,4 @@
-"""Where a number ends in free text, whatever pieces the text comes in."""
+"""The end of a number in free text is the same whatever pieces the text comes in."""
 
 import re
 
@@ -36,7 +36,7 @@ def test_the_number_that_a_text_begins_with(text, integer, floating):
 @example(INTEGER, ["1", ",234", "5"])
 @example(FLOAT, ["1,234", ".", "e"])
 def test_a_growing_text_says_what_is_certain(number, pieces):
-    """What is certain never shrinks and is what the whole text begins with; before the end something was open."""
+    """The certain part never shrinks, and the whole text begins with it; before the end something was open."""
     growing, text, shown = NumberText(number), "", ""
     whole = first_number(number, "".join(pieces))
     for piece in pieces:

@@ -57,7 +57,7 @@ def _validator(constraint: JsonSchema) -> tuple[Any, _Way]:
     if draft is Draft202012Validator:
         keywords["items"] = _items
     document = Document(schema)
-    for place in document.places:  # where one is said, jsonschema would go on with its own class for that dialect
+    for place in document.places:  # where one is said, jsonschema would switch to its own class for that dialect
         found = document.at(place.pointer)
         if isinstance(found, dict):
             found.pop("$schema", None)
