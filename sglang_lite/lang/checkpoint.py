@@ -264,8 +264,7 @@ def _restored(entry: dict[str, Any]) -> ProgramState:
             of_all = [Usage(**variable["usage"])]
             cell.record = _record(_unpacked(variable["raw"]), of_all, variable["finish_reason"])
     usage = Usage(**entry["usage"])
-    run.played(Generation("", usage=usage))
-    run._started = run._last_end - usage.total_s
+    run.restore(usage)
     state.ret_value = _unpacked(entry["ret_value"])
     return state
 

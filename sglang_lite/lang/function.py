@@ -10,27 +10,23 @@ import logging
 import numbers
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
 from typing import Any, TypeAlias
 
 from sglang_lite.lang import batch
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.default import backend_for
 from sglang_lite.lang.batch import AsyncCrew, Crew, OnError, Report
+from sglang_lite.lang.call import Call, returned, start_thread
 from sglang_lite.lang.checkpoint import BatchFile, batch_parts
-from sglang_lite.lang.concurrency.variables import Cell
-from sglang_lite.lang.execution.branch import Branch
-from sglang_lite.lang.execution.player import Player
-from sglang_lite.lang.execution.run import NO_PARAMS, Run, RunSettings, current_run
+from sglang_lite.lang.execution.run import NO_PARAMS, RunSettings, current_run
 from sglang_lite.lang.expressions import BaseProgram, SglCall
 from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.params import check_flags, check_limits, run_params
 from sglang_lite.lang.state import ProgramState, in_event_loop, user_location
 from sglang_lite.lang.tracebacks import trim
-from sglang_lite.protocol import Location, ParameterError, ProgramError, RequestAbortedError, SamplingParams
+from sglang_lite.protocol import ParameterError, ProgramError, SamplingParams
 from sglang_lite.protocol.sampling import named
 
 logger = logging.getLogger("sglang_lite")
@@ -206,10 +202,10 @@ class SglFunction(BaseProgram):
         """
         own, options = self._sorted(args, kwargs, locals())
         check_flags(use_thread=options["use_thread"])
-        call = _Call(self, args, own, options)
+        call = self._call(args, own, options)
         with _trimmed:
             if options["stream"]:
-                _thread(call.run_streaming)
+                start_thread(call.run_streaming)
             elif self.is_async and in_event_loop():
                 call.run_in_thread()
             else:
@@ -252,7 +248,7 @@ class SglFunction(BaseProgram):
         """`run` for coroutines. It returns when everything has been executed; with stream=True at once, while the
         body goes on as a task of this event loop. The body of a plain function runs in a thread."""
         own, options = self._sorted(args, kwargs, locals())
-        call = _Call(self, args, own, options)
+        call = self._call(args, own, options)
         if not options["stream"]:
             with _trimmed:
                 await call.arun()
@@ -260,7 +256,7 @@ class SglFunction(BaseProgram):
             run = call.state.branch.run
             run.body, run.loop = asyncio.ensure_future(call.arun_streaming()), asyncio.get_running_loop()
         else:
-            _thread(call.run_streaming)
+            start_thread(call.run_streaming)
         return call.state
 
     def run_batch(
@@ -442,19 +438,29 @@ class SglFunction(BaseProgram):
         if len(prefix) > 64:
             chosen.cache_prefix(prefix)
 
+    def _call(
+        self, args: Sequence[Any], kwargs: dict[str, Any], options: dict[str, Any], settings: RunSettings | None = None
+    ) -> Call:
+        bound = self.bound(args, kwargs, "run")
+        try:
+            return Call(self, args, bound, _backend(options), settings or _settings(options))
+        except ParameterError as error:
+            error.where = error.where or user_location()
+            raise
+
     def _crew(self, options: dict[str, Any], plan: _Plan) -> Callable[[bool, Report], Crew | AsyncCrew]:
         """Makes a crew for the items that are left."""
         if self.is_async:
             return self._async_crew(options, plan)
 
-        def call(item: Item) -> _Call:
-            return _Call(self, item[0], item[1], options, plan.settings)
+        def call(item: Item) -> Call:
+            return self._call(item[0], item[1], options, plan.settings)
 
         return lambda held, report: Crew(call, plan.left, plan.window, _saving(report, plan.file), held=held)
 
     def _async_crew(self, options: dict[str, Any], plan: _Plan) -> Callable[[bool, Report], AsyncCrew]:
         async def body(item: Item) -> ProgramState:
-            call = _Call(self, item[0], item[1], options, plan.settings)
+            call = self._call(item[0], item[1], options, plan.settings)
             await call.arun()
             return call.state
 
@@ -464,15 +470,15 @@ class SglFunction(BaseProgram):
         """An item of a batch as positional and keyword arguments, checked against the program's signature."""
         what = f"batch_kwargs[{index}]"
         if isinstance(item, Mapping):
-            return (), self._bound((), dict(item), what)
+            return (), self.bound((), dict(item), what)
         if not isinstance(item, list | tuple):
             raise ParameterError(
                 what, f"{item!r:.80} is neither a mapping nor a list.", hint="Give arguments by name: {'name': value}.",
                 where=user_location(),
             )  # fmt: skip
-        return tuple(item), self._bound(item, {}, what)
+        return tuple(item), self.bound(item, {}, what)
 
-    def _bound(self, args: Sequence[Any], kwargs: dict[str, Any], what: str) -> dict[str, Any]:
+    def bound(self, args: Sequence[Any], kwargs: dict[str, Any], what: str) -> dict[str, Any]:
         """The keyword arguments of a call, those given by `bind` included.
 
         Raises:
@@ -508,124 +514,6 @@ class SglFunction(BaseProgram):
         return own, _with_seed(options)
 
 
-class _Call:
-    """One run of a program: its state, and its body with its arguments."""
-
-    __slots__ = ("_args", "_kwargs", "_program", "state")
-
-    def __init__(
-        self,
-        program: SglFunction,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        options: dict[str, Any],
-        settings: RunSettings | None = None,
-    ) -> None:
-        self._program, self._args = program, args
-        self._kwargs = program._bound(args, kwargs, "run")
-        outer = current_run.get()
-        try:
-            run = Run(
-                _backend(options),
-                settings or _settings(options),
-                is_async=program.is_async,
-                outer=outer,
-                new_state=ProgramState,
-            )
-        except ParameterError as error:
-            error.where = error.where or user_location()
-            raise
-        self.state = ProgramState(Branch(Player(run, run.line())))
-        if outer is not None:
-            outer.contain(self.state.branch)
-        self.state.branch.tell("begin_program")
-
-    def run(self) -> ProgramState:
-        """Runs the body here. What it raises ends the run and is raised."""
-        state, program = self.state, self._program
-        run = state.branch.run
-        run.context = copy_context()
-        token = current_run.set(run)
-        try:
-            result = program.func(state, *self._args, **self._kwargs)
-            state.ret_value = asyncio.run(result) if program.is_async else _plain(program, result)
-        except BaseException as error:
-            state.branch.abandon(error)
-            raise
-        finally:
-            current_run.reset(token)
-            state.branch.end()
-        return state
-
-    def run_streaming(self) -> None:
-        """Runs the body in a thread of its own: what it raises is raised where the state is read."""
-        with contextlib.suppress(Exception):  # the state has it
-            self.run()
-
-    def run_in_thread(self) -> None:
-        """Runs a coroutine body although this thread's event loop is running."""
-        ended, raised = self._started()
-        ended.wait()
-        if raised:
-            raise raised[0]
-
-    def _started(self) -> tuple[Cell, list[BaseException]]:
-        """Starts the body in a thread of its own; a cell that is set when it has ended, and what it raised."""
-        ended, raised = Cell(), list[BaseException]()
-
-        def run() -> None:
-            try:
-                self.run()
-            except BaseException as error:  # raised again by who waits
-                raised.append(error)
-            ended.set(None)
-
-        _thread(run)
-        return ended, raised
-
-    async def arun_body(self) -> ProgramState:
-        """Awaits the body here; a plain function's in a thread."""
-        state, program = self.state, self._program
-        if not program.is_async:
-            ended, raised = self._started()
-            with self._stopped_with_the_task():
-                await ended.get()
-            if raised:
-                raise raised[0]
-            return state
-        run = state.branch.run
-        run.context = copy_context()
-        token = current_run.set(run)
-        try:
-            state.ret_value = await program.func(state, *self._args, **self._kwargs)
-        except BaseException as error:
-            state.branch.abandon(error)
-            raise
-        finally:
-            current_run.reset(token)
-            state.branch.end()
-        return state
-
-    async def arun(self) -> None:
-        """Awaits the body and everything it has added."""
-        await self.arun_body()
-        with self._stopped_with_the_task():
-            await self.state.branch.player.finished().get()
-
-    @contextlib.contextmanager
-    def _stopped_with_the_task(self) -> Iterator[None]:
-        """What is still under way is stopped when the task that awaits it is cancelled."""
-        try:
-            yield
-        except asyncio.CancelledError:
-            self.state.branch.stop(RequestAbortedError("the program was cancelled."))
-            raise
-
-    async def arun_streaming(self) -> None:
-        with contextlib.suppress(Exception):  # the state has it
-            await self.arun_body()
-
-
 class NestedCall(SglCall):
     """A program called inside another's body. Added to a state, its body goes on with that state's text and names;
     read from, it is run by itself, unless it has been added before: then that is read from."""
@@ -654,9 +542,9 @@ class NestedCall(SglCall):
                 min(settings), f"an added {program.name}(…) runs with the settings of the run it is added to.",
                 hint="Give it to the generation, or use s.call(…).", where=user_location(),
             )  # fmt: skip
-        kwargs = program._bound(self._args, dict(self._kwargs), program.name)
+        kwargs = program.bound(self._args, dict(self._kwargs), program.name)
         self._added, self._state = True, branch.run.new_state(branch)
-        self._state.ret_value = _plain(program, program.func(self._state, *self._args, **kwargs))
+        self._state.ret_value = returned(program, program.func(self._state, *self._args, **kwargs))
 
     @property
     def state(self) -> ProgramState:
@@ -691,17 +579,6 @@ class NestedCall(SglCall):
 
     def __repr__(self) -> str:
         return f"Call({self._program.name})"
-
-
-def _plain(program: SglFunction, result: Any) -> Any:
-    """What a plain body returned. Raises ProgramError: a coroutine, which has not run."""
-    if inspect.iscoroutine(result):
-        result.close()
-        where = Location(program.func.__code__, 0) if inspect.isfunction(program.func) else user_location()
-        raise ProgramError(
-            f"{program.name} returned a coroutine, which nobody awaits.", hint="Make it `async def`.", where=where
-        )
-    return result
 
 
 def _with_seed(options: dict[str, Any]) -> dict[str, Any]:
@@ -802,9 +679,3 @@ async def _apassed(
             async for index, outcome in outcomes:
                 if _wanted(outcome, on_error):
                     yield outcome if ordered else (index, outcome)
-
-
-def _thread(target: Callable[[], None]) -> Thread:
-    thread = Thread(target=copy_context().run, args=(target,), name="sglang_lite-body", daemon=True)
-    thread.start()
-    return thread

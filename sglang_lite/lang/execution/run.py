@@ -20,7 +20,7 @@ from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.concurrency.loop import forks
 from sglang_lite.lang.execution.push_down import Handed, Line
 from sglang_lite.lang.results import total_usage, usages_of
-from sglang_lite.protocol import UNSET, SamplingParams, TemplateError, Usage
+from sglang_lite.protocol import UNSET, Generation, SamplingParams, TemplateError, Usage
 from sglang_lite.text.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
@@ -123,6 +123,11 @@ class Run:
         """A node has its result."""
         self._records.append(record)
         self._last_end = time.perf_counter()
+
+    def restore(self, usage: Usage) -> None:
+        """Takes over what a run of before has used."""
+        self.played(Generation("", usage=usage))
+        self._started = self._last_end - usage.total_s
 
     def inner_seed(self) -> int | None:
         """A seed for the next program that the body runs by itself."""

@@ -1,0 +1,149 @@
+"""One run of a program: where its body runs, and what becomes of what it raises."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import copy_context
+from threading import Thread
+from typing import Any
+
+from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.concurrency.variables import Cell
+from sglang_lite.lang.execution.branch import Branch
+from sglang_lite.lang.execution.player import Player
+from sglang_lite.lang.execution.run import Run, RunSettings, current_run
+from sglang_lite.lang.expressions import BaseProgram
+from sglang_lite.lang.state import ProgramState, user_location
+from sglang_lite.protocol import Location, ProgramError, RequestAbortedError
+
+
+class Call:
+    """One run of a program: its state, and its body with its arguments.
+
+    Args:
+        args, kwargs: of the body; they are known to fit.
+    """
+
+    __slots__ = ("_args", "_kwargs", "_program", "state")
+
+    def __init__(
+        self,
+        program: BaseProgram,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        backend: BaseBackend,
+        settings: RunSettings,
+    ) -> None:
+        self._program, self._args, self._kwargs = program, args, kwargs
+        outer = current_run.get()
+        run = Run(backend, settings, is_async=program.is_async, outer=outer, new_state=ProgramState)
+        self.state = ProgramState(Branch(Player(run, run.line())))
+        if outer is not None:
+            outer.contain(self.state.branch)
+        self.state.branch.tell("begin_program")
+
+    def run(self) -> ProgramState:
+        """Runs the body here. What it raises ends the run and is raised."""
+        state, program = self.state, self._program
+        run = state.branch.run
+        run.context = copy_context()
+        token = current_run.set(run)
+        try:
+            result = program.func(state, *self._args, **self._kwargs)
+            state.ret_value = asyncio.run(result) if program.is_async else returned(program, result)
+        except BaseException as error:
+            state.branch.abandon(error)
+            raise
+        finally:
+            current_run.reset(token)
+            state.branch.end()
+        return state
+
+    def run_streaming(self) -> None:
+        """Runs the body in a thread of its own: what it raises is raised where the state is read."""
+        with contextlib.suppress(Exception):  # the state has it
+            self.run()
+
+    def run_in_thread(self) -> None:
+        """Runs a coroutine body although this thread's event loop is running."""
+        ended, raised = self._started()
+        ended.wait()
+        if raised:
+            raise raised[0]
+
+    def _started(self) -> tuple[Cell, list[BaseException]]:
+        """Starts the body in a thread of its own; a cell that is set when it has ended, and what it raised."""
+        ended, raised = Cell(), list[BaseException]()
+
+        def run() -> None:
+            try:
+                self.run()
+            except BaseException as error:  # raised again by who waits
+                raised.append(error)
+            ended.set(None)
+
+        start_thread(run)
+        return ended, raised
+
+    async def arun_body(self) -> ProgramState:
+        """Awaits the body here; a plain function's in a thread."""
+        state, program = self.state, self._program
+        if not program.is_async:
+            ended, raised = self._started()
+            with self._stopped_with_the_task():
+                await ended.get()
+            if raised:
+                raise raised[0]
+            return state
+        run = state.branch.run
+        run.context = copy_context()
+        token = current_run.set(run)
+        try:
+            state.ret_value = await program.func(state, *self._args, **self._kwargs)
+        except BaseException as error:
+            state.branch.abandon(error)
+            raise
+        finally:
+            current_run.reset(token)
+            state.branch.end()
+        return state
+
+    async def arun(self) -> None:
+        """Awaits the body and everything it has added."""
+        await self.arun_body()
+        with self._stopped_with_the_task():
+            await self.state.branch.player.finished().get()
+
+    @contextlib.contextmanager
+    def _stopped_with_the_task(self) -> Iterator[None]:
+        """What is still under way is stopped when the task that awaits it is cancelled."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            self.state.branch.stop(RequestAbortedError("the program was cancelled."))
+            raise
+
+    async def arun_streaming(self) -> None:
+        with contextlib.suppress(Exception):  # the state has it
+            await self.arun_body()
+
+
+def returned(program: BaseProgram, result: Any) -> Any:
+    """What a plain body returned. Raises ProgramError: a coroutine, which has not run."""
+    if inspect.iscoroutine(result):
+        result.close()
+        where = Location(program.func.__code__, 0) if inspect.isfunction(program.func) else user_location()
+        raise ProgramError(
+            f"{program.name} returned a coroutine, which nobody awaits.", hint="Make it `async def`.", where=where
+        )
+    return result
+
+
+def start_thread(target: Callable[[], None]) -> Thread:
+    """Runs a body in a thread of its own, in a copy of the caller's context."""
+    thread = Thread(target=copy_context().run, args=(target,), name="sglang_lite-body", daemon=True)
+    thread.start()
+    return thread
