@@ -275,10 +275,13 @@ class ProgramState:
         return found
 
     def usage(self, name: str | None = None) -> Usage:
-        """Tokens and times of the node behind a variable (summed over samples and branches), or of the whole run so
-        far, forks included: then `total_s` is from its start to the end of its last node."""
+        """Tokens and times of the node behind a variable (summed over samples and branches), or of the whole run,
+        forks included: then `total_s` is from its start to the end of its last node. While the body runs it is of what
+        has been played; afterwards it waits for all branches, those that nobody has read too."""
         if name is None:
             self.sync()
+            if not self.branch.run.body_open:
+                self.branch.player.finished().wait()
             return self.branch.run.usage()
         return total_usage(usages_of(self._record(name)))
 
@@ -324,7 +327,7 @@ class ProgramState:
         return self.branch.player.error()
 
     def _may_wait(self, cell: Cell, name: str | None = None) -> None:
-        if not cell.done and self.branch.run.is_async:
+        if not cell.done and self.branch.run.is_async and self.branch.player.waits:
             what = f"await s.get({name!r})" if name is not None else "await s.async_sync() first"
             may_block(self.branch.run, what, user_location())
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import sys
 import threading
 
 import pytest
@@ -391,3 +392,30 @@ def test_an_unknown_variable_is_an_error_at_the_line_of_the_async_body():
     with pytest.raises(sgl.UnknownVariableError) as caught:
         within(5, lambda: asking.run(backend=backend()))
     assert caught.value.where.line == line_here(asking)
+
+
+def test_what_was_waited_for_can_be_read_at_once():
+    """However late the thread that has played it is with saying so."""
+
+    class Later(sgl.ScriptedBackend):
+        def answer_now(self, prompt, params, constraint):
+            return None
+
+    @sgl.function
+    async def program(s):
+        for _ in range(40):
+            s += "a" + sgl.gen("x")
+            await s.async_sync()
+            assert s.text().endswith("ay")
+            s += "b" + sgl.gen("z")
+            await s.get("z")
+            assert s.text().endswith("by")
+            assert s.messages() == []
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for _ in range(10):
+            asyncio.run(program.arun(backend=Later(default="y")))
+    finally:
+        sys.setswitchinterval(interval)

@@ -10,7 +10,7 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.backend.scripted import Call
-from sglang_lite.protocol import UNSET, JsonSchema, Number, Regex
+from sglang_lite.protocol import UNSET, Generation, JsonSchema, Number, Regex, Usage
 from sglang_lite.runtime.engine import Engine
 from tests.conformance.case import Never
 from tests.constraints.test_generation import random_model
@@ -393,6 +393,25 @@ def test_programs_add_no_threads():
     states = [program.run(backend=backend) for _ in range(50)]
     assert threading.active_count() <= before + 1
     assert all(state["a"] == ["x"] * 8 for state in states)
+
+
+def test_the_usage_of_a_run_is_that_of_all_its_branches():
+    class Counting(sgl.BaseBackend):
+        async def agenerate(self, prompt, params, constraint, *, stream):
+            for _ in range(20 * ("b" in prompt.text)):
+                await asyncio.sleep(0)
+            yield Generation("x", usage=Usage(completion_tokens=1))
+
+    @sgl.function
+    def program(s):
+        s += "a"
+        for branch in s.fork(8):
+            branch += "b" + sgl.gen("x")
+        s += "c" + sgl.gen("y")
+
+    for _ in range(5):
+        state = program.run(backend=Counting())
+        assert state.usage().completion_tokens == 9
 
 
 def live_threads():

@@ -179,6 +179,14 @@ def test_long_forced_text_keeps_the_loop_for_a_piece_at_a_time(engine, monkeypat
     assert 0 < max(spelled) <= 256
 
 
+def test_a_constrained_generation_still_goes_on_in_the_slot_of_the_one_before():
+    nodes = (Text("ab"), Gen("a", greedy(300, ignore_eos=True)), Text("b"), Gen("b", greedy(4), Regex("[ab]+")))
+    with Engine.of(model(), prefix_cache=False) as engine:
+        engine.complete("a", greedy(1), Regex("[ab]+"))
+        _, found = play(engine, nodes, extended=None)
+        assert found[-1].event.usage.cached_tokens == 300
+
+
 def test_no_read_check_or_retry_keeps_the_loop(backend, entered):
     @sgl.function
     def program(s):

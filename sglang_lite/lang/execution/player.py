@@ -164,6 +164,13 @@ class Player:
         """Nothing is being played or queued."""
         return self._at is None
 
+    @property
+    def waits(self) -> bool:
+        """Something that is being played or queued is not there yet; else all of it is played in a moment."""
+        with self._lock:
+            ops = [*self._queue] if self._at is None else [self._at, *self._queue]
+        return any(map(_has_to_wait, ops))
+
     def see_failure(self) -> None:
         """Somebody is told what the branch has failed with, or will be."""
         self._failure_seen = True
@@ -469,6 +476,14 @@ def _where(op: Op | None) -> Location | None:
     said = getattr(op, "node", None) or getattr(op, "cell", op)
     found: Location | None = getattr(said, "where", None)
     return found
+
+
+def _has_to_wait(op: Op) -> bool:
+    if isinstance(op, GenOp | SelectOp):
+        return not op.cell.done
+    if isinstance(op, JoinOp):
+        return not all(cell.done for cell in op.added)
+    return isinstance(op, HookOp) or op is _NOTHING
 
 
 def _goes_back(op: Op) -> bool:
