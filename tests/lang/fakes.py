@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from random import Random
 from typing import Any
 
@@ -175,3 +177,15 @@ def line_here(program: Any) -> int:
     """The line of a program or function that ends in the comment `# here`."""
     lines, first = inspect.getsourcelines(getattr(program, "func", program))
     return next(first + i for i, line in enumerate(lines) if line.rstrip().endswith("# here"))
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], None]]:
+    """What interrupts the main thread as Ctrl+C does, also where the tests run in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    main = threading.main_thread().ident
+    assert main is not None
+    try:
+        yield lambda: signal.pthread_kill(main, signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,14 +1,13 @@
 """Async programs, and plain ones called from coroutines."""
 
 import asyncio
-import signal
 import sys
 import threading
 
 import pytest
 
 import sglang_lite as sgl
-from tests.lang.fakes import Gated, Pieces, line_here, within
+from tests.lang.fakes import Gated, Pieces, interruptible, line_here, within
 
 
 @sgl.function
@@ -311,10 +310,10 @@ def test_an_interrupted_batch_takes_no_further_item():
     def interrupting(s, i):
         started.append(i)
         if i == 0:
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # as Ctrl+C
-            go_on.wait(5)
+            interrupt()
+            go_on.wait(60)
 
-    with pytest.raises(KeyboardInterrupt):
+    with interruptible() as interrupt, pytest.raises(KeyboardInterrupt):
         interrupting.run_batch([(i,) for i in range(100)], backend=backend(), num_threads=1)
     go_on.set()
     for thread in threading.enumerate():

@@ -1,13 +1,12 @@
 """run_batch: every item, in order, whatever happens to one of them."""
 
-import signal
 import threading
 import time
 
 import pytest
 
 import sglang_lite as sgl
-from tests.lang.fakes import Answers, Gated, Meeting, within
+from tests.lang.fakes import Answers, Gated, Meeting, interruptible, within
 
 
 @sgl.function
@@ -330,17 +329,14 @@ def test_an_iterator_that_is_left_stops_what_is_under_way(is_async):
 def test_an_interrupt_stops_what_is_under_way(is_async):
     gated = Gated()
 
-    def interrupt():
+    def when_asked():
         assert gated.asked.wait(60)
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        interrupt()
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        threading.Thread(target=interrupt).start()
+    with interruptible() as interrupt:
+        threading.Thread(target=when_asked).start()
         with pytest.raises(KeyboardInterrupt):
             holding(gated, is_async).run_batch([(i,) for i in range(3)], backend=gated)
-    finally:
-        signal.signal(signal.SIGINT, before)
     assert gated.cancelled.wait(60)
 
 
