@@ -311,7 +311,8 @@ def test_an_interrupted_batch_takes_no_further_item():
         started.append(i)
         if i == 0:
             interrupt()
-            go_on.wait(60)
+            while not go_on.wait(5):  # Python has not seen it: it came while the main thread was about to wait
+                interrupt()
 
     with interruptible() as interrupt, pytest.raises(KeyboardInterrupt):
         interrupting.run_batch([(i,) for i in range(100)], backend=backend(), num_threads=1)

@@ -332,6 +332,8 @@ def test_an_interrupt_stops_what_is_under_way(is_async):
     def when_asked():
         assert gated.asked.wait(60)
         interrupt()
+        while not gated.cancelled.wait(5):  # Python has not seen it: it came while the main thread was about to wait
+            interrupt()
 
     with interruptible() as interrupt:
         threading.Thread(target=when_asked).start()
