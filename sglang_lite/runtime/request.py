@@ -42,6 +42,8 @@ class State(enum.Enum):
     ABORTED = "aborted"
     FAILED = "failed"
 
+    __hash__ = object.__hash__  # an enumeration's own is Python
+
 
 _ENDS = frozenset({State.FINISHED, State.ABORTED, State.FAILED})
 _NEXT = {
