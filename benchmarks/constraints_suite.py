@@ -33,10 +33,10 @@ from tokenizers import decoders, models, pre_tokenizers
 import sglang_lite as sgl
 from sglang_lite.constraints.json_schema.write_value import value_text
 from sglang_lite.protocol import JsonSchema
-from sglang_lite.runtime.grammar.base import generates
-from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.models.weights.gguf import GgufFile
+from sglang_lite.runtime.structured_output.base import generates
+from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer, tokenizer_from_gguf
 from tests.constraints.suites import DRAFTS, maskbench, official_groups
 

@@ -33,7 +33,7 @@ from benchmarks.machine import describe
 from sglang_lite.program.nodes import Gen, Text
 from sglang_lite.protocol import Played, SamplingParams
 from sglang_lite.runtime.engine import Engine
-from sglang_lite.runtime.execute import runner as runner_module
+from sglang_lite.runtime.executor import cpu_runner as runner_module
 from sglang_lite.runtime.load import LoadedModel
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.models.weights.gguf import GgufFile

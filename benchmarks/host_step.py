@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.machine import describe
 from sglang_lite.protocol import SamplingParams
-from sglang_lite.runtime.execute import runner as runner_module
-from sglang_lite.runtime.execute.sampler import Sampled
+from sglang_lite.runtime.executor import cpu_runner as runner_module
+from sglang_lite.runtime.executor.sampler import Sampled
 from tests.runtime.scripted import ScriptedModel, SteppedEngine
 
 

@@ -33,13 +33,13 @@ from tokenizers import AddedToken
 
 from sglang_lite.constraints.sampling import sample
 from sglang_lite.protocol import Constraint, ConstraintError, Ebnf, JsonSchema, Regex
-from sglang_lite.runtime.grammar.base import GrammarEngine
-from sglang_lite.runtime.grammar.choose import fastest
-from sglang_lite.runtime.grammar.filling import MaskFiller
-from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine
-from sglang_lite.runtime.grammar.outlines import OutlinesEngine
-from sglang_lite.runtime.grammar.vocabulary import Vocabulary
-from sglang_lite.runtime.grammar.xgrammar import XgrammarEngine
+from sglang_lite.runtime.structured_output.base import GrammarEngine
+from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
+from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
+from sglang_lite.runtime.structured_output.outlines import OutlinesEngine
+from sglang_lite.runtime.structured_output.registry import fastest
+from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
+from sglang_lite.runtime.structured_output.xgrammar import XgrammarEngine
 
 PATIENCE = 0.0025  # seconds, as in the step loop
 FIELDS = {

@@ -50,8 +50,8 @@ from sglang_lite.protocol import (
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.engine import Engine
-    from sglang_lite.runtime.grammar.base import CompiledGrammar
-    from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine
+    from sglang_lite.runtime.structured_output.base import CompiledGrammar
+    from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 __all__ = [
@@ -191,7 +191,7 @@ def _must_be_text(text: object) -> None:
 
 @lru_cache(maxsize=4)
 def _engine(tokenizer: Tokenizer | None, vocab_size: int | None) -> LlguidanceEngine:
-    from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine
+    from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 
     eos = () if tokenizer is None else sorted(tokenizer.eos_ids)
     return LlguidanceEngine(tokenizer, vocab_size, eos)
@@ -232,13 +232,13 @@ def _tokenizer_at(path: Path) -> Tokenizer:
 
 
 def _first_mask(grammar: CompiledGrammar) -> None:
-    from sglang_lite.runtime.grammar.base import next_mask
+    from sglang_lite.runtime.structured_output.base import next_mask
 
     next_mask(grammar.matcher())
 
 
 def _generates(grammar: CompiledGrammar, engine: LlguidanceEngine, text: str) -> bool:
-    from sglang_lite.runtime.grammar.base import generates
+    from sglang_lite.runtime.structured_output.base import generates
 
     try:
         return generates(grammar, engine.encode(text))

@@ -42,7 +42,7 @@ def engine(model_file: Path) -> Iterator[sgl.Engine]:
 def _cold_constraints() -> Iterator[None]:
     """Hundreds of small engines, most without a constraint: no process is started for each."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sglang_lite.runtime.grammar.compile.Compiler.warm_up", lambda self: [])
+        patch.setattr("sglang_lite.runtime.structured_output.compiler.Compiler.warm_up", lambda self: [])
         yield
 
 

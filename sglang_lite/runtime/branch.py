@@ -39,11 +39,11 @@ from sglang_lite.protocol import (
     SglError,
     Span,
 )
-from sglang_lite.runtime.grammar.base import CompiledGrammar, Matcher
-from sglang_lite.runtime.grammar.continuing import walked
+from sglang_lite.runtime.choice_scoring import ChoiceScoring, no_choices
 from sglang_lite.runtime.request import Event, Request
 from sglang_lite.runtime.sampling_params import ResolvedParams
-from sglang_lite.runtime.selecting import Selecting, no_choices
+from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
+from sglang_lite.runtime.structured_output.prefixed import walked
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class Branch:
         self._waiting: list[Branch] = []  # branches that join this one
         self._busy = False
         self._epoch = 0  # what comes of an earlier one is nobody's any more
-        self._live: set[Request | Selecting] = set()
+        self._live: set[Request | ChoiceScoring] = set()
         self._refused: SglError | None = None  # what its next node fails with, when all that is queued is played
         self.error: SglError | None = None
         self.joining = False
@@ -373,7 +373,7 @@ class Branch:
         self.error, self._refused, self.joining = error, None, False
         live, self._live = self._live, set()
         for each in live:
-            if isinstance(each, Selecting):
+            if isinstance(each, ChoiceScoring):
                 each.abort()
             else:
                 self._player.core.loop.abort(each)
@@ -483,7 +483,7 @@ class Branch:
                 self._selected(place, node, outcome)
                 self._player.settle()
 
-        selecting = Selecting(self._player.core, chosen)
+        selecting = ChoiceScoring(self._player.core, chosen)
         self._live.add(selecting)
         unconditional = node.unconditional
         if node.method is not None:

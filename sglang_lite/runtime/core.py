@@ -5,9 +5,9 @@ from __future__ import annotations
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from sglang_lite.runtime.grammar.compile import Compiler
 from sglang_lite.runtime.intake import Intake
 from sglang_lite.runtime.loop import StepLoop
+from sglang_lite.runtime.structured_output.compiler import Compiler
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 

@@ -37,17 +37,16 @@ from sglang_lite.protocol import (
     Selection,
     SglError,
 )
-from sglang_lite.runtime import messages, native, offline, openmp
-from sglang_lite.runtime.cache.eviction import EVICTION
-from sglang_lite.runtime.cache.store import KVStore
+from sglang_lite.runtime import messages, offline, openmp
+from sglang_lite.runtime import sglang_api as native
+from sglang_lite.runtime.choice_scoring import ChoiceScoring, no_choices
 from sglang_lite.runtime.config import FIELDS, EngineConfig, takes_fields
 from sglang_lite.runtime.core import Core
-from sglang_lite.runtime.execute import make_runner, memory
-from sglang_lite.runtime.execute.sampler import SamplingTable
-from sglang_lite.runtime.grammar.base import CompiledGrammar
-from sglang_lite.runtime.grammar.compile import Compiler
-from sglang_lite.runtime.grammar.filling import MaskFiller
+from sglang_lite.runtime.executor import make_runner, memory
+from sglang_lite.runtime.executor.sampler import SamplingTable
 from sglang_lite.runtime.intake import Intake, Ticket
+from sglang_lite.runtime.kv_cache.eviction import EVICTION
+from sglang_lite.runtime.kv_cache.store import KVStore
 from sglang_lite.runtime.load import LoadedModel, load_alike, load_model
 from sglang_lite.runtime.loop import StepLoop
 from sglang_lite.runtime.models.decoder import Decoder
@@ -56,9 +55,11 @@ from sglang_lite.runtime.models.room import cache_bytes, check_room
 from sglang_lite.runtime.program import Player, ProgramSink
 from sglang_lite.runtime.request import Event, Request, Sink
 from sglang_lite.runtime.sampling_params import LogitProcessor, shown
-from sglang_lite.runtime.schedule.policy import POLICIES
-from sglang_lite.runtime.schedule.scheduler import Scheduler
-from sglang_lite.runtime.selecting import Selecting, no_choices
+from sglang_lite.runtime.scheduler.policy import POLICIES
+from sglang_lite.runtime.scheduler.scheduler import Scheduler
+from sglang_lite.runtime.structured_output.base import CompiledGrammar
+from sglang_lite.runtime.structured_output.compiler import Compiler
+from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
 from sglang_lite.text.chat_template import JinjaTemplate
 from sglang_lite.version import __version__
 
@@ -309,7 +310,7 @@ class Engine:
             raise no_choices()
         log = self.intake.log(prompt)
         special = isinstance(prompt, str) or prompt.role is None  # in a turn they are its content
-        selecting = Selecting(self._core, self.intake.counted(sink))
+        selecting = ChoiceScoring(self._core, self.intake.counted(sink))
         self.intake.count("requests_submitted")
         selecting.start(log, tuple(choices), unconditional=unconditional, namespace=namespace, special=special)
         return Ticket(selecting.abort)

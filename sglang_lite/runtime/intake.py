@@ -27,8 +27,8 @@ from sglang_lite.protocol import (
     SamplingParams,
     Span,
 )
-from sglang_lite.runtime.cache.pages import Ints
-from sglang_lite.runtime.execute.sampler import sample_seed
+from sglang_lite.runtime.executor.sampler import sample_seed
+from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.load import LoadedModel
 from sglang_lite.runtime.request import Request, Sink
 from sglang_lite.runtime.sampling_params import ResolvedParams, resolve_params, shown

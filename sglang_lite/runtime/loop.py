@@ -30,15 +30,15 @@ from sglang_lite.protocol import (
     SglError,
     TokenLogprob,
 )
-from sglang_lite.runtime.execute import memory
-from sglang_lite.runtime.execute.sampler import Masks, Sampled, SamplingTable, Special
-from sglang_lite.runtime.execute.scoring import Scored
-from sglang_lite.runtime.grammar.base import Matcher
-from sglang_lite.runtime.grammar.filling import MaskFiller
-from sglang_lite.runtime.grammar.timings import Seconds
+from sglang_lite.runtime.executor import memory
+from sglang_lite.runtime.executor.sampler import Masks, Sampled, SamplingTable, Special
+from sglang_lite.runtime.executor.scoring import Scored
 from sglang_lite.runtime.request import Finish, Request, State
-from sglang_lite.runtime.schedule.batch import Batch
-from sglang_lite.runtime.schedule.scheduler import ISOLATED_TOKENS, Scheduler
+from sglang_lite.runtime.scheduler.batch import Batch
+from sglang_lite.runtime.scheduler.scheduler import ISOLATED_TOKENS, Scheduler
+from sglang_lite.runtime.structured_output.base import Matcher
+from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
+from sglang_lite.runtime.structured_output.timings import Seconds
 from sglang_lite.serving import serving
 
 logger = logging.getLogger("sglang_lite")
@@ -48,13 +48,13 @@ T = TypeVar("T")
 _PATIENCE = 0.0025
 
 
-class Drawn(Protocol):
+class PendingTokens(Protocol):
     def read(self) -> Sampled:
         """Waits for the tokens."""
         ...
 
 
-class Launched(Protocol):
+class LaunchedForward(Protocol):
     """A forward that was launched; what else it has is its runner's."""
 
     @property
@@ -64,7 +64,7 @@ class Launched(Protocol):
     def scored(self) -> dict[int, Scored]: ...
 
 
-class Runs(Protocol):
+class ModelRunner(Protocol):
     """A runner: for the CPU `execute.runner`, for a GPU `execute.device`."""
 
     def forward(self, batch: Batch) -> Any: ...
@@ -73,7 +73,7 @@ class Runs(Protocol):
 
     def sample(
         self, forward: Any, rows: NDArray[np.int64], special: dict[int, Special], masks: Masks | None
-    ) -> Drawn: ...
+    ) -> PendingTokens: ...
 
     def close(self) -> None:
         """Gives the memory back. Nothing can be run any more."""
@@ -85,9 +85,9 @@ class _InFlight:
     """A step that was launched: its forward, the rows it draws tokens for, those tokens, the rows whose prompts are
     through with it, and how long its masks took, where it has any."""
 
-    forward: Launched
+    forward: LaunchedForward
     rows: NDArray[np.int64]
-    drawn: Drawn
+    drawn: PendingTokens
     through: list[int]
     filling: float
 
@@ -108,7 +108,7 @@ class StepLoop:
     def __init__(
         self,
         scheduler: Scheduler,
-        runner: Runs,
+        runner: ModelRunner,
         sampling: SamplingTable,
         eos_ids: frozenset[int],
         vocab_size: int,

@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sglang_lite.protocol import BatchError, Delta, Generation, OverloadedError, RequestAbortedError, SglError
-from sglang_lite.runtime.native import Answer, Call, read_request
 from sglang_lite.runtime.request import Event
+from sglang_lite.runtime.sglang_api import Answer, Call, read_request
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.engine import Engine

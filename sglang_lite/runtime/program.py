@@ -27,7 +27,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime.branch import Branch, Queued
 from sglang_lite.runtime.core import Core
-from sglang_lite.runtime.grammar.base import CompiledGrammar, Matcher
+from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
 ProgramSink: TypeAlias = Callable[["Played | ProgramResult | SglError"], None]

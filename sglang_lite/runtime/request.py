@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lite.protocol import ConstraintError, Delta, Generation, ModelError, SglError, TokenLogprob, Usage
-from sglang_lite.runtime.cache.pages import Ints
-from sglang_lite.runtime.cache.store import Holding
-from sglang_lite.runtime.grammar.base import Matcher, NumberSoFar
+from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.kv_cache.store import SlotHandle
 from sglang_lite.runtime.sampling_params import LogitProcessor, ResolvedParams
+from sglang_lite.runtime.structured_output.base import Matcher, NumberSoFar
 from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
 from sglang_lite.runtime.tokens.token_log import kept_spans
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -107,7 +107,7 @@ class Request:
     namespace: str = ""
     score_from: int | None = None
     state: State = State.COMPILING
-    holding: Holding | None = None
+    holding: SlotHandle | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     admission: int = 0

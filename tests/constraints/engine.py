@@ -3,8 +3,8 @@
 from functools import lru_cache
 
 from sglang_lite.protocol import ConstraintError
-from sglang_lite.runtime.grammar.base import generates
-from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine
+from sglang_lite.runtime.structured_output.base import generates
+from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 
 
 @lru_cache(maxsize=1)

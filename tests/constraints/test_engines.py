@@ -20,14 +20,14 @@ from sglang_lite.protocol import (
     StructuralTag,
     Tag,
 )
-from sglang_lite.runtime.grammar.base import generates, next_mask
-from sglang_lite.runtime.grammar.choose import fastest
-from sglang_lite.runtime.grammar.continuing import walked
-from sglang_lite.runtime.grammar.filling import MaskFiller
-from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine
-from sglang_lite.runtime.grammar.outlines import OutlinesEngine
-from sglang_lite.runtime.grammar.vocabulary import Vocabulary
-from sglang_lite.runtime.grammar.xgrammar import XgrammarEngine
+from sglang_lite.runtime.structured_output.base import generates, next_mask
+from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
+from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
+from sglang_lite.runtime.structured_output.outlines import OutlinesEngine
+from sglang_lite.runtime.structured_output.prefixed import walked
+from sglang_lite.runtime.structured_output.registry import fastest
+from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
+from sglang_lite.runtime.structured_output.xgrammar import XgrammarEngine
 from tests.constraints.random_grammars import grammar as random_grammar
 
 OBJECT = (

@@ -7,11 +7,11 @@ import pytest
 
 from sglang_lite.constraints.formal.nodes import ANY_TEXT, Language
 from sglang_lite.protocol import Ebnf, JsonSchema, Regex
-from sglang_lite.runtime.grammar.base import next_mask
-from sglang_lite.runtime.grammar.continuing import walked
-from sglang_lite.runtime.grammar.filling import MaskFiller
-from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine
-from sglang_lite.runtime.grammar.states import KeptMasks, States
+from sglang_lite.runtime.structured_output.base import next_mask
+from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
+from sglang_lite.runtime.structured_output.mask_cache import KeptMasks, States
+from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
+from sglang_lite.runtime.structured_output.prefixed import walked
 
 PERSON = (
     '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"type": "integer"}, '
@@ -104,7 +104,7 @@ def test_bytes_of_a_character_are_a_place_of_their_own():
 
 
 def test_texts_that_never_meet_are_followed_no_longer(monkeypatch, llguidance, filler):
-    monkeypatch.setattr("sglang_lite.runtime.grammar.states._TRIAL", 5)
+    monkeypatch.setattr("sglang_lite.runtime.structured_output.mask_cache._TRIAL", 5)
     grammar = llguidance.compile(Ebnf('root ::= "(" root ")" | "[" root "]" | "x"'))
     matchers = [grammar.matcher() for _ in range(12)]
     masks = np.zeros((12, (llguidance.vocab_size + 31) // 32), np.int32)

@@ -11,7 +11,7 @@ import sglang_lite as sgl
 from sglang_lite.program.nodes import Gen, Program
 from sglang_lite.protocol import Delta, Generation, Image, Prompt, Regex, SamplingParams, Span
 from sglang_lite.runtime.engine import Engine
-from sglang_lite.runtime.grammar.compile import Compiler
+from sglang_lite.runtime.structured_output.compiler import Compiler
 from tests.runtime import scripted
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)

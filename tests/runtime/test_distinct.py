@@ -6,8 +6,8 @@ import random
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.runtime.grammar.base import next_mask
-from sglang_lite.runtime.grammar.distinct import names_are_open
+from sglang_lite.runtime.structured_output.base import next_mask
+from sglang_lite.runtime.structured_output.distinct import names_are_open
 
 INTEGERS = {"type": "object", "additionalProperties": {"type": "integer"}}
 NESTED = {"type": "object", "additionalProperties": {"items": INTEGERS, "type": "array"}}

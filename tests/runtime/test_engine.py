@@ -17,7 +17,7 @@ from sglang_lite.protocol import (
     SamplingParams,
     Span,
 )
-from sglang_lite.runtime.execute.runner import Runner
+from sglang_lite.runtime.executor.cpu_runner import Runner
 
 CHAT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 GREEDY = SamplingParams(temperature=0, max_tokens=16)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
-from sglang_lite.runtime.grammar.filling import MaskFiller
+from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
 from tests.runtime.scripted import VOCAB, SteppedEngine, ended
 
 WORDS = (VOCAB + 31) // 32

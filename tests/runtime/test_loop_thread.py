@@ -27,8 +27,8 @@ from sglang_lite.protocol import (
     Tag,
 )
 from sglang_lite.runtime.engine import Engine
-from sglang_lite.runtime.grammar.compile import Compiler
-from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine
+from sglang_lite.runtime.structured_output.compiler import Compiler
+from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from tests.conformance.case import cases, outcome
 from tests.conformance.test_random_programs import model

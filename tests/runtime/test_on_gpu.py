@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import sglang_lite as sgl
 from sglang_lite.protocol import OverloadedError, Regex, SamplingParams
-from sglang_lite.runtime.execute import shared
+from sglang_lite.runtime.executor import prefix_groups as shared
 from tests.runtime.models.tiny import VOCAB, randomise, save, tiny_tokenizer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -11,7 +11,7 @@ import sglang_lite as sgl
 from sglang_lite.protocol import Delta, Generation, SamplingParams, Span
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.engine import Engine
-from sglang_lite.runtime.execute.sampler import Masks, SamplingTable, Special, sample, sample_seed, uniforms
+from sglang_lite.runtime.executor.sampler import Masks, SamplingTable, Special, sample, sample_seed, uniforms
 from sglang_lite.runtime.load import load_model, pick_device
 from sglang_lite.runtime.models.layers.linear import Bf16Linear, DenseLinear
 from sglang_lite.runtime.sampling_params import resolve_params

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sglang_lite.protocol import SamplingParams
-from sglang_lite.runtime.execute import scoring
+from sglang_lite.runtime.executor import scoring
 from tests.runtime.scripted import VOCAB, ScriptedModel, SteppedEngine, ended, hashes, logits_of
 
 PROMPT = [random.Random(1).randrange(1, VOCAB) for _ in range(300)]

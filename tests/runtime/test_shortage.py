@@ -9,7 +9,7 @@ import torch
 from sglang_lite.program.nodes import Fork, Gen, Join, Program, Select, Text
 from sglang_lite.protocol import Generation, ModelError, OverloadedError, ProgramResult, SamplingParams
 from sglang_lite.runtime.engine import Engine
-from sglang_lite.runtime.execute.memory import is_shortage
+from sglang_lite.runtime.executor.memory import is_shortage
 from tests.runtime.scripted import VOCAB, ScriptedModel, SteppedEngine, answer, ended, loaded
 from tests.runtime.test_equivalence import requests
 

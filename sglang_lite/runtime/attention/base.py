@@ -25,12 +25,12 @@ from typing import Protocol
 
 import torch
 
-from sglang_lite.runtime.kernels.plan import DevicePlan
+from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.reference import KVCache
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class AttentionRequirements:
     """What a model and its runner ask of attention.
 
     Attributes:
@@ -84,11 +84,11 @@ class AttentionBackend(Protocol):
     shares_prefixes: bool
 
     @staticmethod
-    def refuses(needs: Needs) -> str | None:
+    def refuses(needs: AttentionRequirements) -> str | None:
         """Why it can't do what is needed."""
         ...
 
-    def __init__(self, needs: Needs) -> None: ...
+    def __init__(self, needs: AttentionRequirements) -> None: ...
 
     def begin(self, plan: DevicePlan) -> Attend:
         """Called once a step, before the first layer; all layers use what it returns."""

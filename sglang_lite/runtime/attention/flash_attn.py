@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import torch
 
-from sglang_lite.runtime.attention.base import Attend, Needs
-from sglang_lite.runtime.kernels.plan import DevicePlan
+from sglang_lite.runtime.attention.base import Attend, AttentionRequirements
+from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.reference import KVCache
 
 _WIDEST = 256
@@ -27,7 +27,7 @@ class FlashAttention:
     shares_prefixes = False
 
     @staticmethod
-    def refuses(needs: Needs) -> str | None:
+    def refuses(needs: AttentionRequirements) -> str | None:
         if importlib.util.find_spec("flash_attn") is None or importlib.util.find_spec("flash_attn.cute") is None:
             return "the package flash-attn-4 is not installed"
         if needs.device.type != "cuda" or torch.cuda.get_device_capability(needs.device)[0] not in (9, 10, 11):
@@ -40,7 +40,7 @@ class FlashAttention:
             return f"it reads no keys and values in {needs.cache}"
         return None
 
-    def __init__(self, needs: Needs) -> None:
+    def __init__(self, needs: AttentionRequirements) -> None:
         from flash_attn.cute import flash_attn_varlen_func
 
         self._needs = needs

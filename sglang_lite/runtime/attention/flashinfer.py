@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sglang_lite.runtime.attention.base import Attend, Needs
-from sglang_lite.runtime.kernels.plan import DevicePlan
+from sglang_lite.runtime.attention.base import Attend, AttentionRequirements
+from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.reference import KVCache, by_kv_head
 
 _HEADS = (64, 128, 256)
@@ -30,7 +30,7 @@ class FlashInferAttention:
     shares_prefixes = False
 
     @staticmethod
-    def refuses(needs: Needs) -> str | None:
+    def refuses(needs: AttentionRequirements) -> str | None:
         if importlib.util.find_spec("flashinfer") is None:
             return "the package flashinfer-python is not installed"
         if needs.device.type != "cuda" or torch.cuda.get_device_capability(needs.device) < (8, 0):
@@ -41,7 +41,7 @@ class FlashInferAttention:
             return f"it does not compute in {needs.compute}"
         return None
 
-    def __init__(self, needs: Needs) -> None:
+    def __init__(self, needs: AttentionRequirements) -> None:
         self._needs = needs
         self._workspace = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=needs.device)
         self._wrappers: dict[tuple[str, float, int | None, float | None], Any] = {}

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from sglang_lite.runtime.attention.base import Attend, Needs
+from sglang_lite.runtime.attention.base import Attend, AttentionRequirements
 from sglang_lite.runtime.kernels import reference
-from sglang_lite.runtime.kernels.plan import DevicePlan
+from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.reference import DecodeRows, ExtendRow, KVCache
 
 _AT_ONCE = 1 << 26  # elements of keys, and as many of values, that are gathered for one product of several rows
@@ -21,10 +21,10 @@ class TorchAttention:
     shares_prefixes = False
 
     @staticmethod
-    def refuses(needs: Needs) -> str | None:
+    def refuses(needs: AttentionRequirements) -> str | None:
         return None
 
-    def __init__(self, needs: Needs) -> None:
+    def __init__(self, needs: AttentionRequirements) -> None:
         self._tokens = _AT_ONCE // (needs.kv_heads * needs.head_dim)
 
     def begin(self, plan: DevicePlan) -> Attend:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from sglang_lite.runtime.attention.base import Attend, Needs
+from sglang_lite.runtime.attention.base import Attend, AttentionRequirements
+from sglang_lite.runtime.kernels.attention_metadata import PROGRAMS, DevicePlan, Partials, Work
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
-from sglang_lite.runtime.kernels.plan import PROGRAMS, DevicePlan, Partials, Work
 from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
 from sglang_lite.runtime.kernels.prefix_attention import MOST_GROUP, prefix_attention
 from sglang_lite.runtime.kernels.reference import KVCache
@@ -21,14 +21,14 @@ class TritonAttention:
     shares_prefixes = True
 
     @staticmethod
-    def refuses(needs: Needs) -> str | None:
+    def refuses(needs: AttentionRequirements) -> str | None:
         if needs.head_dim > _WIDEST:
             return f"heads of {needs.head_dim} elements are more than its {_WIDEST}"
         if needs.heads // needs.kv_heads > MOST_GROUP:
             return f"{needs.heads // needs.kv_heads} heads for each key-value head are more than its {MOST_GROUP}"
         return None if needs.compute in _TYPES else f"it does not compute in {needs.compute}"
 
-    def __init__(self, needs: Needs) -> None:
+    def __init__(self, needs: AttentionRequirements) -> None:
         self._needs = needs
         parts = self._items(needs.most_rows) * needs.heads
         shared = needs.most_rows * needs.most_chunks * needs.heads

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.fp8 import Eight, Scales, store_eight
+from sglang_lite.runtime.kernels.fp8 import Fp8Rows, Scales, store_eight
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 
 
@@ -64,10 +64,10 @@ def gated(gate_up: torch.Tensor, activation: str, scales: Scales | None = None) 
     return out
 
 
-def gated_eight(gate_up: torch.Tensor, activation: str, scales: Scales | None) -> Eight:
+def gated_eight(gate_up: torch.Tensor, activation: str, scales: Scales | None) -> Fp8Rows:
     """`gated` in 8 bits: a program has a whole row."""
     size = gate_up.shape[1] // 2
-    eight = Eight.empty(gate_up, size)
+    eight = Fp8Rows.empty(gate_up, size)
     block = triton.next_power_of_2(size)
     _gated[(len(gate_up), 1)](
         gate_up, scales and scales.rows, scales and scales.columns, eight.values, eight.scales, size,

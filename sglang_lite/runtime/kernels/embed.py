@@ -6,8 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
-from sglang_lite.runtime.kernels.plan import DevicePlan
 
 
 @triton.jit

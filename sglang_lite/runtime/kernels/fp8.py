@@ -15,7 +15,7 @@ _LEAST_ROWS = 16  # of a product in 8 bits
 
 
 @dataclass(frozen=True, slots=True)
-class Eight:
+class Fp8Rows:
     """Rows [M, K] in 8 bits.
 
     Attributes:
@@ -29,11 +29,11 @@ class Eight:
     rows: int
 
     @staticmethod
-    def empty(x: torch.Tensor, columns: int) -> Eight:
+    def empty(x: torch.Tensor, columns: int) -> Fp8Rows:
         """Room for as many rows as x has."""
         rows = max(len(x), _LEAST_ROWS)
         values = torch.empty((rows, columns), dtype=torch.float8_e4m3fn, device=x.device)
-        return Eight(values, torch.empty(rows, dtype=torch.float32, device=x.device), len(x))
+        return Fp8Rows(values, torch.empty(rows, dtype=torch.float32, device=x.device), len(x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ def store_eight(value, row, at, size, out, scales):
     tl.store(out + row * size + at, (value / scale).to(out.dtype.element_ty), mask=at < size)
 
 
-def quantise_rows(x: torch.Tensor) -> Eight:
+def quantise_rows(x: torch.Tensor) -> Fp8Rows:
     """x [M, K] in 8 bits. Moves 1.5 M K elements."""
-    eight = Eight.empty(x, x.shape[1])
+    eight = Fp8Rows.empty(x, x.shape[1])
     block = triton.next_power_of_2(x.shape[1])
     _quantise[(len(x),)](
         x,

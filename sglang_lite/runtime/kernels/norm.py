@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.fp8 import Eight, Scales, store_eight
+from sglang_lite.runtime.kernels.fp8 import Fp8Rows, Scales, store_eight
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 
 
@@ -54,18 +54,18 @@ def add_rms_norm(
     return out
 
 
-def rms_norm_eight(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Eight:
+def rms_norm_eight(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Fp8Rows:
     """`rms_norm` in 8 bits."""
-    eight = Eight.empty(x, x.shape[1])
+    eight = Fp8Rows.empty(x, x.shape[1])
     _launch(x, None, weight, eight.values, eight.scales, eps, None)
     return eight
 
 
 def add_rms_norm_eight(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None
-) -> Eight:
+) -> Fp8Rows:
     """`add_rms_norm` in 8 bits."""
-    eight = Eight.empty(x, x.shape[1])
+    eight = Fp8Rows.empty(x, x.shape[1])
     _launch(x, residual, weight, eight.values, eight.scales, eps, scales)
     return eight
 

@@ -6,8 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.launch import FLOAT32, FLOAT32_QUERIES, fitted
-from sglang_lite.runtime.kernels.plan import DevicePlan
 from sglang_lite.runtime.kernels.reference import KVCache
 from sglang_lite.runtime.kernels.softmax import attend_block, page_of
 

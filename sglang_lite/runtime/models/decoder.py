@@ -295,7 +295,7 @@ class _Reader:
     def make(self, parts: list[Weight], bias: torch.Tensor | None, *, quantise: bool = True) -> Linear:
         p = self.precision
         if self.fused:
-            from sglang_lite.runtime.kernels.skinny import FewRows  # needs Triton
+            from sglang_lite.runtime.kernels.gemv import FewRows  # needs Triton
             from sglang_lite.runtime.models.layers.device_linear import DeviceLinear, Fp8Linear
 
             self._few = self._few or FewRows(self.device)

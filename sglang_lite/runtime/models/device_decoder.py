@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from sglang_lite.runtime.attention.base import Attend
+from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.embed import embed
-from sglang_lite.runtime.kernels.fp8 import Eight, Scales
+from sglang_lite.runtime.kernels.fp8 import Fp8Rows, Scales
 from sglang_lite.runtime.kernels.norm import add_rms_norm, add_rms_norm_eight, rms_norm, rms_norm_eight
-from sglang_lite.runtime.kernels.plan import DevicePlan
 from sglang_lite.runtime.kernels.reference import KVCache
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.models.decoder import Decoder
@@ -44,7 +44,7 @@ class DeviceDecoder(Decoder):
         x, scales = residual, None
         for i, layer in enumerate(self.layers):
             qkv, output, gate_up, down = map(matrix, (layer.qkv, layer.output, layer.gate_up, layer.down))
-            rows: torch.Tensor | Eight
+            rows: torch.Tensor | Fp8Rows
             if i:
                 norm = add_rms_norm_eight if many and qkv.takes_eight else add_rms_norm
                 rows = norm(x, residual, layer.input_norm, eps, scales)

@@ -12,8 +12,8 @@ import sglang_lite as sgl
 from sglang_lite.constraints.json_schema.write_value import value_text
 from sglang_lite.constraints.schema import json_schema, parse_json
 from sglang_lite.protocol import ValueValidationError
-from sglang_lite.runtime.grammar.base import generates
-from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine
+from sglang_lite.runtime.structured_output.base import generates
+from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 from tests.constraints.engine import accepts, compiled
 from tests.constraints.suites import maskbench
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from sglang_lite.runtime.attention import torch as torch_attention
-from sglang_lite.runtime.attention.base import Needs
-from sglang_lite.runtime.attention.choose import make_attention
+from sglang_lite.runtime.attention.base import AttentionRequirements
 from sglang_lite.runtime.attention.flash_attn import FlashAttention
 from sglang_lite.runtime.attention.flashinfer import FlashInferAttention
+from sglang_lite.runtime.attention.registry import make_attention
 from sglang_lite.runtime.kernels.reference import KVCache
 from tests.runtime.attention.described import put_in_place
 from tests.runtime.kernels import BACKENDS, PACKAGES, needs_kernels, skip_without
@@ -34,7 +34,7 @@ class Backend(NamedTuple):
     def attend(self, rows, cache, plan, q, **options):
         make = make_attention(
             self.name,
-            Needs(rows.heads, rows.kv_heads, rows.dim, self.dtype, cache.k[0].dtype, DEVICE, most_rows=8, most_chunks=0),
+            AttentionRequirements(rows.heads, rows.kv_heads, rows.dim, self.dtype, cache.k[0].dtype, DEVICE, most_rows=8, most_chunks=0),
         )  # fmt: skip
         out = torch.full((len(q), rows.heads, rows.dim), float("nan"), device=DEVICE, dtype=self.dtype)
         make.begin(plan)(q, cache, 0, out, scale=0.3, **{"window": None, "softcap": None, **options})
@@ -120,7 +120,7 @@ def test_packages_refuse_what_they_cannot(package, settings, reason, monkeypatch
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found["capability"])
     refuses = {"flashinfer": FlashInferAttention, "flash_attn": FlashAttention}[package].refuses
     said = refuses(
-        Needs(
+        AttentionRequirements(
             8, 2, found["head_dim"], found["compute"], found["cache"], torch.device("cuda"), most_rows=1, most_chunks=0
         )
     )

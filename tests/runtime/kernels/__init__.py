@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 
 from sglang_lite.protocol import ParameterError
-from sglang_lite.runtime.attention.base import Needs
-from sglang_lite.runtime.attention.choose import make_attention
+from sglang_lite.runtime.attention.base import AttentionRequirements
+from sglang_lite.runtime.attention.registry import make_attention
 
 
 @triton.jit
@@ -28,7 +28,7 @@ def skip_without(package: str) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     half = torch.float16
     try:
-        make_attention(package, Needs(2, 1, 64, half, half, device, most_rows=1, most_chunks=0))
+        make_attention(package, AttentionRequirements(2, 1, 64, half, half, device, most_rows=1, most_chunks=0))
     except ParameterError as error:
         pytest.skip(str(error))
 

@@ -5,21 +5,21 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sglang_lite.runtime.execute.shared import MOST_CHUNKS, shared_work
+from sglang_lite.runtime.executor.prefix_groups import MOST_CHUNKS, shared_work
 from sglang_lite.runtime.kernels import reference
 from sglang_lite.runtime.kernels.activation import gated, gated_eight
+from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Partials, SharedPrefixes, Work
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
 from sglang_lite.runtime.kernels.embed import embed
 from sglang_lite.runtime.kernels.fp8 import Scales, quantise_rows
+from sglang_lite.runtime.kernels.gemv import FewRows, linear_one
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
 from sglang_lite.runtime.kernels.norm import add_rms_norm, add_rms_norm_eight, rms_norm, rms_norm_eight
 from sglang_lite.runtime.kernels.page_table import update_pages
-from sglang_lite.runtime.kernels.plan import DevicePlan, Partials, SharedPrefixes, Work
 from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
 from sglang_lite.runtime.kernels.prefix_attention import prefix_attention
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.kernels.sampling import NOT_FINITE, NOTHING_ALLOWED, DeviceSampling, draw
-from sglang_lite.runtime.kernels.skinny import FewRows, linear_one
 from sglang_lite.runtime.kernels.tiled import can_tile, linear_tiled
 from tests.runtime.kernels import needs_kernels
 
@@ -181,7 +181,7 @@ def test_a_prefix_is_read_once_for_all_that_share_it(scaled):
         rows.table[i, : shared // PAGE] = rows.table[0, : shared // PAGE]
     table = rows.table[:6].numpy()
     held = np.array([n // PAGE for n in lengths], dtype=np.int32)
-    import sglang_lite.runtime.execute.shared as module
+    import sglang_lite.runtime.executor.prefix_groups as module
 
     worth, module._WORTH = module._WORTH, 1
     try:

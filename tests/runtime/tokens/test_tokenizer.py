@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 import sglang_lite as sgl
 from sglang_lite.protocol import Choices, Span
-from sglang_lite.runtime.grammar.llguidance import LlguidanceEngine
-from sglang_lite.runtime.grammar.vocabulary import Vocabulary
-from sglang_lite.runtime.grammar.xgrammar import XgrammarEngine
 from sglang_lite.runtime.models.weights.gguf import GgufFile
+from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
+from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
+from sglang_lite.runtime.structured_output.xgrammar import XgrammarEngine
 from sglang_lite.runtime.tokens import tokenizer as module
 from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
 from sglang_lite.runtime.tokens.token_log import TokenLog, kept_spans

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels import tiled
 from sglang_lite.runtime.kernels.activation import gated, gated_eight
-from sglang_lite.runtime.kernels.fp8 import Eight, Scales, quantise_rows
-from sglang_lite.runtime.kernels.skinny import MOST_ROWS, SPLIT_OUTPUTS, FewRows, linear_one
+from sglang_lite.runtime.kernels.fp8 import Fp8Rows, Scales, quantise_rows
+from sglang_lite.runtime.kernels.gemv import MOST_ROWS, SPLIT_OUTPUTS, FewRows, linear_one
 from sglang_lite.runtime.models.layers.linear import Linear, stacked_rows, stacked_shape
 from sglang_lite.runtime.models.weights.fp8 import ScaledRows
 from sglang_lite.runtime.models.weights.source import Weight
@@ -47,12 +47,12 @@ class DeviceLinear:
             return self._few(x, self.weight, self.bias)
         return linear_one(x, self.weight, self.bias)[0]
 
-    def unscaled(self, x: torch.Tensor | Eight) -> tuple[torch.Tensor, Scales | None]:
+    def unscaled(self, x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
         """The product, and what it has yet to be multiplied with."""
         assert isinstance(x, torch.Tensor)
         return self(x), None
 
-    def gated(self, x: torch.Tensor | Eight, activation: str, *, eight: bool) -> torch.Tensor | Eight:
+    def gated(self, x: torch.Tensor | Fp8Rows, activation: str, *, eight: bool) -> torch.Tensor | Fp8Rows:
         """act(gate) * up, where this matrix is a gated pair, gates first.
 
         Args:
@@ -119,7 +119,7 @@ class Fp8Linear(DeviceLinear):
         y = (y * scales.rows.unsqueeze(1) * scales.columns).to(y.dtype)
         return y if self.bias is None else y.add_(self.bias)
 
-    def unscaled(self, x: torch.Tensor | Eight) -> tuple[torch.Tensor, Scales | None]:
+    def unscaled(self, x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
         if isinstance(x, torch.Tensor):
             if len(x) == 1:
                 return self(x), None
@@ -127,7 +127,7 @@ class Fp8Linear(DeviceLinear):
         y, scales = self._product(x)
         return (y, scales) if self.bias is None else (self._scaled(y, scales), None)
 
-    def _product(self, x: Eight) -> tuple[torch.Tensor, Scales]:
+    def _product(self, x: Fp8Rows) -> tuple[torch.Tensor, Scales]:
         y = torch._scaled_mm(
             x.values, self.weight.t(), scale_a=self._one, scale_b=self._one, out_dtype=torch.bfloat16,
             use_fast_accum=True,

@@ -1,0 +1,47 @@
+"""Running batches: on a CPU as torch operations, on a GPU as fused kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang_lite.runtime.config import EngineConfig, Sizes
+from sglang_lite.runtime.executor.cpu_runner import Runner
+from sglang_lite.runtime.executor.sampler import SamplingTable
+from sglang_lite.runtime.kv_cache.table import SlotTable
+from sglang_lite.runtime.models.model import Model
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.executor.gpu_runner import DeviceRunner
+
+
+def make_runner(
+    model: Model, table: SlotTable, sampling: SamplingTable, pages: int, sizes: Sizes, config: EngineConfig
+) -> Runner | DeviceRunner:
+    """The runner for where a model is.
+
+    Args:
+        pages: in the KV pool.
+    """
+    if not model.fused:
+        return Runner(
+            model, table, sampling, pages * sizes.page_size, one_by_one=config.deterministic,
+            original_logprobs=config.original_logprobs,
+        )  # fmt: skip
+    from sglang_lite.runtime.executor.gpu_runner import DeviceRunner  # needs Triton
+    from sglang_lite.runtime.models.device_decoder import DeviceDecoder
+
+    assert isinstance(model, DeviceDecoder)
+    sizes_to_capture = graph_sizes(sizes.max_running) if config.cuda_graphs and model.device.type == "cuda" else ()
+    runner = DeviceRunner(
+        model, table, sampling, pages, sizes.step_tokens, config.attention_backend, sizes_to_capture,
+        original_logprobs=config.original_logprobs,
+    )  # fmt: skip
+    if model.device.type == "cuda":
+        runner.warm_up()
+    return runner
+
+
+def graph_sizes(most: int) -> tuple[int, ...]:
+    """Batch sizes worth a graph of their own: padding costs at most an eighth."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, most + 32, 32)]
+    return (*(size for size in sizes if size < most), most)

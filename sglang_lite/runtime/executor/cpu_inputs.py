@@ -1,0 +1,86 @@
+"""A batch as tensors: ids, positions, and who reads which cache slots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from sglang_lite.runtime.kernels.reference import AttentionPlan, DecodeRows, ExtendRow
+from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.kv_cache.table import SlotTable
+from sglang_lite.runtime.scheduler.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """
+    Attributes:
+        ids, positions: int64 [T], rows one after another.
+        plan: for attention.
+        last: int64 [rows]: index of each row's last token.
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    plan: AttentionPlan
+    last: torch.Tensor
+
+
+def build_inputs(batch: Batch, table: SlotTable, drawn: Ints, *, one_by_one: bool = False) -> Inputs:
+    """
+    Args:
+        drawn: by slot, the token that was drawn last.
+        one_by_one: each token's attention is computed by itself, so that it does not depend on what comes with it.
+    """
+    counts = batch.ends - batch.starts
+    last = np.cumsum(counts) - 1
+    rows = np.repeat(np.arange(len(counts)), counts)
+    positions = np.arange(len(rows)) - np.repeat(last + 1 - counts, counts) + np.repeat(batch.starts, counts)
+    slots = batch.slots[rows]
+    size = table.page_size
+    ids = table.tokens[slots, positions]
+    ids[last[batch.unknown]] = drawn[batch.slots[batch.unknown]]
+    store_at = table.pages[slots, positions // size].astype(np.int64) * size + positions % size
+    # A batch of one is faster as a row by itself.
+    together = batch.singles if batch.singles > 1 and not one_by_one else 0
+    decode = _decode_rows(batch, table) if together else None
+    extends: list[ExtendRow] = []
+    for i in range(together, len(counts)):
+        start, end = int(last[i] + 1 - counts[i]), int(last[i] + 1)
+        read_at = table.token_slots(int(batch.slots[i]), 0, int(batch.ends[i]))
+        if one_by_one:
+            length = len(read_at) - (end - start) + 1
+            extends += [ExtendRow(t, t + 1, _read_at(read_at[: length + t - start])) for t in range(start, end)]
+        else:
+            extends.append(ExtendRow(start, end, _read_at(read_at)))
+    return Inputs(
+        ids=torch.from_numpy(ids.astype(np.int64)),
+        positions=torch.from_numpy(positions.astype(np.int64)),
+        plan=AttentionPlan(torch.from_numpy(store_at), decode, tuple(extends)),
+        last=torch.from_numpy(last.astype(np.int64)),
+    )
+
+
+def _read_at(slots: Ints) -> torch.Tensor | slice:
+    first, count = int(slots[0]), len(slots)
+    if int(slots[-1]) - first == count - 1 and bool((slots[1:] - slots[:-1] == 1).all()):
+        return slice(first, first + count)
+    return torch.from_numpy(slots)
+
+
+def _decode_rows(batch: Batch, table: SlotTable) -> DecodeRows:
+    lengths = batch.ends[: batch.singles]
+    longest = int(lengths.max())
+    size = table.page_size
+    pages: Ints = table.pages[batch.slots[: batch.singles], : -(-longest // size)]
+    if size > 1:
+        slots = (pages[:, :, None] * size + np.arange(size)).astype(np.int32)
+        pages = slots.reshape(len(lengths), -1)[:, :longest]
+    ragged = bool((lengths != longest).any())
+    if ragged:  # what is beyond a row's end may be anybody's: weighed with 0, but 0 x NaN is NaN
+        pages = np.where(np.arange(longest) < lengths[:, None], pages, pages[:, :1])
+    return DecodeRows(
+        batch.singles, torch.from_numpy(np.ascontiguousarray(pages)), torch.from_numpy(lengths.copy()), ragged
+    )

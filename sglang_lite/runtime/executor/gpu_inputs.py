@@ -1,0 +1,76 @@
+"""A batch as arrays for a device plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.kv_cache.table import SlotTable
+from sglang_lite.runtime.scheduler.batch import Batch
+
+BLOCK_SIZES = (16, 64, 128)  # of queries that a program of prefill_attention has
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInputs:
+    """
+    Attributes:
+        ids, slots, positions: int32 [T], as in DevicePlan.
+        blocks: int32 [blocks, 4], as in DevicePlan.
+        block_size: most tokens in a block.
+        last: int64 [rows]: index of each row's last token.
+        decoding: how many tokens, the first ones, are decoded: their attention goes over all that is stored.
+    """
+
+    ids: Ints
+    slots: Ints
+    positions: Ints
+    blocks: Ints
+    block_size: int
+    last: Ints
+    decoding: int
+
+
+def device_inputs(batch: Batch, table: SlotTable, most_decoded: int) -> DeviceInputs:
+    """Rows with one token first, which are decoded; the others' tokens in blocks.
+
+    A row with a few tokens (what a grammar forces) can be as many decoding rows of one slot: all keys and values of a
+    layer are stored before it attends, and none looks beyond its own position. Such a step runs as a captured graph.
+
+    Args:
+        most_decoded: tokens that can be decoded in one step.
+    """
+    counts = batch.ends - batch.starts
+    last = np.cumsum(counts) - 1
+    if batch.singles == len(counts):
+        slots, positions = batch.slots, batch.starts
+        ids = np.where(batch.unknown, -1, table.tokens[slots, positions]).astype(np.int32)
+        return DeviceInputs(ids, slots, positions, _NO_BLOCKS, 16, last, len(counts))
+    rows = np.repeat(np.arange(len(counts)), counts)
+    positions = (np.arange(len(rows)) - np.repeat(last + 1 - counts, counts) + np.repeat(batch.starts, counts)).astype(
+        np.int32
+    )
+    slots = batch.slots[rows]
+    ids = table.tokens[slots, positions]
+    ids[last[batch.unknown]] = -1
+    longest = int(counts.max())
+    if longest <= _FEW and len(rows) <= most_decoded:
+        return DeviceInputs(ids, slots, positions, _NO_BLOCKS, 16, last, len(rows))
+    size = next((size for size in BLOCK_SIZES if longest <= size), BLOCK_SIZES[-1])
+    blocks: list[tuple[int, int, int, int]] = []
+    for i in range(batch.singles, len(counts)):
+        first, count, slot, start = (
+            int(last[i] + 1 - counts[i]),
+            int(counts[i]),
+            int(batch.slots[i]),
+            int(batch.starts[i]),
+        )
+        blocks += [(first + at, min(size, count - at), slot, start + at) for at in range(0, count, size)]
+    blocks.sort(key=lambda b: -b[3])  # the longest first
+    return DeviceInputs(ids, slots, positions, np.array(blocks, dtype=np.int32), size, last, batch.singles)
+
+
+_FEW = 16  # tokens of a row that are cheaper decoded, each reading the row's keys and values
+_NO_BLOCKS: Ints = np.zeros((0, 4), dtype=np.int32)

@@ -1,0 +1,79 @@
+"""How large the KV pool of a GPU can be, and what says that memory was not enough."""
+
+from __future__ import annotations
+
+import torch
+
+from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.config import Sizes
+from sglang_lite.runtime.executor.prefix_groups import MOST_CHUNKS
+from sglang_lite.runtime.executor.scoring import FIRST_ROWS, LOGITS_AT_ONCE
+from sglang_lite.runtime.models.decoder import Decoder
+
+_SPARE = 512 << 20  # for graphs, the allocator's rounding and the libraries
+
+
+def pool_tokens(model: Decoder, fraction: float, sizes: Sizes, context_length: int) -> int:
+    """Tokens of the KV pool that fit beside the weights and the largest step.
+
+    Args:
+        model: loaded, on a GPU.
+        fraction: of the GPU's memory that may be used in all.
+        sizes: of the steps.
+        context_length: longest sequence; the pool holds at least one.
+
+    Raises:
+        ModelError: not even one sequence fits; the message has the numbers.
+    """
+    spec, device = model.spec, model.device
+    item = model.precision.compute.itemsize
+    torch.cuda.empty_cache()  # what engines that were closed had
+    free, total = torch.cuda.mem_get_info(device)
+    widest = (
+        spec.hidden_size * 6 + (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim * 2 + spec.intermediate_size * 3
+    )
+    step = sizes.step_tokens * widest * item
+    rows = max(sizes.max_running, FIRST_ROWS)  # that are drawn for, or whose prompts are scored, at a time
+    # Of graphs, and of other steps; float32 copies, where a draw or log-probabilities need them
+    logits = max(rows * spec.vocab_size, LOGITS_AT_ONCE) * (2 * item + 3 * 4)
+    partials = 2 * sizes.max_running * (MOST_CHUNKS + 3) * spec.num_heads * (spec.head_dim + 2) * 4
+    room = fraction * total - (total - free) - step - logits - partials - _SPARE
+    token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * model.precision.cache.itemsize
+    tokens = int(room // token) // sizes.page_size * sizes.page_size
+    if tokens < sizes.page_size + min(context_length, 1024):
+        raise ModelError(
+            f"out of GPU memory: of {total / 2**30:.1f} GiB, {(total - free) / 2**30:.1f} are taken (the weights and "
+            f"other programs) and a step takes up to {(step + logits + partials) / 2**30:.1f}; with "
+            f"mem_fraction={fraction} that leaves room for {max(tokens, 0):,} tokens of keys and values "
+            f"({token:,} bytes each).",
+            hint="Raise mem_fraction, lower step_tokens or max_running, or take a smaller model; engines that share "
+            "a GPU need a mem_fraction or max_total_tokens each.",
+        )
+    return tokens
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether an error says that there was not enough memory: by its type, or in the words of a library below torch."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _SHORTAGE)
+
+
+_SHORTAGE = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+def explained(error: BaseException) -> BaseException:
+    """The error of an engine that does not start: what to do, where memory was not enough."""
+    if not is_shortage(error):
+        return error
+    return ModelError(
+        f"not enough memory to start: {str(error).partition(chr(10))[0]}",
+        hint="Lower mem_fraction, max_total_tokens, max_running or step_tokens, take a smaller model, or end what else "
+        "takes memory.",
+    )
+
+
+def release_cached() -> None:
+    """Gives back to the GPU what torch keeps of it for later."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

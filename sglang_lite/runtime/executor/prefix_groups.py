@@ -1,0 +1,108 @@
+"""Finds decoding rows whose sequences begin in the same pages, so that attention can read those once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sglang_lite.runtime.kv_cache.pages import Ints
+
+# Tokens that need not be read again, below which a group does not pay for the extra kernel.
+_WORTH = 4096
+MOST_CHUNKS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows whose first `pages` pages are the same."""
+
+    rows: Ints
+    pages: int
+
+
+def find_groups(pages: Ints, held: Ints) -> list[Group]:
+    """Groups of rows, each row in at most one, that save the most reading.
+
+    Args:
+        pages: int32 [rows, most]: each row's pages.
+        held: int32 [rows]: how many of them count.
+    """
+    _, groups = _best(pages, held, np.arange(len(pages), dtype=np.int32), 0)
+    return groups
+
+
+def _best(pages: Ints, held: Ints, rows: Ints, known: int) -> tuple[int, list[Group]]:
+    """Pages that need not be read again for `rows`, whose first `known` pages are the same, and the groups for that."""
+    saved, groups = 0, list[Group]()
+    rows = rows[held[rows] > known]
+    if len(rows) < 2:
+        return saved, groups
+    first = pages[rows, known]
+    order = np.argsort(first, kind="stable")
+    for alike in np.split(rows[order], np.flatnonzero(np.diff(first[order])) + 1):
+        if len(alike) < 2:
+            continue
+        most = int(held[alike].min())
+        same = (pages[alike, known:most] == pages[alike[:1], known:most]).all(0)
+        common = known + (int(same.argmin()) if not same.all() else len(same))
+        together = (len(alike) - 1) * common
+        apart, smaller = _best(pages, held, alike, common)
+        if apart > together:
+            saved, groups = saved + apart, groups + smaller
+        else:
+            saved, groups = saved + together, [*groups, Group(alike, common)]
+    return saved, groups
+
+
+@dataclass(frozen=True, slots=True)
+class SharedWork:
+    """The arrays of `kernels.plan.SharedPrefixes`."""
+
+    lengths: Ints
+    chunks: Ints
+    order: Ints
+    items: Ints
+
+
+def shared_work(
+    pages: Ints, held: Ints, slots: Ints, page_size: int, *, rows_per_block: int, most_items: int, enough: int
+) -> SharedWork | None:
+    """Cuts what rows share into pieces for programs; None where it is not worth it.
+
+    Args:
+        pages, held: as `find_groups`; only pages that are full and stay so count.
+        slots: of the rows.
+        rows_per_block: rows that a program has.
+        most_items: room for pieces; at least the number of rows.
+        enough: pieces that keep the device busy; more only cost merging.
+    """
+    groups = find_groups(pages, held)
+    groups = [g for g in groups if (len(g.rows) - 1) * g.pages * page_size >= _WORTH]
+    if not groups:
+        return None
+    count = len(held)
+    lengths, chunks = np.zeros(count, dtype=np.int32), np.zeros(count, dtype=np.int32)
+    blocks = [-(-len(g.rows) // rows_per_block) for g in groups]
+    tokens = [g.pages * page_size for g in groups]
+    # Pieces of about the same number of tokens, as many as there is room for.
+    work = sum(b * t for b, t in zip(blocks, tokens))
+    items: list[tuple[int, int, int, int, int, int]] = []
+    order: list[Ints] = []
+    at = 0
+    for group, block_count, length in zip(groups, blocks, tokens):
+        room = (most_items - sum(blocks)) * length / max(work, 1)
+        pieces = int(min(MOST_CHUNKS, 1 + room, -(-length // 256), max(1, round(enough * length / work))))
+        step = -(-length // (pieces * 64)) * 64
+        starts = range(0, length, step)
+        lengths[group.rows], chunks[group.rows] = length, len(starts)
+        order.append(group.rows)
+        for block in range(block_count):
+            first = block * rows_per_block
+            rows = min(rows_per_block, len(group.rows) - first)
+            slot = int(slots[group.rows[0]])
+            items += [(at + first, rows, slot, s, min(s + step, length), i) for i, s in enumerate(starts)]
+        at += len(group.rows)
+    if len(items) > most_items:
+        return None
+    return SharedWork(lengths, chunks, np.concatenate(order).astype(np.int32), np.array(items, dtype=np.int32))

@@ -1,0 +1,125 @@
+"""Log-probabilities of prompt tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sglang_lite.protocol import TokenLogprob
+from sglang_lite.runtime.kv_cache.table import SlotTable
+from sglang_lite.runtime.request import Request
+from sglang_lite.runtime.scheduler.batch import Batch
+
+LOGITS_AT_ONCE = 1 << 24  # that are in memory; `execute.memory` counts them
+FIRST_ROWS = 64  # of the first piece, which tells how large the vocabulary is
+
+
+class GivesLogits(Protocol):
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+
+class Copies(Protocol):
+    """A tensor that is being copied to the host: it is there when the event, if there is one, has come."""
+
+    def __call__(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Prompt tokens of a row that were scored; their log-probabilities may still be computed.
+
+    Attributes:
+        first: position of the first of them.
+        tokens: their ids.
+        asked: ids that are reported at each.
+        values: float32 [N, 1 + tops + asked]: the log-probabilities of the token, of the likeliest, of those asked for.
+        tops: int64 [N, tops]: the likeliest ids.
+        done: when both are on the host.
+    """
+
+    first: int
+    tokens: list[int]
+    asked: tuple[int, ...]
+    values: torch.Tensor
+    tops: torch.Tensor
+    done: torch.cuda.Event | None
+
+    def read(self) -> list[TokenLogprob]:
+        """Waits for them."""
+        if self.done is not None:
+            self.done.synchronize()
+        count = self.tops.shape[1]
+        return [
+            TokenLogprob(
+                own,
+                token,
+                top=tuple((value, i, None) for value, i in zip(others, tops)),
+                ids=tuple((value, i, None) for value, i in zip(others[count:], self.asked)),
+            )
+            for token, (own, *others), tops in zip(self.tokens, self.values.tolist(), self.tops.tolist())
+        ]
+
+
+def score(
+    model: GivesLogits,
+    table: SlotTable,
+    batch: Batch,
+    last: Sequence[int],
+    hidden: torch.Tensor,
+    fetch: Copies = lambda tensor: (tensor, None),
+) -> dict[int, Scored]:
+    """Scores the prompt tokens that rows asked for and this step's hidden states predict.
+
+    Args:
+        last: by row, the index of its last token.
+        hidden: [T, hidden_size] of the batch's tokens.
+        fetch: starts copying to the host.
+
+    Returns:
+        Of each row that has such.
+    """
+    scored: dict[int, Scored] = {}
+    for i, request in enumerate(batch.requests):
+        if request.score_from is None:
+            continue
+        start, end = int(batch.starts[i]), int(batch.ends[i])
+        first = max(request.score_from, start + 1)  # position p is predicted by the state at p - 1
+        stop = min(end + 1, request.prompt_len)
+        if first >= stop:
+            continue
+        offset = last[i] + 1 - end  # of position 0 in the flat batch, were it there
+        states = hidden[offset + first - 1 : offset + stop - 1]
+        scored[i] = _score(model, states, first, table.tokens[batch.slots[i], first:stop], request, fetch)
+    return scored
+
+
+def _score(
+    model: GivesLogits, states: torch.Tensor, first: int, tokens: NDArray[np.int32], request: Request, fetch: Copies
+) -> Scored:
+    """The tokens of one row, piece by piece: the logits of thousands of positions take more memory than a model."""
+    params, count = request.params, len(states)
+    following, asked = _sent(tokens, states.device), _sent(params.token_ids_logprob, states.device)
+    values, tops = list[torch.Tensor](), list[torch.Tensor]()
+    at, step = 0, FIRST_ROWS
+    while at < count:
+        logprobs = model.logits(states[at : at + step]).log_softmax(-1)
+        own = logprobs.gather(1, following[at : at + step].unsqueeze(1))
+        top = logprobs.topk(min(params.top_logprobs_num, logprobs.shape[1]))
+        values.append(torch.cat((own, top.values, logprobs[:, asked]), 1))
+        tops.append(top.indices)
+        at, step = at + step, max(1, LOGITS_AT_ONCE // logprobs.shape[1])
+        del logprobs  # before there are others
+    there, _ = fetch(torch.cat(values))
+    ids, done = fetch(torch.cat(tops))
+    return Scored(first, tokens.tolist(), params.token_ids_logprob, there, ids, done)
+
+
+def _sent(ids: Sequence[int] | NDArray[np.int32], device: torch.device) -> torch.Tensor:
+    """int64 ids on the device, whose work the host does not wait for."""
+    tensor = torch.from_numpy(np.array(ids, dtype=np.int64))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

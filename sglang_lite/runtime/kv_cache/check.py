@@ -1,0 +1,80 @@
+"""What must hold of the cache between any two steps. Tests check it after every one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+
+from sglang_lite.runtime.kv_cache.radix import Node
+from sglang_lite.runtime.kv_cache.store import KVStore, SlotHandle
+
+
+def check_cache(store: KVStore, holdings: Iterable[SlotHandle]) -> None:
+    """Recounts everything the store counts.
+
+    Args:
+        holdings: of all running requests.
+
+    Raises:
+        AssertionError: naming what does not hold.
+    """
+    holdings, table, size = list(holdings), store.table, store.page_size
+    nodes = list(store.tree.nodes())
+
+    owners: Counter[int] = Counter(store.pool.free_pages().tolist())
+    for node in nodes:
+        owners.update(node.pages.tolist())
+    for h in holdings:
+        owners.update(table.pages[h.slot, h.owned_from : table.held[h.slot]].tolist())
+    shared = [page for page, count in owners.items() if count > 1]
+    assert not shared, f"pages with two owners: {shared}"
+    lost = set(range(store.pool.total)) - owners.keys()
+    assert not lost, f"pages without an owner: {sorted(lost)}"
+
+    slots = [h.slot for h in holdings]
+    assert len(set(slots)) == len(slots), "two requests in one slot"
+    assert table.free + len(slots) == len(table.length), "slots that nobody has and that are not free"
+
+    locks: Counter[int] = Counter()
+    for lock in [h.lock for h in holdings] + [copy.source for copy in store._copies]:
+        locked = lock.node
+        while locked is not None and locked.parent is not None:
+            locks[id(locked)] += 1
+            locked = locked.parent
+    wrong = [(node.locks, locks[id(node)]) for node in nodes if node.locks != locks[id(node)]]
+    assert not wrong, f"locks (counted, held): {wrong}"
+    assert store.tree.pages == sum(len(node.pages) for node in nodes), "miscounted pages of the tree"
+    assert store.tree.locked_pages == sum(len(node.pages) for node in nodes if node.locks), "miscounted locked pages"
+    for node in nodes:
+        _check_node(node, size)
+
+    for h in holdings:
+        held, known, length = int(table.held[h.slot]), int(table.known[h.slot]), int(table.length[h.slot])
+        computed = int(table.computed[h.slot])
+        assert known <= length <= known + 1, "more than one token is unknown"
+        assert computed <= length <= table.limit[h.slot], "computed or known beyond the end"
+        assert computed <= held * size, "computed tokens without a page"
+        prefix = _path(h.lock.node)
+        pages = np.concatenate([node.pages for node in prefix]) if prefix else np.empty(0, np.int32)
+        assert table.pages[h.slot, : h.owned_from].tolist() == pages[: h.owned_from].tolist(), "reads others' pages"
+        assert len(pages) == h.owned_from, "locks another prefix than it reads"
+        if prefix:
+            tokens = np.concatenate([node.tokens for node in prefix])
+            assert np.array_equal(tokens, table.tokens[h.slot, : len(tokens)]), "reads a prefix of other tokens"
+
+
+def _check_node(node: Node, size: int) -> None:
+    assert node.parent is not None
+    assert len(node.tokens) == len(node.pages) * size > 0, "a node whose pages don't fit its tokens"
+    first = int(node.tokens[0])
+    assert node.parent.children[first][node.tokens[:size].tobytes()] is node, "a node under another key"
+
+
+def _path(node: Node | None) -> list[Node]:
+    path: list[Node] = []
+    while node is not None and node.parent is not None:
+        path.append(node)
+        node = node.parent
+    return path[::-1]

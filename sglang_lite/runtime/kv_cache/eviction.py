@@ -1,0 +1,28 @@
+"""What leaves the prefix tree first: one key function per policy, lowest first."""
+
+from __future__ import annotations
+
+from sglang_lite.runtime.kv_cache.radix import Node, Priority
+
+
+def lru(node: Node) -> tuple[float, ...]:
+    """Least recently used."""
+    return (node.last_used,)
+
+
+def lfu(node: Node) -> tuple[float, ...]:
+    """Least often used, and of those the least recently used."""
+    return node.hits, node.last_used
+
+
+def fifo(node: Node) -> tuple[float, ...]:
+    """Oldest."""
+    return (node.created,)
+
+
+def slru(node: Node) -> tuple[float, ...]:
+    """Least recently used, but what was never used again before what was (segmented LRU: Karedla et al., 1994)."""
+    return node.hits > 0, node.last_used
+
+
+EVICTION: dict[str, Priority] = {"lru": lru, "lfu": lfu, "fifo": fifo, "slru": slru}

@@ -1,0 +1,243 @@
+"""The prefix tree: which token sequences are in the KV cache, and where.
+
+Host arrays only. Keys are whole pages of tokens. A page in the tree belongs to the tree; a request that reads it holds
+a `PrefixLock`. (RadixAttention: Zheng et al., arXiv:2312.07104.)
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from sglang_lite.runtime.kv_cache.pages import Ints
+
+Priority: TypeAlias = "Callable[[Node], tuple[float, ...]]"  # of eviction, lowest first
+
+_NO_PAGES: Ints = np.empty(0, dtype=np.int32)
+
+
+class Node:
+    """A run of pages below `parent`. `locks` counts the handles on this node or below it."""
+
+    __slots__ = ("children", "created", "hits", "last_used", "locks", "pages", "parent", "tokens")
+
+    def __init__(self, tokens: Ints, pages: Ints, parent: Node | None, now: int) -> None:
+        self.tokens, self.pages, self.parent = tokens, pages, parent
+        self.children: dict[int, dict[bytes, Node]] = {}  # by first token, then by first page
+        self.locks = 0
+        self.hits = 0
+        self.created = self.last_used = now
+
+
+class PrefixLock:
+    """Keeps the pages from the root to `node` in the tree until `release`, which may be called again."""
+
+    def __init__(self, tree: RadixTree, node: Node) -> None:
+        self._tree = tree
+        self.node: Node | None = node
+        tree._lock(node, +1)
+
+    def release(self) -> None:
+        if self.node is not None:
+            self._tree._lock(self.node, -1)
+            self.node = None
+
+    def __enter__(self) -> PrefixLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """A cached page whose first `count` tokens, less than all, go on with what was matched. It can be copied."""
+
+    node: Node
+    page: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest cached prefix: its pages in order, the node it ends in, and what is cached of the page after it."""
+
+    node: Node
+    pages: Ints
+    tail: Tail | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Insertion:
+    """What `insert` did. `pages` are the tree's for the whole sequence: where it had some already (`duplicates` are
+    the caller's own ones there), the caller must read those from now on and free its own."""
+
+    node: Node
+    pages: Ints
+    duplicates: Ints
+
+
+class RadixTree:
+    """
+    Args:
+        page_size: tokens in a page.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self._roots: dict[str, Node] = {}
+        self._clock = 0
+        self.pages = 0  # in the tree
+        self.locked_pages = 0  # of those, under a lock
+
+    @property
+    def evictable(self) -> int:
+        return self.pages - self.locked_pages
+
+    def match(self, tokens: Ints, namespace: str = "") -> Match:
+        """The longest cached prefix of `tokens`. Nodes are split, so that its whole pages end in a node."""
+        node, path, at = self._walk(tokens, namespace)
+        pages = np.concatenate([n.pages for n in path]) if path else _NO_PAGES
+        return Match(node, pages, self._tail(node, tokens[at : at + self.page_size]))
+
+    def cached_length(self, tokens: Ints, namespace: str = "") -> int:
+        """How many of `tokens` are cached, in whole pages. Unlike `match` it leaves no trace."""
+        node, at = self._roots.get(namespace), 0
+        while node is not None:
+            alike = node.children.get(int(tokens[at]), {}) if at < len(tokens) else {}
+            node = alike.get(self._key(tokens[at:]))
+            if node is not None:
+                length = min(len(node.tokens), len(tokens) - at)
+                differ = np.flatnonzero(node.tokens[:length] != tokens[at : at + length])
+                at += int(differ[0]) if len(differ) else length
+                if len(differ) or length < len(node.tokens):
+                    break
+        return at - at % self.page_size
+
+    def lock(self, node: Node) -> PrefixLock:
+        return PrefixLock(self, node)
+
+    def insert(self, tokens: Ints, pages: Ints, namespace: str = "") -> Insertion:
+        """Gives the tree a sequence and its pages.
+
+        Args:
+            tokens: whole pages of tokens.
+            pages: where they are, one page per `page_size` tokens; arrays are copied.
+        """
+        node, path, matched = self._walk(tokens, namespace)
+        known = np.concatenate([n.pages for n in path]) if path else _NO_PAGES
+        at = matched // self.page_size
+        duplicates = pages[:at][pages[:at] != known]
+        if at < len(pages):
+            child = Node(tokens[matched:].copy(), pages[at:].copy(), node, self._clock)
+            self._attach(child)
+            self.pages += len(child.pages)
+            node = child
+        return Insertion(node, np.concatenate((known, pages[at:])), duplicates)
+
+    def evict(self, count: int, priority: Priority) -> Ints:
+        """Removes unlocked leaves, lowest priority first, until `count` pages are out or none is left."""
+        heap = [(priority(n), i, n) for i, n in enumerate(self.nodes()) if not n.children and not n.locks]
+        heapq.heapify(heap)
+        order = len(heap)
+        removed: list[Ints] = []
+        out = 0
+        while heap and out < count:
+            _, _, node = heapq.heappop(heap)
+            parent = node.parent
+            assert parent is not None
+            self._detach(node)
+            removed.append(node.pages)
+            out += len(node.pages)
+            self.pages -= len(node.pages)
+            if parent.parent is not None and not parent.children and not parent.locks:
+                order += 1
+                heapq.heappush(heap, (priority(parent), order, parent))
+        return np.concatenate(removed) if removed else _NO_PAGES
+
+    def _key(self, tokens: Ints) -> bytes:
+        return tokens[: self.page_size].tobytes()
+
+    def _attach(self, node: Node) -> None:
+        assert node.parent is not None
+        node.parent.children.setdefault(int(node.tokens[0]), {})[self._key(node.tokens)] = node
+
+    def _detach(self, node: Node) -> None:
+        assert node.parent is not None
+        first = int(node.tokens[0])
+        alike = node.parent.children[first]
+        del alike[self._key(node.tokens)]
+        if not alike:
+            del node.parent.children[first]
+
+    def _tail(self, node: Node, tokens: Ints) -> Tail | None:
+        """The child of `node` whose first page starts with most of `tokens`, which are no whole page of any."""
+        best: Tail | None = None
+        for child in node.children.get(int(tokens[0]), {}).values() if len(tokens) else ():
+            differ = np.flatnonzero(child.tokens[: len(tokens)] != tokens)
+            count = int(differ[0]) if len(differ) else len(tokens)
+            if best is None or count > best.count:
+                best = Tail(child, int(child.pages[0]), count)
+        return best
+
+    def _root(self, namespace: str) -> Node:
+        if namespace not in self._roots:
+            self._roots[namespace] = Node(_NO_PAGES, _NO_PAGES, None, 0)
+        return self._roots[namespace]
+
+    def _walk(self, tokens: Ints, namespace: str) -> tuple[Node, list[Node], int]:
+        """Follows `tokens` down; returns the last node, the path to it and how many tokens it covers."""
+        self._clock += 1
+        node, path, at = self._root(namespace), [], 0
+        usable = len(tokens) - len(tokens) % self.page_size
+        while at < usable:
+            child = node.children.get(int(tokens[at]), {}).get(self._key(tokens[at:]))
+            if child is None:
+                break
+            length = min(len(child.tokens), usable - at)
+            differ = np.flatnonzero(child.tokens[:length] != tokens[at : at + length])
+            common = int(differ[0]) if len(differ) else length
+            common -= common % self.page_size
+            if common < len(child.tokens):
+                child = self._split(child, common)
+            child.last_used = self._clock
+            child.hits += 1
+            path.append(child)
+            node = child
+            at += common
+            if len(differ):
+                break
+        return node, path, at
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Puts a new node between `node` and its parent that holds the first `at` tokens."""
+        assert node.parent is not None
+        cut = at // self.page_size
+        upper = Node(node.tokens[:at].copy(), node.pages[:cut].copy(), node.parent, node.created)
+        upper.locks, upper.hits, upper.last_used = node.locks, node.hits, node.last_used
+        self._attach(upper)  # in the place of `node`
+        node.tokens, node.pages, node.parent = node.tokens[at:].copy(), node.pages[cut:].copy(), upper
+        self._attach(node)
+        return upper
+
+    def _lock(self, node: Node, change: int) -> None:
+        current: Node | None = node
+        while current is not None and current.parent is not None:
+            before, current.locks = current.locks, current.locks + change
+            if not before or not current.locks:
+                self.locked_pages += change * len(current.pages)
+            current = current.parent
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node but the roots."""
+        stack = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            if node.parent is not None:
+                yield node
+            for alike in node.children.values():
+                stack.extend(alike.values())

@@ -1,0 +1,187 @@
+"""Who owns which page: the pool, the prefix tree and the slot table as one, and the only code that moves pages.
+
+A page has exactly one owner at any time: the pool (free or in quarantine), the tree, or a running request (the pages
+of its slot from `owned_from` on). A running request reads pages of the tree under its lock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sglang_lite.runtime.kv_cache.pages import Ints, PagePool
+from sglang_lite.runtime.kv_cache.radix import Match, PrefixLock, Priority, RadixTree
+from sglang_lite.runtime.kv_cache.table import SlotTable
+
+
+class SlotHandle:
+    """What a running request holds: a slot, a lock on its cached prefix, and the pages it owns.
+
+    Attributes:
+        slot: row of the slot table.
+        lock: on the tree's part of its pages.
+        owned_from: index of its first own page; those before belong to the tree.
+        namespace: of the tree.
+        released: it holds nothing any more.
+    """
+
+    __slots__ = ("lock", "namespace", "owned_from", "released", "slot")
+
+    def __init__(self, slot: int, lock: PrefixLock, owned_from: int, namespace: str) -> None:
+        self.slot, self.lock, self.owned_from, self.namespace = slot, lock, owned_from, namespace
+        self.released = False
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopy:
+    """The first `count` tokens of a page of the tree, to be copied to a page that `holding` owns."""
+
+    holding: SlotHandle
+    source: PrefixLock
+    from_page: int
+    to_page: int
+    count: int
+
+
+class KVStore:
+    """
+    Args:
+        pages: pages in the pool.
+        page_size: tokens in a page.
+        slots: requests that run at once.
+        longest: longest sequence in tokens.
+        reuse: keep computed prefixes in the tree.
+        priority: eviction order, lowest first.
+    """
+
+    def __init__(
+        self,
+        pages: int,
+        page_size: int,
+        slots: int,
+        longest: int,
+        *,
+        reuse: bool,
+        priority: Priority,
+    ) -> None:
+        self.page_size = page_size
+        self.pool = PagePool(pages)
+        self.tree = RadixTree(page_size)
+        self.table = SlotTable(slots, longest, page_size)
+        self.reuses = reuse
+        self._priority = priority
+        self._copies: list[PageCopy] = []
+        self.step = 0  # the last step that was launched
+        self._settled = 0  # the last one that has completed
+
+    @property
+    def available(self) -> int:
+        """Pages that could be handed out now."""
+        return self.pool.free + self.tree.evictable
+
+    def match(self, tokens: Ints, namespace: str) -> Match:
+        """The longest cached prefix that leaves at least one token to compute (its logits are needed)."""
+        return self.tree.match(tokens[: len(tokens) - 1] if self.reuses else tokens[:0], namespace)
+
+    def admit(self, tokens: Ints, match: Match, namespace: str) -> SlotHandle:
+        """Gives a request a slot that starts with its cached prefix. Where the prefix ends inside a page, what is
+        cached of that page is copied, if there is a page to copy it to."""
+        lock = self.tree.lock(match.node)
+        slot, table = self.table.allocate(), self.table
+        count = len(match.pages)
+        table.tokens[slot, : len(tokens)] = tokens
+        table.pages[slot, :count] = match.pages
+        table.held[slot] = count
+        table.length[slot] = table.known[slot] = len(tokens)
+        table.computed[slot] = count * self.page_size
+        holding = SlotHandle(slot, lock, count, namespace)
+        if match.tail is not None:
+            source = self.tree.lock(match.tail.node)
+            page = self.allocate(1)
+            if page is None:
+                source.release()
+            else:
+                table.pages[slot, count] = page[0]
+                table.held[slot] += 1
+                table.computed[slot] += match.tail.count
+                self._copies.append(PageCopy(holding, source, match.tail.page, int(page[0]), match.tail.count))
+        return holding
+
+    def take_copies(self) -> tuple[Ints, Ints]:
+        """The token slots to copy before the step that is about to be launched: from where, and where to."""
+        size, copies = self.page_size, self._copies
+        self._copies = []
+        kept = [c for c in copies if not c.holding.released]
+        for copy in copies:
+            copy.source.release()
+        if not kept:
+            return _NONE
+        return (
+            np.concatenate([np.arange(c.from_page * size, c.from_page * size + c.count) for c in kept]),
+            np.concatenate([np.arange(c.to_page * size, c.to_page * size + c.count) for c in kept]),
+        )
+
+    def reserve(self, slot: int, end: int) -> bool:
+        """Makes sure that positions before `end` of a slot have pages. False: there are not enough."""
+        held, needed = int(self.table.held[slot]), -(-end // self.page_size)
+        if needed <= held:
+            return True
+        pages = self.allocate(needed - held)
+        if pages is None:
+            return False
+        self.table.pages[slot, held:needed] = pages
+        self.table.held[slot] = needed
+        return True
+
+    def allocate(self, count: int) -> Ints | None:
+        """`count` pages, evicting from the tree if need be; None when there are not that many."""
+        short = count - self.pool.free
+        if short > 0:
+            # Some more than needed, so that a full pool does not look for leaves at every step.
+            spare = min(self.pool.total // 64, self.tree.evictable)
+            self.pool.release(self.tree.evict(max(short, spare), self._priority), self.step)
+            self.pool.settle(self._settled)
+        return self.pool.allocate(count) if count <= self.pool.free else None
+
+    def settle(self, step: int) -> None:
+        """Step `step` and all before it have completed: what they may have read can be reused."""
+        self._settled = step
+        self.pool.settle(step)
+
+    def publish(self, holding: SlotHandle) -> None:
+        """Gives the tree every full page that is computed, so that others can use it. The request keeps reading them,
+        and reads the tree's own copy of what the tree had already."""
+        if not self.reuses:
+            return
+        slot = holding.slot
+        full = int(min(self.table.computed[slot], self.table.known[slot])) // self.page_size
+        if full <= holding.owned_from:
+            return
+        pages = self.table.pages[slot, :full]
+        done = self.tree.insert(self.table.tokens[slot, : full * self.page_size], pages, holding.namespace)
+        self.table.pages[slot, :full] = done.pages
+        self.pool.release(done.duplicates, self.step)
+        lock = self.tree.lock(done.node)
+        holding.lock.release()
+        holding.lock, holding.owned_from = lock, full
+
+    def release(self, holding: SlotHandle) -> None:
+        """Ends a request's hold on everything. What it computed stays in the tree."""
+        self.publish(holding)
+        slot = holding.slot
+        held = int(self.table.held[slot])
+        self.pool.release(self.table.pages[slot, holding.owned_from : held], self.step)
+        holding.lock.release()
+        holding.released = True
+        self.table.release(slot)
+
+    def flush(self) -> int:
+        """Drops every prefix that no request is using; returns how many pages that freed."""
+        pages = self.tree.evict(self.tree.pages, self._priority)
+        self.pool.release(pages, self.step)
+        self.pool.settle(self._settled)
+        return len(pages)
+
+
+_NONE: tuple[Ints, Ints] = (np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))

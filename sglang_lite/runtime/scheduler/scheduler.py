@@ -1,0 +1,387 @@
+"""What runs next: admission, the batch of a step, retraction.
+
+Owns the queues and the KV store. Knows nothing of models, text or threads: `plan` gives a batch, and the loop reports
+back what came of it. A batch may be planned while the tokens of the one before are not known yet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from itertools import chain
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.kv_cache.store import KVStore
+from sglang_lite.runtime.request import Request, State
+from sglang_lite.runtime.scheduler.batch import Batch
+from sglang_lite.runtime.scheduler.policy import Policy
+from sglang_lite.runtime.scheduler.reserve import Reserve
+
+Row: TypeAlias = tuple[Request, int, int]  # positions start … end-1 are computed
+
+# A request waits for another that computes at least so many tokens of its prompt, which it then finds in the cache.
+_SHARED = 32
+ISOLATED_TOKENS = 512  # most tokens in a step of a request that is tried alone
+
+
+class Scheduler:
+    """
+    Every request fits the pool by itself (the engine refuses others), and of two that compete for pages the one
+    admitted first wins. So the oldest running request always goes on, and all end.
+
+    Args:
+        store: pages and slots.
+        step_tokens: most tokens in a step; running requests come first, prompts share what is left.
+        policy: the order of admission.
+        last_alone: the last token of a prompt that runs alone has a step of its own, as it has where the cache has all
+            tokens before it. So what follows is computed from the same bits.
+    """
+
+    def __init__(self, store: KVStore, step_tokens: int, policy: Policy, *, last_alone: bool = False) -> None:
+        self.store = store
+        self._step_tokens = step_tokens
+        self._policy = policy
+        self._last_alone = last_alone
+        self._alone = -1  # the id of the request that was admitted when nothing else ran or waited
+        self._reserve = Reserve()
+        self._admissions = 0
+        self._fresh: list[Request] = []
+        # To be tried alone, and how many tokens each had when that was found.
+        self._suspects: deque[tuple[Request, int]] = deque()
+        self.waiting: deque[Request] = deque()
+        self.prefilling: list[Request] = []
+        self.decoding: list[Request] = []
+
+    @property
+    def idle(self) -> bool:
+        return not (self.waiting or self.prefilling or self.decoding)
+
+    def requests(self) -> Iterator[Request]:
+        """All that have not ended."""
+        return chain(self.waiting, self.prefilling, self.decoding)
+
+    def running(self) -> Iterator[Request]:
+        return chain(self.prefilling, self.decoding)
+
+    def add(self, request: Request) -> None:
+        request.move(State.WAITING)
+        self.waiting.append(request)
+
+    def plan(self) -> Batch | None:
+        """The next step, with its pages reserved; None when nothing can run."""
+        self._clear_suspects()
+        decoding = self._with_pages(self._ready())
+        self._reserve.decay()
+        self._admit()
+        budget = (min(self._step_tokens, ISOLATED_TOKENS) if self.isolated else self._step_tokens) - len(decoding)
+        table = self.store.table
+        chunks: list[Row] = []
+        for request in list(self.prefilling):
+            if request.state is not State.PREFILLING:
+                continue  # retracted for one before it
+            start = int(table.computed[request.slot])
+            end, cost = _reach(request, start, int(table.length[request.slot]), budget)
+            if request.id == self._alone and start < request.prompt_len and end == table.length[request.slot]:
+                end = max(end - 1, start + 1)
+            if end > start and self._make_room(request, end):
+                chunks.append((request, start, end))
+                budget -= cost
+        decoding = [r for r in decoding if r.state is State.DECODING]
+        chunks = [c for c in chunks if c[0].state is State.PREFILLING]
+        return self._batch(decoding, chunks) if decoding or chunks else None
+
+    def launched(self, batch: Batch) -> list[int]:
+        """The batch's tokens will have keys and values for every later step. Returns the rows whose prompts are through
+        with it; they go on decoding."""
+        table = self.store.table
+        table.computed[batch.slots] = batch.ends
+        through: list[int] = []
+        for row in range(batch.decoding, len(batch.requests)):
+            request = batch.requests[row]
+            assert request.holding is not None
+            if batch.starts[row] < request.prompt_len:  # what it generates is published at its end
+                self.store.publish(request.holding)
+            if batch.ends[row] == table.length[request.slot]:
+                request.move(State.DECODING)
+                self.prefilling.remove(request)
+                self.decoding.append(request)
+                through.append(row)
+        return through
+
+    def live(self, batch: Batch) -> NDArray[np.bool_]:
+        """The rows that still are what they were when the batch was planned."""
+        rows: NDArray[np.bool_] = self.store.table.epoch[batch.slots] == batch.epochs
+        return rows
+
+    def drawn(self, slots: Ints) -> None:
+        """One more token for each of these slots; its id comes later."""
+        self.store.table.length[slots] += 1
+
+    def repeatable(self, request: Request) -> bool:
+        """Its last token can be computed again: it lies in a page of its own."""
+        assert request.holding is not None
+        first = request.holding.owned_from * self.store.page_size
+        return int(self.store.table.length[request.slot]) > first
+
+    def repeat(self, slots: Ints) -> None:
+        """The next step computes the last token of these slots again, after which none was drawn."""
+        self.store.table.computed[slots] -= 1
+
+    def learned(self, slots: Ints, tokens: Ints) -> None:
+        """The ids of the tokens that were drawn."""
+        table = self.store.table
+        table.tokens[slots, table.known[slots]] = tokens
+        table.known[slots] += 1
+
+    def append(self, request: Request, tokens: list[int]) -> None:
+        """More tokens for a decoding request, to be computed like a prompt. A draw that was planned for it is void."""
+        table, slot = self.store.table, request.slot
+        known = int(table.known[slot])
+        table.tokens[slot, known : known + len(tokens)] = tokens
+        table.known[slot] = table.length[slot] = known + len(tokens)
+        table.epoch[slot] += 1
+        self.decoding.remove(request)
+        request.move(State.PREFILLING)
+        self.prefilling.append(request)
+
+    def finish(self, request: Request, end: State) -> None:
+        """Takes a request out, wherever it is, and frees what it holds."""
+        if request.state in (State.WAITING, State.RETRACTED):
+            self.waiting.remove(request)
+        elif request.state is not State.COMPILING:
+            self._stop(request)
+        request.move(end)
+
+    def succeed(self, request: Request, following: Request) -> None:
+        """Finishes a request and lets another go on in its slot, with what is computed of their common beginning."""
+        table, slot, holding, tokens = self.store.table, request.slot, request.holding, following.tokens
+        assert holding is not None
+        common = _common(table.tokens[slot, : table.known[slot]], tokens)
+        if (
+            common < holding.owned_from * self.store.page_size
+        ):  # it was retracted, and others may read what would change
+            self.finish(request, State.FINISHED)
+            following.move(State.WAITING)
+            self.waiting.appendleft(following)
+            return
+        request.tokens = table.tokens[slot, : table.known[slot]].copy()
+        self._leave_running(request)
+        request.move(State.FINISHED)
+        request.holding = None
+        table.tokens[slot, common : len(tokens)] = tokens[common:]
+        table.length[slot] = table.known[slot] = len(tokens)
+        table.computed[slot] = min(int(table.computed[slot]), common, len(tokens) - 1)
+        table.epoch[slot] += 1
+        self.store.publish(holding)  # for branches that start here
+        following.holding = holding
+        following.admission = request.admission
+        following.started_at = time.perf_counter()
+        following.cached_tokens = int(table.computed[slot])
+        following.move(State.WAITING)
+        self._start(following)
+
+    def retract(self, request: Request) -> None:
+        """Puts a running request back to the front of the queue. Its prefix stays in the tree while there is room."""
+        self._stop(request)
+        request.move(State.RETRACTED)
+        self.waiting.appendleft(request)
+
+    def isolate(self) -> None:
+        """Retracts all that run, and lets each run alone until it has one more token or has ended: together they, or
+        one of them, need more memory than there is."""
+        last_first = sorted(self.running(), key=lambda r: -r.admission)
+        for request in last_first:
+            self.retract(request)
+        self._suspects = deque((r, len(r.tokens)) for r in reversed(last_first))
+
+    @property
+    def isolated(self) -> bool:
+        """What runs now runs alone."""
+        return bool(self._suspects)
+
+    def _clear_suspects(self) -> None:
+        """Goes on to the next request to be tried alone where this one has gone on, and after the last one to all."""
+        while self._suspects:
+            request, known = self._suspects[0]
+            now = len(request.tokens) if request.holding is None else int(self.store.table.known[request.slot])
+            if not request.ended and now <= known:
+                return
+            self._suspects.popleft()
+            for other in list(self.running()):  # itself, or what goes on in its slot
+                self.retract(other)
+
+    def _stop(self, request: Request) -> None:
+        self._leave_running(request)
+        assert request.holding is not None
+        slot = request.slot
+        request.tokens = self.store.table.tokens[slot, : self.store.table.known[slot]].copy()
+        self.store.release(request.holding)
+        request.holding = None
+
+    def _leave_running(self, request: Request) -> None:
+        (self.prefilling if request.state is State.PREFILLING else self.decoding).remove(request)
+
+    def _batch(self, decoding: list[Request], chunks: list[Row]) -> Batch:
+        self.store.step += 1
+        table = self.store.table
+        singles = [c for c in chunks if c[2] - c[1] == 1]
+        chunks = singles + [c for c in chunks if c[2] - c[1] > 1]
+        requests = decoding + [c[0] for c in chunks]
+        slots = np.array([r.slot for r in requests], dtype=np.int32)
+        starts, ends = table.computed[slots], table.length[slots].copy()
+        ends[len(decoding) :] = [c[2] for c in chunks]
+        fresh, self._fresh = self._fresh, []
+        return Batch(
+            step=self.store.step,
+            requests=tuple(requests),
+            slots=slots,
+            epochs=table.epoch[slots],
+            starts=starts,
+            ends=ends,
+            decoding=len(decoding),
+            singles=len(decoding) + len(singles),
+            samples=(ends == table.length[slots]) & (ends < table.limit[slots]),
+            unknown=ends > table.known[slots],
+            fresh=tuple(r for r in fresh if r.holding is not None),
+            copies=self.store.take_copies(),
+        )
+
+    def _ready(self) -> list[Request]:
+        """The decoding requests that have a token to compute and may have another."""
+        table = self.store.table
+        slots = _slots(self.decoding)
+        waiting = table.length[slots] >= table.limit[slots]  # for the id of its last token
+        if not waiting.any():
+            return list(self.decoding)
+        return [r for r, w in zip(self.decoding, waiting.tolist()) if not w]
+
+    def _with_pages(self, decoding: list[Request]) -> list[Request]:
+        """Those that have, or could be given, a page for the token to compute. In the common case one allocation."""
+        table, size = self.store.table, self.store.page_size
+        slots = _slots(decoding)
+        short = slots[-(-table.length[slots] // size) > table.held[slots]]
+        if not len(short):
+            return decoding
+        pages = self.store.allocate(len(short))
+        if pages is not None:
+            table.pages[short, table.held[short]] = pages
+            table.held[short] += 1
+            return decoding
+        decoding.sort(key=lambda r: r.admission)
+        return [r for r in decoding if r.state is State.DECODING and self._make_room(r, int(table.length[r.slot]))]
+
+    def _make_room(self, request: Request, end: int) -> bool:
+        """Reserves positions before `end`, retracting those admitted after `request`. False: it has to wait."""
+        while not self.store.reserve(request.slot, end):
+            last = max(self.running(), key=lambda r: r.admission)
+            if last is request:
+                return False
+            table, slots = self.store.table, _slots(self.decoding)
+            self._reserve.retracted(table.length[slots], table.limit[slots])
+            self.retract(last)
+        return True
+
+    def _admit(self) -> None:
+        """Starts waiting requests in the policy's order while slots and pages last."""
+        store, table = self.store, self.store.table
+        if not self.waiting or not table.free:
+            return
+        size = store.page_size
+        slots = _slots(self.running())
+        growth = self._reserve.growth(table.length[slots], table.limit[slots])
+        promised = int((-(-(table.length[slots] + growth) // size) - table.held[slots]).sum())
+        admitted: list[Request] = []
+        candidates = self._policy(self.waiting, store.tree)
+        if self.isolated:
+            candidates = [r for r, _ in list(self._suspects)[:1] if r.holding is None]
+        for request in candidates:
+            if not table.free:
+                break
+            tokens = request.tokens
+            reusable = tokens if request.score_from is None else tokens[: max(request.score_from, 1)]
+            match = store.match(reusable, request.namespace)
+            if self._held_back(request, reusable, len(match.pages) * size):
+                continue
+            own = np.array([len(tokens)], dtype=np.int32)
+            expected = len(tokens) + int(self._reserve.growth(own, np.array([request.limit]))[0])
+            needed = -(-expected // size) - len(match.pages)
+            with store.tree.lock(match.node):  # what it reuses can't be evicted for it
+                if needed > store.available - promised and (self.prefilling or self.decoding):
+                    break
+            self._admissions += 1
+            request.admission = self._admissions
+            request.holding = store.admit(tokens, match, request.namespace)
+            request.started_at = request.started_at or time.perf_counter()
+            if request.cached_tokens < 0:
+                request.cached_tokens = min(int(table.computed[request.slot]), request.prompt_len)
+            self._start(request)
+            admitted.append(request)
+            promised += needed
+        self._leave_queue(admitted)
+        if self._last_alone:
+            alone = len(admitted) == 1 and [*self.requests()] == admitted and admitted[0].ending is None
+            self._alone = admitted[0].id if alone else -1
+
+    def _start(self, request: Request) -> None:
+        self.store.table.limit[request.slot] = request.limit
+        self.store.table.watched[request.slot] = request.watched
+        request.move(State.PREFILLING)
+        self.prefilling.append(request)
+        self._fresh.append(request)
+
+    def _held_back(self, request: Request, reusable: Ints, matched: int) -> bool:
+        """Whether a running request is about to compute much more of this one's prompt than is cached."""
+        end = matched + _SHARED
+        return (
+            self.store.reuses
+            and len(reusable) > end
+            and any(
+                len(other.tokens) >= end
+                and other.tokens[end - 1] == reusable[end - 1]  # most differ there, and that is seen at once
+                and other.namespace == request.namespace
+                and np.array_equal(other.tokens[matched:end], reusable[matched:end])
+                and np.array_equal(other.tokens[:matched], reusable[:matched])
+                for other in self.prefilling
+            )
+        )
+
+    def _leave_queue(self, admitted: list[Request]) -> None:
+        if not admitted:
+            return
+        gone = set(map(id, admitted))
+        if all(id(request) in gone for request, _ in zip(self.waiting, admitted)):  # the first ones, as most often
+            for _ in admitted:
+                self.waiting.popleft()
+            return
+        last = max(i for i, request in enumerate(self.waiting) if id(request) in gone)
+        for i, request in enumerate(self.waiting):
+            if i < last and id(request) not in gone:
+                request.passed_over += 1
+        self.waiting = deque(r for r in self.waiting if id(r) not in gone)
+
+
+def _reach(request: Request, start: int, length: int, budget: int) -> tuple[int, int]:
+    """The end of the piece of a prompt that a step has room for, and what it takes of that. Positions whose logits are
+    wanted count twice, so that a step with them takes no longer than one without."""
+    budget = max(budget, 0)
+    if request.score_from is None:
+        end = min(length, start + budget)
+        return end, end - start
+    plain = min(budget, max(request.score_from - 1 - start, 0))
+    end = min(length, start + plain + (budget - plain + 1) // 2)
+    return end, (end - start) + max(end - start - plain, 0)
+
+
+def _slots(requests: object) -> Ints:
+    return np.array([r.slot for r in requests], dtype=np.int32)  # type: ignore[attr-defined]
+
+
+def _common(a: Ints, b: Ints) -> int:
+    length = min(len(a), len(b))
+    differ = np.flatnonzero(a[:length] != b[:length])
+    return int(differ[0]) if len(differ) else length

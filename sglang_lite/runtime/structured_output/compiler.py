@@ -1,0 +1,304 @@
+"""Compiling constraints off the loop: which engine, where, within which limits, and each of them once.
+
+What is small and plain (simple.py) is compiled in this process. Anything else is first prepared by a worker, which can
+be killed; here it is only loaded. Neither waits for the other.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sglang_lite.constraints.free_numbers import PATTERNS
+from sglang_lite.constraints.memo import size_of, trim
+from sglang_lite.protocol import (
+    Constraint,
+    ConstraintError,
+    Continuation,
+    EngineClosedError,
+    JsonSchema,
+    Number,
+    Regex,
+    SglError,
+)
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.models.resolve import cache_folder
+from sglang_lite.runtime.structured_output.base import CompiledGrammar, GrammarEngine, Mask
+from sglang_lite.runtime.structured_output.disk_cache import SLOW_S, KeptGrammars
+from sglang_lite.runtime.structured_output.distinct import DistinctGrammar, QuotingTokens, names_are_open
+from sglang_lite.runtime.structured_output.json_number import JsonNumberGrammar, may_be_number
+from sglang_lite.runtime.structured_output.number import NumberGrammar
+from sglang_lite.runtime.structured_output.prefixed import ContinuedGrammar
+from sglang_lite.runtime.structured_output.registry import fastest
+from sglang_lite.runtime.structured_output.simple import is_simple
+from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, mask_of
+from sglang_lite.runtime.structured_output.worker import OverBudgetError, Worker
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.tokens.tokenizer import Tokenizer
+
+logger = logging.getLogger("sglang_lite")
+
+CACHED = 1024  # grammars
+CACHED_BYTES = 64 << 20  # of all but the newest, whose future is not done yet
+WORKERS = 2
+_SMALL = Regex("a")
+# Possessive, as 100 bytes are kept for each character that a repeat may be taken back to.
+_BLANKS = re.compile(r'("(?:[^"\\]++|\\.)*+")|[ \t\r\n]*([{}\[\],:])[ \t\r\n]*')
+
+
+class Compiler:
+    """
+    Args:
+        tokenizer: the model's.
+        vocab_size: the model's, padding included.
+        eos_ids: tokens that may end a complete text.
+        config: `constraint_backend` and the limits.
+        threads: that make masks at a time.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Collection[int], config: EngineConfig, threads: int
+    ) -> None:
+        self.hits = self.misses = self.kept = 0
+        self._tokenizer, self._backend = tokenizer, config.constraint_backend
+        self._vocab_size, self._eos_ids = vocab_size, sorted(eos_ids)
+        self._threads = threads
+        self._timeout, self._memory = config.compile_timeout_s, config.compile_memory_mb
+        self._end = mask_of(self._eos_ids, vocab_size)
+        self._engines: dict[str, GrammarEngine] = {}
+        self._making = threading.Lock()  # of engines and workers
+        self._cache: OrderedDict[Constraint, Future[CompiledGrammar]] = OrderedDict()
+        self._bytes = 0  # of what is in it
+        self._lock = threading.Lock()
+        self._closed = False
+        self._here = ThreadPoolExecutor(2, "sglang_lite-grammar")
+        self._apart = ThreadPoolExecutor(WORKERS, "sglang_lite-worker")
+        self._on_disk: KeptGrammars | None = None
+        self._workers: list[Worker] = []
+        self._idle: list[Worker] = []
+
+    def warm_up(self) -> list[Future[object]]:
+        """Starts what the first constraint would wait for: its engine, and a process that prepares for it."""
+        return [self._here.submit(self.build, _SMALL), self._apart.submit(self._prepare, _SMALL)]
+
+    def request(self, constraint: Constraint) -> Future[CompiledGrammar]:
+        """Starts compiling a constraint, unless that was done or is being done. The future raises ConstraintError for
+        what can't be enforced, and EngineClosedError when `close` comes first."""
+        if isinstance(constraint, Continuation):
+            return self._continued(constraint)
+        key = _canonical(constraint)
+        with self._lock:
+            known = self._cache.get(key)
+            if known is not None:
+                self.hits += 1
+                self._cache.move_to_end(key)
+                return known
+            self.misses += 1
+            future = self._cache[key] = Future()
+        try:
+            if is_simple(constraint):
+                self._here.submit(self._settle, key, future, partial(self.build, constraint))
+            else:
+                self._apart.submit(self._settle_apart, key, future, constraint)
+        except RuntimeError:  # closed meanwhile
+            future.set_exception(EngineClosedError("the engine is closed."))
+        return future
+
+    def request_all(self, constraints: Collection[Constraint]) -> Future[dict[Constraint, CompiledGrammar]]:
+        """`request` for each of them; raises what the first one does that fails."""
+        together: Future[dict[Constraint, CompiledGrammar]] = Future()
+        futures = {constraint: self.request(constraint) for constraint in constraints}
+        left, lock = len(futures), threading.Lock()
+
+        def one_more(_: object) -> None:
+            nonlocal left
+            with lock:
+                left -= 1
+                if left:
+                    return
+            try:
+                together.set_result({constraint: future.result() for constraint, future in futures.items()})
+            except SglError as error:
+                together.set_exception(error)
+
+        for future in futures.values():
+            future.add_done_callback(one_more)
+        return together
+
+    def _continued(self, constraint: Continuation) -> Future[CompiledGrammar]:
+        """What it goes on in is compiled, and what it is by itself: never what is left of the whole."""
+        future: Future[CompiledGrammar] = Future()
+        whole, part = constraint.whole, constraint.part
+
+        def ready(compiled: Future[dict[Constraint, CompiledGrammar]]) -> None:
+            try:
+                grammars = compiled.result()
+            except SglError as error:
+                future.set_exception(error)
+            else:
+                own = None if part is None else grammars[part]
+                future.set_result(self.continued(grammars[whole], constraint.text, own))
+
+        self.request_all({whole} if part is None else {whole, part}).add_done_callback(ready)
+        return future
+
+    def continued(self, whole: CompiledGrammar, text: str, part: CompiledGrammar | None) -> ContinuedGrammar:
+        """A grammar that goes on from a text."""
+        return ContinuedGrammar(whole, text, part, self._end)
+
+    def build(self, constraint: Constraint) -> CompiledGrammar:
+        """Compiles in the calling thread, without limits and whatever is cached.
+
+        Raises:
+            ConstraintError: it can't be enforced.
+        """
+        if isinstance(constraint, Number):
+            return NumberGrammar(constraint, self._vocabulary, partial(self.build, Regex(PATTERNS[constraint.kind])))
+        name = fastest(constraint) if self._backend == "auto" else self._backend
+        return self._engine(name).compile(constraint)
+
+    def close(self) -> None:
+        """Ends what is being compiled, and fails what waits to be."""
+        with self._making:
+            self._closed = True
+            for worker in self._workers:
+                worker.close()
+        self._here.shutdown()  # which runs what waits: it fails at once
+        self._apart.shutdown()
+
+    # --------------------------------------------------------------------------------- on threads of its own
+
+    def _settle(self, key: Constraint, future: Future[CompiledGrammar], build: Callable[[], CompiledGrammar]) -> None:
+        try:
+            if self._closed:
+                raise EngineClosedError("the engine is closed.")
+            grammar = build()
+            if names_are_open(key):
+                grammar = DistinctGrammar(grammar, self._quoting)
+            if isinstance(key, JsonSchema) and may_be_number(grammar, self._digits):
+                grammar = JsonNumberGrammar(grammar, self._vocabulary.tokens, ~self._digits)
+        except Exception as error:  # whatever it is, it must not vanish in the pool
+            self._fail(key, future, error)
+            return
+        with self._lock:
+            self._count(key, future, grammar.size)
+        future.set_result(grammar)
+
+    def _settle_apart(self, key: Constraint, future: Future[CompiledGrammar], constraint: Constraint) -> None:
+        self._settle(key, future, partial(self._build_apart, constraint))
+        trim()  # it may have taken many times the memory that it keeps
+
+    def _fail(self, key: Constraint, future: Future[CompiledGrammar], error: Exception) -> None:
+        if self._closed:
+            error = EngineClosedError("the engine is closed.")
+        elif not isinstance(error, SglError):
+            error = ConstraintError(f"the constraint could not be compiled: {error!r}")
+        with self._lock:
+            if not isinstance(error, ConstraintError) or isinstance(error, OverBudgetError):
+                self._cache.pop(key, None)  # another time it may be in time
+            self._count(key, future, 0)
+        future.set_exception(error)
+
+    def _count(self, key: Constraint, future: Future[CompiledGrammar], size: int) -> None:
+        """What is cached of a constraint: its grammar of so many bytes, and itself, which may be megabytes of text."""
+        if self._cache.get(key) is future:
+            self._bytes += size_of(key) + size
+        self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        for key, future in list(self._cache.items()):
+            if len(self._cache) <= CACHED and self._bytes <= CACHED_BYTES:
+                return
+            if future.done():
+                del self._cache[key]
+                self._bytes -= size_of(key) + (future.result().size if future.exception() is None else 0)
+
+    def _build_apart(self, constraint: Constraint) -> CompiledGrammar:
+        key, kept = _canonical(constraint), self._kept()
+        found = kept.get(key)
+        if found is not None:
+            try:
+                grammar = self._engine(found[0]).load(found[1])
+            except Exception as error:  # a library's, of a file that was changed
+                logger.warning("a compiled grammar of %s can't be loaded: %s", found[0], error)
+            else:
+                self.kept += 1
+                return grammar
+        name, prepared, seconds = self._prepare(constraint)
+        grammar = self._engine(name).load(prepared)
+        if seconds > SLOW_S:
+            kept.put(key, name, prepared)
+        return grammar
+
+    def _prepare(self, constraint: Constraint) -> tuple[str, Any, float]:
+        """As `Worker.prepare`."""
+        worker = self._worker()
+        try:
+            return worker.prepare(constraint)
+        finally:
+            self._idle.append(worker)
+
+    def _kept(self) -> KeptGrammars:
+        with self._making:
+            if self._on_disk is None:
+                self._on_disk = KeptGrammars(cache_folder() / "grammars", self._vocabulary, self._backend)
+            return self._on_disk
+
+    def _worker(self) -> Worker:
+        """One that is idle: there are as many as threads that ask for one."""
+        with self._making:
+            if self._idle:
+                return self._idle.pop()
+            if self._closed:
+                raise EngineClosedError("the engine is closed.")
+            self._workers.append(Worker(self._vocabulary, self._backend, self._timeout, self._memory))
+            return self._workers[-1]
+
+    def _engine(self, name: str) -> GrammarEngine:
+        with self._making:
+            if name not in self._engines:
+                self._engines[name] = self._make(name)
+            return self._engines[name]
+
+    def _make(self, name: str) -> GrammarEngine:
+        if name == "xgrammar":
+            from sglang_lite.runtime.structured_output.xgrammar import XgrammarEngine
+
+            return XgrammarEngine(self._vocabulary, partial(self._tokenizer.encode, first=False))
+        if name == "outlines":
+            from sglang_lite.runtime.structured_output.outlines import OutlinesEngine
+
+            return OutlinesEngine(self._vocabulary)
+        from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
+
+        return LlguidanceEngine(self._tokenizer, self._vocab_size, self._eos_ids, self._threads)
+
+    @cached_property
+    def _digits(self) -> Mask:
+        """The mask of the tokens that begin with a digit."""
+        return mask_of((i for i, token in enumerate(self._vocabulary.tokens) if token[:1].isdigit()), self._vocab_size)
+
+    @cached_property
+    def _quoting(self) -> QuotingTokens:
+        special = {*self._eos_ids, *self._tokenizer.special_ids}
+        return QuotingTokens(self._tokenizer.token_bytes, special)
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        return Vocabulary.of(self._tokenizer, self._vocab_size, self._eos_ids)
+
+
+def _canonical(constraint: Constraint) -> Constraint:
+    """The same for schemas that differ in blanks alone. Their members' order has a meaning."""
+    if isinstance(constraint, JsonSchema):
+        return msgspec.structs.replace(constraint, schema=_BLANKS.sub(r"\1\2", constraint.schema.strip(" \t\r\n")))
+    return constraint

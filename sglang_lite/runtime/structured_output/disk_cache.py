@@ -1,0 +1,122 @@
+"""What took long to compile, kept on disk for the next process: what a worker has prepared, under a name that is made
+of everything it depends on.
+
+A file is a checksum, then what was prepared, pickled and compressed. Unpickling makes nothing but text and the parts of
+a language: what somebody else has put there is at worst a wrong grammar. One that is damaged is not used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import logging
+import os
+import pickle
+import tempfile
+import zlib
+from dataclasses import is_dataclass
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import sglang_lite
+from sglang_lite.constraints.formal import nodes
+from sglang_lite.protocol import Constraint
+from sglang_lite.runtime.structured_output.llguidance import Prepared
+from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
+
+logger = logging.getLogger("sglang_lite")
+
+SLOW_S = 1.0  # to compile: anything faster is compiled again
+MAX_BYTES = 256 << 20  # of all files together; the ones used longest ago go first
+_DIGEST = 32  # bytes of a SHA-256
+_LIBRARIES = ("llguidance", "xgrammar", "outlines-core")
+
+
+class KeptGrammars:
+    """
+    Args:
+        folder: of the files; made when the first one is written.
+        vocabulary: that the grammars are for.
+        backend: the engine that is asked for, or "auto".
+    """
+
+    def __init__(self, folder: Path, vocabulary: Vocabulary, backend: str) -> None:
+        self._folder = folder
+        digest = hashlib.sha256(f"{backend} {_versions()}".encode())
+        digest.update(repr((vocabulary.tokens, vocabulary.eos_ids)).encode())
+        self._fingerprint = digest.hexdigest()
+
+    def get(self, constraint: Constraint) -> tuple[str, Any] | None:
+        """The name of an engine and what it had prepared; None where nothing good is kept."""
+        path = self._path(constraint)
+        try:
+            content = path.read_bytes()
+            packed = content[_DIGEST:]
+            if content[:_DIGEST] != hashlib.sha256(packed).digest():
+                raise ValueError("the checksum is wrong")
+            engine, prepared = _Unpickler(io.BytesIO(zlib.decompress(packed))).load()
+            os.utime(path)
+            return engine, prepared
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # what was unpickled need not be what it should be
+            logger.warning("%s is not used: %s", path, error)
+            return None
+
+    def put(self, constraint: Constraint, engine: str, prepared: Any) -> None:
+        """Keeps what was prepared, if the disk lets it."""
+        try:
+            packed = zlib.compress(pickle.dumps((engine, prepared), protocol=5), 1)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
+                file.write(hashlib.sha256(packed).digest() + packed)
+            os.replace(file.name, self._path(constraint))
+            self._drop_oldest()
+        except (OSError, RecursionError) as error:
+            logger.warning("a compiled grammar could not be kept in %s: %s", self._folder, error)
+
+    def _path(self, constraint: Constraint) -> Path:
+        name = hashlib.sha256(f"{self._fingerprint} {constraint!r}".encode("utf-8", "surrogatepass")).hexdigest()
+        return self._folder / name
+
+    def _drop_oldest(self) -> None:
+        found = []
+        for path in self._folder.iterdir():
+            with contextlib.suppress(OSError):  # another process may drop some, too
+                found.append((path.stat().st_mtime, path.stat().st_size, path))
+        total = sum(size for _, size, _ in found)
+        for _, size, path in sorted(found):
+            if total <= MAX_BYTES:
+                return
+            path.unlink(missing_ok=True)
+            total -= size
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        found = getattr(nodes, name, None) if module == nodes.__name__ else None
+        if (module, name) == (Prepared.__module__, Prepared.__name__):
+            return Prepared
+        if not (isinstance(found, type) and is_dataclass(found)):
+            raise pickle.UnpicklingError(f"{module}.{name} is no part of a grammar")
+        return found
+
+
+@lru_cache(maxsize=1)
+def _versions() -> str:
+    """Of everything that compiling goes through; of our own code its text, which changes between releases."""
+    digest = hashlib.sha256()
+    package = Path(sglang_lite.__file__).parent
+    for path in sorted([*package.glob("constraints/**/*.py"), *package.glob("runtime/structured_output/*.py")]):
+        digest.update(path.read_bytes())
+    return f"{digest.hexdigest()} {[_version(name) for name in _LIBRARIES]}"
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return ""

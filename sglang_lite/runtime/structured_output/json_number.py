@@ -1,0 +1,147 @@
+"""JSON documents that are a number by themselves: nothing in JSON ends them.
+
+Under the grammar alone only more digits and the end of the sequence were left to a model that goes on with text, and
+most go on with digits. So once there is a number, any token that does not begin with a digit may end it, and is no part
+of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Sequence
+
+from sglang_lite.runtime.structured_output.base import CompiledGrammar, MakesMasks, Mask, Matcher, next_mask
+
+# What changes nothing after a number without an exponent.
+_AFTER_WHOLE, _AFTER_FRACTION = re.compile(r"(?:\.0*)?(?:[eE][-+]?)?"), re.compile(r"0*(?:[eE][-+]?)?")
+
+
+class WrittenNumber:
+    """The tokens of a number, and how many of them are one."""
+
+    def __init__(self) -> None:
+        self._text = self._certain = ""
+        self._taken = self._count = self.tokens = 0
+
+    def push(self, piece: str, *, complete: bool) -> None:
+        """Takes the next token, after which the text is a number or the beginning of one."""
+        self._text += piece
+        self._count += 1
+        if complete:
+            self._certain, self.tokens = self._text, self._count
+
+    def take(self) -> str:
+        """What has become certain since the last time."""
+        new, self._taken = self._certain[self._taken :], len(self._certain)
+        return new
+
+    @property
+    def may_end(self) -> bool:
+        """Its value is that of a number: of 24. and 2.50, too, which JSON or the schema may want to go on."""
+        number, rest = self._certain, self._text[len(self._certain) :]
+        if not number or not rest:
+            return number != ""
+        after = _AFTER_FRACTION if "." in number else _AFTER_WHOLE
+        return "e" not in number.lower() and after.fullmatch(rest) is not None
+
+    def close(self) -> None:
+        """No more comes."""
+
+
+class JsonNumberMatcher:
+    """Goes by its inner matcher, which knows the schema. What is no number is left to that one.
+
+    Attributes:
+        number: None before the first token, and where that begins no number.
+    """
+
+    def __init__(self, grammar: JsonNumberGrammar, inner: Matcher) -> None:
+        self._grammar, self._inner = grammar, inner
+        self._fresh, self._over = True, False
+        self.number: WrittenNumber | None = None
+
+    @property
+    def engine(self) -> MakesMasks:
+        return self._inner.engine
+
+    @property
+    def parts(self) -> Sequence[Matcher]:
+        return self._inner.parts
+
+    @property
+    def line(self) -> Hashable:
+        return id(self)
+
+    place = line
+
+    def known(self) -> Mask | None:
+        mask = self._inner.known()
+        return mask | self._grammar.ends if mask is not None and self._may_end else mask
+
+    @property
+    def _may_end(self) -> bool:
+        return self.number is not None and self.number.may_end
+
+    def learn(self, mask: Mask) -> None:
+        raise AssertionError("its parts learn masks")
+
+    def accept(self, token: int) -> bool:
+        if self._may_end and not _allows(next_mask(self._inner), token):
+            self._over = _allows(self._grammar.ends, token)
+            return self._over
+        if not self._inner.accept(token):
+            return False
+        spelled = self._grammar.tokens[token]
+        if self._fresh and (spelled[:1].isdigit() or spelled[:1] == b"-"):
+            self.number = WrittenNumber()
+        self._fresh = False
+        if self.number is not None:
+            self.number.push(spelled.decode("latin-1"), complete=self._inner.complete)
+        return True
+
+    def advance(self, text: bytes) -> bool:
+        self._fresh = False  # a number that has begun before ends as the grammar says
+        return self._inner.advance(text)
+
+    def forced(self) -> list[int]:
+        return [] if self._may_end else self._inner.forced()
+
+    @property
+    def complete(self) -> bool:
+        return self._inner.complete and not self._over
+
+    @property
+    def finished(self) -> bool:
+        return self._over or self._inner.finished
+
+    @property
+    def error(self) -> str:
+        return self._inner.error
+
+
+class JsonNumberGrammar:
+    """
+    Args:
+        inner: of a schema.
+        tokens: the bytes of each token.
+        ends: the mask of the tokens that may end a number.
+    """
+
+    def __init__(self, inner: CompiledGrammar, tokens: Sequence[bytes], ends: Mask) -> None:
+        self._inner, self.tokens, self.ends = inner, tokens, ends
+        self.size = inner.size
+
+    def matcher(self) -> JsonNumberMatcher:
+        return JsonNumberMatcher(self, self._inner.matcher())
+
+    def beside(self) -> CompiledGrammar:
+        return self._inner.beside()
+
+
+def may_be_number(grammar: CompiledGrammar, digits: Mask) -> bool:
+    """A text of the grammar may begin with one of the tokens that begin with a digit."""
+    return bool((next_mask(grammar.matcher()) & digits).any())
+
+
+def _allows(mask: Mask, token: int) -> bool:
+    return bool(mask[token >> 5] >> (token & 31) & 1)

@@ -1,0 +1,103 @@
+"""Numbers in free text: a sign and the first digit are masked, then any token may come, and the first one that does not
+continue the number ends it. So a model ends a number as it would without a constraint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Sequence
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_lite.constraints.free_numbers import NumberText
+from sglang_lite.protocol import Number
+from sglang_lite.runtime.structured_output.base import CompiledGrammar, Mask
+from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, mask_of
+
+_FIRST = re.compile(rb"[-+]?[0-9]|[-+]\Z")
+_AFTER_SIGN = re.compile(rb"[0-9]")
+_NOTHING = "\0"  # what a token says that spells nothing: no part of a number
+
+
+class NumberMatcher:
+    def __init__(self, grammar: NumberGrammar) -> None:
+        self.engine = grammar
+        self.number = NumberText(grammar.number)
+        self.error = ""
+
+    @property
+    def parts(self) -> tuple[NumberMatcher]:
+        return (self,)
+
+    @property
+    def line(self) -> Hashable:
+        return id(self)
+
+    place = line
+
+    def known(self) -> Mask:
+        return self.engine.mask(self.number.begun)
+
+    def learn(self, mask: Mask) -> None:
+        raise AssertionError("it knows its masks")
+
+    def accept(self, token: int) -> bool:
+        if self.finished or not self.known()[token >> 5] >> (token & 31) & 1:
+            self.error = f"token {token} is not the beginning of a number"
+            return False
+        self.number.push(self.engine.spelled(token))
+        return True
+
+    def advance(self, text: bytes) -> bool:
+        self.number = NumberText(self.engine.number, self.number.begun + text.decode("latin-1"))
+        return not self.number.over
+
+    def forced(self) -> list[int]:
+        return []  # any token may come
+
+    @property
+    def complete(self) -> bool:
+        return self.number.whole
+
+    @property
+    def finished(self) -> bool:
+        return self.number.over
+
+
+class NumberGrammar:
+    """
+    Args:
+        number: of which kind.
+        vocabulary: the model's.
+        beside: makes the grammar of texts that are such a number, and end with it.
+    """
+
+    name = "number"
+
+    def __init__(self, number: Number, vocabulary: Vocabulary, beside: Callable[[], CompiledGrammar]) -> None:
+        self.number, self.vocab_size = number, vocabulary.size
+        self._tokens = vocabulary.tokens
+        self.beside = cache(beside)
+        self._first, self._after_sign = (
+            mask_of((i for i, token in enumerate(self._tokens) if begins.match(token)), vocabulary.size)
+            for begins in (_FIRST, _AFTER_SIGN)
+        )
+        self._any = np.full_like(self._first, -1)
+        self.size = 3 * self._first.nbytes
+
+    def mask(self, begun: str) -> Mask:
+        """What may come after the beginning of a number."""
+        if not begun:
+            return self._first
+        return self._after_sign if begun in "-+" else self._any
+
+    def spelled(self, token: int) -> str:
+        """What a token says. Only ASCII has a meaning here."""
+        return self._tokens[token].decode("latin-1") or _NOTHING
+
+    def matcher(self) -> NumberMatcher:
+        return NumberMatcher(self)
+
+    def masks(self, matchers: Sequence[NumberMatcher]) -> NDArray[np.int32]:
+        return np.stack([matcher.known() for matcher in matchers])

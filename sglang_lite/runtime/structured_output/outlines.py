@@ -1,0 +1,162 @@
+"""Regular constraints through outlines-core, a second opinion on the other engines: its index has every state's tokens.
+
+Its automata lose what may follow an end (0.2.14). So the end of the sequence is made part of the text: it is spelled
+NUL, which then can be no part of a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from outlines_core import Guide, Index
+from outlines_core import Vocabulary as Tokens
+
+from sglang_lite.constraints.emit.regex import to_rust
+from sglang_lite.constraints.formal.automaton import is_empty
+from sglang_lite.constraints.formal.grammars import regular
+from sglang_lite.constraints.formal.nodes import ANY_TEXT, concat, intersection, is_plain, literal
+from sglang_lite.constraints.language import language_of
+from sglang_lite.protocol import Constraint, ConstraintError
+from sglang_lite.runtime.structured_output.base import Mask
+from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
+
+_END = b"\0"
+
+
+class OutlinesMatcher:
+    number = None
+
+    def __init__(self, engine: OutlinesEngine, index: Any) -> None:
+        self.engine = engine
+        self.error = ""
+        self._guide = Guide(index)
+        self._ended = False
+        self._look()
+
+    @property
+    def parts(self) -> tuple[OutlinesMatcher]:
+        return (self,)
+
+    @property
+    def line(self) -> Hashable:
+        return id(self)
+
+    place = line
+
+    def known(self) -> Mask:
+        """Its index has them all."""
+        mask = np.zeros_like(self.engine.not_eos)
+        if not self._ended:
+            self._guide.write_mask_into(mask.ctypes.data, mask.size, 4)
+        return mask
+
+    def learn(self, mask: Mask) -> None:
+        raise AssertionError("it knows its masks")
+
+    def accept(self, token: int) -> bool:
+        return self._move([token], f"token {token}")
+
+    def advance(self, text: bytes) -> bool:
+        return self._move(self.engine.spell(text), "the text before it")
+
+    def _move(self, tokens: list[int], what: str) -> bool:
+        if self.error or self._ended or not tokens or not self._guide.accepts_tokens(tokens):
+            self.error = self.error or f"outlines does not allow {what}"
+            return False
+        for token in tokens:
+            self._guide.advance(token, False)
+        self._ended = tokens[-1] in self.engine.eos_ids
+        self._look()
+        return True
+
+    def _look(self) -> None:
+        self._complete = self._ended or self._guide.accepts_tokens([self.engine.eos_ids[0]])
+        self._finished = self._ended
+        if self._complete and not self._ended:
+            self._finished = not (self.known() & self.engine.not_eos).any()
+
+    def forced(self) -> list[int]:
+        return []  # the engine does not tell
+
+    @property
+    def complete(self) -> bool:
+        return not self.error and self._complete
+
+    @property
+    def finished(self) -> bool:
+        return not self.error and self._finished
+
+
+class OutlinesGrammar:
+    def __init__(self, engine: OutlinesEngine, index: Any, size: int) -> None:
+        self._engine, self._index, self.size = engine, index, size
+
+    def matcher(self) -> OutlinesMatcher:
+        return OutlinesMatcher(self._engine, self._index)
+
+    def beside(self) -> OutlinesGrammar:
+        return self
+
+
+class OutlinesEngine:
+    """
+    Args:
+        vocabulary: the model's.
+    """
+
+    name = "outlines"
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocab_size = vocabulary.size
+        self.eos_ids = vocabulary.eos_ids
+        self.not_eos = ~vocabulary.eos_mask()
+        ids: dict[bytes, list[int]] = {}
+        for i, token in enumerate(vocabulary.tokens):
+            if token and _END not in token and i not in vocabulary.eos_ids:
+                ids.setdefault(token, []).append(i)
+        self._ids, self._longest = ids, max(map(len, ids), default=0)
+        # Its own notion of the end is given an id that no token has.
+        self._tokens = Tokens(vocabulary.size, {**ids, _END: list(vocabulary.eos_ids)})
+
+    def compile(self, constraint: Constraint) -> OutlinesGrammar:
+        return self.load(self.prepare(constraint))
+
+    def prepare(self, constraint: Constraint) -> bytes:
+        node = regular(language_of(constraint))
+        if node is None or not is_plain(node):
+            raise ConstraintError(
+                "outlines: only plain regular expressions and choices can be enforced.",
+                hint='Use constraint_backend="auto".',
+            )
+        if not is_empty(intersection(node, concat(ANY_TEXT, literal("\0"), ANY_TEXT))):
+            raise ConstraintError(
+                "outlines: a text may have a NUL character in it, with which this engine marks the end.",
+                hint='Exclude it ([^\\0] is not .), or use constraint_backend="auto".',
+            )
+        try:
+            index = Index(f"(?:{to_rust(node)})\\x00", self._tokens)
+        except ValueError as error:
+            raise ConstraintError(f"outlines: {error}") from error
+        packed: bytes = index.__reduce__()[1][0]
+        return packed
+
+    def load(self, prepared: bytes) -> OutlinesGrammar:
+        return OutlinesGrammar(self, Index.from_binary(prepared), 2 * len(prepared))
+
+    def spell(self, text: bytes) -> list[int]:
+        """Tokens with these bytes, each as long as can be; none where there is none for some."""
+        tokens, at = list[int](), 0
+        while at < len(text):
+            ends = range(min(at + self._longest, len(text)), at, -1)
+            end = next((end for end in ends if text[at:end] in self._ids), None)
+            if end is None:
+                return []
+            tokens.append(self._ids[text[at:end]][0])
+            at = end
+        return tokens
+
+    def masks(self, matchers: Sequence[OutlinesMatcher]) -> NDArray[np.int32]:
+        return np.stack([matcher.known() for matcher in matchers])

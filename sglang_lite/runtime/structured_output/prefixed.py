@@ -1,0 +1,116 @@
+"""A grammar that goes on from a text: what a generation in the middle of one is held to.
+
+The whole is compiled once; each generation walks its text, by bytes, as other tokens may spell it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from sglang_lite.protocol import ConstraintError
+from sglang_lite.runtime.structured_output.base import (
+    CompiledGrammar,
+    MakesMasks,
+    Mask,
+    Matcher,
+    NumberSoFar,
+    next_mask,
+)
+
+
+class ContinuedGrammar:
+    """
+    Args:
+        whole: of all nodes together.
+        text: what there is already.
+        part: what this generation has to be by itself, and then need not complete the whole; None: it completes it.
+        end: the mask of the tokens that end a text.
+    """
+
+    def __init__(self, whole: CompiledGrammar, text: str, part: CompiledGrammar | None, end: Mask) -> None:
+        self._whole = whole if part is None else whole.beside()
+        self._text, self._part, self._end = text, part, end
+        self.size = 0  # its grammars are counted where they are kept
+
+    def matcher(self) -> Matcher:
+        """Raises ConstraintError: no text of the grammar begins with what there is."""
+        whole = walked(self._whole, self._text)
+        return whole if self._part is None else PartMatcher(whole, self._part.matcher(), self._end)
+
+    def beside(self) -> ContinuedGrammar:
+        return ContinuedGrammar(self._whole.beside(), self._text, self._part, self._end)
+
+
+def walked(grammar: CompiledGrammar, text: str) -> Matcher:
+    """A matcher that has moved past a text.
+
+    Raises:
+        ConstraintError: no text of the grammar begins with it.
+    """
+    matcher = grammar.matcher()
+    if text and not matcher.advance(text.encode("utf-8", "surrogatepass")):
+        raise ConstraintError(f"no text of the grammar begins with {_end_of(text)}.")
+    return matcher
+
+
+def _end_of(text: str) -> str:
+    return repr(text) if len(text) < 80 else f"…{text[-80:]!r}"
+
+
+class PartMatcher:
+    """Both the whole and the part allow each token; the part says where the end may be."""
+
+    def __init__(self, whole: Matcher, part: Matcher, end: Mask) -> None:
+        self._whole, self._part, self._end = whole, part, end
+        self._finished = False
+        self.error = ""
+
+    @property
+    def engine(self) -> MakesMasks:
+        return self._part.engine
+
+    @property
+    def parts(self) -> Sequence[Matcher]:
+        return (*self._whole.parts, *self._part.parts)
+
+    @property
+    def line(self) -> Hashable:
+        return id(self)
+
+    place = line
+
+    @property
+    def number(self) -> NumberSoFar | None:
+        return self._part.number
+
+    def known(self) -> Mask | None:
+        whole, part = self._whole.known(), self._part.known()
+        return None if whole is None or part is None else part & (whole | self._end)
+
+    def learn(self, mask: Mask) -> None:
+        raise AssertionError("its parts learn masks")
+
+    def accept(self, token: int) -> bool:
+        ends = bool(self._end[token // 32] >> (token % 32) & 1)
+        if not self._part.accept(token) or not (ends or self._whole.accept(token)):
+            why = self._part.error or self._whole.error
+            self.error = f"what the generation may be by itself does not go on in the grammar around it: {why}"
+            return False
+        self._finished = self._part.finished
+        if self._part.complete and not self._finished:
+            self._finished = not (next_mask(self) & ~self._end).any()
+        return True
+
+    def advance(self, text: bytes) -> bool:
+        return self._part.advance(text) and self._whole.advance(text)
+
+    def forced(self) -> list[int]:
+        return self._part.forced()
+
+    @property
+    def complete(self) -> bool:
+        return self._part.complete
+
+    @property
+    def finished(self) -> bool:
+        return self._finished

@@ -1,0 +1,236 @@
+"""A process that compiles constraints, with limits: it is killed when one takes too long, and fails when one takes too
+much memory. Its own time on the CPU counts, so that a busy machine refuses nothing that a quiet one takes. One that has
+grown is replaced. It imports no torch, unless xgrammar is asked for, which does.
+
+It is started afresh, not forked, as the parent has threads; and by its own command line, as `multiprocessing` would run
+the caller's main module again. It ends when its parent does: it reads from a socket that then has no other end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+from sglang_lite.protocol import Constraint, ConstraintError
+from sglang_lite.runtime.structured_output.base import GrammarEngine
+from sglang_lite.runtime.structured_output.registry import fastest
+from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
+
+START_SECONDS = 60.0  # for a process to start, and to import an engine
+PATIENCE = 30  # how much longer than its time on the CPU a constraint may take, before the process counts as stuck
+LONGEST_SECONDS = 1e6  # that timers take
+MAX_GROWN = 64 << 20  # bytes, since the process started
+_ENDS_IT = (EOFError, OSError)
+_READY = "ready"
+
+
+class OverBudgetError(ConstraintError):
+    """A constraint needs more time or memory than it may have; at another time it may not."""
+
+
+class Worker:
+    """Used by one thread at a time; only `close` may be called from any.
+
+    Args:
+        vocabulary: of the model.
+        backend: the engine to use, or "auto".
+        timeout_s: for a constraint, on the CPU.
+        memory_mb: that the process may have.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, backend: str, timeout_s: float, memory_mb: int) -> None:
+        self._vocabulary, self._backend = vocabulary, backend
+        self._timeout, self._memory = timeout_s, memory_mb
+        self._lock = threading.Lock()
+        self._closed = False
+        self._connection: Connection | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._kill: Callable[[], object] = lambda: None
+
+    def prepare(self, constraint: Constraint) -> tuple[str, Any, float]:
+        """The name of the engine, what its `load` takes, and how many seconds on the CPU that took.
+
+        Raises:
+            ConstraintError: it can't be enforced, or not within the limits.
+        """
+        connection = self._connection or self._started()
+        try:
+            connection.send(constraint)
+            answer, grown = self._next(connection, START_SECONDS + PATIENCE * self._timeout)
+        except TimeoutError:
+            self._end()
+            raise self._too_slow() from None
+        except _ENDS_IT as error:
+            if self._end() == -signal.SIGPROF:
+                raise self._too_slow() from None
+            raise OverBudgetError(
+                f"compiling the constraint ended its process: it may need more than {self._memory} MB.",
+                hint="Simplify it, or raise the engine's compile_memory_mb.",
+            ) from error
+        if grown > MAX_GROWN:
+            self._end()
+        if isinstance(answer, ConstraintError):
+            raise answer
+        name, prepared, seconds = answer
+        return name, prepared, seconds
+
+    def _too_slow(self) -> OverBudgetError:
+        return OverBudgetError(
+            f"compiling the constraint took more than {self._timeout:g} s.",
+            hint="Simplify it, or raise the engine's compile_timeout_s.",
+        )
+
+    def close(self) -> None:
+        """Kills the process, whatever it does; what waits for it fails."""
+        with self._lock:
+            self._closed = True
+            self._kill()
+
+    def _next(self, connection: Connection, seconds: float) -> Any:
+        if not connection.poll(min(seconds, LONGEST_SECONDS)):
+            raise TimeoutError
+        return connection.recv()
+
+    def _started(self) -> Connection:
+        ours, theirs = socket.socketpair()
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}\n"
+            f"from sglang_lite.runtime.structured_output.worker import main\n"
+            f"main({theirs.fileno()}, {self._memory})"
+        )
+        with self._lock, theirs:
+            if self._closed:
+                ours.close()
+                raise OverBudgetError("the engine is closed.")
+            process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is the parent's
+            )  # fmt: skip
+            self._process, self._kill = process, weakref.finalize(self, _kill, process)  # at exit, too
+        connection = self._connection = Connection(ours.detach())
+        connection.send((self._vocabulary, self._backend, self._timeout))
+        try:
+            self._next(connection, START_SECONDS)
+        except (TimeoutError, *_ENDS_IT) as error:
+            self._end()
+            raise OverBudgetError("the process that compiles constraints does not start.") from error
+        return connection
+
+    def _end(self) -> int | None:
+        """The next constraint gets a new process. What this one ended with."""
+        self._kill()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        return None if self._process is None else self._process.returncode
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+# --------------------------------------------------------------------------------------------- in the process
+
+
+def main(descriptor: int, memory_mb: int) -> None:
+    """What the process does until its parent is gone.
+
+    Args:
+        descriptor: of the socket.
+        memory_mb: that it may have.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # its parent may ignore it
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_mb << 20, memory_mb << 20))
+    connection = Connection(descriptor)
+    with contextlib.suppress(*_ENDS_IT):
+        vocabulary, backend, timeout = connection.recv()
+        engines = _Engines(vocabulary, timeout)
+        connection.send(_READY)
+        started = _resident()
+        while True:
+            answer = _answer(engines, backend, connection.recv(), memory_mb)
+            connection.send((answer, _resident() - started))
+    os._exit(0)
+
+
+@contextlib.contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """What needs more time on the CPU ends the process, whatever it is in the middle of."""
+    signal.setitimer(signal.ITIMER_PROF, min(seconds, LONGEST_SECONDS))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _resident() -> int:
+    """Bytes of memory that the process has; 0 where that can't be told."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
+def _answer(
+    engines: _Engines, backend: str, constraint: Constraint, memory_mb: int
+) -> tuple[str, Any, float] | ConstraintError:
+    try:
+        began = time.process_time()
+        with _limited(engines.timeout):
+            name = fastest(constraint) if backend == "auto" else backend
+        chosen = time.process_time() - began
+        engine = engines.get(name)  # which may have to be imported
+        began = time.process_time()
+        with _limited(max(engines.timeout - chosen, 0.001)):
+            prepared = engine.prepare(constraint)
+        return name, prepared, chosen + time.process_time() - began
+    except ConstraintError as error:
+        return error
+    except Exception as error:  # a library's: the request must hear of it
+        if isinstance(error, MemoryError) or "bad_alloc" in str(error):
+            return OverBudgetError(
+                f"compiling the constraint needs more than {memory_mb} MB.",
+                hint="Simplify it, or raise the engine's compile_memory_mb.",
+            )
+        return ConstraintError(f"the constraint could not be compiled: {error!r}")
+
+
+class _Engines:
+    def __init__(self, vocabulary: Vocabulary, timeout: float) -> None:
+        self._vocabulary, self.timeout = vocabulary, timeout
+        self._engines: dict[str, GrammarEngine] = {}
+
+    def get(self, name: str) -> GrammarEngine:
+        if name not in self._engines:
+            self._engines[name] = self._make(name)
+        return self._engines[name]
+
+    def _make(self, name: str) -> GrammarEngine:
+        if name == "xgrammar":
+            from sglang_lite.runtime.structured_output.xgrammar import XgrammarEngine
+
+            return XgrammarEngine(self._vocabulary)
+        if name == "outlines":
+            from sglang_lite.runtime.structured_output.outlines import OutlinesEngine
+
+            return OutlinesEngine(self._vocabulary)
+        from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
+
+        return LlguidanceEngine(None)  # what takes long does so whatever the tokens

@@ -1,0 +1,147 @@
+"""Constraints through xgrammar, which gets our grammars (constraints/): never a user's schema or regex, of which it
+drops parts without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import xgrammar
+from numpy.typing import NDArray
+
+from sglang_lite.constraints.emit.gbnf import to_gbnf
+from sglang_lite.constraints.language import language_of
+from sglang_lite.protocol import Constraint, ConstraintError
+from sglang_lite.runtime.structured_output.base import Mask
+from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
+
+_LONGEST = 256  # characters that are forced at a time, as every row waits while they are spelled
+
+
+class XgrammarMatcher:
+    """Where the text may end, the mask is made at once and kept: only it tells whether anything else can come."""
+
+    number = None
+
+    def __init__(self, engine: XgrammarEngine, inner: Any, first: Mask) -> None:
+        self.engine, self.inner = engine, inner
+        self.error = ""
+        self._kept: Mask | None = first
+        self._finished = False
+
+    @property
+    def parts(self) -> tuple[XgrammarMatcher]:
+        return (self,)
+
+    @property
+    def line(self) -> Hashable:
+        return id(self)
+
+    place = line
+
+    def known(self) -> Mask | None:
+        return self._kept
+
+    def learn(self, mask: Mask) -> None:
+        self._kept = mask
+
+    def accept(self, token: int) -> bool:
+        return self._moved(not self.inner.is_terminated() and self.inner.accept_token(token), f"token {token}")
+
+    def advance(self, text: bytes) -> bool:
+        return self._moved(not self.inner.is_terminated() and self.inner.accept_string(text), "the text before it")
+
+    def _moved(self, accepted: bool, what: str) -> bool:
+        if self.error or not accepted:
+            self.error = self.error or f"xgrammar does not allow {what}"
+            return False
+        self._look()
+        return True
+
+    def _look(self) -> None:
+        self._kept, self._finished = None, False
+        if self.inner.is_terminated():
+            self._kept, self._finished = np.zeros_like(self.engine.not_eos), True
+        elif self.inner.is_completed():
+            self._kept = self.engine.masks([self])[0]
+            self._finished = not (self._kept & self.engine.not_eos).any()
+
+    def forced(self) -> list[int]:
+        if self.engine.spell is None or self.error or self.inner.is_terminated():
+            return []
+        try:
+            forced = self.inner.find_jump_forward_string()
+        except UnicodeDecodeError:  # in the middle of a character
+            return []
+        return self.engine.spell(forced[:_LONGEST])[:-1]  # the last one might merge with what follows
+
+    @property
+    def complete(self) -> bool:
+        return not self.error and bool(self.inner.is_completed())
+
+    @property
+    def finished(self) -> bool:
+        return not self.error and self._finished
+
+
+class XgrammarGrammar:
+    def __init__(self, engine: XgrammarEngine, compiled: Any) -> None:
+        self._engine = engine
+        self.size: int = compiled.memory_size_bytes
+        self._start = xgrammar.GrammarMatcher(compiled)
+        self._first = np.zeros_like(engine.not_eos)
+        self._start.fill_next_token_bitmask(self._first.reshape(1, -1), 0)
+
+    def matcher(self) -> XgrammarMatcher:
+        return XgrammarMatcher(self._engine, self._start.fork(), self._first)
+
+    def beside(self) -> XgrammarGrammar:
+        return self
+
+
+class XgrammarEngine:
+    """
+    Args:
+        vocabulary: the model's.
+        spell: the tokens of a text that goes on from another; None: nothing is forced.
+    """
+
+    name = "xgrammar"
+
+    def __init__(self, vocabulary: Vocabulary, spell: Callable[[str], list[int]] | None = None) -> None:
+        self.spell = spell
+        self.vocab_size = vocabulary.size
+        self.not_eos = ~vocabulary.eos_mask()
+        self._info = xgrammar.TokenizerInfo(
+            list(vocabulary.tokens),
+            xgrammar.VocabType.RAW,
+            vocab_size=vocabulary.size,
+            stop_token_ids=list(vocabulary.eos_ids),
+        )
+        # One thread, as others of this process compute; our cache is in front of it.
+        self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
+        self._batch = xgrammar.BatchGrammarMatcher(max_threads=1)
+
+    def compile(self, constraint: Constraint) -> XgrammarGrammar:
+        return XgrammarGrammar(self, self._compiled(constraint))
+
+    def prepare(self, constraint: Constraint) -> str:
+        return str(self._compiled(constraint).serialize_json())
+
+    def load(self, prepared: str) -> XgrammarGrammar:
+        return XgrammarGrammar(self, xgrammar.CompiledGrammar.deserialize_json(prepared, self._info))
+
+    def _compiled(self, constraint: Constraint) -> Any:
+        text = to_gbnf(language_of(constraint))
+        try:
+            return self._compiler.compile_grammar(xgrammar.Grammar.from_ebnf(text))
+        except RuntimeError as error:
+            if "bad_alloc" in str(error):  # the limit of memory, which is no fault of the grammar
+                raise
+            raise ConstraintError(f"xgrammar: {error}") from error
+
+    def masks(self, matchers: Sequence[XgrammarMatcher]) -> NDArray[np.int32]:
+        masks = np.empty((len(matchers), len(self.not_eos)), np.int32)
+        self._batch.batch_fill_next_token_bitmask([m.inner for m in matchers], masks, list(range(len(matchers))))
+        return masks

@@ -1,0 +1,94 @@
+"""The prefix tree against a dictionary of prefixes, and the pool against counting."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_lite.runtime.kv_cache.eviction import EVICTION
+from sglang_lite.runtime.kv_cache.pages import PagePool
+from sglang_lite.runtime.kv_cache.radix import RadixTree
+
+LRU = EVICTION["lru"]
+
+
+def ints(values):
+    return np.array(values, dtype=np.int32)
+
+
+def test_pages_are_handed_out_once_and_come_back_after_their_step():
+    pool = PagePool(4)
+    a, b = pool.allocate(2), pool.allocate(1)
+    assert sorted([*a, *b]) == [0, 1, 2]
+    pool.release(a, step=5)
+    assert (pool.free, pool.quarantined) == (1, 2)
+    pool.settle(4)
+    assert pool.free == 1
+    pool.settle(5)
+    assert (pool.free, pool.quarantined) == (3, 0)
+    assert set(pool.free_pages()) == {0, 1, 3}
+    with pytest.raises(AssertionError):
+        pool.allocate(4)
+
+
+sequences = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=12)
+
+
+@given(sequences, st.sampled_from([1, 2, 3]))
+def test_matches_are_the_longest_inserted_prefixes(inserted, size):
+    tree, known, following = RadixTree(size), {}, 0
+    for tokens in inserted:
+        tokens = tokens[: len(tokens) - len(tokens) % size]
+        pages = ints(range(following, following + len(tokens) // size))
+        following += len(pages)
+        done = tree.insert(ints(tokens), pages)
+        want = [known.setdefault(tuple(tokens[: (i + 1) * size]), int(page)) for i, page in enumerate(pages)]
+        assert done.pages.tolist() == want
+        assert done.duplicates.tolist() == [p for p, w in zip(pages.tolist(), want) if p != w]
+    assert tree.pages == len(known)
+    for tokens in inserted:
+        probe = [*tokens, 1, 2]
+        want = []
+        while tuple(probe[: (len(want) + 1) * size]) in known and (len(want) + 1) * size <= len(probe):
+            want.append(known[tuple(probe[: (len(want) + 1) * size])])
+        assert tree.match(ints(probe)).pages.tolist() == want
+
+
+@given(sequences, st.data())
+def test_eviction_frees_everything_that_is_not_locked(inserted, data):
+    tree, following = RadixTree(1), 0
+    for tokens in inserted:
+        tree.insert(ints(tokens), ints(range(following, following + len(tokens))))
+        following += len(tokens)
+    kept = data.draw(st.sampled_from(inserted))
+    match = tree.match(ints(kept))
+    with tree.lock(match.node):
+        assert tree.locked_pages == len(kept)
+        evictable = tree.evictable
+        assert len(tree.evict(10_000, LRU)) == evictable
+        assert tree.match(ints(kept)).pages.tolist() == match.pages.tolist()
+    assert len(tree.evict(10_000, LRU)) == len(kept)
+    assert tree.pages == tree.locked_pages == 0
+
+
+def test_the_least_recently_used_leaf_goes_first():
+    tree = RadixTree(1)
+    tree.insert(ints([1, 2]), ints([0, 1]))
+    tree.insert(ints([1, 3]), ints([9, 2]))
+    tree.match(ints([1, 2]))
+    assert tree.evict(1, LRU).tolist() == [2]
+
+
+def test_namespaces_do_not_share():
+    tree = RadixTree(1)
+    tree.insert(ints([1]), ints([0]), "a")
+    assert tree.match(ints([1]), "b").pages.tolist() == []
+    assert tree.match(ints([1]), "a").pages.tolist() == [0]
+
+
+def test_a_lock_is_released_once():
+    tree = RadixTree(1)
+    lock = tree.lock(tree.insert(ints([1]), ints([0])).node)
+    lock.release()
+    lock.release()
+    assert tree.locked_pages == 0

@@ -1,0 +1,147 @@
+"""Compiled grammars on disk: used again by another engine, never when they are not exactly what would be compiled."""
+
+import hashlib
+import os
+import pickle
+import subprocess
+import sys
+import zlib
+
+import pytest
+
+from sglang_lite.protocol import ConstraintError, Ebnf, JsonSchema, Lark, Regex, SamplingParams
+from sglang_lite.runtime.engine import Engine
+from sglang_lite.runtime.structured_output import compiler as compiling
+from sglang_lite.runtime.structured_output import disk_cache as keeping
+from sglang_lite.runtime.structured_output import worker
+from sglang_lite.runtime.structured_output.disk_cache import KeptGrammars
+from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
+from tests.constraints.test_generation import random_model
+
+LARK = Lark('start: WORD ("," WORD)* "."\nWORD: /[a-d]{1,3}/')
+BY_ENGINE = {
+    "llguidance": LARK,
+    "xgrammar": Ebnf("root ::= [a-c]{2,9} [.]"),
+    "outlines": Regex("[a-c]{2,9}([.]{1,9}){1,200}"),
+}
+PARAMS = SamplingParams(max_tokens=60, seed=3, temperature=1.0)
+
+
+def signed(packed):
+    return hashlib.sha256(packed).digest() + packed
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Everything is slow enough to be kept."""
+    monkeypatch.setenv("SGLANG_LITE_CACHE", str(tmp_path))
+    monkeypatch.setattr(compiling, "SLOW_S", 0.0)
+    return tmp_path / "grammars"
+
+
+def generated(constraint, backend="auto"):
+    """A text, and how many grammars came from the disk."""
+    with Engine.of(random_model(), constraint_backend=backend) as engine:
+        return engine.complete("x", PARAMS, constraint).text, engine.stats()["grammars_from_disk"]
+
+
+@pytest.mark.parametrize("backend", BY_ENGINE)
+def test_another_engine_finds_what_one_has_compiled(backend, folder, monkeypatch):
+    text, found = generated(BY_ENGINE[backend], backend)
+    assert found == 0
+    assert len(list(folder.iterdir())) == 1
+    monkeypatch.setattr(worker.Worker, "prepare", lambda *_: pytest.fail("it was compiled again"))
+    assert generated(BY_ENGINE[backend], backend) == (text, 1)
+
+
+def test_blanks_in_a_schema_make_no_difference():
+    schema = '{"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": true}'
+    text, found = generated(JsonSchema(schema))
+    assert found == 0
+    assert generated(JsonSchema(schema.replace(" ", "\n"))) == (text, 1)
+
+
+def test_another_engine_of_constraints_or_vocabulary_or_constraint_is_something_else(folder):
+    generated(LARK)
+    assert generated(LARK, "xgrammar")[1] == 0
+    assert generated(Lark(LARK.grammar.replace("1,3", "1,4")))[1] == 0
+    assert len(list(folder.iterdir())) == 3
+    vocabularies = Vocabulary((b"a", b"b"), (1,)), Vocabulary((b"a", b"b"), (0,)), Vocabulary((b"ab", b""), (1,))
+    stores = [KeptGrammars(folder, vocabulary, "auto") for vocabulary in vocabularies]
+    stores[0].put(LARK, "llguidance", "x")
+    assert [store.get(LARK) for store in stores] == [("llguidance", "x"), None, None]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-3],
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
+        lambda data: b"",
+        lambda data: b"[1]\n",
+        lambda data: signed(zlib.compress(pickle.dumps("no pair")))[: len(data)],
+        lambda data: signed(zlib.compress(pickle.dumps(("llguidance", os.getcwd)))),
+        lambda data: signed(b"not compressed"),
+        lambda data: b"\xff" * 100,
+    ],
+)
+def test_a_damaged_file_is_compiled_again_and_replaced(folder, damage):
+    text, _ = generated(LARK)
+    (path,) = folder.iterdir()
+    path.write_bytes(damage(path.read_bytes()))
+    assert generated(LARK) == (text, 0)
+    assert generated(LARK) == (text, 1)
+
+
+def test_what_an_engine_can_not_load_is_compiled_again(folder):
+    text, _ = generated(LARK)
+    with Engine.of(random_model()) as engine:
+        engine._compiler._kept().put(LARK, "xgrammar", "{}")
+    assert generated(LARK) == (text, 0)
+
+
+def test_what_is_compiled_quickly_is_not_kept(folder, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setenv("SGLANG_LITE_CACHE", str(folder.parent))
+    generated(LARK)
+    assert not folder.exists()
+
+
+def test_what_is_refused_is_not_kept(folder):
+    with Engine.of(random_model()) as engine, pytest.raises(ConstraintError, match="uniqueItems"):
+        engine.complete("x", PARAMS, JsonSchema('{"type": "array", "uniqueItems": true}'))
+    assert not folder.exists()
+
+
+def test_the_files_used_longest_ago_go_first(folder, monkeypatch):
+    store = KeptGrammars(folder, Vocabulary((b"a",), (0,)), "auto")
+    monkeypatch.setattr(keeping, "MAX_BYTES", 2500)
+    names = [Regex(f"a{{{i}}}") for i in range(5)]
+    for i, name in enumerate(names):
+        store.put(name, "xgrammar", os.urandom(500))
+        os.utime(store._path(name), (i, i))
+        store.get(names[0])
+    kept = [store.get(name) is not None for name in names]
+    assert kept[0]
+    assert kept[4]
+    assert kept != [True] * 5
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 2500
+
+
+def test_a_disk_that_takes_nothing_does_no_harm(folder):
+    folder.write_text("no folder")
+    assert generated(LARK)[1] == 0
+    assert generated(LARK)[1] == 0
+
+
+def test_the_name_of_a_file_is_the_same_in_every_process(folder):
+    store = KeptGrammars(folder, Vocabulary((b"a", b"\xff"), (1,)), "auto")
+    code = (
+        "import sys, pathlib\nfrom sglang_lite.runtime.structured_output.disk_cache import KeptGrammars\n"
+        "from sglang_lite.runtime.structured_output.vocabulary import Vocabulary\nfrom sglang_lite.protocol import Lark\n"
+        "store = KeptGrammars(pathlib.Path(sys.argv[1]), Vocabulary((b'a', b'\\xff'), (1,)), 'auto')\n"
+        "print(store._path(Lark('start: \"\\ud800é\"')).name)"
+    )
+    other = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == store._path(Lark('start: "\ud800é"')).name

@@ -1,0 +1,349 @@
+"""The GPU's runner gives what the CPU's gives: in batches, over shared prefixes, after retractions, under constraints.
+
+With a GPU, on it and through captured graphs; without one, on the CPU under Triton's interpreter."""
+
+import random
+from concurrent.futures import Future
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+import sglang_lite as sgl
+from sglang_lite.protocol import Generation, ModelError, Regex, SamplingParams
+from sglang_lite.runtime.executor import graph_sizes
+from sglang_lite.runtime.executor import prefix_groups as shared
+from sglang_lite.runtime.executor.gpu_runner import DeviceRunner
+from sglang_lite.runtime.models.device_decoder import DeviceDecoder
+from tests.runtime.kernels import BACKENDS, PACKAGES, needs_kernels, skip_without
+from tests.runtime.models.tiny import VOCAB, randomise, save
+
+pytestmark = needs_kernels
+GPU = torch.cuda.is_available()
+DEVICE = {"device": "cuda" if GPU else "cpu"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    config = Qwen3Config(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=256, bos_token_id=0, eos_token_id=1,
+        pad_token_id=None, tie_word_embeddings=False,
+    )  # fmt: skip
+    return save(randomise(Qwen3ForCausalLM(config)), tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def on_cpu(folder):
+    with sgl.Engine(model=str(folder), dtype="float32", device="cpu") as engine:
+        yield engine
+
+
+@pytest.fixture(params=BACKENDS)
+def device(request, folder, monkeypatch):
+    """Makes engines that run fused kernels, with each backend of attention."""
+    if not GPU:
+        monkeypatch.setattr("sglang_lite.runtime.load.Decoder", DeviceDecoder)
+    opened = []
+
+    def make(**settings):
+        opened.append(
+            sgl.Engine(
+                **{
+                    "model": str(folder),
+                    "dtype": "float32",
+                    "max_total_tokens": 800,
+                    "threads": 1,
+                    "attention_backend": request.param,
+                    **DEVICE,
+                    **settings,
+                }
+            )
+        )
+        return opened[-1]
+
+    make.folder = str(folder)
+    yield make
+    for engine in opened:
+        engine.close()
+
+
+class Again:
+    """In place of a CUDA graph where there is none: computes again into the same tensor, from what is in others."""
+
+    def __init__(self, compute):
+        self.compute, self.logits = compute, compute()
+
+    def replay(self):
+        self.logits.copy_(self.compute())
+
+
+@pytest.fixture
+def with_graphs(device, monkeypatch):
+    """`device`, whose decoding steps run as graphs without a GPU, too."""
+
+    def make(**settings):
+        engine = device(**settings)
+        if not GPU:
+            engine._runner._graph_sizes = graph_sizes(settings["max_running"])
+        return engine
+
+    if not GPU:
+        monkeypatch.setattr(DeviceRunner, "_record", lambda self, compute: (graph := Again(compute), graph.logits))
+    return make
+
+
+@pytest.mark.parametrize("device", ["triton"], indirect=True)
+@pytest.mark.parametrize("most", [3, 40])
+def test_captured_steps_of_rows_with_one_token_and_with_several(with_graphs, on_cpu, most):
+    engine = with_graphs(max_running=most, page_size=4)
+    first = prompts(2, own=30)
+    asked = [prompt + more for prompt in first for more in ([7], [8, 9, 10], [11, 12, 13, 14, 15])]
+    for batch in (first, asked):  # what is new of the second are a few tokens each
+        expected = [g.token_ids for g in answers(on_cpu, batch, greedy())]
+        assert [g.token_ids for g in answers(engine, batch, greedy())] == expected
+    words = [g.text for g in answers(on_cpu, first, greedy(max_tokens=12), Regex("[abc]defgh[ij]klm[a-z]*"))]
+    forced = answers(engine, first, greedy(max_tokens=12), Regex("[abc]defgh[ij]klm[a-z]*"))
+    assert [g.text for g in forced] == words
+    kinds = {key[1] for key in engine._runner._graphs}
+    assert kinds == {False, True}
+
+
+def prompts(count, *, shared=0, own=20, seed=0):
+    rng = random.Random(seed)
+    prefix = [rng.randrange(2, VOCAB) for _ in range(shared)]
+    return [prefix + [rng.randrange(2, VOCAB) for _ in range(rng.randint(1, own))] for _ in range(count)]
+
+
+def answers(engine, asked, params, constraint=None):
+    futures = [Future() for _ in asked]
+    for prompt, future in zip(asked, futures):
+        engine.submit(prompt, params, constraint, sink=future.set_result)
+    return [future.result(timeout=120) for future in futures]
+
+
+def greedy(**more):
+    return SamplingParams(**{"temperature": 0, "max_tokens": 4, "ignore_eos": True, **more})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"page_size": 4, "max_running": 3, "step_tokens": 16},
+        {"page_size": 16, "max_running": 5, "overlap": False},
+        {"page_size": 1, "max_running": 4, "prefix_cache": False},
+        {"page_size": 4, "max_running": 4, "max_total_tokens": 64, "context_length": 60, "step_tokens": 9},
+    ],
+    ids=str,
+)
+def test_the_same_tokens_whatever_the_schedule(device, on_cpu, settings):
+    asked = prompts(5)
+    expected = [g.token_ids for g in answers(on_cpu, asked, greedy())]
+    assert [g.token_ids for g in answers(device(**settings), asked, greedy())] == expected
+
+
+@pytest.mark.filterwarnings("ignore")  # flash-attn-4 calls what its own base is about to drop
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_give_the_probabilities_of_our_kernels(package, tmp_path):
+    skip_without(package)
+    config = Qwen3Config(
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=64, max_position_embeddings=256, bos_token_id=0, eos_token_id=1,
+        pad_token_id=None,
+    )  # fmt: skip
+    settings = {
+        "model": str(save(randomise(Qwen3ForCausalLM(config)), tmp_path)),
+        "dtype": "float16",
+        "step_tokens": 150,
+        "max_total_tokens": 4096,  # they share the GPU
+    }
+    asked = [*prompts(4, own=200), *prompts(3, shared=40)]
+    with (
+        sgl.Engine(**settings, attention_backend="triton") as ours,
+        sgl.Engine(**settings, attention_backend=package) as theirs,
+    ):
+        params = greedy(return_logprob=True, top_logprobs_num=5)
+        for our, their in zip(answers(ours, asked, params), answers(theirs, asked, params)):
+            for a, b in zip(our.output_logprobs, their.output_logprobs):
+                assert abs(a.top[0][0] - b.top[0][0]) < 0.02
+                if a.token_id != b.token_id:  # they were as good
+                    assert a.top[0][0] - {i: value for value, i, _ in a.top}[b.token_id] < 0.02
+                    break
+
+
+@pytest.mark.parametrize("device", ["triton"], indirect=True)
+def test_rows_that_share_a_prefix_read_it_together(device, on_cpu, monkeypatch):
+    monkeypatch.setattr(shared, "_WORTH", 1)
+    found = []
+    plain = shared.find_groups
+    monkeypatch.setattr(shared, "find_groups", lambda *a: found.append(plain(*a)) or found[-1])
+    asked = [*prompts(4, shared=40, own=6), *prompts(2, own=9, seed=5)]
+    expected = [g.token_ids for g in answers(on_cpu, asked, greedy(max_tokens=5))]
+    engine = device(page_size=4, max_running=8)
+    assert [g.token_ids for g in answers(engine, asked, greedy(max_tokens=5))] == expected
+    assert max(len(group.rows) for groups in found for group in groups) == 4
+
+
+def test_log_probabilities_of_a_draw_are_those_of_the_cpu(device, on_cpu):
+    """What is drawn differs, but not what it is drawn from."""
+    params = SamplingParams(
+        temperature=0.6, max_tokens=1, return_logprob=True, top_logprobs_num=8, logit_bias=((7, 2.0),), ignore_eos=True
+    )
+    engine = device(page_size=4, max_running=4)
+    for constraint in (None, Regex("[a-f]{3}x")):
+        for prompt in prompts(2):
+            ours, theirs = (each.complete(prompt, params, constraint).output_logprobs[0] for each in (engine, on_cpu))
+            likely = [[(v, i) for v, i, _ in each.top if v > -1e30] for each in (ours, theirs)]
+            assert [i for _, i in likely[0]] == [i for _, i in likely[1]]  # of what is ruled out none comes first
+            assert [v for v, _ in likely[0]] == pytest.approx([v for v, _ in likely[1]], abs=1e-4)
+
+
+def test_log_probabilities_penalties_and_biases(device, on_cpu):
+    params = greedy(
+        return_logprob=True, top_logprobs_num=3, logprob_start_len=0, frequency_penalty=0.4, repetition_penalty=1.2,
+        logit_bias=((7, 2.0),), min_tokens=3, ignore_eos=False,
+    )  # fmt: skip
+    asked = prompts(3)
+    engine = device(page_size=4, max_running=4)
+    for ours, theirs in zip(answers(engine, asked, params), answers(on_cpu, asked, params)):
+        assert ours.token_ids == theirs.token_ids
+        for a, b in zip(
+            (*ours.prompt_logprobs, *ours.output_logprobs), (*theirs.prompt_logprobs, *theirs.output_logprobs)
+        ):
+            assert (a.logprob is None) == (b.logprob is None)
+            assert a.logprob is None or abs(a.logprob - b.logprob) < 1e-4
+            assert [i for _, i, _ in a.top] == [i for _, i, _ in b.top]
+
+
+def test_constraints_hold(device, on_cpu):
+    constraint, params = Regex("[a-c]{4}-[0-9]{2}"), greedy(max_tokens=20, ignore_eos=False)
+    asked = prompts(3)
+    expected = [g.text for g in answers(on_cpu, asked, params, constraint)]
+    assert [g.text for g in answers(device(page_size=4, max_running=4), asked, params, constraint)] == expected
+
+
+def test_draws_depend_on_seed_and_position_alone(device):
+    asked, params = prompts(5), SamplingParams(temperature=1.0, top_p=0.9, max_tokens=5, seed=3, ignore_eos=True)
+    alone = [answers(device(page_size=4, max_running=4), [p], params)[0].token_ids for p in asked[:2]]
+    together = [g.token_ids for g in answers(device(page_size=4, max_running=5), asked, params)]
+    assert together[:2] == alone
+
+
+@pytest.mark.parametrize("device", ["torch"], indirect=True)
+def test_a_draw_does_not_depend_on_a_neighbours_filters(device):
+    first, other = prompts(2)
+    engine = device(page_size=4, max_running=4, prefix_cache=False)
+
+    def drawn(**filters):
+        futures = [Future(), Future()]
+        for prompt, future, own in zip((first, other), futures, ({}, filters)):
+            params = SamplingParams(temperature=1.0, max_tokens=4, seed=3, ignore_eos=True, **own)
+            engine.submit(prompt, params, sink=future.set_result)
+        return [future.result(timeout=120).token_ids for future in futures]
+
+    (alone, neighbour), (beside, filtered) = drawn(), drawn(top_k=1, top_p=0.1, min_p=0.9)
+    assert beside == alone
+    assert filtered != neighbour
+
+
+def test_a_fork_in_a_page_copies_it(device, on_cpu):
+    (first,) = prompts(1, own=1, shared=32)
+    second = [*first[:22], 5, 6, 7]
+    engine = device(page_size=16, max_running=4)
+    answers(engine, [first], greedy())
+    (generation,) = answers(engine, [second], greedy())
+    assert generation.usage.cached_tokens > 16
+    assert generation.token_ids == answers(on_cpu, [second], greedy())[0].token_ids
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the interpreter computes with numpy
+def test_logits_that_are_no_numbers_fail_their_request_alone(device, monkeypatch):
+    """A prompt that contains token 95 gives NaN."""
+    engine = device(page_size=4, max_running=4)
+    model = engine._runner.model
+    with torch.inference_mode():
+        model.embedding[95] = float("nan")
+    good, bad = [[5, 6, 7, 8], [9, 10, 11]], [12, 95, 13]
+    expected = [g.token_ids for g in answers(engine, good, greedy(logit_bias=((95, -100.0),)))]
+    engine.flush_cache()
+    first, broken, second = answers(engine, [good[0], bad, good[1]], greedy(logit_bias=((95, -100.0),)))
+    assert isinstance(broken, ModelError)
+    assert "NaN or infinite" in str(broken)
+    assert isinstance(first, Generation)
+    assert [first.token_ids, second.token_ids] == expected
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+@pytest.mark.parametrize(
+    "settings", [{"kv_dtype": "fp8"}, {"quantization": "fp8"}, {"quantization": "fp8", "kv_dtype": "fp8"}], ids=str
+)
+def test_eight_bits_stay_near(device, settings):
+    """Log-probabilities of the same tokens, alone, in few rows and in many."""
+    params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, return_logprob=True, logprob_start_len=1)
+    asked = [(p * 20)[:48] for p in prompts(40)]
+    with sgl.Engine(model=device.folder, dtype="bfloat16", max_total_tokens=8000, **DEVICE) as exact:
+        expected = answers(exact, asked, params)
+    engine = device(dtype="bfloat16", max_total_tokens=8000, **settings)
+    for some in (asked[:1], asked[:7], asked):
+        engine.flush_cache()
+        gaps = [
+            abs(a.logprob - b.logprob)
+            for ours, theirs in zip(answers(engine, some, params), expected)
+            for a, b in zip(ours.prompt_logprobs, theirs.prompt_logprobs)
+        ]
+        assert sum(gaps) / len(gaps) < 0.3
+
+
+def test_programs_play(device, on_cpu):
+    @sgl.function
+    def program(s):
+        s += "ab"
+        s += sgl.gen("x", max_tokens=3, temperature=0, ignore_eos=True)
+        s += sgl.select("y", ["cd", "ce", "f"])
+        forks = s.fork(2)
+        for i, fork in enumerate(forks):
+            fork += f"g{i}"
+            fork += sgl.gen("z", max_tokens=3, temperature=0, ignore_eos=True)
+        s += forks[0]["z"] + forks[1]["z"]
+
+    texts = [program.run(backend=engine).text() for engine in (on_cpu, device(page_size=4, max_running=4))]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("device", ["auto"], indirect=True)
+def test_heads_that_the_kernels_have_no_room_for_take_torch(device, tmp_path, caplog):
+    config = Qwen3Config(
+        vocab_size=VOCAB, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=264, max_position_embeddings=64, bos_token_id=0, eos_token_id=1,
+        pad_token_id=None,
+    )  # fmt: skip
+    reference = randomise(Qwen3ForCausalLM(config))
+    wide = str(save(reference, tmp_path))
+    with pytest.raises(sgl.ParameterError, match=r"'triton' can't run this model: heads of 264 .* can: 'torch'"):
+        device(model=wide, attention_backend="triton")
+    assert not caplog.records
+    for prompt, generation in zip(prompts(3), answers(device(model=wide), prompts(3), greedy())):
+        with torch.no_grad():
+            best = reference(torch.tensor([[*prompt, *generation.token_ids]])).logits[0].argmax(-1)
+        assert best[len(prompt) - 1 : -1].tolist() == list(generation.token_ids)
+    (record,) = caplog.records
+    assert "'torch', the slower path" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"device": "tpu"}, "device"),
+        ({"device": "cuda:99"}, "device"),
+        ({"mem_fraction": 1.5}, "mem_fraction"),
+        ({"mem_fraction": True}, "mem_fraction"),
+        ({"device": "cpu", "quantization": "fp8"}, "quantization"),
+        ({"device": "cpu", "kv_dtype": "fp8"}, "kv_dtype"),
+        ({"quantization": "fp4"}, "quantization"),
+        ({"attention_backend": "xformers"}, "attention_backend: 'xformers' is not one of auto, triton, torch, flash"),
+        ({"attention_backend": []}, "attention_backend"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(folder, settings, message):
+    with pytest.raises(sgl.ParameterError, match=message):
+        sgl.Engine(model=str(folder), **settings)
