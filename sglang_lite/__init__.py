@@ -90,6 +90,7 @@ _HOMES = {
         "RequestAbortedError", "RequestTimeoutError", "SglError", "TemplateError", "UnknownVariableError",
         "ValueValidationError",
     ),
+    "lang.agent": ("use_tools",),
     "lang.api": (
         "assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int", "gen_string",
         "get_server_info", "image", "select", "separate_reasoning", "set_default_backend", "system", "system_begin",
@@ -102,10 +103,9 @@ _HOMES = {
     "lang.choices": (
         "greedy_token_selection", "token_length_normalized", "unconditional_likelihood_normalized",
     ),
+    "lang.expressions": ("Multi",),
     "lang.global_config": ("global_config",),
-    "lang.ir": ("Multi",),
     "lang.state": ("ProgramState", "ProgramStateGroup"),
-    "lang.agent": ("use_tools",),
     "lang.tools": ("ToolCall", "ToolError"),
     "lang.tracer": ("TraceError",),
     "protocol": ("Choices", "Regex", "SamplingParams"),

@@ -12,7 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 import sglang_lite as sgl
 from sglang_lite.constraints.schema import json_schema
-from sglang_lite.program.nodes import Gen, Grammar, Program, Text
+from sglang_lite.program.nodes import Gen, GrammarBegin, GrammarEnd, Program, Text
 from sglang_lite.protocol import Continuation, Delta, Number, Played, Prompt, Regex, SamplingParams
 from sglang_lite.runtime.executor.sampler import sample_seed, uniforms
 from sglang_lite.runtime.load import LoadedModel
@@ -249,8 +249,8 @@ def test_a_number_in_a_grammar_keeps_to_it():
     for prompt, params, _ in asked(12, seed=3):
         text = "".join(TOKENS[i] for i in prompt)
         params = SamplingParams(temperature=params.temperature, max_tokens=12, seed=params.seed)
-        program = Program((Grammar(grammar), Gen("n", params, Number("integer")), Text(" "),
-                           Gen("rest", params, Regex("a+")), Grammar(None)))  # fmt: skip
+        program = Program((GrammarBegin(grammar), Gen("n", params, Number("integer")), Text(" "),
+                           Gen("rest", params, Regex("a+")), GrammarEnd()))  # fmt: skip
         engine.compile_grammar(Regex("a+"))
         played = []
         engine.run_program(text, program, sink=played.append)
