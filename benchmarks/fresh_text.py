@@ -57,7 +57,7 @@ class Waits(Nothing):
 
 def engine_of(model: Waits, rows: int) -> Engine:
     tokenizer = tokenizer_from_gguf(GgufFile(resolve("smollm2-135m", None)).metadata, "smollm2-135m")
-    loaded = LoadedModel("nothing", model, tokenizer, tokenizer.vocab_size, tokenizer.eos_ids, 1 << 16)  # type: ignore[arg-type]
+    loaded = LoadedModel("nothing", model, tokenizer, tokenizer.vocab_size, tokenizer.eos_ids, 1 << 16)  # type: ignore[arg-type] # a model that only waits
     return Engine.of(loaded, max_running=rows + 8, max_total_tokens=1 << 20, prefix_cache=False)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -207,7 +208,7 @@ class SglSeparateReasoning(Expression):
         return f"SeparateReasoning({self.model_type!r}, {self.expr!r})"
 
 
-class BaseProgram:
+class BaseProgram(ABC):
     """What `@function` makes (function.py), as far as others look at it.
 
     Attributes:
@@ -225,21 +226,23 @@ class BaseProgram:
     names: frozenset[str]
     bind_arguments: dict[str, Any]
 
+    @abstractmethod
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
+        """Runs it. Returns its state."""
 
+    @abstractmethod
     async def arun(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
+        """`run` for coroutines."""
 
 
-class SglCall(Expression):
+class SglCall(Expression, ABC):
     """A program added to another: it goes on with that one's text (function.py)."""
 
     __slots__ = ()
 
+    @abstractmethod
     def play_on(self, branch: Any) -> None:
         """Runs the program's body on a branch."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
