@@ -148,7 +148,7 @@ def first_token(engine: Engine, model: Waits, post: Callable[[], None]) -> tuple
     thread.join()
     time.sleep(20 * STEP)  # whatever it is has come
     asked = model.asked[before - 1 :]
-    return took * 1e3, max(b - a for a, b in pairwise(asked)) * 1e3
+    return took * 1e3, max((b - a for a, b in pairwise(asked)), default=0.0) * 1e3
 
 
 def report(rows: int, characters: int, trials: int) -> None:

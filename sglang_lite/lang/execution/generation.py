@@ -75,6 +75,36 @@ def at_once(branch: Player, op: GenOp) -> bool:
     return True
 
 
+def is_only_answered(branch: Player, op: Op) -> bool:
+    """Whether an operation is a generation, handed over, of which one whole answer will come, and nothing of the
+    caller's has a say in it."""
+    return (
+        type(op) is GenOp
+        and op.asked is not None
+        and op.own.options is None
+        and op.own.value_type is None
+        and branch.log is None
+        and branch.run.plain
+        and (isinstance(op.node.params.n, Unset) or op.node.params.n == 1)
+    )
+
+
+def take_answer(branch: Player, op: GenOp) -> bool:
+    """Plays such a generation, if its answer is there. On the executor loop."""
+    assert op.asked is not None
+    line, place = op.asked
+    line.reach(op, branch.transcript.pieces)
+    answer = line.answer(place)
+    if answer is None:
+        return False
+    if isinstance(answer, SglError):
+        raise answer
+    if not branch.backend.enforces:
+        _hold(branch, op, [answer])
+    _accept(branch, op, [answer], _values(op, [answer]))
+    return True
+
+
 async def agenerate(branch: Player, op: GenOp) -> None:
     """Plays a generation: asks the backend until the answer will do, and appends it."""
     run = branch.run

@@ -38,7 +38,7 @@ from sglang_lite.lang.execution.operations import (
     ScopeOp,
     SelectOp,
 )
-from sglang_lite.lang.execution.push_down import Line
+from sglang_lite.lang.execution.push_down import Inbox, Line
 from sglang_lite.lang.execution.reading import nothing, unknown
 from sglang_lite.lang.execution.run import Run, current_run
 from sglang_lite.lang.execution.transcript import Transcript
@@ -74,7 +74,7 @@ class Player:
 
     __slots__ = (
         "__weakref__", "_at", "_failure", "_failure_seen", "_lock", "_queue", "_scope_starts", "_sid", "_stopped",
-        "_task", "backend", "children", "line", "names", "run", "transcript",
+        "_waiting", "backend", "children", "line", "names", "run", "transcript",
     )  # fmt: skip
 
     def __init__(self, run: Run, line: Line | None = None, *, forked: bool = False) -> None:
@@ -89,7 +89,7 @@ class Player:
         self._failure: SglError | None = None
         self._failure_seen = False
         self._stopped = False  # from outside of the body: for good
-        self._task: asyncio.Task[None] | None = None
+        self._waiting: asyncio.Task[None] | Inbox | None = None
         self._scope_starts: dict[int, int] = {}
 
     # ------------------------------------------------------------------------------------------ any thread
@@ -225,8 +225,8 @@ class Player:
     def _give_up(self, op: Op, error: SglError) -> None:
         """Ends an operation that a rollback waits for, unless a thread plays it: that can't be stopped. On the
         executor loop."""
-        if self._task is not None and (task := self._fail(error, op)) is not None:
-            task.cancel()
+        if self._waiting is not None and (waiting := self._fail(error, op)) is not None:
+            waiting.cancel()
 
     def stop(self, error: SglError, *, told: bool = True) -> None:
         """Fails the branch and those forked from it, and cancels what their backends are doing. A body that is stopped
@@ -240,9 +240,9 @@ class Player:
         with self._lock:
             ending = isinstance(self._at, HookOp) and self._at.hook == "end_program"  # nothing is left but to tell so
             busy = (self._at is not None and not ending) or (self.log is not None and not self.log.closed)
-        task = self._fail(error) if busy or self._stopped else None
-        if task is not None:
-            executor().post(task.cancel)
+        waiting = self._fail(error) if busy or self._stopped else None
+        if waiting is not None:
+            executor().post(waiting.cancel)
         for child in self.children:
             child.stop(error)
 
@@ -255,7 +255,9 @@ class Player:
             self._hand_over(waits)
 
     def _hand_over(self, op: Op) -> None:
-        if self.backend.blocking and not generation.needs_loop(self, op):
+        if generation.is_only_answered(self, op):
+            executor().post(self._await, op)
+        elif self.backend.blocking and not generation.needs_loop(self, op):
             self.backend.pool.submit(partial(self.run.context.copy().run, self._play_blocking, op))
         else:
             executor().post(self._start, op)
@@ -303,12 +305,46 @@ class Player:
         with self._lock:
             if self._at is op:
                 loop = asyncio.get_running_loop()
-                self._task = loop.create_task(self._play(op), context=self.run.context.copy())
+                self._waiting = loop.create_task(self._play(op), context=self.run.context.copy())
+
+    def _await(self, op: GenOp) -> None:
+        """Plays from a generation on of which only the answer is to come: without a task, which would cost more than
+        the rest. On the executor loop."""
+        token = current_run.set(self.run)
+        try:
+            self._take_answers(op)
+        finally:
+            current_run.reset(token)
+
+    def _take_answers(self, waits: GenOp) -> None:
+        op: Op | None = waits
+        while op is not None and self._at is op:
+            self._waiting = None
+            try:
+                if not generation.is_only_answered(self, op):
+                    self._hand_over(op)
+                    return
+                assert isinstance(op, GenOp)
+                if not generation.take_answer(self, op):
+                    self._wait_for_answer(op)
+                    return
+                following = self._play_after(op)
+            except BaseException as error:  # as in _advance
+                self._fail(error, op)
+                return
+            op = following
+
+    def _wait_for_answer(self, op: GenOp) -> None:
+        assert op.asked is not None
+        line, place = op.asked
+        with self._lock:
+            if self._at is op:
+                self._waiting = line.when_answered(place, partial(self._await, op))
 
     async def _play(self, waits: Op) -> None:
         """Plays on the executor loop from an operation on that has to wait."""
         current_run.set(self.run)
-        task, op = self._task, waits
+        task, op = self._waiting, waits
         while True:
             try:
                 if isinstance(op, JoinOp):
@@ -332,8 +368,8 @@ class Player:
             if following is None:
                 break
             op = following
-        if self._task is task:
-            self._task = None
+        if self._waiting is task:
+            self._waiting = None
 
     def _play_blocking(self, waits: Op) -> None:
         """Plays on a thread of the backend's pool from an operation on that has to wait."""
@@ -357,8 +393,9 @@ class Player:
                 return
             op = following
 
-    def _fail(self, error: BaseException, op: Op | None = None) -> asyncio.Task[None] | None:
-        """Fails the branch, with everything that is queued or being played. Returns the task that was playing.
+    def _fail(self, error: BaseException, op: Op | None = None) -> asyncio.Task[None] | Inbox | None:
+        """Fails the branch, with everything that is queued or being played. Returns what was waiting for
+        it.
 
         Args:
             op: what its player tells to have failed; one that was stopped meanwhile has nothing to tell.
@@ -381,7 +418,7 @@ class Player:
                 self._failure, logs = failure, list(self.names.logs.values())
                 if self.log is not None:
                     logs.append(self.log)
-            task, self._task = self._task, None
+            waiting, self._waiting = self._waiting, None
         if at is not None and not isinstance(at, HookOp):  # a hook is called already
             left.insert(0, at)
         for each in left:
@@ -390,7 +427,7 @@ class Player:
             log.close(failure)
         if back is not None:
             self._play_on(back)
-        return task
+        return waiting
 
     @property
     def log(self) -> TextLog | None:

@@ -14,7 +14,8 @@ import asyncio
 import contextlib
 import secrets
 import threading
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -182,7 +183,7 @@ class Line:
         self._count = 0  # of nodes, those that are sent too
         self._known = 0  # pieces of text that are handed over, of those that the branch had when it came to `held`
         self._behind = False  # not even those are
-        self._inboxes: dict[int, asyncio.Queue[Any]] = {}  # by the places of nodes; on the executor loop
+        self._inboxes: dict[int, Inbox] = {}  # by the places of nodes; on the executor loop
         self._ended: SglError | None = None  # its program
         self._failed: tuple[int, SglError] | None = None  # where, and with what
         self._back = -1  # the place of the last rollback
@@ -376,10 +377,10 @@ class Line:
         """Something that a node has brought. An error is that of all nodes behind it, too, up to a rollback."""
         if isinstance(event, SglError):
             self._failed = place, event
-            for each, inbox in self._inboxes.items():
+            for each, inbox in list(self._inboxes.items()):
                 if each > place and self._lost(each):
-                    inbox.put_nowait(event)
-        self._inbox(place).put_nowait(event)
+                    inbox.put(event)
+        self._inbox(place).put(event)
 
     def _lost(self, place: int) -> bool:
         """A node before has failed."""
@@ -388,8 +389,8 @@ class Line:
     def end(self, error: SglError) -> None:
         """Nothing more will come."""
         self._ended = error
-        for inbox in self._inboxes.values():
-            inbox.put_nowait(error)
+        for inbox in list(self._inboxes.values()):
+            inbox.put(error)
 
     async def answers(self, place: int, last: int = 1) -> AsyncGenerator[Delta | Generation | Selection, None]:
         """What a node brings, up to so many generations or selections. Raises SglError: what it failed with."""
@@ -404,12 +405,63 @@ class Line:
         finally:
             self._inboxes.pop(place, None)
 
-    def _inbox(self, place: int) -> asyncio.Queue[Any]:
+    def answer(self, place: int) -> Any:
+        """The first thing that a node has brought, None as long as there is nothing."""
+        inbox = self._inbox(place)
+        if not inbox.events:
+            return None
+        self._inboxes.pop(place, None)
+        return inbox.events.popleft()
+
+    def when_answered(self, place: int, then: Callable[[], object]) -> Inbox:
+        """Calls `then` once `answer` has something, which it has not now. Returns what cancels that."""
+        inbox = self._inbox(place)
+        inbox.then = then
+        return inbox
+
+    def _inbox(self, place: int) -> Inbox:
         found = self._inboxes.get(place)
         if found is None:
-            found = self._inboxes[place] = asyncio.Queue()
+            found = self._inboxes[place] = Inbox()
             if self._failed is not None and self._lost(place):
-                found.put_nowait(self._failed[1])
+                found.put(self._failed[1])
             elif self._ended is not None:
-                found.put_nowait(self._ended)
+                found.put(self._ended)
         return found
+
+
+class Inbox:
+    """What a node brings, for whoever plays it: one at a time. On the executor loop.
+
+    Attributes:
+        events: that have come.
+        then: is called with the next one.
+    """
+
+    __slots__ = ("events", "then")
+
+    def __init__(self) -> None:
+        self.events: deque[Any] = deque()
+        self.then: Callable[[], object] | None = None
+
+    def put(self, event: Any) -> None:
+        self.events.append(event)
+        then, self.then = self.then, None
+        if then is not None:
+            then()
+
+    async def get(self) -> Any:
+        if not self.events:
+            come = asyncio.get_running_loop().create_future()
+            self.then = partial(_resolve, come)
+            await come
+        return self.events.popleft()
+
+    def cancel(self) -> None:
+        """Calls nobody."""
+        self.then = None
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
