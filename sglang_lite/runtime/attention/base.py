@@ -26,7 +26,7 @@ from typing import Protocol
 import torch
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
-from sglang_lite.runtime.kernels.reference import KVCache
+from sglang_lite.runtime.kernels.kv_cache import KVCache
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import torch
 
 from sglang_lite.runtime.attention.base import Attend, AttentionRequirements
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
-from sglang_lite.runtime.kernels.reference import KVCache
+from sglang_lite.runtime.kernels.kv_cache import KVCache
 
 _WIDEST = 256
 _TYPES = (torch.bfloat16, torch.float16)

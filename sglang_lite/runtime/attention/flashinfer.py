@@ -18,7 +18,7 @@ import torch
 
 from sglang_lite.runtime.attention.base import Attend, AttentionRequirements
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
-from sglang_lite.runtime.kernels.reference import KVCache, by_kv_head
+from sglang_lite.runtime.kernels.kv_cache import KVCache, by_kv_head
 
 _HEADS = (64, 128, 256)
 _TYPES = (torch.bfloat16, torch.float16)

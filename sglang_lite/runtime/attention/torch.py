@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 
 from sglang_lite.runtime.attention.base import Attend, AttentionRequirements
-from sglang_lite.runtime.kernels import reference
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
-from sglang_lite.runtime.kernels.reference import DecodeRows, ExtendRow, KVCache
+from sglang_lite.runtime.kernels.attention_metadata import DecodeRows, DevicePlan, ExtendRow
+from sglang_lite.runtime.kernels.kv_cache import KVCache, by_kv_head
+from sglang_lite.runtime.kernels.reference.attention import attend_rows
 
 _AT_ONCE = 1 << 26  # elements of keys, and as many of values, that are gathered for one product of several rows
 
@@ -48,11 +48,11 @@ class TorchAttention:
             softcap: float | None,
         ) -> None:
             for first, end, part in parts:
-                out[first:end] = reference.attend(
+                out[first:end] = attend_rows(
                     q[first:end], cache.k[layer], cache.v[layer], part, scale=scale, window=window, softcap=softcap
                 )
             if cache.scales is not None:
-                out.copy_(reference.by_kv_head(out, cache.scales.v[layer]))
+                out.copy_(by_kv_head(out, cache.scales.v[layer]))
 
         return attend
 

@@ -7,9 +7,9 @@ import torch
 from sglang_lite.runtime.attention.base import Attend, AttentionRequirements
 from sglang_lite.runtime.kernels.attention_metadata import PROGRAMS, DevicePlan, Partials, Work
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
+from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
 from sglang_lite.runtime.kernels.prefix_attention import MOST_GROUP, prefix_attention
-from sglang_lite.runtime.kernels.reference import KVCache
 
 _LEAST = 64  # tokens in a decoding program's share
 _WIDEST = 256  # head that a program's registers and shared memory have room for

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sglang_lite.runtime.kernels.reference import AttentionPlan, DecodeRows, ExtendRow
+from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeRows, ExtendRow
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.table import SlotTable
 from sglang_lite.runtime.scheduler.batch import Batch

@@ -1,10 +1,12 @@
-"""What a step's kernels read beside weights and activations: a batch as tensors on the device."""
+"""Which keys and values a step writes and reads: `DevicePlan` for Triton kernels, `AttentionPlan` for the CPU."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
+
+from sglang_lite.runtime.kernels.kv_cache import gather
 
 PROGRAMS = 264  # that keep a GPU of 132 multiprocessors busy
 
@@ -88,3 +90,52 @@ class DevicePlan:
     shared: SharedPrefixes | None
     blocks: torch.Tensor
     block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """Rows with one new token each: the first `count` tokens of the batch.
+
+    Attributes:
+        read_at: token slots [count, longest], the new token's included; padded with any slot.
+        lengths: [count].
+        ragged: some row is shorter than the longest.
+    """
+
+    count: int
+    read_at: torch.Tensor
+    lengths: torch.Tensor
+    ragged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendRow:
+    """A row of new tokens: tokens start … end of the batch, the last ones of their sequence.
+
+    Attributes:
+        read_at: token slots of the whole sequence [length]; a slice where they lie side by side and in order, so that
+            reading them is no copy.
+    """
+
+    start: int
+    end: int
+    read_at: torch.Tensor | slice
+
+    @property
+    def length(self) -> int:
+        return self.read_at.stop - self.read_at.start if isinstance(self.read_at, slice) else len(self.read_at)
+
+    def read(self, cache: torch.Tensor, first: int, dtype: torch.dtype) -> torch.Tensor:
+        """The sequence's keys or values from position `first` on [kv_heads, length - first, head_dim]."""
+        if isinstance(self.read_at, slice):
+            return cache[:, self.read_at.start + first : self.read_at.stop].to(dtype)
+        return gather(cache, self.read_at[first:], dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """Who reads what in this step; the same for every layer."""
+
+    store_at: torch.Tensor  # the slot of each new token [T]
+    decode: DecodeRows | None
+    extends: tuple[ExtendRow, ...]

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.reference import KVCache
+from sglang_lite.runtime.kernels.kv_cache import KVCache
 
 
 @triton.jit

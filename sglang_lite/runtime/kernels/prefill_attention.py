@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
+from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch import FLOAT32, FLOAT32_QUERIES, fitted
-from sglang_lite.runtime.kernels.reference import KVCache
 from sglang_lite.runtime.kernels.softmax import attend_block, page_of
 
 _LAUNCH = {

@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
+from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch import FLOAT32, FLOAT32_QUERIES, fitted
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
-from sglang_lite.runtime.kernels.reference import KVCache
 from sglang_lite.runtime.kernels.softmax import attend_tokens, page_of
 
 MOST_GROUP = 64  # query heads of a KV head

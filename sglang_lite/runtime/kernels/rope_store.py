@@ -10,8 +10,8 @@ import triton.language as tl
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.fp8 import Scales
+from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
-from sglang_lite.runtime.kernels.reference import KVCache
 
 _LAUNCH = {"BLOCK_H": 8, "num_warps": 2}
 

@@ -15,7 +15,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from sglang_lite.runtime.kernels.reference import AttentionPlan, KVCache, KVScales, attention, copy_kv, store_kv
+from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan
+from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
+from sglang_lite.runtime.kernels.reference.attention import attention, store_kv
+from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
 from sglang_lite.runtime.models.layers.linear import (
     Linear,
     RowByRow,

@@ -10,8 +10,8 @@ from sglang_lite.runtime.attention.base import Attend
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.embed import embed
 from sglang_lite.runtime.kernels.fp8 import Fp8Rows, Scales
+from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.norm import add_rms_norm, add_rms_norm_eight, rms_norm, rms_norm_eight
-from sglang_lite.runtime.kernels.reference import KVCache
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.layers.device_linear import matrix

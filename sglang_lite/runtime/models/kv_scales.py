@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.kernels.reference import AttentionPlan, ExtendRow, KVCache, KVScales
+from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, ExtendRow
+from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.models.decoder import Decoder
 
 _TOKENS = 512  # of the trial

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from sglang_lite.runtime.kernels.reference import AttentionPlan
+from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan
 
 
 class Model(Protocol):

@@ -11,7 +11,7 @@ from sglang_lite.runtime.attention.base import AttentionRequirements
 from sglang_lite.runtime.attention.flash_attn import FlashAttention
 from sglang_lite.runtime.attention.flashinfer import FlashInferAttention
 from sglang_lite.runtime.attention.registry import make_attention
-from sglang_lite.runtime.kernels.reference import KVCache
+from sglang_lite.runtime.kernels.kv_cache import KVCache
 from tests.runtime.attention.described import put_in_place
 from tests.runtime.kernels import BACKENDS, PACKAGES, needs_kernels, skip_without
 from tests.runtime.kernels.test_kernels import DEVICE, OPTIONS, Rows, close_by_head, in_eight_bits, normal

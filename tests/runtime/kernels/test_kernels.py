@@ -6,18 +6,27 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sglang_lite.runtime.executor.prefix_groups import MOST_CHUNKS, shared_work
-from sglang_lite.runtime.kernels import reference
 from sglang_lite.runtime.kernels.activation import gated, gated_eight
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Partials, SharedPrefixes, Work
+from sglang_lite.runtime.kernels.attention_metadata import (
+    AttentionPlan,
+    DevicePlan,
+    ExtendRow,
+    Partials,
+    SharedPrefixes,
+    Work,
+)
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
 from sglang_lite.runtime.kernels.embed import embed
 from sglang_lite.runtime.kernels.fp8 import Scales, quantise_rows
 from sglang_lite.runtime.kernels.gemv import FewRows, linear_one
+from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales, by_kv_head
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
 from sglang_lite.runtime.kernels.norm import add_rms_norm, add_rms_norm_eight, rms_norm, rms_norm_eight
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
 from sglang_lite.runtime.kernels.prefix_attention import prefix_attention
+from sglang_lite.runtime.kernels.reference.attention import attention
+from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.kernels.sampling import NOT_FINITE, NOTHING_ALLOWED, DeviceSampling, draw
 from sglang_lite.runtime.kernels.tiled import can_tile, linear_tiled
@@ -53,7 +62,7 @@ class Rows:
             self.table[i, :count] = torch.tensor([order.pop() for _ in range(count)], dtype=torch.int32)
             self.table[i, : shared // page] = self.table[0, : shared // page]
         self.table[-1] = order.pop()
-        self.cache = reference.KVCache(
+        self.cache = KVCache(
             (normal(self.kv_heads, total * page, dim, dtype=dtype),),
             (normal(self.kv_heads, total * page, dim, dtype=dtype),),
         )
@@ -97,11 +106,9 @@ class Rows:
 
     def twin(self, q, rows, **options):
         """`rows`: (first token in the batch, count, slot, end of the sequence)."""
-        extends = tuple(reference.ExtendRow(f, f + c, self.read_at(s, e)) for f, c, s, e in rows)
+        extends = tuple(ExtendRow(f, f + c, self.read_at(s, e)) for f, c, s, e in rows)
         with sdpa_kernel(SDPBackend.MATH):
-            return reference.attention(
-                q, self.cache, 0, reference.AttentionPlan(torch.zeros(0), None, extends), **options
-            )
+            return attention(q, self.cache, 0, AttentionPlan(torch.zeros(0), None, extends), **options)
 
 
 def in_eight_bits(rows, q, *, scaled):
@@ -111,11 +118,11 @@ def in_eight_bits(rows, q, *, scaled):
     asked, scales = q.clone(), None
     if scaled:
         heads = torch.arange(rows.kv_heads, device=DEVICE)
-        scales = reference.KVScales((2.0 ** (2 * heads - 1),), (2.0 ** (12 * heads - 9),))
-        q.copy_(reference.by_kv_head(q, scales.k[0]))
+        scales = KVScales((2.0 ** (2 * heads - 1),), (2.0 ** (12 * heads - 9),))
+        q.copy_(by_kv_head(q, scales.k[0]))
     sides = (scales.k, scales.v) if scales else (torch.ones(1, rows.kv_heads, device=DEVICE),) * 2
-    rows.cache = reference.KVCache(*((x.float() * by[0].view(-1, 1, 1),) for x, by in zip(eight, sides)))
-    return reference.KVCache(*((x,) for x in eight), scales), asked
+    rows.cache = KVCache(*((x.float() * by[0].view(-1, 1, 1),) for x, by in zip(eight, sides)))
+    return KVCache(*((x,) for x in eight), scales), asked
 
 
 def close_by_head(a, b):
@@ -247,7 +254,7 @@ def test_queries_and_keys_are_turned_and_stored(norm, turned, scaled):
     q, k = (rotate(x, cos[at].unsqueeze(1), sin[at].unsqueeze(1)) for x in (q, k))
     if scaled:
         by = torch.tensor([[4.0, 2.0**-20], [2.0**-11, 64.0]], device=DEVICE)  # of keys, of values
-        rows.cache = reference.KVCache(rows.cache.k, rows.cache.v, reference.KVScales((by[0],), (by[1],)))
+        rows.cache = KVCache(rows.cache.k, rows.cache.v, KVScales((by[0],), (by[1],)))
         q = q * by[0].repeat_interleave(heads // kv_heads).unsqueeze(1)
         k, v = k / by[0].unsqueeze(1), v / by[1].unsqueeze(1)
     before = rows.cache.k[0].clone()
@@ -375,9 +382,9 @@ def test_keys_and_values_are_stored_in_eight_bits():
     """Numbers that have no more digits come out as they went in, from the least to the largest."""
     rows = Rows([9, 30], (2, 2), 16)
     by = torch.tensor([[8.0, 2.0**-16], [2.0**-11, 64.0]], device=DEVICE)
-    scales = reference.KVScales((by[0],), (by[1],))
+    scales = KVScales((by[0],), (by[1],))
     eight = [torch.zeros(rows.cache.k[0].shape, device=DEVICE).to(torch.float8_e4m3fn) for _ in range(2)]
-    cache = reference.KVCache((eight[0],), (eight[1],), scales)
+    cache = KVCache((eight[0],), (eight[1],), scales)
     codes = torch.arange(2 * 2 * 2 * 16, device=DEVICE).view(2, 2, 2, 16) * 2  # not NaN; token, side, head, element
     codes[(codes & 127) < 8] = 0  # Triton's interpreter rounds what is subnormal
     numbers = codes.to(torch.uint8).view(torch.float8_e4m3fn)
@@ -416,11 +423,11 @@ def test_tokens_that_were_drawn_are_embedded():
 
 
 def test_pages_are_copied_in_all_layers():
-    cache = reference.KVCache(tuple(normal(2, 12, 6) for _ in range(3)), tuple(normal(2, 12, 6) for _ in range(3)))
-    twin = reference.KVCache(tuple(k.clone() for k in cache.k), tuple(v.clone() for v in cache.v))
+    cache = KVCache(tuple(normal(2, 12, 6) for _ in range(3)), tuple(normal(2, 12, 6) for _ in range(3)))
+    twin = KVCache(tuple(k.clone() for k in cache.k), tuple(v.clone() for v in cache.v))
     source, target = torch.tensor([1, 2, 7], device=DEVICE), torch.tensor([9, 10, 0], device=DEVICE)
     KVCopy(cache)(source, target)
-    reference.copy_kv(twin, source, target)
+    copy_kv(twin, source, target)
     assert all(torch.equal(a, b) for a, b in zip((*cache.k, *cache.v), (*twin.k, *twin.v)))
 
 

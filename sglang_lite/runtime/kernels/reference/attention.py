@@ -1,115 +1,12 @@
-"""A torch twin of every kernel, with the kernel's signature. The CPU runs these; tests compare kernels with them."""
+"""Attention over a KV cache, and the store before it, for a plan of the CPU's. The CPU runs these."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
-import numpy as np
 import torch
 import torch.nn.functional as F
 
-
-@dataclass(frozen=True, slots=True)
-class KVScales:
-    """What keys and values were divided by before they were stored: powers of two, which change no digit.
-
-    Queries come to attention multiplied by the scale of the keys that they meet, so attention does without it. Its
-    result it multiplies by the scale of the values. Scales are a model's, not a page's: whoever copies, shares or drops
-    pages need not know of them.
-
-    Attributes:
-        k, v: per layer float32 [kv_heads].
-    """
-
-    k: tuple[torch.Tensor, ...]
-    v: tuple[torch.Tensor, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class KVCache:
-    """Keys and values of every layer by token slot.
-
-    Attributes:
-        k, v: per layer [kv_heads, slots, head_dim]; a head's slots lie side by side, so that reading a sequence is
-            one gather of rows and what it gives is a batch of matrices.
-        scales: of keys and values in 8 bits; None: they are stored as they are.
-    """
-
-    k: tuple[torch.Tensor, ...]
-    v: tuple[torch.Tensor, ...]
-    scales: KVScales | None = None
-
-    @staticmethod
-    def allocate(
-        layers: int,
-        kv_heads: int,
-        slots: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        scales: KVScales | None = None,
-    ) -> KVCache:
-        """All zeros: padding reads slots that nothing was stored in, and 0 x NaN would be NaN."""
-        shape = (kv_heads, slots, head_dim)
-
-        def tensor() -> torch.Tensor:
-            if device.type != "cpu":
-                return torch.zeros(shape, dtype=dtype, device=device)
-            # numpy's zeros are mapped when they are first touched, torch's are written at once
-            data = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-            return torch.from_numpy(data).view(dtype).view(shape)
-
-        return KVCache(tuple(tensor() for _ in range(layers)), tuple(tensor() for _ in range(layers)), scales)
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeRows:
-    """Rows with one new token each: the first `count` tokens of the batch.
-
-    Attributes:
-        read_at: token slots [count, longest], the new token's included; padded with any slot.
-        lengths: [count].
-        ragged: some row is shorter than the longest.
-    """
-
-    count: int
-    read_at: torch.Tensor
-    lengths: torch.Tensor
-    ragged: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ExtendRow:
-    """A row of new tokens: tokens start … end of the batch, the last ones of their sequence.
-
-    Attributes:
-        read_at: token slots of the whole sequence [length]; a slice where they lie side by side and in order, so that
-            reading them is no copy.
-    """
-
-    start: int
-    end: int
-    read_at: torch.Tensor | slice
-
-    @property
-    def length(self) -> int:
-        return self.read_at.stop - self.read_at.start if isinstance(self.read_at, slice) else len(self.read_at)
-
-    def read(self, cache: torch.Tensor, first: int, dtype: torch.dtype) -> torch.Tensor:
-        """The sequence's keys or values from position `first` on [kv_heads, length - first, head_dim]."""
-        if isinstance(self.read_at, slice):
-            return cache[:, self.read_at.start + first : self.read_at.stop].to(dtype)
-        return _gather(cache, self.read_at[first:], dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionPlan:
-    """Who reads what in this step; the same for every layer."""
-
-    store_at: torch.Tensor  # the slot of each new token [T]
-    decode: DecodeRows | None
-    extends: tuple[ExtendRow, ...]
+from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeRows, ExtendRow
+from sglang_lite.runtime.kernels.kv_cache import KVCache, by_kv_head, gather, indexable
 
 
 def store_kv(
@@ -124,19 +21,8 @@ def store_kv(
         k_scales, v_scales = cache.scales.k[layer], cache.scales.v[layer]
         q, k, v = by_kv_head(q, k_scales), by_kv_head(k, 1 / k_scales), by_kv_head(v, 1 / v_scales)
     for target, value in ((cache.k[layer], k), (cache.v[layer], v)):
-        _indexable(target).index_copy_(1, store_at, _indexable(value.transpose(0, 1).to(target.dtype)))
+        indexable(target).index_copy_(1, store_at, indexable(value.transpose(0, 1).to(target.dtype)))
     return q
-
-
-def by_kv_head(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """x [T, heads, head_dim] times the scales [kv_heads] of its heads' KV heads, in the format of x."""
-    return (x * scales.repeat_interleave(x.shape[1] // len(scales)).unsqueeze(1)).to(x.dtype)
-
-
-def copy_kv(cache: KVCache, source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copies keys and values of all layers between token slots, int64 [N] each; all are read before one is written."""
-    for layer in map(_indexable, (*cache.k, *cache.v)):
-        layer.index_copy_(1, target, layer.index_select(1, source))
 
 
 def attention(
@@ -163,14 +49,14 @@ def attention(
     out = torch.empty_like(q)
     rows = plan.decode
     if rows is not None:
-        out[: rows.count] = attend(q[: rows.count], k, v, rows, scale=scale, window=window, softcap=softcap)
+        out[: rows.count] = attend_rows(q[: rows.count], k, v, rows, scale=scale, window=window, softcap=softcap)
     for row in plan.extends:
         mine = q[row.start : row.end]
-        out[row.start : row.end] = attend(mine, k, v, row, scale=scale, window=window, softcap=softcap)
+        out[row.start : row.end] = attend_rows(mine, k, v, row, scale=scale, window=window, softcap=softcap)
     return out if cache.scales is None else by_kv_head(out, cache.scales.v[layer])
 
 
-def attend(
+def attend_rows(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -188,18 +74,6 @@ def attend(
     return _extend(q, k, v, rows, scale, window, softcap)
 
 
-def _gather(cache: torch.Tensor, at: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Keys or values of token slots `at`, for products in `dtype`."""
-    if cache.dtype == dtype:
-        return cache.index_select(1, at)
-    return _indexable(cache).index_select(1, at).view(cache.dtype).to(dtype)
-
-
-def _indexable(x: torch.Tensor) -> torch.Tensor:
-    """The same memory, in a format that torch can index by a tensor."""
-    return x.view(torch.uint8) if x.dtype.itemsize == 1 else x
-
-
 def _decode(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -212,8 +86,8 @@ def _decode(
     kv_heads, _, dim = k.shape
     count, longest = rows.read_at.shape
     flat = rows.read_at.reshape(-1)
-    keys = _gather(k, flat, q.dtype).view(kv_heads * count, longest, dim)
-    values = _gather(v, flat, q.dtype).view(kv_heads * count, longest, dim)
+    keys = gather(k, flat, q.dtype).view(kv_heads * count, longest, dim)
+    values = gather(v, flat, q.dtype).view(kv_heads * count, longest, dim)
     group = q.shape[1] // kv_heads
     queries = q.view(count, kv_heads, group, dim).transpose(0, 1).reshape(kv_heads * count, group, dim)
     scores = torch.bmm(queries, keys.transpose(1, 2)).float().mul_(scale)

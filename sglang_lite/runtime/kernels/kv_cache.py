@@ -1,0 +1,79 @@
+"""Keys and values of a model's layers as tensors, with the scales of 8-bit ones. Knows no pages and no requests."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class KVScales:
+    """What keys and values were divided by before they were stored: powers of two, which change no digit.
+
+    Queries come to attention multiplied by the scale of the keys that they meet, so attention does without it. Its
+    result it multiplies by the scale of the values. Scales are a model's, not a page's: whoever copies, shares or drops
+    pages need not know of them.
+
+    Attributes:
+        k, v: per layer float32 [kv_heads].
+    """
+
+    k: tuple[torch.Tensor, ...]
+    v: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """Keys and values of every layer by token slot.
+
+    Attributes:
+        k, v: per layer [kv_heads, slots, head_dim]; a head's slots lie side by side, so that reading a sequence is
+            one gather of rows and what it gives is a batch of matrices.
+        scales: of keys and values in 8 bits; None: they are stored as they are.
+    """
+
+    k: tuple[torch.Tensor, ...]
+    v: tuple[torch.Tensor, ...]
+    scales: KVScales | None = None
+
+    @staticmethod
+    def allocate(
+        layers: int,
+        kv_heads: int,
+        slots: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        scales: KVScales | None = None,
+    ) -> KVCache:
+        """All zeros: padding reads slots that nothing was stored in, and 0 x NaN would be NaN."""
+        shape = (kv_heads, slots, head_dim)
+
+        def tensor() -> torch.Tensor:
+            if device.type != "cpu":
+                return torch.zeros(shape, dtype=dtype, device=device)
+            # numpy's zeros are mapped when they are first touched, torch's are written at once
+            data = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+            return torch.from_numpy(data).view(dtype).view(shape)
+
+        return KVCache(tuple(tensor() for _ in range(layers)), tuple(tensor() for _ in range(layers)), scales)
+
+
+def by_kv_head(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """x [T, heads, head_dim] times the scales [kv_heads] of its heads' KV heads, in the format of x."""
+    return (x * scales.repeat_interleave(x.shape[1] // len(scales)).unsqueeze(1)).to(x.dtype)
+
+
+def gather(cache: torch.Tensor, at: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Keys or values of token slots `at`, for products in `dtype`."""
+    if cache.dtype == dtype:
+        return cache.index_select(1, at)
+    return indexable(cache).index_select(1, at).view(cache.dtype).to(dtype)
+
+
+def indexable(x: torch.Tensor) -> torch.Tensor:
+    """The same memory, in a format that torch can index by a tensor."""
+    return x.view(torch.uint8) if x.dtype.itemsize == 1 else x
