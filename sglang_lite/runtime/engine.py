@@ -39,20 +39,20 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime import messages, offline, openmp
 from sglang_lite.runtime import sglang_api as native
-from sglang_lite.runtime.choice_scoring import ChoiceScoring, no_choices
 from sglang_lite.runtime.config import FIELDS, EngineConfig, takes_fields
-from sglang_lite.runtime.core import Core
+from sglang_lite.runtime.core.choice_scoring import ChoiceScoring, no_choices
+from sglang_lite.runtime.core.engine_parts import Core
+from sglang_lite.runtime.core.program_player import Player, ProgramSink
+from sglang_lite.runtime.core.request_builder import Intake, Ticket
+from sglang_lite.runtime.core.step_loop import StepLoop
 from sglang_lite.runtime.executor import make_runner, memory
 from sglang_lite.runtime.executor.sampler import SamplingTable
-from sglang_lite.runtime.intake import Intake, Ticket
 from sglang_lite.runtime.kv_cache.eviction import EVICTION
 from sglang_lite.runtime.kv_cache.store import KVStore
 from sglang_lite.runtime.load import LoadedModel, load_alike, load_model
-from sglang_lite.runtime.loop import StepLoop
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.models.room import cache_bytes, check_room
-from sglang_lite.runtime.program import Player, ProgramSink
 from sglang_lite.runtime.request import Event, Request, Sink
 from sglang_lite.runtime.sampling_params import LogitProcessor, shown
 from sglang_lite.runtime.scheduler.policy import POLICIES

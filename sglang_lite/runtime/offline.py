@@ -15,8 +15,8 @@ from sglang_lite.runtime.request import Event
 from sglang_lite.runtime.sglang_api import Answer, Call, read_request
 
 if TYPE_CHECKING:
+    from sglang_lite.runtime.core.request_builder import Ticket
     from sglang_lite.runtime.engine import Engine
-    from sglang_lite.runtime.intake import Ticket
 
 
 Post: TypeAlias = "Callable[[tuple[int, Event] | None], object]"

@@ -22,8 +22,8 @@ from sglang_lite.protocol import (
     StructuralTag,
     Tag,
 )
+from sglang_lite.runtime.core.program_player import Player
 from sglang_lite.runtime.engine import Engine
-from sglang_lite.runtime.program import Player
 from tests.constraints.random_grammars import grammar as random_grammar
 from tests.constraints.test_generation import random_model
 from tests.lang.fakes import Answers, line_here

@@ -8,7 +8,7 @@ import sglang_lite as sgl
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.choices import ChoicesDecision, ChoicesSamplingMethod
-from sglang_lite.runtime import program as programs
+from sglang_lite.runtime.core import program_player as programs
 from sglang_lite.runtime.engine import Engine
 from tests.constraints.test_generation import random_model
 
@@ -113,7 +113,7 @@ def test_what_is_behind_a_node_that_fails_without_an_answer_fails(tiny, monkeypa
     def refused(within):
         raise sgl.ConstraintError("the grammar is not complete at its end.")
 
-    monkeypatch.setattr("sglang_lite.runtime.branch._Within.end", refused)
+    monkeypatch.setattr("sglang_lite.runtime.core.program_branch._Within.end", refused)
 
     def body(s):
         s += "x"

@@ -39,7 +39,7 @@ from sglang_lite.protocol import (
     SglError,
     Span,
 )
-from sglang_lite.runtime.choice_scoring import ChoiceScoring, no_choices
+from sglang_lite.runtime.core.choice_scoring import ChoiceScoring, no_choices
 from sglang_lite.runtime.request import Event, Request
 from sglang_lite.runtime.sampling_params import ResolvedParams
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
@@ -47,7 +47,7 @@ from sglang_lite.runtime.structured_output.prefixed import walked
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
 if TYPE_CHECKING:
-    from sglang_lite.runtime.program import Player
+    from sglang_lite.runtime.core.program_player import Player
 
 
 @dataclass(eq=False, slots=True)

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 import sglang_lite as sgl
-import sglang_lite.runtime.program as module
+import sglang_lite.runtime.core.program_player as module
 from sglang_lite.program.nodes import Fork, Gen, Join, Mark, Program, Rollback, Select, Text
 from sglang_lite.protocol import (
     Choices,

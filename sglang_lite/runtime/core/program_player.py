@@ -1,4 +1,4 @@
-"""Programs that are open or being played: they grow while they are played, branch by branch (branch.py)."""
+"""Programs that are open or being played: they grow while they are played, branch by branch (program_branch.py)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from sglang_lite.protocol import (
     SglError,
     Span,
 )
-from sglang_lite.runtime.branch import Branch, Queued
-from sglang_lite.runtime.core import Core
+from sglang_lite.runtime.core.engine_parts import Core
+from sglang_lite.runtime.core.program_branch import Branch, Queued
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 from sglang_lite.runtime.tokens.token_log import TokenLog
 

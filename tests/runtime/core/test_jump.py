@@ -12,8 +12,8 @@ import sglang_lite as sgl
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.program.nodes import Gen, Program, Text
 from sglang_lite.protocol import Choices, Delta, Prompt, Regex, SamplingParams, Span
+from tests.runtime.core.test_equivalence import requests
 from tests.runtime.scripted import VOCAB, SteppedEngine, ended
-from tests.runtime.test_equivalence import requests
 
 FIELDS = {
     "name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 120},

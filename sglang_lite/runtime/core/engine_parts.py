@@ -5,8 +5,8 @@ from __future__ import annotations
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from sglang_lite.runtime.intake import Intake
-from sglang_lite.runtime.loop import StepLoop
+from sglang_lite.runtime.core.request_builder import Intake
+from sglang_lite.runtime.core.step_loop import StepLoop
 from sglang_lite.runtime.structured_output.compiler import Compiler
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 

@@ -17,7 +17,7 @@ from sglang_lite.protocol import (
     Span,
     Usage,
 )
-from sglang_lite.runtime.core import Core
+from sglang_lite.runtime.core.engine_parts import Core
 from sglang_lite.runtime.request import Event, Request
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
