@@ -11,3 +11,11 @@ def copy_kv(cache: KVCache, source: torch.Tensor, target: torch.Tensor) -> None:
     """Copies keys and values of all layers between token slots, int64 [N] each; all are read before one is written."""
     for layer in map(indexable, (*cache.k, *cache.v)):
         layer.index_copy_(1, target, layer.index_select(1, source))
+
+
+class KVCopy:
+    def __init__(self, cache: KVCache) -> None:
+        self._cache = cache
+
+    def __call__(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        copy_kv(self._cache, source, target)

@@ -1,0 +1,29 @@
+"""Torch twin of `kernels.activation`."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from sglang_lite.runtime.kernels.fp8 import Fp8Rows, Scales
+from sglang_lite.runtime.kernels.reference.fp8 import quantise_rows, scaled
+
+
+def gated(gate_up: torch.Tensor, activation: str, scales: Scales | None = None) -> torch.Tensor:
+    return _gated(gate_up, activation, scales).to(gate_up.dtype)
+
+
+def gated_eight(gate_up: torch.Tensor, activation: str, scales: Scales | None) -> Fp8Rows:
+    return quantise_rows(_gated(gate_up, activation, scales))
+
+
+def _gated(gate_up: torch.Tensor, activation: str, scales: Scales | None) -> torch.Tensor:
+    gate, up = scaled(gate_up, scales).chunk(2, -1)
+    return activated(gate, activation).to(gate_up.dtype).float() * up
+
+
+def activated(x: torch.Tensor, kind: str) -> torch.Tensor:
+    """The activation "silu", "gelu" or "gelu_tanh" of x."""
+    if kind == "silu":
+        return F.silu(x)
+    return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")

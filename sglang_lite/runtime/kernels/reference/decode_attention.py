@@ -1,0 +1,68 @@
+"""Torch twin of `kernels.decode_attention`."""
+
+from __future__ import annotations
+
+import torch
+
+from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes, Work
+from sglang_lite.runtime.kernels.kv_cache import KVCache, by_kv_head
+from sglang_lite.runtime.kernels.reference.page_table import token_slots
+from sglang_lite.runtime.kernels.reference.prefix_attention import part_of_prefix
+from sglang_lite.runtime.kernels.reference.softmax import Part, attend_tokens, merged
+
+
+def split_work(
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    shared: SharedPrefixes | None,
+    work: torch.Tensor,
+    row_work: torch.Tensor,
+    *,
+    least: int,
+) -> None:
+    starts = [0] * len(positions) if shared is None else shared.lengths.tolist()
+    ends = (positions + 1).tolist()
+    tokens = sum(ends) - sum(starts[: len(ends)])
+    chunk = max(-(-tokens // (len(work) - len(ends))), least)
+    items: list[tuple[int, int, int, int]] = []
+    for row, (slot, start, end) in enumerate(zip(slots.tolist(), starts, ends)):
+        count = max((2 * (end - start) + chunk) // (2 * chunk), 1)
+        share = -(-(end - start) // count)
+        step = -(-share // 64) * 64  # of whole blocks of 64 tokens
+        pieces = [(row, at, min(at + step, end), slot) for at in range(start, end, step)]
+        row_work[row] = torch.tensor([len(items), len(pieces)])
+        items += pieces
+    work[:] = torch.tensor([-1, 0, 0, 0])
+    work[: len(items)] = torch.tensor(items)
+
+
+def decode_attention(
+    q: torch.Tensor,
+    cache: KVCache,
+    layer: int,
+    plan: DevicePlan,
+    work: Work,
+    out: torch.Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> None:
+    k, v = cache.k[layer], cache.v[layer]
+    for row in range(plan.decoding):
+        first, count = work.rows[row].tolist()
+        parts: list[Part] = []
+        for _, start, end, slot in work.items[first : first + count].tolist():
+            if window is not None:
+                start = max(start, int(plan.positions[row]) + 1 - window)
+            if start < end:
+                at = token_slots(plan, slot, torch.arange(start, end, device=q.device))
+                parts.append(attend_tokens(q[row], k, v, at, scale=scale, softcap=softcap))
+        if plan.shared is not None:
+            most = plan.shared.most_chunks
+            pieces = range(row * most, row * most + int(plan.shared.chunks[row]))
+            parts += [part_of_prefix(work.partials, piece, q.shape[1]) for piece in pieces]
+        out[row] = merged(parts)
+    if cache.scales is not None:
+        rows = out[: plan.decoding]
+        rows.copy_(by_kv_head(rows, cache.scales.v[layer]))

@@ -1,0 +1,35 @@
+"""Torch twin of `kernels.norm`."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from sglang_lite.runtime.kernels.fp8 import Fp8Rows, Scales
+from sglang_lite.runtime.kernels.reference.fp8 import quantise_rows, scaled
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None) -> torch.Tensor:
+    return _normalised(scaled(x, scales), weight, eps).to(x.dtype)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None
+) -> torch.Tensor:
+    residual.copy_(scaled(x, scales) + residual.float())
+    return _normalised(residual.float(), weight, eps).to(x.dtype)
+
+
+def rms_norm_eight(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Fp8Rows:
+    return quantise_rows(_normalised(x.float(), weight, eps))
+
+
+def add_rms_norm_eight(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None
+) -> Fp8Rows:
+    residual.copy_(scaled(x, scales) + residual.float())
+    return quantise_rows(_normalised(residual.float(), weight, eps))
+
+
+def _normalised(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return F.rms_norm(x, weight.shape, weight.float(), eps)

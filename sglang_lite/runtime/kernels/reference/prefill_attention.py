@@ -1,0 +1,29 @@
+"""Torch twin of `kernels.prefill_attention`."""
+
+from __future__ import annotations
+
+import torch
+
+from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, ExtendRow
+from sglang_lite.runtime.kernels.kv_cache import KVCache, by_kv_head
+from sglang_lite.runtime.kernels.reference.attention import attend_rows
+from sglang_lite.runtime.kernels.reference.page_table import token_slots
+
+
+def prefill_attention(
+    q: torch.Tensor,
+    cache: KVCache,
+    layer: int,
+    plan: DevicePlan,
+    out: torch.Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> None:
+    k, v = cache.k[layer], cache.v[layer]
+    for first, count, slot, position in plan.blocks.tolist():
+        tokens = slice(first, first + count)
+        row = ExtendRow(0, count, token_slots(plan, slot, torch.arange(position + count, device=q.device)))
+        result = attend_rows(q[tokens], k, v, row, scale=scale, window=window, softcap=softcap)
+        out[tokens] = result if cache.scales is None else by_kv_head(result, cache.scales.v[layer])

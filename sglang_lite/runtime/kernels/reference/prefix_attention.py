@@ -1,0 +1,37 @@
+"""Torch twin of `kernels.prefix_attention`."""
+
+from __future__ import annotations
+
+import torch
+
+from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Partials, Work
+from sglang_lite.runtime.kernels.kv_cache import KVCache
+from sglang_lite.runtime.kernels.reference.page_table import token_slots
+from sglang_lite.runtime.kernels.reference.softmax import Part, attend_tokens
+
+
+def prefix_attention(
+    q: torch.Tensor,
+    cache: KVCache,
+    layer: int,
+    plan: DevicePlan,
+    work: Work,
+    *,
+    scale: float,
+    softcap: float | None = None,
+) -> None:
+    assert plan.shared is not None
+    k, v = cache.k[layer], cache.v[layer]
+    for first, count, slot, start, end, chunk in plan.shared.items.tolist():
+        at = token_slots(plan, slot, torch.arange(start, end, device=q.device))
+        for row in plan.shared.order[first : first + count].tolist():
+            part = attend_tokens(q[row], k, v, at, scale=scale, softcap=softcap)
+            room = part_of_prefix(work.partials, row * plan.shared.most_chunks + chunk, q.shape[1])
+            for target, value in zip(room, part):
+                target.copy_(value)
+
+
+def part_of_prefix(partials: Partials, index: int, heads: int) -> Part:
+    """Room for one row's attention over one piece of a prefix."""
+    here = slice(index * heads, (index + 1) * heads)
+    return Part(partials.prefix_acc[here], partials.prefix_ml[here, 0], partials.prefix_ml[here, 1])

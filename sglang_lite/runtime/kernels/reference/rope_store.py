@@ -1,0 +1,43 @@
+"""Torch twin of `kernels.rope_store`."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
+from sglang_lite.runtime.kernels.fp8 import Scales
+from sglang_lite.runtime.kernels.kv_cache import KVCache
+from sglang_lite.runtime.kernels.reference.attention import store_kv
+from sglang_lite.runtime.kernels.reference.fp8 import scaled
+from sglang_lite.runtime.kernels.reference.page_table import token_slots
+
+
+def rope_store(
+    qkv: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    rope: tuple[torch.Tensor, torch.Tensor],
+    plan: DevicePlan,
+    cache: KVCache,
+    layer: int,
+    scales: Scales | None = None,
+) -> torch.Tensor:
+    kv_heads, _, dim = cache.k[layer].shape
+    queries = qkv.view(len(qkv), -1, dim)[:, : -2 * kv_heads]
+    x = scaled(qkv, scales).to(qkv.dtype).view(len(qkv), -1, dim)
+    q, k, v = x.split((queries.shape[1], kv_heads, kv_heads), 1)
+    if q_norm is not None and k_norm is not None:
+        q, k = (F.rms_norm(x.float(), (dim,), w.float(), eps).to(x.dtype) for x, w in ((q, q_norm), (k, k_norm)))
+    cos, sin = (table[plan.positions].float().unsqueeze(1) for table in rope)
+    q, k = _turned(q, cos, sin), _turned(k, cos, sin)
+    queries.copy_(store_kv(cache, layer, token_slots(plan, plan.slots, plan.positions), q, k, v))
+    return queries
+
+
+def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Heads x [T, heads, head_dim] turned by tables [T, 1, dim]; beyond dim they pass unchanged."""
+    turned, rest = x.float().split((cos.shape[-1], x.shape[-1] - cos.shape[-1]), -1)
+    first, second = turned.chunk(2, -1)
+    return torch.cat((turned * cos + torch.cat((second, first), -1) * sin, rest), -1).to(x.dtype)

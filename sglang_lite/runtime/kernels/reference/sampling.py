@@ -1,0 +1,85 @@
+"""Torch twin of `kernels.sampling`: the same random numbers, and so the same tokens."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from sglang_lite.runtime.kernels.sampling import BLOCK, NOT_FINITE, NOTHING_ALLOWED, DeviceSampling
+
+
+def draw(
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    sampling: DeviceSampling,
+    drawn: torch.Tensor,
+    tokens: torch.Tensor,
+    *,
+    masks: torch.Tensor | None = None,
+    mask_rows: torch.Tensor | None = None,
+    softcap: float | None = None,
+) -> None:
+    for row, slot in enumerate(slots.tolist()):
+        x = logits[row].float()
+        if softcap is not None:
+            x = softcap * torch.tanh(x / softcap)
+        if masks is not None and mask_rows is not None and mask_rows[row] >= 0:
+            token = torch.arange(len(x), device=x.device)
+            allowed = masks[mask_rows[row]][token // 32] >> (token % 32) & 1
+            x = x.masked_fill(allowed == 0, -math.inf)
+        tokens[row] = _draw(x, int(positions[row]), sampling, slot)
+        drawn[slot] = max(int(tokens[row]), 0)
+
+
+def _draw(x: torch.Tensor, position: int, sampling: DeviceSampling, slot: int) -> int:
+    if bool((x.isnan() | (x == math.inf)).any()):
+        return NOT_FINITE
+    if bool((x == -math.inf).all()):
+        return NOTHING_ALLOWED
+    temperature = float(sampling.temperature[slot])
+    if temperature == 0:
+        return int(x.argmax())
+    x = _filtered(x, temperature, int(sampling.top_k[slot]), float(sampling.top_p[slot]), float(sampling.min_p[slot]))
+    return int((x / temperature - _exponentials(int(sampling.seed[slot]), position + 1, x).log()).argmax())
+
+
+def _filtered(x: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
+    """Logits x [V], -inf for tokens that a filter drops: each filter looks at all tokens."""
+    weights = torch.exp((x - x.max()) / temperature)
+    kept = weights >= min_p
+    if top_k > 0 or top_p < 1:
+        ordered, order = x.sort(descending=True)
+        above = torch.searchsorted(-ordered, -x)  # how many are larger
+        before = torch.nn.functional.pad(weights[order].cumsum(0), (1, 0))[above]  # and their mass
+        kept &= before <= top_p * weights.sum()
+        if top_k > 0:
+            kept &= above < top_k
+    return x.masked_fill(~kept, -math.inf)
+
+
+def _exponentials(seed: int, position: int, like: torch.Tensor) -> torch.Tensor:
+    """Exponential variables of each token, float32 [V]. Four tokens, a quarter of a block apart, share one counter."""
+    token, quarter = torch.arange(len(like), device=like.device), BLOCK // 4
+    counter = token // BLOCK * quarter + token % quarter
+    numbers = torch.stack(_philox(seed, counter, position))
+    bits = numbers.gather(0, (token % BLOCK // quarter).unsqueeze(0)).squeeze(0)
+    u = (bits.float() + 0.5) / 2**32
+    return torch.where(u < 1e-3, u * (1 + 0.5 * u), -torch.log(1 - u.clamp_max(0.99999994)))
+
+
+def _philox(seed: int, counter: torch.Tensor, position: int) -> tuple[torch.Tensor, ...]:
+    """Four random numbers of 32 bits for each counter, int64 [N] (Philox4x32-10: Salmon et al., SC 2011)."""
+    mask, a, b = 0xFFFFFFFF, 0xD2511F53, 0xCD9E8D57
+    k0, k1 = seed & mask, seed >> 32 & mask
+    c0, c1, c2, c3 = counter, torch.full_like(counter, position), counter * 0, counter * 0
+    for _ in range(10):
+        c0, c1, c2, c3 = _high(b, c2) ^ c1 ^ k0, b * c2 & mask, _high(a, c0) ^ c3 ^ k1, a * c0 & mask
+        k0, k1 = k0 + 0x9E3779B9 & mask, k1 + 0xBB67AE85 & mask
+    return c0, c1, c2, c3
+
+
+def _high(a: int, b: torch.Tensor) -> torch.Tensor:
+    """The upper 32 bits of products of 32-bit numbers."""
+    return a * (b >> 16) + (a * (b & 0xFFFF) >> 16) >> 16

@@ -1,0 +1,53 @@
+"""Torch twin of `kernels.softmax`: attention over parts of a sequence, and the sum of parts. Scores are in base 2."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from sglang_lite.runtime.kernels.kv_cache import gather
+
+
+class Part(NamedTuple):
+    """Attention over some tokens of a sequence, before it is divided by the sum of all weights.
+
+    Attributes:
+        acc: float32 [heads, head_dim]: weighted values.
+        highest: float32 [heads]: highest score.
+        total: float32 [heads]: sum of weights, which are powers of 2 of scores less the highest one.
+    """
+
+    acc: torch.Tensor
+    highest: torch.Tensor
+    total: torch.Tensor
+
+
+def attend_tokens(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, at: torch.Tensor, *, scale: float, softcap: float | None
+) -> Part:
+    """Attention of one token over others, all of which it sees.
+
+    Args:
+        q: [heads, head_dim].
+        k, v: of a layer [kv_heads, slots, head_dim].
+        at: token slots of the others, int64 [N].
+        scale, softcap: as `reference.attention.attention`.
+    """
+    keys, values = (gather(x, at, torch.float32).repeat_interleave(len(q) // len(k), 0) for x in (k, v))
+    scores = torch.einsum("hd, hnd -> hn", q.float(), keys) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores / math.log(2)
+    highest = scores.amax(1)
+    weights = torch.exp2(scores - highest.unsqueeze(1))
+    return Part(torch.einsum("hn, hnd -> hd", weights, values), highest, weights.sum(1))
+
+
+def merged(parts: Sequence[Part]) -> torch.Tensor:
+    """Attention over all parts of a sequence: float32 [heads, head_dim]."""
+    acc, highest, total = (torch.stack(each) for each in zip(*parts))
+    weights = torch.exp2(highest - highest.amax(0))
+    return (acc * weights.unsqueeze(2)).sum(0) / (total * weights).sum(0).unsqueeze(1)

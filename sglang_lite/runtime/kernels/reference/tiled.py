@@ -1,0 +1,13 @@
+"""Torch twin of `kernels.tiled`."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from sglang_lite.runtime.kernels.reference.activation import gated
+
+
+def linear_tiled(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, gate: str = "") -> torch.Tensor:
+    y = F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
+    return gated(y, gate) if gate else y

@@ -1,0 +1,298 @@
+"""Every Triton kernel has a torch twin of the same name and parameters, which gives the same numbers."""
+
+import ast
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from sglang_lite.runtime import kernels
+from sglang_lite.runtime.executor import prefix_groups
+from sglang_lite.runtime.kernels.attention_metadata import SharedPrefixes
+from sglang_lite.runtime.kernels.fp8 import Fp8Rows, Scales
+from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
+from sglang_lite.runtime.kernels.reference.decode_attention import split_work
+from sglang_lite.runtime.kernels.reference.fp8 import quantise_rows
+from sglang_lite.runtime.kernels.reference.prefix_attention import prefix_attention
+from tests.runtime.kernels import needs_kernels
+from tests.runtime.kernels.test_kernels import DEVICE, PAGE, Rows, normal, sampling
+
+
+def launches(definition, private):
+    """Whether a function launches a kernel (`kernel[grid](…)`), by itself or through a function of its file."""
+    calls = [node.func for node in ast.walk(definition) if isinstance(node, ast.Call)]
+    names = {call.id for call in calls if isinstance(call, ast.Name)}
+    return any(isinstance(call, ast.Subscript) and isinstance(call.value, ast.Name) for call in calls) or any(
+        name in names and launches(inner, {}) for name, inner in private.items()
+    )
+
+
+def public_launches():
+    """By name, the module of each public function or class of `kernels` that launches a kernel."""
+    found = {}
+    for file in sorted(Path(kernels.__file__).parent.glob("*.py")):
+        definitions = {
+            node.name: node
+            for node in ast.parse(file.read_text()).body
+            if isinstance(node, ast.FunctionDef | ast.ClassDef)
+            and not any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
+        }
+        private = {name: node for name, node in definitions.items() if name.startswith("_")}
+        for name in definitions.keys() - private.keys():
+            if launches(definitions[name], private):
+                found[name] = file.stem
+    return found
+
+
+FOUND = public_launches()
+
+
+def kernel_and_twin(name):
+    return (
+        getattr(importlib.import_module(f"sglang_lite.runtime.kernels.{package}{FOUND[name]}"), name)
+        for package in ("", "reference.")
+    )
+
+
+def parameters(function):
+    if inspect.isclass(function):
+        return [*inspect.signature(function.__init__).parameters.values(), *parameters(function.__call__)]
+    return list(inspect.signature(function).parameters.values())
+
+
+def test_every_file_with_a_kernel_has_a_launch():
+    """Jitted functions without an underscore are parts of other files' kernels."""
+    files = Path(kernels.__file__).parent.glob("*.py")
+    assert {f.stem for f in files if re.search(r"@triton\.jit.*\ndef _", f.read_text())} == set(FOUND.values())
+
+
+@pytest.mark.parametrize("name", sorted(FOUND))
+def test_a_kernel_and_its_twin_have_the_same_parameters(name):
+    kernel, twin = kernel_and_twin(name)
+    assert kernel is not twin
+    assert parameters(kernel) == parameters(twin)
+
+
+def scales(rows, columns):
+    return Scales(torch.rand(rows, device=DEVICE), torch.rand(columns, device=DEVICE))
+
+
+def numbers(*values):
+    return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+
+# Each case runs a kernel, or its twin, on the same random numbers, and gives what it returned or wrote.
+
+
+def norm(run):
+    return run(normal(3, 40), normal(40), 1e-5), run(normal(3, 40), normal(40), 1e-5, scales(3, 40))
+
+
+def norm_eight(run):
+    return run(normal(3, 40), normal(40), 1e-5)
+
+
+def add_norm(run):
+    return [
+        (run(normal(3, 40), residual, normal(40), 1e-5, factors), residual)
+        for factors in (None, scales(3, 40))
+        for residual in (normal(3, 40),)
+    ]
+
+
+def gated(run):
+    return [run(normal(3, 2 * 40), kind, by) for kind in ("silu", "gelu", "gelu_tanh") for by in (None, scales(3, 80))]
+
+
+def quantised(run):
+    return run(normal(3, 40))
+
+
+def one_row(run):
+    x, norm, bias, weight = normal(1, 48), normal(48), normal(60), normal(60, 48)
+    eight = {"scales": torch.rand(60, device=DEVICE)}
+    return [
+        run(x, weight, None),
+        run(x, weight.to(torch.float8_e4m3fn), bias, **eight),
+        run(x, weight, bias, residual=normal(1, 48), norm=norm, eps=1e-5, gate="silu"),
+    ]
+
+
+def few_rows(run):
+    return [run(DEVICE)(normal(3, 48), normal(70, 48), bias) for bias in (None, normal(70))]
+
+
+def tiled(run):
+    def half(*shape):
+        return normal(*shape, dtype=torch.float16)
+
+    return [run(half(3, 48), half(70, 48), bias, gate) for bias, gate in ((None, ""), (half(70), "gelu"))]
+
+
+def embedded(run):
+    plan = Rows([4, 4]).plan(2, [1, 0, 1], [0, 0, 0])
+    plan.ids.copy_(numbers(-1, 7, -1))
+    plan.drawn.copy_(numbers(5, 3, 0))
+    return run(plan, normal(10, 24), 1.5)
+
+
+def page_table(run):
+    table = torch.zeros((3, 5), dtype=torch.int32, device=DEVICE)
+    run(table, numbers(1, 14), numbers(7, 8))
+    return table
+
+
+def copied(run):
+    cache = KVCache(tuple(normal(2, 12, 6) for _ in range(3)), tuple(normal(2, 12, 6) for _ in range(3)))
+    run(cache)(torch.tensor([1, 2, 7], device=DEVICE), torch.tensor([9, 10, 0], device=DEVICE))
+    return cache.k, cache.v
+
+
+def stored(run):
+    results = []
+    for norms, factors in (((None, None), None), ((normal(16), normal(16)), scales(2, 8 * 16))):
+        rows = Rows([9, 30])
+        by = torch.tensor([4.0, 0.5], device=DEVICE)
+        cache = KVCache(rows.cache.k, rows.cache.v, None if factors is None else KVScales((by,), (1 / by,)))
+        qkv, tables = normal(2, 8 * 16), (normal(32, 8), normal(32, 8))
+        results += [run(qkv, *norms, 1e-5, tables, rows.plan(0, [0, 1], [8, 28]), cache, 0, factors), qkv[:, : 4 * 16]]
+        results += [cache.k, cache.v]
+    return results
+
+
+def decoding():
+    """Three rows, of which two begin with the same 64 tokens, in two pieces."""
+    lengths, shared = [150, 90, 70], 64
+    rows = Rows(lengths)
+    rows.table[1, : shared // PAGE] = rows.table[0, : shared // PAGE]
+    prefixes = SharedPrefixes(
+        numbers(shared, shared, 0), numbers(2, 2, 0), numbers(0, 1, 0),
+        numbers(*[[0, 2, 0, 0, 40, 0], [0, 2, 0, 40, shared, 1], [0] * 6]).view(-1, 6), prefix_groups.MOST_CHUNKS,
+    )  # fmt: skip
+    plan = rows.plan(3, [0, 1, 2], [n - 1 for n in lengths], shared=prefixes)
+    return rows, plan, normal(3, 4, 16)
+
+
+def split(run):
+    results = []
+    for shared in (None, decoding()[1].shared):
+        work, row_work = numbers(*[[9] * 4] * 20), numbers(*[[9] * 2] * 3)
+        run(numbers(149, 89, 69), numbers(5, 0, 2), shared, work, row_work, least=32)
+        results += [work, row_work]
+    return results
+
+
+def worked(rows, plan):
+    work = rows.work(plan)
+    split_work(plan.positions, plan.slots, plan.shared, work.items, work.rows, least=16)
+    return work
+
+
+def prefixes(run):
+    rows, plan, q = decoding()
+    results = []
+    for softcap in (None, 4.0):
+        work = worked(rows, plan)
+        run(q, rows.cache, 0, plan, work, scale=0.3, softcap=softcap)
+        results += [work.partials.prefix_acc, work.partials.prefix_ml]
+    return results
+
+
+def decoded(run):
+    rows, plan, q = decoding()
+    by = torch.tensor([4.0, 0.5], device=DEVICE)
+    scaled = KVCache(rows.cache.k, rows.cache.v, KVScales((by,), (by,)))
+    work = worked(rows, plan)
+    prefix_attention(q, rows.cache, 0, plan, work, scale=0.3)
+    alone = rows.plan(3, [0, 1, 2], plan.positions.tolist())
+    out = [torch.zeros(3, 4, 16, device=DEVICE) for _ in range(3)]
+    run(q, rows.cache, 0, plan, work, out[0], scale=0.3)
+    run(q, scaled, 0, alone, worked(rows, alone), out[1], scale=0.3, window=75)
+    run(q, rows.cache, 0, alone, worked(rows, alone), out[2], scale=0.3, softcap=4.0)
+    return out
+
+
+def prefilled(run):
+    rows = Rows([50, 9])
+    by = torch.tensor([4.0, 0.5], device=DEVICE)
+    cache = KVCache(rows.cache.k, rows.cache.v, KVScales((by,), (by,)))
+    plan = rows.plan(0, [1] * 2 + [0] * 20, [7, 8, *range(30, 50)], [(2, 16, 0, 30), (18, 4, 0, 46), (0, 2, 1, 7)])
+    q, results = normal(22, 4, 16), []
+    for options in ({}, {"window": 7}, {"softcap": 4.0}):
+        out = torch.zeros(22, 4, 16, device=DEVICE)
+        run(q, cache, 0, plan, out, scale=0.3, **options)
+        results.append(out)
+    return results
+
+
+def drawn(run):
+    """Rows of all kinds: greedy, drawn, filtered, masked, and broken ones."""
+    count, size = 8, 4200
+    logits = normal(count, size) * 3
+    logits[6, 40], logits[7] = float("nan"), float("-inf")
+    parameters = {
+        "temperature": [0.0, 0.7, 1.0, 1.3, 0.5, 1.0, 1.0, 1.0],
+        "top_k": [0, 0, 5, 0, 0, 40, 0, 0],
+        "top_p": [1.0, 1.0, 1.0, 0.4, 1.0, 0.8, 1.0, 1.0],
+        "min_p": [0.0, 0.0, 0.0, 0.0, 0.3, 0.01, 0.0, 0.0],
+        "seed": [0, 1, 2, 2**40 + 3, -5, 6, 7, 8],
+    }
+    table, masks = sampling(count, **parameters), torch.randint(-(2**31), 2**31, (2, -(-size // 32)), device=DEVICE)
+    masked = {"masks": masks.int(), "mask_rows": numbers(0, 1, -1, 0, 1, 0, -1, -1)}
+    results = []
+    for options in ({}, {"softcap": 20.0, **masked}):
+        last, tokens = numbers(*[-9] * count), numbers(*[-9] * count)
+        slots, positions = numbers(*range(count)), numbers(*range(0, 10 * count, 10))
+        run(logits, slots, positions, table, last, tokens, **options)
+        results += [last, tokens]
+    return results
+
+
+CASES = {
+    "rms_norm": norm, "rms_norm_eight": norm_eight, "add_rms_norm": add_norm, "add_rms_norm_eight": add_norm,
+    "gated": gated, "gated_eight": gated, "quantise_rows": quantised, "linear_one": one_row, "FewRows": few_rows,
+    "linear_tiled": tiled, "embed": embedded, "update_pages": page_table, "KVCopy": copied, "rope_store": stored,
+    "split_work": split, "prefix_attention": prefixes, "decode_attention": decoded, "prefill_attention": prefilled,
+    "draw": drawn,
+}  # fmt: skip
+
+
+def tensors(result):
+    """All tensors of a result; rows in 8 bits as what they stand for."""
+    if isinstance(result, torch.Tensor):
+        return [result]
+    if isinstance(result, Fp8Rows):
+        scales = result.scales[: result.rows]
+        return [scales, result.values[: result.rows].float() * scales.unsqueeze(1)]
+    return [tensor for part in result for tensor in tensors(part)]
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", sorted(FOUND))
+def test_a_kernel_gives_what_its_twin_gives(name):
+    results = []
+    for function in kernel_and_twin(name):
+        torch.manual_seed(0)
+        results.append(tensors(CASES[name](function)))
+    eight = "eight" in name or name == "quantise_rows"
+    for own, twins in zip(*results, strict=True):
+        assert own.dtype == twins.dtype
+        if not own.is_floating_point():
+            assert torch.equal(own, twins)
+            continue
+        limit = 2e-5 if own.dtype == torch.float32 else 1e-2
+        if eight and own.dim() > 1:  # rounding up to a power of two gives the interpreter half of it
+            limit = 1e-2 if DEVICE.type == "cuda" else 0.1
+        own, twins = own.double().nan_to_num(99), twins.double().nan_to_num(99)  # what was not written is NaN
+        assert (own - twins).norm() <= limit * twins.norm(), (own - twins).abs().max()
+
+
+def test_the_twin_of_rows_in_eight_bits_rounds_to_the_nearest():
+    x = normal(5, 64)
+    eight = quantise_rows(x)
+    steps = 2.0 ** (torch.floor(torch.log2((x / eight.scales[:5].unsqueeze(1)).abs())).clamp_min(-6) - 3)
+    errors = x - eight.values[:5].float() * eight.scales[:5].unsqueeze(1)
+    assert (errors.abs() <= 0.501 * steps * eight.scales[:5].unsqueeze(1)).all()
