@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +31,8 @@ from sglang_lite.protocol import (
     TokenLogprob,
 )
 from sglang_lite.runtime.executor import memory
-from sglang_lite.runtime.executor.sampler import Masks, Sampled, SamplingTable, Special
-from sglang_lite.runtime.executor.scoring import Scored
+from sglang_lite.runtime.executor.model_runner import LaunchedForward, ModelRunner, PendingTokens
+from sglang_lite.runtime.executor.sampler import Masks, SamplingTable, Special
 from sglang_lite.runtime.request import Finish, Request, State
 from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.scheduler import ISOLATED_TOKENS, Scheduler
@@ -46,38 +46,6 @@ T = TypeVar("T")
 
 # What a step waits for masks at least; longer where its forward took longer, as a row that is late costs another one.
 _PATIENCE = 0.0025
-
-
-class PendingTokens(Protocol):
-    def read(self) -> Sampled:
-        """Waits for the tokens."""
-        ...
-
-
-class LaunchedForward(Protocol):
-    """A forward that was launched; what else it has is its runner's."""
-
-    @property
-    def batch(self) -> Batch: ...
-
-    @property
-    def scored(self) -> dict[int, Scored]: ...
-
-
-class ModelRunner(Protocol):
-    """A runner: for the CPU `execute.runner`, for a GPU `execute.device`."""
-
-    def forward(self, batch: Batch) -> Any: ...
-
-    def allocate_masks(self, rows: int, words: int) -> NDArray[np.int32]: ...
-
-    def sample(
-        self, forward: Any, rows: NDArray[np.int64], special: dict[int, Special], masks: Masks | None
-    ) -> PendingTokens: ...
-
-    def close(self) -> None:
-        """Gives the memory back. Nothing can be run any more."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

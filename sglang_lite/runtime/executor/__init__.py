@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sglang_lite.runtime.config import EngineConfig, Sizes
 from sglang_lite.runtime.executor.cpu_runner import Runner
+from sglang_lite.runtime.executor.model_runner import ModelRunner
 from sglang_lite.runtime.executor.sampler import SamplingTable
 from sglang_lite.runtime.kv_cache.table import SlotTable
 from sglang_lite.runtime.models.model import Model
 
-if TYPE_CHECKING:
-    from sglang_lite.runtime.executor.gpu_runner import DeviceRunner
-
 
 def make_runner(
     model: Model, table: SlotTable, sampling: SamplingTable, pages: int, sizes: Sizes, config: EngineConfig
-) -> Runner | DeviceRunner:
+) -> ModelRunner:
     """The runner for where a model is.
 
     Args:
