@@ -1,6 +1,7 @@
 """The structure of the tree: what no linter here looks at."""
 
 import ast
+import contextlib
 from pathlib import Path
 
 import sglang_lite
@@ -46,3 +47,44 @@ def test_no_circle_of_imports():
         for name in outside:
             del left[name]
     assert sorted(left) == []
+
+
+# Tests that may wait, or look at a clock: the reason.
+MAY_WAIT = {
+    "bench/fakes/fake_peer.py": "puts a clock that stands still in the place of the real one",
+    "constraints/test_bad_constraints.py": "puts a clock that runs by hours in the place of the real one",
+    "constraints/test_fuzz.py": "ends what hangs after 20 s on the CPU",
+    "runtime/structured_output/test_compiler.py": "has a worker that waits for longer than it may compute",
+    "test_structure.py": "names what the others may not use",
+}
+CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time", "setitimer", "thread_time"}
+
+
+def waits(tree):
+    """Lines of a test that sleep, or look at a clock, also in the code of another process."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(attr="sleep") | ast.Name(id="sleep"), args=[ast.Constant(value=0)]):
+                pass  # the others' turn
+            case ast.Call(func=ast.Attribute(attr="sleep") | ast.Name(id="sleep")):
+                yield node.lineno
+            case ast.Call(func=ast.Attribute(value=ast.Call(), attr="wait"), args=[_, *_]):  # `Event().wait(1)`
+                yield node.lineno
+            case ast.Attribute(value=ast.Name(id="time"), attr="time" | "sleep") | ast.alias(name="time" | "timeit"):
+                yield node.lineno
+            case ast.Attribute(attr=name) | ast.alias(name=name) | ast.Constant(value=name) if name in CLOCKS:
+                yield node.lineno
+            case ast.Constant(value=str(text)) if "\n" in text or ";" in text:
+                with contextlib.suppress(SyntaxError):
+                    yield from (node.lineno + line - 1 for line in waits(ast.parse(text)))
+
+
+def test_no_test_sleeps_or_looks_at_a_clock():
+    tests = Path(__file__).parent
+    found = {
+        str(file.relative_to(tests)): lines
+        for file in sorted(tests.rglob("*.py"))
+        if (lines := sorted(set(waits(ast.parse(file.read_text())))))
+    }
+    assert {file: lines for file, lines in found.items() if file not in MAY_WAIT} == {}
+    assert found.keys() == MAY_WAIT.keys()

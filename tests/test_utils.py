@@ -171,7 +171,7 @@ def test_waiting_ends_with_the_time_or_with_the_process(monkeypatch):
 
 
 def test_a_server_command_is_started_on_a_free_port_and_ended():
-    code = "import sys, time; print(sys.argv[1:], flush=True); time.sleep(60)"
+    code = "import signal, sys; print(sys.argv[1:], flush=True); signal.pause()"
     process, port = utils.launch_server_cmd(f'{sys.executable} -c "{code}" --model x')
     assert process.poll() is None
     assert process.args[-6:] == ["--model", "x", "--host", "0.0.0.0", "--port", str(port)]

@@ -7,7 +7,6 @@ import contextlib
 import os
 import random
 import signal
-import time
 from functools import lru_cache
 
 import pytest
@@ -51,12 +50,10 @@ def answered(constraint, rng):
 
 
 @pytest.mark.parametrize("part", range(-(-COUNT // PART)))
-def test_every_mutation_gets_an_answer(part, capsys):
-    slowest = 0.0, -1
+def test_every_mutation_gets_an_answer(part):
     for seed in range(part * PART, min(COUNT, (part + 1) * PART)):
         rng = random.Random(seed)
         constraint = None
-        began = time.process_time()
         signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
         try:
             constraint = mutations.mutated(rng, schemas())
@@ -67,7 +64,3 @@ def test_every_mutation_gets_an_answer(part, capsys):
             raise AssertionError(f"{seed}: {error!r} for {mutations.printable(constraint)}") from error
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
-        slowest = max(slowest, (time.process_time() - began, seed))
-    if COUNT > 1_000:
-        with capsys.disabled():
-            print(f" slowest: {slowest}")

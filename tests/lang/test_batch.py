@@ -1,7 +1,6 @@
 """run_batch: every item, in order, whatever happens to one of them."""
 
 import threading
-import time
 
 import pytest
 
@@ -425,11 +424,12 @@ def test_a_batch_inside_a_program_and_inside_an_event_loop():
 
 
 def test_an_ordered_iterator_is_no_further_ahead_than_its_window():
-    started, slow = [], threading.Event()
+    started, starts, slow = [], threading.Semaphore(0), threading.Event()
 
     @sgl.function
     def program(s, i):
         started.append(i)
+        starts.release()
         if i == 0:
             slow.wait(10)
         s += sgl.gen("x")
@@ -438,8 +438,7 @@ def test_an_ordered_iterator_is_no_further_ahead_than_its_window():
     states = program.run_batch(items, backend=sgl.ScriptedBackend(), num_threads=4, generator_style=True)
     taker = threading.Thread(target=lambda: next(states))
     taker.start()
-    while len(started) < 4:
-        time.sleep(0.001)
+    assert all(starts.acquire(timeout=10) for _ in range(4))
     slow.set()
     taker.join(10)
     assert len(started) <= 5
