@@ -33,7 +33,7 @@ def decode(engine: sgl.Engine, rows: int, new: int) -> float:
 
 
 def measure(engine: sgl.Engine, heads: dict[str, Linear], rows: int, new: int, rounds: int) -> dict[str, float]:
-    model = engine._runner.model
+    model = engine.core.runner.model
     found: dict[str, list[float]] = {name: [] for name in heads}
     for count in range(-1, rounds):  # the first warms up
         for name in list(heads)[:: 1 if count % 2 else -1]:
@@ -54,7 +54,7 @@ def main() -> None:
     settings = {"device": "cpu", "dtype": "bfloat16", "prefix_cache": False, "max_running": max(options.rows)}
     with sgl.Engine(threads=options.threads, **settings) as engine:
         print(f"{machine.describe(options.threads)}; {engine.model_name}", flush=True)
-        model = engine._runner.model
+        model = engine.core.runner.model
         plain = make_linear(
             [model.embedding], None, quantise=False, dtype=torch.bfloat16, device=torch.device("cpu")
         )  # the model's head is its table of embeddings

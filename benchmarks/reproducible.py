@@ -101,7 +101,7 @@ def main() -> None:
     settings |= {"threads": options.threads}
     began = time.perf_counter()
     with sgl.Engine(**settings) as engine:
-        print(f"{machine.describe(options.threads)}; {engine._ready_line}", flush=True)
+        print(f"{machine.describe(options.threads)}; {engine.core.description}", flush=True)
         lengths = min(LENGTHS[0], options.most), options.most
         asked = prompts(engine.tokenizer.encode, options.prompts, lengths, options.seed)
 

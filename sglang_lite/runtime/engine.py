@@ -1,72 +1,44 @@
-"""The engine: a model, its cache and its step loop, behind calls that any thread may make."""
+"""The engine: a model, ready to run, behind calls that any thread may make and that may wait for their result."""
 
 from __future__ import annotations
 
-import atexit
-import logging
 import os
 import threading
 import time
-import traceback
-import weakref
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from copy import copy
-from dataclasses import asdict, replace
-from functools import partial
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-
-import msgspec
-import torch
+from typing import Any, NoReturn
 
 from sglang_lite.program.nodes import Program
 from sglang_lite.protocol import (
     CapabilityError,
     ChoiceScore,
     Constraint,
-    ConstraintError,
-    EngineClosedError,
     Generation,
     ParameterError,
     Played,
     ProgramResult,
     Prompt,
-    RequestAbortedError,
     SamplingParams,
     Selection,
     SglError,
 )
-from sglang_lite.runtime import messages, offline, openmp
-from sglang_lite.runtime import sglang_api as native
+from sglang_lite.runtime import messages, offline, sglang_api
 from sglang_lite.runtime.config import FIELDS, EngineConfig, takes_fields
-from sglang_lite.runtime.core.choice_scoring import ChoiceScoring, no_choices
-from sglang_lite.runtime.core.engine_parts import Core
+from sglang_lite.runtime.core import engine_thread
+from sglang_lite.runtime.core.open_requests import Ticket
 from sglang_lite.runtime.core.program_player import Player, ProgramSink
-from sglang_lite.runtime.core.request_builder import Intake, Ticket
-from sglang_lite.runtime.core.step_loop import StepLoop
-from sglang_lite.runtime.executor import make_runner, memory
-from sglang_lite.runtime.executor.sampler import SamplingTable
-from sglang_lite.runtime.kv_cache.eviction import EVICTION
-from sglang_lite.runtime.kv_cache.store import KVStore
-from sglang_lite.runtime.load import LoadedModel, load_alike, load_model
-from sglang_lite.runtime.models.decoder import Decoder
+from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest
+from sglang_lite.runtime.load import LoadedModel, load_model
 from sglang_lite.runtime.models.resolve import resolve
-from sglang_lite.runtime.models.room import cache_bytes, check_room
-from sglang_lite.runtime.request import Event, Request, Sink
-from sglang_lite.runtime.sampling_params import LogitProcessor, shown
-from sglang_lite.runtime.scheduler.policy import POLICIES
-from sglang_lite.runtime.scheduler.scheduler import Scheduler
+from sglang_lite.runtime.request import Sink
+from sglang_lite.runtime.sampling_params import LogitProcessor
 from sglang_lite.runtime.structured_output.base import CompiledGrammar
-from sglang_lite.runtime.structured_output.compiler import Compiler
-from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
+from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from sglang_lite.text.chat_template import JinjaTemplate
 from sglang_lite.version import __version__
-
-logger = logging.getLogger("sglang_lite")
-
-_MASK_THREADS = 4  # more are no faster, and hold up the loop
-_ENCODE_THREADS = 4  # texts that are tokenised at a time
 
 
 class Engine:
@@ -83,116 +55,51 @@ class Engine:
     """
 
     @takes_fields
-    def __init__(self, model: str | os.PathLike[str] | None = None, **config: Any) -> None:
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        **config: Any,  # EngineConfig's fields: `takes_fields` gives them their types
+    ) -> None:
         if model is not None:
             config["model"] = os.fspath(model)
-        settings = EngineConfig.make(**native.engine_settings(config))
+        settings = EngineConfig.make(**sglang_api.engine_settings(config))
         path = resolve(settings.model, settings.revision)
         started = time.perf_counter()
-        self._launch(settings, lambda: load_model(settings, path))
+        self._start(settings, lambda: load_model(settings, path))
         seconds = time.perf_counter() - started
-        messages.say(f"{self._ready_line}; ready after {seconds:.1f} s.", settings.log_level)
+        messages.say(f"{self.core.description}; ready after {seconds:.1f} s.", settings.log_level)
 
     @classmethod
-    def of(cls, loaded: LoadedModel, **config: Any) -> Engine:
+    def of(cls, loaded: LoadedModel, **config: Any) -> Engine:  # as the constructor's
         """An engine around a model that is already there."""
         engine = cls.__new__(cls)
-        engine._launch(EngineConfig.make(**config), lambda: loaded)
+        engine._start(EngineConfig.make(**config), lambda: loaded)
         return engine
 
-    def _launch(self, config: EngineConfig, load: Callable[[], LoadedModel]) -> None:
-        """Starts the engine's thread and waits until it is ready.
-
-        All work with tensors, loading too, is done on that one thread: OpenMP keeps a team of threads for every thread
-        that computes, and with more teams than cores each product waits for sleeping threads (measured: 13 ms a token
-        instead of 8).
-        """
+    def _start(self, config: EngineConfig, load: Callable[[], LoadedModel]) -> None:
         messages.set_level(config.log_level)
-        ready: Future[None] = Future()
-        self._thread = threading.Thread(
-            target=_run, args=(weakref.ref(self), config, load, ready), name="sglang_lite-engine", daemon=True
-        )
-        self._thread.start()
-        try:
-            ready.result()
-        finally:
-            del ready  # a failure refers to this frame: no cycle
+        self.core, self._thread = engine_thread.start(self, config, load)
 
-    def _build(self, config: EngineConfig, loaded: LoadedModel) -> StepLoop:
-        self.config = config
-        self.model_name = loaded.name
-        self.tokenizer = loaded.tokenizer
-        self.vocab_size = loaded.vocab_size
-        self.context_length = min(config.context_length or loaded.context_length, loaded.context_length)
-        if config.context_length is not None and config.context_length > loaded.context_length:
-            raise ParameterError(
-                "context_length", f"{config.context_length} is more than the model's {loaded.context_length}."
-            )
-        self._eos = loaded.eos_ids
-        device = loaded.model.device
-        if device.type == "cuda":
-            torch.cuda.set_device(device)  # of this thread: kernels are launched there
-        else:
-            openmp.say_if_unbound()
-        sizes = self._sizes = config.sized(gpu=device.type == "cuda")
-        pool = config.max_total_tokens or max(self.context_length, sizes.max_running * 512)
-        if device.type == "cuda" and config.max_total_tokens is None:
-            assert isinstance(loaded.model, Decoder)
-            pool = memory.pool_tokens(loaded.model, config.mem_fraction, sizes, self.context_length)
-        pages = -(-pool // sizes.page_size)
-        longest = min(self.context_length, pages * sizes.page_size)
-        parts = {}
-        if isinstance(loaded.model, Decoder):
-            item, tokens = loaded.model.precision.cache.itemsize, pages * sizes.page_size
-            parts[f"{tokens:,} tokens of keys and values"] = cache_bytes(loaded.model.spec, tokens, item)
-        if device.type == "cpu":
-            parts[f"{sizes.max_running:,} requests"] = sizes.max_running * (8 * longest + 2 * loaded.vocab_size)
-        hint = "Lower max_total_tokens, context_length or max_running."
-        check_room(parts, device, loaded.name, hint)
-        store = KVStore(
-            pages,
-            sizes.page_size,
-            sizes.max_running,
-            longest,
-            reuse=config.prefix_cache,
-            priority=EVICTION[config.eviction],
-        )
-        sampling = SamplingTable(sizes.max_running)
-        threads = min(config.threads or os.cpu_count() or 1, _MASK_THREADS)
-        self._compiler = Compiler(loaded.tokenizer, loaded.vocab_size, self._eos, config, threads)
-        warming = self._compiler.warm_up()  # while kernels are compiled
-        try:
-            runner = make_runner(loaded.model, store.table, sampling, pages, sizes, config)
-        except BaseException:
-            self._compiler.close()
-            raise
-        wait(warming)
-        self._longest = longest
-        kind = str(getattr(getattr(loaded.model, "precision", None), "compute", config.dtype)).removeprefix("torch.")
-        self._ready_line = f"{loaded.name} on {device}, {kind}, room for {pages * sizes.page_size:,} tokens"
-        rounds = isinstance(loaded.model, Decoder) and not loaded.model.fused and loaded.model.precision.rounds
-        self._scheduler = Scheduler(
-            store, sizes.step_tokens, POLICIES[config.policy], last_alone=rounds and not config.deterministic
-        )
-        self.intake = Intake(
-            config.max_queued + sizes.max_running, config.seed, loaded, longest,
-            all_special=config.special_tokens_in_roles,
-        )  # fmt: skip
-        self._closed = False
-        self._encoder = self._encoders()
-        loop = self._loop = StepLoop(
-            self._scheduler, runner, sampling, self._eos, loaded.vocab_size, MaskFiller(threads),
-            overlap=config.overlap, jump=config.jump_forward == "safe",
-        )  # fmt: skip
-        self._runner = runner  # last: an engine that fails to start keeps no tensors
-        self._core = Core(loop, self.intake, self._compiler, self._encoder, self.tokenizer, self.vocab_size)
-        # At exit Python runs no finalizers of ours, but `_end_all`, which waits for the threads, too.
-        self._end = weakref.finalize(self, loop.close)
-        self._end.atexit = False
-        return loop
+    @property
+    def config(self) -> EngineConfig:
+        return self.core.config
 
-    def _encoders(self) -> Executor:
-        return ThreadPoolExecutor(_ENCODE_THREADS, "sglang_lite-encode")
+    @property
+    def model_name(self) -> str:
+        return self.core.model_name
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.core.tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        return self.core.vocab_size
+
+    @property
+    def context_length(self) -> int:
+        """The longest sequence that the model and its settings allow, in tokens."""
+        return self.core.capacity.context_length
 
     # --------------------------------------------------------------------------------------- one request
 
@@ -228,25 +135,8 @@ class Engine:
             OverloadedError: too many requests are waiting.
             EngineClosedError: the engine is closed.
         """
-        self._check_open()
-        for name, value, kind in (("priority", priority, int), ("namespace", namespace, str)):
-            if not isinstance(value, kind):
-                raise ParameterError(name, f"{shown(value)} is no {kind.__name__}.")
-        ids = self.intake.prompt_ids(prompt)
-        resolved = self.intake.resolved(params)
-        requests = self.intake.requests(ids, resolved, sink, stream=stream, namespace=namespace)
-        ticket = Ticket(partial(_abort, self._loop, requests), requests)
-        counted = self.intake.counted(sink, len(requests), rid, ticket)
-        self.intake.count("requests_submitted", len(requests))
-        for index, request in enumerate(requests):
-            request.sink = partial(_indexed, counted, index) if index else counted
-            request.priority, request.processor = priority, logit_processor
-        if constraint is None:
-            _start(self._loop, requests)
-        else:
-            compiled = self._compiler.request_all({constraint})
-            compiled.add_done_callback(partial(_start_constrained, self._loop, requests, constraint))
-        return ticket
+        asked = GenerateRequest(prompt, params, constraint, stream, namespace, priority, logit_processor, rid)
+        return self.core.submit(asked, sink)
 
     def complete(
         self,
@@ -255,12 +145,20 @@ class Engine:
         constraint: Constraint | None = None,
     ) -> Generation:
         """Like `submit` with one sample, and waits for the result."""
-        self._check_wait("complete")
+        self.core.check_wait("complete")
         if isinstance(params.n, int) and params.n > 1:
             raise ParameterError("n", "complete gives one generation.", hint="Use generate or submit.")
         future: Future[Generation] = Future()
         self.submit(prompt, params, constraint, sink=_into(future))
         return future.result()
+
+    def admitted(self, submit: Callable[[], Ticket], count: int) -> Awaitable[Ticket]:
+        """What `submit()` gives, as soon as there is room for `count` requests.
+
+        Raises:
+            SglError: as `submit`; but OverloadedError only where there never will be room.
+        """
+        return self.core.admitted(submit, count)
 
     def compile_grammar(self, constraint: Constraint) -> CompiledGrammar:
         """Makes a constraint ready. May take long.
@@ -269,20 +167,7 @@ class Engine:
             ConstraintError: it can't be enforced.
             EngineClosedError: the engine is closed.
         """
-        self._check_open()
-        try:
-            return self._compiler.request(constraint).result()
-        except SglError as error:
-            raise copy(error) from error
-
-    def _check_open(self) -> None:
-        self._loop.check_process()
-        if self._closed:
-            raise EngineClosedError("the engine is closed.")
-
-    def _check_wait(self, name: str) -> None:
-        self._loop.check_wait(name)
-        self._check_open()
+        return self.core.compile_grammar(constraint)
 
     # ----------------------------------------------------------------------------------------- selection
 
@@ -305,19 +190,11 @@ class Engine:
         Raises:
             ParameterError, OverloadedError, EngineClosedError: as `submit`.
         """
-        self._check_open()
-        if not choices or not all(choices):
-            raise no_choices()
-        log = self.intake.log(prompt)
-        special = isinstance(prompt, str) or prompt.role is None  # in a turn they are its content
-        selecting = ChoiceScoring(self._core, self.intake.counted(sink))
-        self.intake.count("requests_submitted")
-        selecting.start(log, tuple(choices), unconditional=unconditional, namespace=namespace, special=special)
-        return Ticket(selecting.abort)
+        return self.core.submit_select(SelectRequest(prompt, choices, unconditional, namespace), sink)
 
     def select(self, prompt: Prompt | str, choices: Sequence[str], *, unconditional: bool = False) -> Selection:
         """Like `submit_select`, and waits for the result."""
-        self._check_wait("select")
+        self.core.check_wait("select")
         future: Future[Selection] = Future()
         self.submit_select(prompt, choices, sink=_into(future), unconditional=unconditional)
         return future.result()
@@ -337,9 +214,7 @@ class Engine:
         Raises:
             EngineClosedError: the engine is closed.
         """
-        self._check_open()
-        self.intake.count("programs_opened")
-        return Player(self._core, self.intake.log(""), sink, stream=stream, namespace=namespace)
+        return self.core.open_program(sink, stream=stream, namespace=namespace)
 
     def run_program(
         self,
@@ -358,19 +233,11 @@ class Engine:
         Raises:
             ParameterError, OverloadedError, EngineClosedError: as `submit`.
         """
-        self._check_open()
-        log = self.intake.log(prompt)
-        player = Player(self._core, log, sink, stream=stream, namespace=namespace, entered=True)
-        entries = player.checked(program.nodes)
-        self.intake.enter_now()
-        self.intake.count("programs_opened")
-        player.take((), entries)
-        player.close()
-        return Ticket(player.abort)
+        return self.core.run_program(ProgramRequest(prompt, program, stream, namespace), sink)
 
     def play(self, prompt: Prompt | str, program: Program) -> tuple[ProgramResult, list[Played]]:
         """Like `run_program`, and waits for the result."""
-        self._check_wait("play")
+        self.core.check_wait("play")
         played: list[Played] = []
         future: Future[ProgramResult] = Future()
         settle = _into(future)
@@ -382,39 +249,83 @@ class Engine:
     def generate(
         self,
         prompt: str | Sequence[str] | None = None,
-        sampling_params: Any = None,
-        input_ids: Any = None,
+        sampling_params: Mapping[str, object] | Sequence[Mapping[str, object]] | None = None,
+        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         *,
+        return_logprob: bool | Sequence[bool] = False,
+        logprob_start_len: int | Sequence[int] | None = None,
+        top_logprobs_num: int | Sequence[int] | None = None,
+        token_ids_logprob: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        return_text_in_logprobs: bool = False,
+        custom_logit_processor: LogitProcessor | Sequence[LogitProcessor | None] | None = None,
+        rid: str | Sequence[str] | None = None,
+        priority: int | Sequence[int] | None = None,
+        cache_salt: str | Sequence[str] | None = None,
         stream: bool = False,
-        **request: Any,
-    ) -> Any:
-        """SGLang's offline generation. `native.read_request` has the parameters, and what is refused.
+        **unsupported: object,  # SGLang's other parameters, which are refused by name where they are set
+    ) -> Any:  # a dictionary, a list or an iterator of them: by the shape of the prompt, `n` and `stream`
+        """SGLang's offline generation.
+
+        Args:
+            prompt, input_ids: one of them; a list of prompts makes a batch, and so does `n` > 1.
+            sampling_params: for all, or one for each prompt; `sglang_api.read_sampling` has the keys.
+            return_logprob: report log-probabilities of generated tokens. Like those that follow: for all, or a list.
+            logprob_start_len: and of the prompt from this position on; -1 for none.
+            top_logprobs_num: and the k most likely tokens at each position.
+            token_ids_logprob: and those of these ids at each position.
+            return_text_in_logprobs: with the text of each token.
+            custom_logit_processor: `processor(token_ids, logits) -> logits`, called for every token, on the engine's
+                thread: slow. SGLang's pickled classes are refused.
+            rid: the request's name, for `abort`; in a batch, one name makes name_0, name_1 …
+            priority: higher ones first, where the engine's policy is "priority".
+            cache_salt: requests with different ones never share cached prefixes.
+            stream: give an iterator.
 
         Returns:
             A dictionary with `text`, `output_ids` and `meta_info`; a list of them for a list of prompts or `n` > 1;
             with `stream` an iterator of dictionaries, each with all that has come so far.
 
         Raises:
-            ParameterError, OverloadedError, EngineClosedError: as `submit`; nothing was generated.
+            ParameterError, OverloadedError, EngineClosedError: as `submit`; nothing was generated. An unknown
+                parameter, and one of SGLang's that this engine does not support, is refused by name.
             BatchError: some of a list failed; it has the others' results.
         """
-        self._check_wait("generate")
-        request.update(prompt=prompt, sampling_params=sampling_params, input_ids=input_ids)
-        return offline.generate(self, request, stream=stream)
+        self.core.check_wait("generate")
+        calls, is_list = sglang_api.read_request(
+            prompt, sampling_params, input_ids, return_logprob=return_logprob, logprob_start_len=logprob_start_len,
+            top_logprobs_num=top_logprobs_num, token_ids_logprob=token_ids_logprob,
+            return_text_in_logprobs=return_text_in_logprobs, custom_logit_processor=custom_logit_processor, rid=rid,
+            priority=priority, cache_salt=cache_salt, **unsupported,
+        )  # fmt: skip
+        return offline.generate(self.core, calls, is_list=is_list, stream=stream)
 
     async def async_generate(
         self,
         prompt: str | Sequence[str] | None = None,
-        sampling_params: Any = None,
-        input_ids: Any = None,
+        sampling_params: Mapping[str, object] | Sequence[Mapping[str, object]] | None = None,
+        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         *,
+        return_logprob: bool | Sequence[bool] = False,
+        logprob_start_len: int | Sequence[int] | None = None,
+        top_logprobs_num: int | Sequence[int] | None = None,
+        token_ids_logprob: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        return_text_in_logprobs: bool = False,
+        custom_logit_processor: LogitProcessor | Sequence[LogitProcessor | None] | None = None,
+        rid: str | Sequence[str] | None = None,
+        priority: int | Sequence[int] | None = None,
+        cache_salt: str | Sequence[str] | None = None,
         stream: bool = False,
-        **request: Any,
-    ) -> Any:
+        **unsupported: object,  # SGLang's other parameters, which are refused by name where they are set
+    ) -> Any:  # a dictionary, a list or an iterator of them: by the shape of the prompt, `n` and `stream`
         """Like `generate`, for asyncio; with `stream`, what is awaited is an asynchronous iterator."""
-        self._check_open()
-        request.update(prompt=prompt, sampling_params=sampling_params, input_ids=input_ids)
-        return await offline.async_generate(self, request, stream=stream)
+        self.core.check_open()
+        calls, is_list = sglang_api.read_request(
+            prompt, sampling_params, input_ids, return_logprob=return_logprob, logprob_start_len=logprob_start_len,
+            top_logprobs_num=top_logprobs_num, token_ids_logprob=token_ids_logprob,
+            return_text_in_logprobs=return_text_in_logprobs, custom_logit_processor=custom_logit_processor, rid=rid,
+            priority=priority, cache_salt=cache_salt, **unsupported,
+        )  # fmt: skip
+        return await offline.async_generate(self.core, calls, is_list=is_list, stream=stream)
 
     def abort(self, rid: str) -> None:
         """Ends the request of this name with RequestAbortedError, which has the result up to there (`partial`). A call
@@ -423,23 +334,22 @@ class Engine:
         Raises:
             ParameterError: no request that is waiting or running has this name.
         """
-        self._loop.check_process()
-        self.intake.ticket(rid).abort()
+        self.core.abort(rid)
 
-    def encode(self, prompt: str | Sequence[str]) -> Any:
+    def encode(self, prompt: str | Sequence[str]) -> NoReturn:
         """Embeddings. Raises CapabilityError: no embedding model is supported."""
         raise CapabilityError(f"{self.model_name} generates text; encode needs an embedding model.")
 
-    def get_server_info(self) -> dict[str, Any]:
+    def get_server_info(self) -> dict[str, object]:
         """The settings, the model's limits, and `stats`."""
         return {
             **asdict(self.config),
-            **asdict(self._sizes),
+            **asdict(self.core.capacity.sizes),
             "version": __version__,
             "model_path": self.config.model,
             "served_model_name": self.model_name,
             "vocab_size": self.vocab_size,
-            "max_req_input_len": self._longest - 1,
+            "max_req_input_len": self.core.capacity.longest - 1,
             "internal_states": [self.stats()],
         }
 
@@ -465,19 +375,7 @@ class Engine:
         Raises:
             ModelError: it can't be read, or is another architecture; the engine goes on as it was.
         """
-        self._check_wait("update_weights")
-        config = replace(self.config, model=path, revision=None)
-        location = resolve(path, None)
-
-        def update() -> None:
-            loaded = load_alike(config, location, self._runner.model)
-            self._runner.replace(loaded.model)
-            for request in list(self._scheduler.running()):
-                self._scheduler.retract(request)
-            self._scheduler.store.flush()
-            self.config, self.model_name = config, loaded.name
-
-        self._loop.call(update)
+        self.core.update_weights(path)
 
     def chat_template(self) -> JinjaTemplate | None:
         """The model's own chat template, or the one the engine was given; None where there is none."""
@@ -493,48 +391,20 @@ class Engine:
 
     def flush_cache(self) -> int:
         """Drops every cached prefix that no request is using; returns how many tokens that freed."""
-        self._check_wait("flush_cache")
-        store = self._scheduler.store
-        return self._loop.call(store.flush) * store.page_size
+        return self.core.flush_cache()
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:  # counts are int, seconds float
         """Counts, taken between two steps: requests waiting and running, tokens cached and free, steps, what was
         asked for so far (requests and selections by themselves, programs, and how often those were extended),
         constraints compiled, found compiled, and of those to be compiled found on disk; and of the last 4,096 steps
         with grammars median, 99th percentile and maximum of the seconds that their masks took, and that the device
         (on a CPU: the step) waited for them; and rows that went on a step later, as their masks took too long."""
-        self._check_wait("stats")
-        scheduler, store = self._scheduler, self._scheduler.store
-
-        def count() -> dict[str, Any]:
-            return {
-                "waiting": len(scheduler.waiting),
-                "running": len(scheduler.prefilling) + len(scheduler.decoding),
-                "cached_tokens": store.tree.pages * store.page_size,
-                "free_tokens": store.pool.free * store.page_size,
-                "total_tokens": store.pool.total * store.page_size,
-                "steps": self._loop.steps,
-                **self.intake.counts(),
-                "grammars_compiled": self._compiler.misses,
-                "grammars_cached": self._compiler.hits,
-                "grammars_from_disk": self._compiler.kept,
-                **self._loop.mask_times.summary("mask"),
-                **self._loop.mask_waits.summary("mask_wait"),
-                "late_masks": self._loop.late_masks,
-            }
-
-        return self._loop.call(count)
+        return self.core.stats()
 
     def close(self) -> None:
         """Stops the engine and gives its memory back; requests that have not ended fail with EngineClosedError. May be
         called again. An engine that nobody refers to any more is closed, too."""
-        self._closed = True
-        if self._loop.is_copy:
-            return  # the threads and processes are those of the other process
-        self._compiler.close()
-        self._encoder.shutdown()
-        self._end()
-        if threading.current_thread() is not self._thread:
+        if self.core.close() and threading.current_thread() is not self._thread:
             self._thread.join()
 
     shutdown = close
@@ -546,80 +416,10 @@ class Engine:
         self.close()
 
 
-_running: dict[threading.Thread, StepLoop] = {}
-
-
-def _run(
-    engine: weakref.ref[Engine], config: EngineConfig, load: Callable[[], LoadedModel], ready: Future[None]
-) -> None:
-    """An engine's thread. While the loop runs it has no reference to the engine, whose end is the loop's end."""
-    thread = threading.current_thread()
-    try:
-        loop = _running[thread] = _built(engine, config, load)
-    except BaseException as error:  # raised again in the constructor
-        traceback.clear_frames(error.__traceback__)  # whoever keeps the error keeps no tensors
-        ready.set_exception(memory.explained(error))
-        return
-    ready.set_result(None)
-    loop.run()
-    del _running[thread]
-
-
-def _built(engine: weakref.ref[Engine], config: EngineConfig, load: Callable[[], LoadedModel]) -> StepLoop:
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    loaded, built = load(), engine()
-    if built is None:
-        raise EngineClosedError("its constructor was interrupted.")
-    return built._build(config, loaded)
-
-
-@atexit.register
-def _end_all() -> None:
-    """Python ends daemon threads wherever they are, and within torch's code that aborts the process."""
-    for thread, loop in list(_running.items()):
-        if not loop.is_copy:
-            loop.close()
-            thread.join()
-
-
-def _start(loop: StepLoop, requests: Sequence[Request]) -> None:
-    for request in requests:
-        loop.submit(request)
-
-
-def _abort(loop: StepLoop, requests: Sequence[Request]) -> None:
-    for request in requests:
-        loop.abort(request)
-
-
-def _start_constrained(
-    loop: StepLoop,
-    requests: Sequence[Request],
-    constraint: Constraint,
-    compiled: Future[dict[Constraint, CompiledGrammar]],
-) -> None:
-    try:
-        grammar = compiled.result()[constraint]
-        for request in requests:
-            request.matcher = grammar.matcher()
-        _start(loop, requests)
-    except Exception as error:  # even a grammar engine's failure must end the requests, not vanish in the pool
-        failure = error if isinstance(error, SglError) else ConstraintError(f"no mask can be made: {error!r}")
-        for request in requests:
-            loop.fail(request, copy(failure))  # programs add their own places to it
-
-
-def _indexed(sink: Sink, index: int, event: Event) -> None:
-    if isinstance(event, RequestAbortedError) and event.partial is not None:
-        event.partial = msgspec.structs.replace(event.partial, index=index)
-    sink(event if isinstance(event, SglError) else msgspec.structs.replace(event, index=index))
-
-
-def _into(future: Future[Any]) -> Callable[[Any], None]:
+def _into(future: Future[Any]) -> Callable[[Any], None]:  # of each kind of result, with its own last event
     """A sink that settles a future with the last event."""
 
-    def sink(event: Any) -> None:
+    def sink(event: object) -> None:
         if isinstance(event, SglError):
             future.set_exception(event)
         elif isinstance(event, Generation | Selection | ProgramResult):

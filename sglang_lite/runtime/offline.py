@@ -6,20 +6,19 @@ import asyncio
 import contextlib
 import queue
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from sglang_lite.protocol import BatchError, Delta, Generation, OverloadedError, RequestAbortedError, SglError
+from sglang_lite.runtime.core.engine_core import EngineCore
+from sglang_lite.runtime.core.open_requests import Ticket
+from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.request import Event
-from sglang_lite.runtime.sglang_api import Answer, Call, read_request
+from sglang_lite.runtime.sglang_api import Answer
 
-if TYPE_CHECKING:
-    from sglang_lite.runtime.core.request_builder import Ticket
-    from sglang_lite.runtime.engine import Engine
-
-
-Post: TypeAlias = "Callable[[tuple[int, Event] | None], object]"
+Post: TypeAlias = Callable[[tuple[int, Event] | None], object]
 
 
 class Running:
@@ -29,7 +28,8 @@ class Running:
         engine: that runs it.
         post: called on the engine's thread with each event, and with None when there is room for more; what it is
             called with is to be handed to `take`, wherever the caller wants that to happen.
-        request: what `read_request` takes.
+        calls: what is asked, one a prompt.
+        is_list: the answer is a list.
         stream: events come as text comes.
 
     Raises:
@@ -37,23 +37,23 @@ class Running:
             ever wait; nothing runs. Where others leave no room, it waits for its turn.
     """
 
-    def __init__(self, engine: Engine, post: Post, request: Mapping[str, Any], *, stream: bool) -> None:
-        calls, self._is_list = read_request(**request)
-        self._engine, self._post, self._stream = engine, post, stream
+    def __init__(
+        self, engine: EngineCore, post: Post, calls: Sequence[GenerateRequest], *, is_list: bool, stream: bool
+    ) -> None:
+        self._engine, self._post, self._is_list, self._stream = engine, post, is_list, stream
         self._answers: list[Answer] = []
-        self._waiting: deque[tuple[int, Call, Sequence[int]]] = deque()  # with the index of the call's first answer
+        self._waiting: deque[tuple[int, GenerateRequest]] = deque()  # with the index of the call's first answer
         decode = partial(engine.tokenizer.decode, skip_special=False)
         for number, call in enumerate(calls):
             try:
-                ids = engine.intake.prompt_ids(call.prompt)
-                engine.intake.tokens(ids, engine.intake.resolved(call.params))
+                ids = engine.checked_ids(call)
             except SglError as error:
                 error.add_note(f"in prompt {number} of {len(calls)}")
                 raise
             first = len(self._answers)
-            self._waiting.append((first, call, ids))
+            self._waiting.append((first, replace(call, prompt=ids, stream=stream)))
             for index in range(first, first + call.samples):
-                self._answers.append(Answer(call, ids, index if self._is_list and stream else None, decode))
+                self._answers.append(Answer(call, ids, index if is_list and stream else None, decode))
         self._tickets: list[Ticket | None] = [None] * len(self._answers)  # the samples of a call share theirs
         self._open = len(self._answers)
         self._running = 0  # samples whose last event has not come
@@ -63,25 +63,15 @@ class Running:
     def _submit(self) -> None:
         """Submits what the engine takes now; the rest when something has ended."""
         while self._waiting:
-            first, call, ids = self._waiting[0]
+            first, call = self._waiting[0]
             try:
-                ticket = self._engine.submit(
-                    ids,
-                    call.params,
-                    call.constraint,
-                    sink=partial(_post, self._post, first),
-                    stream=self._stream,
-                    namespace=call.namespace,
-                    priority=call.priority,
-                    logit_processor=call.processor,
-                    rid=call.rid,
-                )
+                ticket = self._engine.submit(call, partial(_post, self._post, first))
             except OverloadedError:
                 if self._running:
                     return
                 first = self._call is not None
                 self._call = partial(self._post, None)
-                self._engine.intake.wait_for_room(self._call, call.samples, first=first)
+                self._engine.wait_for_room(self._call, call.samples, first=first)
                 return
             except SglError:
                 self.abort()
@@ -121,7 +111,7 @@ class Running:
             self.results()
         return dictionaries
 
-    def results(self) -> Any:
+    def results(self) -> Any:  # a dictionary, or a list of dictionaries and errors
         """All answers as they are: one dictionary, or a list.
 
         Raises:
@@ -141,7 +131,7 @@ class Running:
         self._waiting.clear()
         call, self._call = self._call, None
         if call is not None:
-            self._engine.intake.leave(call)
+            self._engine.leave(call)
         for answer, ticket in zip(self._answers, self._tickets):
             if ticket is not None and answer.outcome is None:
                 ticket.abort()
@@ -189,10 +179,12 @@ def _post(post: Post, first: int, event: Event) -> None:
     post((first + index, event))
 
 
-def generate(engine: Engine, request: Mapping[str, Any], *, stream: bool) -> Any:
+def generate(
+    engine: EngineCore, calls: Sequence[GenerateRequest], *, is_list: bool, stream: bool
+) -> Any:  # as `Running.results`, or a Stream
     """See `Engine.generate`."""
     events: queue.SimpleQueue[tuple[int, Event] | None] = queue.SimpleQueue()
-    running = Running(engine, events.put, request, stream=stream)
+    running = Running(engine, events.put, calls, is_list=is_list, stream=stream)
 
     def answers() -> Generator[dict[str, Any], None, None]:
         try:
@@ -207,7 +199,9 @@ def generate(engine: Engine, request: Mapping[str, Any], *, stream: bool) -> Any
     return running.results()
 
 
-async def async_generate(engine: Engine, request: Mapping[str, Any], *, stream: bool) -> Any:
+async def async_generate(
+    engine: EngineCore, calls: Sequence[GenerateRequest], *, is_list: bool, stream: bool
+) -> Any:  # as `Running.results`, or a Stream
     """See `Engine.async_generate`."""
     events: asyncio.Queue[tuple[int, Event] | None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
@@ -216,7 +210,7 @@ async def async_generate(engine: Engine, request: Mapping[str, Any], *, stream: 
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
             loop.call_soon_threadsafe(events.put_nowait, item)
 
-    running = Running(engine, post, request, stream=stream)
+    running = Running(engine, post, calls, is_list=is_list, stream=stream)
 
     async def answers() -> AsyncGenerator[dict[str, Any], None]:
         try:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -29,6 +28,7 @@ from sglang_lite.protocol import (
     Unset,
 )
 from sglang_lite.protocol.sampling import named, read_params
+from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.sampling_params import LogitProcessor
 
 # ------------------------------------------------------------------------------------------ an engine's settings
@@ -93,32 +93,9 @@ def engine_settings(given: Mapping[str, Any]) -> dict[str, Any]:
 # ----------------------------------------------------------------------------------------------------- requests
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One prompt of a native request.
-
-    Attributes:
-        rid: its name, unique among those that are running.
-        prompt: text or token ids.
-        params, constraint, processor, priority, namespace: as `Engine.submit` takes them.
-    """
-
-    rid: str
-    prompt: str | Sequence[int]
-    params: SamplingParams
-    constraint: Constraint | None = None
-    processor: LogitProcessor | None = None
-    priority: int = 0
-    namespace: str = ""
-
-    @property
-    def samples(self) -> int:
-        return 1 if isinstance(self.params.n, Unset) else self.params.n
-
-
 def read_request(
     prompt: str | Sequence[str] | None = None,
-    sampling_params: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    sampling_params: Mapping[str, object] | Sequence[Mapping[str, object]] | None = None,
     input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
     *,
     return_logprob: bool | Sequence[bool] = False,
@@ -128,10 +105,10 @@ def read_request(
     return_text_in_logprobs: bool = False,
     custom_logit_processor: LogitProcessor | Sequence[LogitProcessor | None] | None = None,
     rid: str | Sequence[str] | None = None,
-    priority: int | None = None,
+    priority: int | Sequence[int] | None = None,
     cache_salt: str | Sequence[str] | None = None,
-    **others: Any,
-) -> tuple[list[Call], bool]:
+    **others: object,
+) -> tuple[list[GenerateRequest], bool]:
     """Reads a native request: one call for each prompt, and whether the answer is a list.
 
     Args:
@@ -179,14 +156,14 @@ def read_request(
             )  # fmt: skip
         read, constraint = read_sampling(params[i], logprobs)
         calls.append(
-            Call(
-                rids[i],
+            GenerateRequest(
                 prompts[i],
                 read,
                 constraint,
-                _processor(processors[i]),
-                0 if priorities[i] is None else priorities[i],
-                "" if salts[i] is None else salts[i],
+                namespace="" if salts[i] is None else salts[i],
+                priority=0 if priorities[i] is None else priorities[i],
+                logit_processor=_processor(processors[i]),
+                rid=rids[i],
             )
         )
     return calls, is_list or any(call.samples != 1 for call in calls)
@@ -263,7 +240,7 @@ _GRAMMARS: dict[str, Callable[[str], Constraint]] = {
 
 
 def read_sampling(
-    given: Any, logprobs: Mapping[str, Any] = MappingProxyType({})
+    given: object, logprobs: Mapping[str, object] = MappingProxyType({})
 ) -> tuple[SamplingParams, Constraint | None]:
     """SGLang's `sampling_params`; a value of None stands for the default.
 
@@ -276,7 +253,7 @@ def read_sampling(
     """
     if not isinstance(given, Mapping):
         raise ParameterError("sampling_params", f"{type(given).__name__} is not a dictionary.")
-    written: dict[str, Any] = dict(logprobs)
+    written: dict[str, object] = dict(logprobs)
     for name, value in given.items():
         if name in _PARAMS:
             written[name] = value
@@ -312,7 +289,11 @@ class Answer:
     """
 
     def __init__(
-        self, call: Call, prompt_ids: Sequence[int], index: int | None, decode: Callable[[Sequence[int]], str]
+        self,
+        call: GenerateRequest,
+        prompt_ids: Sequence[int],
+        index: int | None,
+        decode: Callable[[Sequence[int]], str],
     ) -> None:
         self._call, self._prompt_ids, self._index, self._decode = call, prompt_ids, index, decode
         self._texts: list[str] = []

@@ -156,7 +156,7 @@ def test_a_tools_result_ends_no_turn(backend):
 
     class Seeing(LocalBackend):
         async def agenerate(self, prompt, params, constraint, *, stream):
-            seen.append(self.engine.intake.prompt_ids(prompt))
+            seen.append(self.engine.core.builder.prompt_ids(prompt))
             async for event in super().agenerate(prompt, params, constraint, stream=stream):
                 yield event
 

@@ -16,6 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from sglang_lite.protocol import Delta, Generation, SamplingParams, SglError
 from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.core.engine_core import EngineCore
 from sglang_lite.runtime.engine import Engine
 from sglang_lite.runtime.executor.sampler import uniforms
 from sglang_lite.runtime.kv_cache.check import check_cache
@@ -156,14 +157,11 @@ class SteppedEngine(Engine):
     """
 
     def __init__(self, *, retract_every=0, seed=0, model=None, fails=None, **config):
-        self.loop = self._loop = self._build(EngineConfig.make(**config), model or loaded())
-        self.store, self.scheduler = self._scheduler.store, self._scheduler
+        self.core = EngineCore(EngineConfig.make(**config), model or loaded(), Inline())
+        self.loop, self.scheduler, self.store = self.core.loop, self.core.scheduler, self.core.scheduler.store
         if fails is not None:
             self.loop._runner = ShortRunner(self.loop._runner, fails)
         self._retract_every, self._random = retract_every, random.Random(seed)
-
-    def _encoders(self):
-        return Inline()
 
     def start(self, prompt, params=SamplingParams(), **options):
         """Submits; returns the ticket and the list that the events go to."""
@@ -191,7 +189,12 @@ class SteppedEngine(Engine):
         raise AssertionError("requests that never end")
 
     def stats_now(self):
-        return self.intake.counts()
+        return self.core.open.counts()
+
+    @property
+    def open(self):
+        """How many requests and programs count as open."""
+        return self.core.open._open
 
     def check_empty(self):
         """Nothing is held when nothing runs."""

@@ -142,7 +142,7 @@ def test_bad_settings_of_an_engine_are_refused_by_name(config, message):
 )
 def test_any_text_is_a_prompt_or_refused(engine, text):
     with contextlib.suppress(sgl.ParameterError):
-        assert all(0 <= i < engine.vocab_size for i in engine.intake.prompt_ids(text))
+        assert all(0 <= i < engine.vocab_size for i in engine.core.builder.prompt_ids(text))
 
 
 @settings(max_examples=5, deadline=None)
@@ -267,8 +267,8 @@ def test_a_request_that_is_aborted_while_it_is_compiled_ends_once(slow_compiler)
 
 def test_closing_ends_what_is_compiled_and_what_waits_to_be(slow_compiler, monkeypatch):
     engine = Engine.of(scripted.loaded())
-    shutdown = engine._compiler._here.shutdown
-    monkeypatch.setattr(engine._compiler._here, "shutdown", lambda: (slow_compiler.set(), shutdown()))
+    shutdown = engine.core.compiler._here.shutdown
+    monkeypatch.setattr(engine.core.compiler._here, "shutdown", lambda: (slow_compiler.set(), shutdown()))
     sinks = [Collector(2) for _ in range(6)]
     for i, sink in enumerate(sinks):
         engine.submit("ab", SamplingParams(n=2, max_tokens=3), Regex("[ab]+" + "a" * i), sink=sink)

@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import sglang_lite as sgl
 from sglang_lite.program.nodes import Gen, Program
 from sglang_lite.protocol import Delta, Regex, SamplingParams
+from sglang_lite.runtime.core import engine_thread
 from sglang_lite.runtime.engine import Engine
 from tests.runtime import scripted
 from tests.runtime.models.tiny import VOCAB, save
@@ -50,7 +51,7 @@ def threads():
 def started(make):
     """An engine, weak references to its model and itself, and its thread."""
     engine = make()
-    return engine, weakref.ref(engine._runner.model), weakref.ref(engine), engine._thread
+    return engine, weakref.ref(engine.core.runner.model), weakref.ref(engine), engine._thread
 
 
 def tensor_bytes():
@@ -111,13 +112,13 @@ def test_an_engine_that_crashed_or_did_not_start_keeps_no_tensors(no_gc, folder,
     def crash(self, hidden):
         raise LookupError("no logits")
 
-    monkeypatch.setattr(type(engine._runner.model), "logits", crash)
+    monkeypatch.setattr(type(engine.core.runner.model), "logits", crash)
     with pytest.raises(sgl.EngineClosedError, match="no logits") as crashed:
         engine.complete("ab")
     engine.close()
     caplog.clear()
     assert tensor_bytes() == before
-    monkeypatch.setattr("sglang_lite.runtime.engine.StepLoop", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("sglang_lite.runtime.core.engine_core.StepLoop", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError) as failed:
         sgl.Engine(model=folder, max_total_tokens=512)
     assert tensor_bytes() == before
@@ -132,15 +133,15 @@ def test_an_interrupted_constructor_leaves_no_engine_behind(monkeypatch):
         assert begun.wait(60)
         raise KeyboardInterrupt
 
-    def slow(self, *args, build=Engine._build):
+    def slow(*args, build=engine_thread.EngineCore):
         begun.set()
         assert go.wait(60)
-        return build(self, *args)
+        return build(*args)
 
-    monkeypatch.setattr(Engine, "_build", slow)
+    monkeypatch.setattr(engine_thread, "EngineCore", slow)
     before = threads()
     with monkeypatch.context() as patch:
-        patch.setattr("sglang_lite.runtime.engine.Future.result", interrupted)
+        patch.setattr("sglang_lite.runtime.core.engine_thread.Future.result", interrupted)
         with pytest.raises(KeyboardInterrupt) as caught:
             Engine.of(scripted.loaded())
     (thread,) = threads() - before
@@ -226,7 +227,7 @@ def small(folder):
 @pytest.fixture
 def held(small):
     """Every lock of the engine is held by some other thread when the process is copied."""
-    locks = small.intake._lock, small._loop._lock, small._compiler._lock, small._compiler._making
+    locks = small.core.open._lock, small.core.loop._lock, small.core.compiler._lock, small.core.compiler._making
     for lock in locks:
         lock.acquire()
     yield small

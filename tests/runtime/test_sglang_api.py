@@ -11,8 +11,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import sglang_lite as sgl
 from sglang_lite.protocol import Ebnf, Generation, JsonSchema, Regex, SamplingParams, StructuralTag, Tag, TokenLogprob
+from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.engine import Engine
-from sglang_lite.runtime.sglang_api import Answer, Call, engine_settings, read_request, read_sampling
+from sglang_lite.runtime.sglang_api import Answer, engine_settings, read_request, read_sampling
 from tests.runtime import scripted
 from tests.runtime.models.tiny import VOCAB, save
 
@@ -87,6 +88,17 @@ def test_requests_that_are_refused_by_name(request_, message):
         read_request(**request_)
 
 
+def test_generate_shows_all_parameters_of_a_request():
+    own, twin, read = (
+        dict(inspect.signature(f).parameters) for f in (Engine.generate, Engine.async_generate, read_request)
+    )
+    assert own == twin
+    assert [own.pop(name).name for name in ("self", "stream")] == ["self", "stream"]
+    assert [(p.name, p.default, p.annotation) for p in own.values() if p.kind is not p.VAR_KEYWORD] == [
+        (p.name, p.default, p.annotation) for p in read.values() if p.kind is not p.VAR_KEYWORD
+    ]
+
+
 def test_fields_are_for_all_prompts_or_one_for_each():
     calls, is_list = read_request(
         ["a", "b"], [{"n": 2}, {}], return_logprob=[True, False], top_logprobs_num=3, token_ids_logprob=[[1], [2, 3]],
@@ -106,7 +118,7 @@ def test_input_logprobs_begin_with_a_null():
         params = SamplingParams(
             return_logprob=True, logprob_start_len=start, top_logprobs_num=1, return_text_in_logprobs=True
         )
-        answer = Answer(Call("r", "", params), [3, 4, 5, 5], None, lambda ids: f"<{ids[0]}>")
+        answer = Answer(GenerateRequest("", params, rid="r"), [3, 4, 5, 5], None, lambda ids: f"<{ids[0]}>")
         meta = answer.take(Generation("", prompt_logprobs=(entry,) * reported))["meta_info"]
         first = [3, 4, 5, 5][start]
         assert meta["input_token_logprobs"] == [(None, first, f"<{first}>")] + [(-1.0, 5, "e")] * (3 - start)

@@ -52,7 +52,7 @@ class LocalBackend(BaseBackend):
         count = 1 if isinstance(params.n, Unset) else params.n
         sink = partial(mailbox.post, events.put_nowait)
         submit = partial(self.engine.submit, prompt, params, constraint, sink=sink, stream=stream)
-        ticket = await self.engine.intake.admitted(submit, count)
+        ticket = await self.engine.admitted(submit, count)
         try:
             while count:
                 event = await events.get()
@@ -75,7 +75,7 @@ class LocalBackend(BaseBackend):
 
         sink = partial(mailbox.post, settle)
         submit = partial(self.engine.submit_select, prompt, choices, sink=sink, unconditional=unconditional)
-        ticket = await self.engine.intake.admitted(submit, 1)
+        ticket = await self.engine.admitted(submit, 1)
         try:
             outcome = await future
         finally:

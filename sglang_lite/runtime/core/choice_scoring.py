@@ -17,7 +17,7 @@ from sglang_lite.protocol import (
     Span,
     Usage,
 )
-from sglang_lite.runtime.core.engine_parts import Core
+from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.request import Event, Request
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
@@ -37,8 +37,8 @@ class ChoiceScoring:
         sink: called once.
     """
 
-    def __init__(self, core: Core, sink: Callable[[Selection | SglError], None]) -> None:
-        self._core, self._sink = core, sink
+    def __init__(self, parts: EngineParts, sink: Callable[[Selection | SglError], None]) -> None:
+        self._parts, self._sink = parts, sink
         self._choices: Sequence[str] = ()
         self._lock = threading.Lock()
         self._ended = False
@@ -64,12 +64,12 @@ class ChoiceScoring:
         self._unconditional = unconditional
         if unconditional:
             rows += [(log.encode([text], alone=True), 1) for text in texts]
-        intake = self._core.intake
-        params = intake.resolved(_SCORE)
+        builder = self._parts.builder
+        params = builder.resolved(_SCORE)
         requests = [
             request
             for row, (ids, start) in enumerate(rows)
-            for request in intake.requests(
+            for request in builder.build(
                 ids, params, partial(self._row_done, row), namespace=namespace, score_from=start
             )
         ]
@@ -78,7 +78,7 @@ class ChoiceScoring:
                 return
             self._requests = requests
         for request in requests:
-            self._core.loop.submit(request)
+            self._parts.loop.submit(request)
 
     def abort(self) -> None:
         """Ends it with RequestAbortedError, unless it has ended; without a word where it has not been started."""
@@ -86,7 +86,7 @@ class ChoiceScoring:
             requests = self._requests
             self._ended = self._ended or not requests
         for request in requests:
-            self._core.loop.abort(request)
+            self._parts.loop.abort(request)
 
     def _rows(self, log: TokenLog, choices: Sequence[Span]) -> list[tuple[array[int], int]]:
         """For each choice the ids of prompt and choice, and from where on they are scored."""
@@ -100,7 +100,7 @@ class ChoiceScoring:
         return [(log.fixed + ids, start) for ids in together]
 
     def _document_start(self) -> int:
-        tokenizer = self._core.tokenizer
+        tokenizer = self._parts.tokenizer
         if tokenizer.bos_id is not None:
             return tokenizer.bos_id
         return min(tokenizer.eos_ids, default=0)
@@ -151,7 +151,7 @@ class ChoiceScoring:
         """The log-probabilities of a choice without the prompt; nothing precedes its first token but a document's
         start, where the model has such a token."""
         found = tuple(e.logprob for e in self._results[row].prompt_logprobs)
-        has_start = self._core.tokenizer.bos_id == self._requests[row].tokens[0]
+        has_start = self._parts.tokenizer.bos_id == self._requests[row].tokens[0]
         return found if has_start else (None, *found)
 
 

@@ -5,27 +5,28 @@ from __future__ import annotations
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from sglang_lite.runtime.core.request_builder import Intake
+from sglang_lite.runtime.core.open_requests import OpenRequests
+from sglang_lite.runtime.core.request_builder import RequestBuilder
 from sglang_lite.runtime.core.step_loop import StepLoop
 from sglang_lite.runtime.structured_output.compiler import Compiler
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Core:
+class EngineParts:
     """
     Attributes:
         loop: runs requests; has the model until it ends.
-        intake: makes requests.
+        builder: makes them.
+        open: counts them.
         compiler: makes grammars.
         encoder: runs what tokenises, off the loop's thread.
         tokenizer: the model's.
-        vocab_size: the model's.
     """
 
     loop: StepLoop
-    intake: Intake
+    builder: RequestBuilder
+    open: OpenRequests
     compiler: Compiler
     encoder: Executor
     tokenizer: Tokenizer
-    vocab_size: int

@@ -376,7 +376,7 @@ class Branch:
             if isinstance(each, ChoiceScoring):
                 each.abort()
             else:
-                self._player.core.loop.abort(each)
+                self._player.parts.loop.abort(each)
         self._player.played(len(self._queue))
         self._queue.clear()
         self._set_busy(False)
@@ -387,7 +387,7 @@ class Branch:
 
         def later(_: object) -> None:
             try:
-                self._player.core.loop.post(back)
+                self._player.parts.loop.post(back)
             except EngineClosedError as error:
                 self._player.fail(error)
 
@@ -467,7 +467,7 @@ class Branch:
     def _submit(self, samples: _Samples) -> None:
         for request in samples.requests:
             self._live.add(request)
-            self._player.core.loop.receive(request)
+            self._player.parts.loop.receive(request)
 
     def _select(self, place: int, node: Select) -> None:
         assert self._log is not None
@@ -483,7 +483,7 @@ class Branch:
                 self._selected(place, node, outcome)
                 self._player.settle()
 
-        selecting = ChoiceScoring(self._player.core, chosen)
+        selecting = ChoiceScoring(self._player.parts, chosen)
         self._live.add(selecting)
         unconditional = node.unconditional
         if node.method is not None:
@@ -594,14 +594,14 @@ class _Samples:
             ConstraintError: the constraint can't be enforced, or the text before does not go on in the grammar.
         """
         player = self._branch._player
-        requests = player.core.intake.requests(
+        requests = player.parts.builder.build(
             log.ids(), self._params, partial(self._take, 0), stream=player.stream, namespace=player.namespace
         )
         for index, request in enumerate(requests[1:], 1):
             request.sink = partial(self._take, index)
         compiled = None if entry.grammar is None else entry.grammar.result()
         if within is not None:
-            compiled = player.core.compiler.continued(within.grammar, within.text, compiled)
+            compiled = player.parts.compiler.continued(within.grammar, within.text, compiled)
         if entry.matcher is not None and within is None and len(requests) == 1:
             requests[0].matcher = entry.matcher.result()
         elif compiled is not None:

@@ -25,7 +25,7 @@ from sglang_lite.protocol import (
     SglError,
     Span,
 )
-from sglang_lite.runtime.core.engine_parts import Core
+from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.core.program_branch import Branch, Queued
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 from sglang_lite.runtime.tokens.token_log import TokenLog
@@ -40,7 +40,7 @@ class Player:
     with nothing to play holds no slot and no page, and does not count as an open request.
 
     Args:
-        core: of the engine that plays it.
+        parts: of the engine that plays it.
         log: the prompt it goes on from.
         sink: gets what each node brings and, when it was closed and everything is played, a ProgramResult; or an
             SglError: that of the main branch, or what ended the whole. Called on the engine's thread.
@@ -51,7 +51,7 @@ class Player:
 
     def __init__(
         self,
-        core: Core,
+        parts: EngineParts,
         log: TokenLog,
         sink: ProgramSink,
         *,
@@ -59,13 +59,13 @@ class Player:
         namespace: str = "",
         entered: bool = False,
     ) -> None:
-        self.core, self.stream, self.namespace = core, stream, namespace
+        self.parts, self.stream, self.namespace = parts, stream, namespace
         self._sink = sink
         # the loop's thread's
         self._queued = 0  # nodes
         self._entered = entered
         self._asked = False  # for room, which has not come
-        self._room: Callable[[], None] = partial(core.loop.tell, self._go_on)
+        self._room: Callable[[], None] = partial(parts.loop.tell, self._go_on)
         self._busy = 0  # branches
         self._closed = self.ended = False
         self._branches: dict[Path, Branch] = {}
@@ -84,21 +84,21 @@ class Player:
 
     def take(self, path: Path, entries: Sequence[Queued]) -> None:
         """`extend` with nodes that are prepared."""
-        self.core.intake.count("programs_extended")
-        self.core.loop.post(partial(self._extend, path, entries))
+        self.parts.open.count("programs_extended")
+        self.parts.loop.post(partial(self._extend, path, entries))
 
     def drop(self, path: Path) -> None:
         """Ends what is queued or under way in a branch, which its caller has given up: nothing more of it is told. A
         rollback goes on from before."""
-        self.core.loop.tell(partial(self._drop, path))
+        self.parts.loop.tell(partial(self._drop, path))
 
     def close(self) -> None:
         """Says that nothing more will come."""
-        self.core.loop.tell(self._close)
+        self.parts.loop.tell(self._close)
 
     def abort(self) -> None:
         """Ends the program with RequestAbortedError, unless it has ended."""
-        self.core.loop.tell(partial(self.fail, RequestAbortedError("the program was aborted.")))
+        self.parts.loop.tell(partial(self.fail, RequestAbortedError("the program was aborted.")))
 
     def checked(self, nodes: Sequence[Node]) -> list[Queued]:
         """Nodes of a whole program, prepared.
@@ -119,12 +119,12 @@ class Player:
         if isinstance(node, Gen):
             entry.grammar = self._compiled(node.constraint)
             try:
-                entry.params = self.core.intake.resolved(node.params)
+                entry.params = self.parts.builder.resolved(node.params)
             except ParameterError as error:  # it is told when it is its turn
                 entry.params = error
             else:
                 for stop in entry.params.stop:  # takes a while when a byte is new: not on the loop's thread
-                    self.core.tokenizer.tokens_with(stop.encode("utf-8", "surrogatepass")[-1])
+                    self.parts.tokenizer.tokens_with(stop.encode("utf-8", "surrogatepass")[-1])
         elif isinstance(node, GrammarBegin):
             entry.grammar = self._compiled(node.constraint)
         elif isinstance(node, Fork):
@@ -132,7 +132,7 @@ class Player:
         return entry
 
     def _compiled(self, constraint: Constraint | None) -> Future[CompiledGrammar] | None:
-        return None if constraint is None else self.core.compiler.request(constraint)
+        return None if constraint is None else self.parts.compiler.request(constraint)
 
     # ------------------------------------------------------------------------------------ the loop's thread
 
@@ -150,24 +150,24 @@ class Player:
     def may_play(self) -> bool:
         """Whether it counts as an open request. If not, the branches go on when there is room."""
         if not self._entered and not self._asked:
-            self._entered = self.core.intake.enter()
+            self._entered = self.parts.open.enter()
             if not self._entered:
                 self._ask_for_room(first=False)
         return self._entered
 
     def _ask_for_room(self, *, first: bool) -> None:
         self._asked = True
-        self.core.intake.wait_for_room(self._room, 1, first=first)
+        self.parts.open.wait_for_room(self._room, 1, first=first)
 
     def _go_on(self) -> None:
         """There may be room. Who does not take it has to say so: nobody else is told."""
         wanted = self._asked and not self.ended and any(branch.queued for branch in self._branches.values())
         self._asked = False
         if not wanted:
-            self.core.intake.leave(self._room)
+            self.parts.open.leave(self._room)
             self.settle()
             return
-        self._entered = self.core.intake.enter()
+        self._entered = self.parts.open.enter()
         if not self._entered:
             self._ask_for_room(first=True)
             return
@@ -178,7 +178,7 @@ class Player:
     def encoded(self, text: Sequence[Span]) -> Future[array[int]]:
         """The ids of text that goes on from generated tokens."""
         try:
-            return self.core.encoder.submit(self.core.intake.log("").encode_after, text, first=False)
+            return self.parts.encoder.submit(self.parts.builder.log("").encode_after, text, first=False)
         except RuntimeError as error:  # as in encode
             failed: Future[array[int]] = Future()
             failed.set_exception(error)
@@ -198,7 +198,7 @@ class Player:
 
         def compiled(_: object) -> None:
             try:
-                self.core.encoder.submit(make)
+                self.parts.encoder.submit(make)
             except RuntimeError:  # as in encode
                 made.set_exception(EngineClosedError("the engine is closed."))
 
@@ -208,7 +208,7 @@ class Player:
     def encode(self, job: Callable[[], Callable[[], None]]) -> None:
         """Runs a job where texts are tokenised, and what it returns here."""
         try:
-            self.core.encoder.submit(self._encode, job)
+            self.parts.encoder.submit(self._encode, job)
         except RuntimeError:  # the engine is closed
             self.fail(EngineClosedError("the engine is closed."))
 
@@ -220,7 +220,7 @@ class Player:
             failure.__cause__ = error
             done = partial(self.fail, failure)
         try:
-            self.core.loop.post(done)
+            self.parts.loop.post(done)
         except EngineClosedError as error:  # nothing else is left that could tell
             self.fail(error)
 
@@ -244,7 +244,7 @@ class Player:
             self._end(main.error or ProgramResult(main.text))
         elif self._entered:
             self._entered = False
-            self.core.intake.go_out()
+            self.parts.open.go_out()
 
     def fail(self, error: SglError) -> None:
         """Ends the program, and whatever of it is under way."""
@@ -258,10 +258,10 @@ class Player:
         self.ended = True
         if self._asked:
             self._asked = False
-            self.core.intake.leave(self._room)
+            self.parts.open.leave(self._room)
         if self._entered:
             self._entered = False
-            self.core.intake.go_out()
+            self.parts.open.go_out()
         sink, self._sink = self._sink, _nobody
         self._branches, self._room = {}, _nothing  # no cycle is left that the garbage collector had to find
         sink(outcome)

@@ -291,7 +291,7 @@ def test_an_open_program_goes_on_where_it_was_and_holds_nothing_meanwhile():
     (first,) = opened.at(1)
     assert engine.store.tree.locked_pages == 0
     assert engine.store.table.free == len(engine.store.table.length)
-    assert not engine.intake._open
+    assert not engine.open
     opened.extend(Text("de"), Gen("y", greedy(5)))
     (second,) = opened.at(3)
     whole = Opened(engine)
@@ -414,7 +414,7 @@ def test_open_programs_wait_for_room_and_their_nodes_have_a_bound():
     engine.drain()
     assert isinstance(programs[1].events[-1], sgl.RequestAbortedError)
     assert isinstance(programs[2].at(4)[0], Generation)
-    assert engine.intake._open == 0
+    assert engine.open == 0
     with pytest.raises(sgl.OverloadedError, match="nodes of the program"):
         engine.run_program("", Program((Text("a"),) * 100_001), sink=lambda event: None)
     opened = Opened(engine)

@@ -85,7 +85,7 @@ def with_graphs(device, monkeypatch):
     def make(**settings):
         engine = device(**settings)
         if not GPU:
-            engine._runner._graph_sizes = graph_sizes(settings["max_running"])
+            engine.core.runner._graph_sizes = graph_sizes(settings["max_running"])
         return engine
 
     if not GPU:
@@ -105,7 +105,7 @@ def test_captured_steps_of_rows_with_one_token_and_with_several(with_graphs, on_
     words = [g.text for g in answers(on_cpu, first, greedy(max_tokens=12), Regex("[abc]defgh[ij]klm[a-z]*"))]
     forced = answers(engine, first, greedy(max_tokens=12), Regex("[abc]defgh[ij]klm[a-z]*"))
     assert [g.text for g in forced] == words
-    kinds = {key[1] for key in engine._runner._graphs}
+    kinds = {key[1] for key in engine.core.runner._graphs}
     assert kinds == {False, True}
 
 
@@ -260,7 +260,7 @@ def test_a_fork_in_a_page_copies_it(device, on_cpu):
 def test_logits_that_are_no_numbers_fail_their_request_alone(device, monkeypatch):
     """A prompt that contains token 95 gives NaN."""
     engine = device(page_size=4, max_running=4)
-    model = engine._runner.model
+    model = engine.core.runner.model
     with torch.inference_mode():
         model.embedding[95] = float("nan")
     good, bad = [[5, 6, 7, 8], [9, 10, 11]], [12, 95, 13]

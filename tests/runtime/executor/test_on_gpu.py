@@ -125,10 +125,10 @@ def test_the_engine_serves_on_when_memory_ends(of_head):
         happened = []
         torch.cuda.empty_cache()
         most = torch.empty(torch.cuda.mem_get_info()[0] - (1 << 30), dtype=torch.uint8, device="cuda")  # takes seconds
-        runner, forward = engine._runner, engine._runner.forward
+        runner, forward = engine.core.runner, engine.core.runner.forward
 
         def short(batch):
-            if len(batch.requests) > 1 and not engine._scheduler.isolated and draw.random() < 0.2:
+            if len(batch.requests) > 1 and not engine.core.scheduler.isolated and draw.random() < 0.2:
                 torch.cuda.empty_cache()
                 taken = []
                 size = torch.cuda.mem_get_info()[0]
@@ -166,7 +166,7 @@ def test_the_engine_serves_on_when_memory_ends(of_head):
 def test_one_that_needs_more_than_there_is_fails_alone(of_head):
     folder, _ = of_head(64)
     with sgl.Engine(model=folder, max_total_tokens=4096, step_tokens=512, dtype="float32") as engine:
-        runner, forward = engine._runner, engine._runner.forward
+        runner, forward = engine.core.runner, engine.core.runner.forward
         runner.forward = lambda batch: (
             torch.empty(1 << 50, device="cuda") if any(len(r.tokens) == 777 for r in batch.requests) else forward(batch)
         )

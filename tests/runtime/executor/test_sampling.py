@@ -278,17 +278,17 @@ def test_what_a_broken_request_left_in_the_cache_reaches_nobody(model_file):
     with sgl.Engine(dtype="float32", max_running=3, max_total_tokens=400, context_length=300, step_tokens=64) as engine:
         short, long = ("Hello", greedy(max_tokens=8), {}), ("a b c d e " * 10, greedy(max_tokens=8), {})
         expected = [g.text for g in run_all(engine, [short, long])]
-        embedding = engine._runner.model.embedding
+        embedding = engine.core.runner.model.embedding
 
         @torch.inference_mode()
         def become(values):
             embedding[500] = values
 
         kept = embedding[500].clone()
-        engine._loop.call(lambda: become(float("inf")))
+        engine.core.loop.call(lambda: become(float("inf")))
         with pytest.raises(sgl.ModelError, match="NaN"):
             engine.complete([500] * 200, greedy())
-        engine._loop.call(lambda: become(kept))
+        engine.core.loop.call(lambda: become(kept))
         engine.flush_cache()
         assert [g.text for g in run_all(engine, [short, long])] == expected
 

@@ -88,7 +88,7 @@ def test_large_keys_and_small_values_stay_near(engine, tmp_path, key, value):
     """Stored as they are, the means would be 0.6, 0.7 and 0.7."""
     reference, running = model_with(key, value), engine(save(model_with(key, value), tmp_path))
     gaps = [abs(a - b) for a, b in zip(logprobs(running), expected_of(reference))]
-    interpreted = running._runner.model.fused and not GPU  # there, a number that is rounded up may come out as half
+    interpreted = running.core.runner.model.fused and not GPU  # there, a number that is rounded up may come out as half
     assert sum(gaps) / len(gaps) < (0.45 if interpreted else 0.2)
 
 

@@ -300,7 +300,7 @@ def test_a_repeat_without_counts_counts_nothing():
 def test_refused_constraints_are_remembered_within_bytes(monkeypatch):
     monkeypatch.setattr("sglang_lite.runtime.structured_output.compiler.CACHED_BYTES", 200_000)
     with make() as engine:
-        compiler = engine._compiler
+        compiler = engine.core.compiler
         for i in range(8):
             with pytest.raises(ConstraintError):
                 engine.complete("ab", PARAMS, Regex("a" * 60_000 + str(i)))

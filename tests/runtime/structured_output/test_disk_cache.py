@@ -97,7 +97,7 @@ def test_a_damaged_file_is_compiled_again_and_replaced(folder, damage):
 def test_what_an_engine_can_not_load_is_compiled_again(folder):
     text, _ = generated(LARK)
     with Engine.of(random_model()) as engine:
-        engine._compiler._kept().put(LARK, "xgrammar", "{}")
+        engine.core.compiler._kept().put(LARK, "xgrammar", "{}")
     assert generated(LARK) == (text, 0)
 
 

@@ -1,0 +1,323 @@
+"""The engine's core: the parts that run requests, and the calls that any thread may make. None waits for a generation.
+
+Whoever calls it refers to records and sinks alone, so a handle in another process can make the same calls.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from copy import copy
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from sglang_lite.protocol import (
+    Constraint,
+    ConstraintError,
+    EngineClosedError,
+    ParameterError,
+    RequestAbortedError,
+    Selection,
+    SglError,
+)
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.core.capacity import Capacity
+from sglang_lite.runtime.core.choice_scoring import ChoiceScoring, no_choices
+from sglang_lite.runtime.core.engine_parts import EngineParts
+from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
+from sglang_lite.runtime.core.program_player import Player, ProgramSink
+from sglang_lite.runtime.core.request_builder import RequestBuilder
+from sglang_lite.runtime.core.step_loop import StepLoop
+from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest
+from sglang_lite.runtime.executor import make_runner
+from sglang_lite.runtime.executor.sampler import SamplingTable
+from sglang_lite.runtime.kv_cache.eviction import EVICTION
+from sglang_lite.runtime.kv_cache.store import KVStore
+from sglang_lite.runtime.load import LoadedModel, load_alike
+from sglang_lite.runtime.models.decoder import Decoder
+from sglang_lite.runtime.models.resolve import resolve
+from sglang_lite.runtime.request import Event, Request, Sink
+from sglang_lite.runtime.sampling_params import shown
+from sglang_lite.runtime.scheduler.policy import POLICIES
+from sglang_lite.runtime.scheduler.scheduler import Scheduler
+from sglang_lite.runtime.structured_output.base import CompiledGrammar
+from sglang_lite.runtime.structured_output.compiler import Compiler
+from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
+
+_MASK_THREADS = 4  # more are no faster, and hold up the loop
+_ENCODE_THREADS = 4  # texts that are tokenised at a time
+
+
+class EngineCore:
+    """
+    To be built on the thread that runs its loop: all work with tensors is done there.
+
+    Args:
+        config: of the engine.
+        loaded: its model.
+        encoder: runs what tokenises; None for threads.
+
+    Attributes:
+        config, model_name: of the weights that run.
+        tokenizer, vocab_size: the model's.
+        capacity: what it has room for.
+        description: one line about all that.
+        loop: runs the requests, on the thread that calls its `run`.
+        runner, scheduler, compiler, builder, open: what it is made of; for tests and measurements.
+
+    Raises:
+        ParameterError, ModelError: there is no room for the model under this configuration.
+    """
+
+    def __init__(self, config: EngineConfig, loaded: LoadedModel, encoder: Executor | None = None) -> None:
+        self.config, self.model_name = config, loaded.name
+        self.tokenizer, self.vocab_size = loaded.tokenizer, loaded.vocab_size
+        self.capacity = Capacity.of(config, loaded)
+        kind = str(getattr(getattr(loaded.model, "precision", None), "compute", config.dtype)).removeprefix("torch.")
+        self.description = (
+            f"{loaded.name} on {loaded.model.device}, {kind}, room for {self.capacity.tokens:,} tokens"
+        )  # fmt: skip
+        sizes, pages, longest = self.capacity.sizes, self.capacity.pages, self.capacity.longest
+        store = KVStore(
+            pages,
+            sizes.page_size,
+            sizes.max_running,
+            longest,
+            reuse=config.prefix_cache,
+            priority=EVICTION[config.eviction],
+        )
+        sampling = SamplingTable(sizes.max_running)
+        threads = min(config.threads or os.cpu_count() or 1, _MASK_THREADS)
+        self.compiler = Compiler(loaded.tokenizer, loaded.vocab_size, loaded.eos_ids, config, threads)
+        warming = self.compiler.warm_up()  # while kernels are compiled
+        try:
+            runner = make_runner(loaded.model, store.table, sampling, pages, sizes, config)
+        except BaseException:
+            self.compiler.close()
+            raise
+        wait(warming)
+        rounds = isinstance(loaded.model, Decoder) and not loaded.model.fused and loaded.model.precision.rounds
+        self.scheduler = Scheduler(
+            store, sizes.step_tokens, POLICIES[config.policy], last_alone=rounds and not config.deterministic
+        )
+        self.loop = StepLoop(
+            self.scheduler, runner, sampling, loaded.eos_ids, loaded.vocab_size, MaskFiller(threads),
+            overlap=config.overlap, jump=config.jump_forward == "safe",
+        )  # fmt: skip
+        self.runner = runner
+        self.builder = RequestBuilder(config.seed, loaded, longest, all_special=config.special_tokens_in_roles)
+        self.open = OpenRequests(config.max_queued + sizes.max_running)
+        self._encoder = encoder or ThreadPoolExecutor(_ENCODE_THREADS, "sglang_lite-encode")
+        self._parts = EngineParts(
+            self.loop, self.builder, self.open, self.compiler, self._encoder, self.tokenizer
+        )  # fmt: skip
+        self._closed = False
+
+    # ------------------------------------------------------------------------------- what can be submitted
+
+    def submit(self, asked: GenerateRequest, sink: Sink) -> Ticket:
+        """Starts a generation: see `Engine.submit`."""
+        self.check_open()
+        for name, value, kind in (("priority", asked.priority, int), ("namespace", asked.namespace, str)):
+            if not isinstance(value, kind):
+                raise ParameterError(name, f"{shown(value)} is no {kind.__name__}.")
+        ids = self.builder.prompt_ids(asked.prompt)
+        params = self.builder.resolved(asked.params)
+        requests = self.builder.build(ids, params, sink, stream=asked.stream, namespace=asked.namespace)
+        ticket = Ticket(partial(_abort, self.loop, requests), requests)
+        counted = self.open.counted(sink, len(requests), asked.rid, ticket)
+        self.open.count("requests_submitted", len(requests))
+        for index, request in enumerate(requests):
+            request.sink = partial(_indexed, counted, index) if index else counted
+            request.priority, request.processor = asked.priority, asked.logit_processor
+        if asked.constraint is None:
+            _start(self.loop, requests)
+        else:
+            compiled = self.compiler.request_all({asked.constraint})
+            compiled.add_done_callback(partial(_start_constrained, self.loop, requests, asked.constraint))
+        return ticket
+
+    def submit_select(self, asked: SelectRequest, sink: Callable[[Selection | SglError], None]) -> Ticket:
+        """Scores choices: see `Engine.submit_select`."""
+        self.check_open()
+        if not asked.choices or not all(asked.choices):
+            raise no_choices()
+        log = self.builder.log(asked.prompt)
+        special = isinstance(asked.prompt, str) or asked.prompt.role is None  # in a turn they are its content
+        scoring = ChoiceScoring(self._parts, self.open.counted(sink))
+        self.open.count("requests_submitted")
+        scoring.start(
+            log,
+            tuple(asked.choices),
+            unconditional=asked.unconditional,
+            namespace=asked.namespace,
+            special=special,
+        )
+        return Ticket(scoring.abort)
+
+    def open_program(self, sink: ProgramSink, *, stream: bool = False, namespace: str = "") -> Player:
+        """Opens a program: see `Engine.open_program`."""
+        self.check_open()
+        self.open.count("programs_opened")
+        return Player(self._parts, self.builder.log(""), sink, stream=stream, namespace=namespace)
+
+    def run_program(self, asked: ProgramRequest, sink: ProgramSink) -> Ticket:
+        """Plays a program that is whole: see `Engine.run_program`."""
+        self.check_open()
+        log = self.builder.log(asked.prompt)
+        player = Player(self._parts, log, sink, stream=asked.stream, namespace=asked.namespace, entered=True)
+        entries = player.checked(asked.program.nodes)
+        self.open.enter_now()
+        self.open.count("programs_opened")
+        player.take((), entries)
+        player.close()
+        return Ticket(player.abort)
+
+    def abort(self, rid: str) -> None:
+        """Ends the request of this name: see `Engine.abort`."""
+        self.loop.check_process()
+        self.open.ticket(rid).abort()
+
+    def compile_grammar(self, constraint: Constraint) -> CompiledGrammar:
+        """Makes a constraint ready: see `Engine.compile_grammar`."""
+        self.check_open()
+        try:
+            return self.compiler.request(constraint).result()
+        except SglError as error:
+            raise copy(error) from error
+
+    def checked_ids(self, asked: GenerateRequest) -> Sequence[int]:
+        """The token ids of a prompt.
+
+        Raises:
+            ParameterError: the request could not be run.
+        """
+        ids = self.builder.prompt_ids(asked.prompt)
+        self.builder.tokens(ids, self.builder.resolved(asked.params))
+        return ids
+
+    # -------------------------------------------------------------------------------------- room for more
+
+    def wait_for_room(self, call: Callable[[], object], count: int, *, first: bool = False) -> None:
+        """See OpenRequests."""
+        self.open.wait_for_room(call, count, first=first)
+
+    def leave(self, call: Callable[[], object]) -> None:
+        """See OpenRequests."""
+        self.open.leave(call)
+
+    def admitted(self, submit: Callable[[], Ticket], count: int) -> Awaitable[Ticket]:
+        """See OpenRequests."""
+        return self.open.admitted(submit, count)
+
+    # ----------------------------------------------------------------------------------- the engine itself
+
+    def check_open(self) -> None:
+        """
+        Raises:
+            EngineClosedError: the engine is closed, or runs in another process.
+        """
+        self.loop.check_process()
+        if self._closed:
+            raise EngineClosedError("the engine is closed.")
+
+    def check_wait(self, name: str) -> None:
+        """
+        Raises:
+            BackendError: `name` would wait for the thread that it was called on.
+            EngineClosedError: as `check_open`.
+        """
+        self.loop.check_wait(name)
+        self.check_open()
+
+    def update_weights(self, path: str) -> None:
+        """Replaces the weights between two steps: see `Engine.update_weights`."""
+        self.check_wait("update_weights")
+        config = replace(self.config, model=path, revision=None)
+        location = resolve(path, None)
+
+        def update() -> None:
+            loaded = load_alike(config, location, self.runner.model)
+            self.runner.replace(loaded.model)
+            for request in list(self.scheduler.running()):
+                self.scheduler.retract(request)
+            self.scheduler.store.flush()
+            self.config, self.model_name = config, loaded.name
+
+        self.loop.call(update)
+
+    def flush_cache(self) -> int:
+        """Drops every cached prefix that no request is using; returns how many tokens that freed."""
+        self.check_wait("flush_cache")
+        store = self.scheduler.store
+        return self.loop.call(store.flush) * store.page_size
+
+    def stats(self) -> dict[str, Any]:  # counts are int, seconds float
+        """Counts, taken between two steps: see `Engine.stats`."""
+        self.check_wait("stats")
+        return self.loop.call(self._count)
+
+    def _count(self) -> dict[str, Any]:
+        scheduler, store = self.scheduler, self.scheduler.store
+        return {
+            "waiting": len(scheduler.waiting),
+            "running": len(scheduler.prefilling) + len(scheduler.decoding),
+            "cached_tokens": store.tree.pages * store.page_size,
+            "free_tokens": store.pool.free * store.page_size,
+            "total_tokens": store.pool.total * store.page_size,
+            "steps": self.loop.steps,
+            **self.open.counts(),
+            "grammars_compiled": self.compiler.misses,
+            "grammars_cached": self.compiler.hits,
+            "grammars_from_disk": self.compiler.kept,
+            **self.loop.mask_times.summary("mask"),
+            **self.loop.mask_waits.summary("mask_wait"),
+            "late_masks": self.loop.late_masks,
+        }
+
+    def close(self) -> bool:
+        """Ends the loop and what works for it. False: this process is a forked copy, and they are the other's."""
+        self._closed = True
+        if self.loop.is_copy:
+            return False
+        self.compiler.close()
+        self._encoder.shutdown()
+        self.loop.close()
+        return True
+
+
+def _start(loop: StepLoop, requests: Sequence[Request]) -> None:
+    for request in requests:
+        loop.submit(request)
+
+
+def _abort(loop: StepLoop, requests: Sequence[Request]) -> None:
+    for request in requests:
+        loop.abort(request)
+
+
+def _start_constrained(
+    loop: StepLoop,
+    requests: Sequence[Request],
+    constraint: Constraint,
+    compiled: Future[dict[Constraint, CompiledGrammar]],
+) -> None:
+    try:
+        grammar = compiled.result()[constraint]
+        for request in requests:
+            request.matcher = grammar.matcher()
+        _start(loop, requests)
+    except Exception as error:  # even a grammar engine's failure must end the requests, not vanish in the pool
+        failure = error if isinstance(error, SglError) else ConstraintError(f"no mask can be made: {error!r}")
+        for request in requests:
+            loop.fail(request, copy(failure))  # programs add their own places to it
+
+
+def _indexed(sink: Sink, index: int, event: Event) -> None:
+    if isinstance(event, RequestAbortedError) and event.partial is not None:
+        event.partial = msgspec.structs.replace(event.partial, index=index)
+    sink(event if isinstance(event, SglError) else msgspec.structs.replace(event, index=index))

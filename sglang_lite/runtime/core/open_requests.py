@@ -1,0 +1,188 @@
+"""What was submitted and has not ended: how much of it there may be, who waits for room, and its names."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from sglang_lite.protocol import Delta, OverloadedError, ParameterError, Played
+from sglang_lite.runtime.request import Request
+from sglang_lite.runtime.sampling_params import shown
+
+_COUNTED = ("requests_submitted", "programs_opened", "programs_extended")
+E = TypeVar("E")
+
+
+class Ticket:
+    """Something that was submitted: its events go to the sink it was submitted with."""
+
+    def __init__(self, abort: Callable[[], None], requests: Sequence[Request] = ()) -> None:
+        self._abort, self._requests = abort, requests
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that were found in the cache, so far as is known."""
+        return max((request.cached_tokens for request in self._requests), default=0)
+
+    def abort(self) -> None:
+        """Ends it with RequestAbortedError, unless it has ended."""
+        self._abort()
+
+
+class OpenRequests:
+    """
+    Args:
+        most: requests that may run or wait.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._open = 0
+        self._queue: deque[tuple[Callable[[], object], int]] = deque()  # who waits for room, and for how much
+        self._tickets: dict[str, Ticket] = {}  # of what is open and has a name
+
+    def counted(
+        self, sink: Callable[[E], None], count: int = 1, rid: str | None = None, ticket: Ticket | None = None
+    ) -> Callable[[E], None]:
+        """Counts something that was submitted as open, and keeps its name, until its sink gets its last event.
+
+        Args:
+            count: of last events.
+
+        Raises:
+            ParameterError: the name is taken.
+            OverloadedError: too much is open.
+        """
+        left = count
+        with self._lock:
+            if rid in self._tickets:
+                raise ParameterError("rid", f"{rid!r} is the name of a request that has not ended.")
+            if self._open + count > self._most:
+                raise self._overloaded()
+            self._open += count
+            if rid is not None and ticket is not None:
+                self._tickets[rid] = ticket
+
+        def counted(event: E) -> None:
+            nonlocal left
+            if not isinstance(event, Delta | Played):
+                with self._lock:
+                    self._open -= 1
+                    left -= 1
+                    if not left and rid is not None:
+                        del self._tickets[rid]
+                self._call_next()
+            sink(event)
+
+        return counted
+
+    def count(self, what: str, number: int = 1) -> None:
+        """Counts what was asked for."""
+        with self._lock:
+            self._counts[what] += number
+
+    def counts(self) -> dict[str, int]:
+        with self._lock:
+            return {what: self._counts[what] for what in _COUNTED}
+
+    def enter_now(self) -> None:
+        """`enter`. Raises OverloadedError: there is no room."""
+        if not self.enter():
+            raise self._overloaded()
+
+    def _overloaded(self) -> OverloadedError:
+        return OverloadedError(
+            f"{self._open:,} requests are waiting or running.", hint="Try again later, or raise max_queued."
+        )
+
+    def enter(self) -> bool:
+        """Counts one more as open, if there is room. Whoever entered goes out again."""
+        with self._lock:
+            if self._open >= self._most:
+                return False
+            self._open += 1
+            return True
+
+    def go_out(self) -> None:
+        """It is not open any more."""
+        with self._lock:
+            self._open -= 1
+        self._call_next()
+
+    def wait_for_room(self, call: Callable[[], object], count: int, *, first: bool = False) -> None:
+        """Calls back once, on any thread, when so many requests could be submitted: now, or in the order of asking as
+        others end. The room is not kept: who is called tries again, and then waits as the first, or says that it left.
+
+        Raises:
+            OverloadedError: there never will be.
+        """
+        if count > self._most:
+            raise OverloadedError(
+                f"{count:,} samples at once; {self._most:,} may wait or run.", hint="Raise max_queued."
+            )
+        with self._lock:
+            if self._open + count > self._most:
+                self._queue.insert(0 if first else len(self._queue), (call, count))
+                return
+        call()
+
+    def leave(self, call: Callable[[], object]) -> None:
+        """Who was or is to be called back wants no room any more; the next one in the order gets it."""
+        with self._lock:
+            waiting = next((place for place in self._queue if place[0] is call), None)
+            if waiting is not None:
+                self._queue.remove(waiting)
+        self._call_next()
+
+    def _call_next(self) -> None:
+        with self._lock:
+            if not self._queue or self._open + self._queue[0][1] > self._most:
+                return
+            call, _ = self._queue.popleft()
+        call()
+
+    async def admitted(self, submit: Callable[[], Ticket], count: int) -> Ticket:
+        """What `submit()` gives, as soon as there is room for `count` requests.
+
+        Raises:
+            SglError: as `submit`; but OverloadedError only where there never will be room.
+        """
+        call: Callable[[], object] | None = None
+        try:
+            while True:
+                try:
+                    ticket = submit()
+                    call = None
+                    return ticket
+                except OverloadedError:
+                    first, loop = call is not None, asyncio.get_running_loop()
+                    room = loop.create_future()
+                    call = partial(loop.call_soon_threadsafe, _resolve, room)
+                    self.wait_for_room(call, count, first=first)
+                await room
+        finally:
+            if call is not None:
+                self.leave(call)
+
+    def ticket(self, rid: str) -> Ticket:
+        """What was submitted under this name.
+
+        Raises:
+            ParameterError: nothing that is waiting or running.
+        """
+        with self._lock:
+            ticket = self._tickets.get(rid) if isinstance(rid, str) else None
+        if ticket is None:
+            raise ParameterError("rid", f"{shown(rid)} is no request that is waiting or running.")
+        return ticket
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
