@@ -23,7 +23,8 @@ def make_runner(
             model, table, sampling, pages * sizes.page_size, one_by_one=config.deterministic,
             original_logprobs=config.original_logprobs,
         )  # fmt: skip
-    from sglang_lite.runtime.executor.gpu_runner import DeviceRunner  # needs Triton
+    from sglang_lite.runtime.executor.cuda_graphs import graph_sizes  # needs Triton
+    from sglang_lite.runtime.executor.gpu_runner import DeviceRunner
     from sglang_lite.runtime.models.device_decoder import DeviceDecoder
 
     assert isinstance(model, DeviceDecoder)
@@ -35,9 +36,3 @@ def make_runner(
     if model.device.type == "cuda":
         runner.warm_up()
     return runner
-
-
-def graph_sizes(most: int) -> tuple[int, ...]:
-    """Batch sizes worth a graph of their own: padding costs at most an eighth."""
-    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, most + 32, 32)]
-    return (*(size for size in sizes if size < most), most)

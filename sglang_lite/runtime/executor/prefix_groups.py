@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from sglang_lite.runtime.kernels.attention_metadata import PROGRAMS
 from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.kv_cache.table import SlotTable
+from sglang_lite.runtime.scheduler.batch import Batch
 
 # Tokens that need not be read again, below which a group does not pay for the extra kernel.
 _WORTH = 4096
@@ -106,3 +110,45 @@ def shared_work(
     if len(items) > most_items:
         return None
     return SharedWork(lengths, chunks, np.concatenate(order).astype(np.int32), np.array(items, dtype=np.int32))
+
+
+class PrefixGroups:
+    """Shared prefixes of one batch after another.
+
+    Args:
+        table: the slot table that batches refer to.
+        kv_heads: of the model.
+        rows_per_block: rows that a program has.
+    """
+
+    def __init__(self, table: SlotTable, kv_heads: int, rows_per_block: int) -> None:
+        self._table, self._kv_heads, self._rows_per_block = table, kv_heads, rows_per_block
+        self._key: bytes = b""  # of the rows of the batch before
+        self._work: SharedWork | None = None
+
+    def find(self, batch: Batch, padded: Callable[[int], int]) -> SharedWork | None:
+        """Work on prefixes that the batch's decoding rows share; found anew only when other rows are decoded.
+
+        Args:
+            padded: rows of the graph that runs so many.
+        """
+        count = batch.singles
+        if count < 2:
+            return None
+        slots = batch.slots[:count]
+        key = slots.tobytes() + batch.epochs[:count].tobytes()
+        if key != self._key:
+            table = self._table
+            held = batch.starts[:count] // table.page_size
+            self._key = key
+            self._work = shared_work(
+                table.pages[slots, : int(held.max())], held, slots, table.page_size,
+                rows_per_block=self._rows_per_block, most_items=most_items(padded(count), self._kv_heads),
+                enough=-(-PROGRAMS // self._kv_heads),
+            )  # fmt: skip
+        return self._work
+
+
+def most_items(rows: int, kv_heads: int) -> int:
+    """Room for pieces of the prefixes of so many rows."""
+    return rows + -(-PROGRAMS // kv_heads)

@@ -11,9 +11,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import sglang_lite as sgl
 from sglang_lite.protocol import Generation, ModelError, Regex, SamplingParams
-from sglang_lite.runtime.executor import graph_sizes
 from sglang_lite.runtime.executor import prefix_groups as shared
-from sglang_lite.runtime.executor.gpu_runner import DeviceRunner
+from sglang_lite.runtime.executor.cuda_graphs import CudaGraphs, graph_sizes
 from sglang_lite.runtime.models.device_decoder import DeviceDecoder
 from tests.runtime.kernels import BACKENDS, PACKAGES, needs_kernels, skip_without
 from tests.runtime.models.tiny import VOCAB, randomise, save
@@ -85,11 +84,11 @@ def with_graphs(device, monkeypatch):
     def make(**settings):
         engine = device(**settings)
         if not GPU:
-            engine.core.runner._graph_sizes = graph_sizes(settings["max_running"])
+            engine.core.runner._graphs.sizes = graph_sizes(settings["max_running"])
         return engine
 
     if not GPU:
-        monkeypatch.setattr(DeviceRunner, "_record", lambda self, compute: (graph := Again(compute), graph.logits))
+        monkeypatch.setattr(CudaGraphs, "_record", lambda self, compute: (graph := Again(compute), graph.logits))
     return make
 
 
@@ -105,7 +104,7 @@ def test_captured_steps_of_rows_with_one_token_and_with_several(with_graphs, on_
     words = [g.text for g in answers(on_cpu, first, greedy(max_tokens=12), Regex("[abc]defgh[ij]klm[a-z]*"))]
     forced = answers(engine, first, greedy(max_tokens=12), Regex("[abc]defgh[ij]klm[a-z]*"))
     assert [g.text for g in forced] == words
-    kinds = {key[1] for key in engine.core.runner._graphs}
+    kinds = {key[1] for key in engine.core.runner._graphs._graphs}
     assert kinds == {False, True}
 
 

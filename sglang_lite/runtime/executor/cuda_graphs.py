@@ -1,0 +1,191 @@
+"""Captured CUDA graphs of decoding steps, one for each size of step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from sglang_lite.runtime.executor.gpu_inputs import DeviceInputs
+from sglang_lite.runtime.executor.gpu_slots import GpuSlots
+from sglang_lite.runtime.executor.prefix_groups import MOST_CHUNKS, SharedWork, most_items
+from sglang_lite.runtime.executor.staging import Staging, aligned
+from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes
+from sglang_lite.runtime.scheduler.batch import Batch
+
+# Logits [R, vocab_size] of a plan's tokens; of those at some indices [R], where these are given.
+Compute = Callable[[DevicePlan, torch.Tensor | None], torch.Tensor]
+
+
+class CudaGraphs:
+    """Graphs by their number of tokens. They share the memory of what they compute.
+
+    Args:
+        sizes: numbers of rows worth a graph, ascending; none where steps can't be captured.
+        most_tokens: tokens that can be decoded in one step.
+        slots: state of slots on the device.
+        staging: copies to the device.
+        page_size: tokens in a page.
+        kv_heads: of the model.
+        vocab_size: of the model.
+        dtype: of logits.
+    """
+
+    def __init__(
+        self,
+        sizes: tuple[int, ...],
+        most_tokens: int,
+        slots: GpuSlots,
+        staging: Staging,
+        *,
+        page_size: int,
+        kv_heads: int,
+        vocab_size: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self.sizes = sizes
+        self._most_tokens = most_tokens
+        self._slots, self._staging, self._page_size = slots, staging, page_size
+        self._kv_heads, self._vocab_size, self._dtype = kv_heads, vocab_size, dtype
+        self._logits: torch.Tensor | None = None  # of all graphs
+        # By tokens, whether rows have several of them, and whether they share prefixes.
+        self._graphs: dict[tuple[int, bool, bool], Graph] = {}
+        self._pool: Any = None
+
+    def clear(self) -> None:
+        """Drops all graphs: what they computed with has changed."""
+        self._graphs.clear()
+
+    def capture_all(self, compute: Compute, sharing: Sequence[bool]) -> None:
+        """Captures graphs of all sizes.
+
+        Args:
+            compute: as `find`.
+            sharing: whether rows share prefixes: False, or both.
+        """
+        for size in sorted(self.sizes, reverse=True):
+            for shared in sharing if size > 1 else (False,):
+                self._graphs[size, False, shared] = self._capture(compute, size, several=False, shared=shared)
+        for size in reversed(_token_sizes(self._most_tokens)) if self.sizes else ():
+            for shared in sharing:
+                self._graphs[size, True, shared] = self._capture(compute, size, several=True, shared=shared)
+
+    def padded(self, rows: int) -> int:
+        """Rows of the smallest graph for so many; `rows` where there is none."""
+        return min((size for size in self.sizes if size >= rows), default=rows)
+
+    def find(self, compute: Compute, batch: Batch, inputs: DeviceInputs, shared: bool) -> Graph | None:
+        """A captured graph that can run the batch.
+
+        Args:
+            compute: what is captured; not kept.
+            inputs: of the batch.
+            shared: whether rows share prefixes.
+        """
+        tokens, rows = len(inputs.ids), len(batch.slots)
+        if inputs.decoding < tokens or any(r.score_from is not None for r in batch.requests[batch.decoding :]):
+            return None
+        size, several = self.padded(rows), tokens > rows
+        if size not in self.sizes:
+            return None
+        if several:
+            size = next(most for most in _token_sizes(self._most_tokens) if most >= tokens)
+        key = size, several, shared
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(compute, size, several=several, shared=shared)
+        return self._graphs[key]
+
+    def _capture(self, compute: Compute, tokens: int, *, several: bool, shared: bool) -> Graph:
+        """A graph that decodes so many tokens, and gives the logits of all; of each row's last one, where some rows
+        have several."""
+        slots, items, stride = self._slots, most_items(tokens, self._kv_heads), aligned(tokens)
+        device = slots.page_table.device
+        static = torch.zeros((4, stride), dtype=torch.int32, device=device)
+        static[1] = slots.dummy
+        prefixes = shared_static = None
+        if shared:
+            shared_static = torch.zeros(3 * stride + 6 * items, dtype=torch.int32, device=device)
+            lengths, chunks, order = shared_static[: 3 * stride].view(3, stride)[:, :tokens]
+            prefixes = SharedPrefixes(lengths, chunks, order, shared_static[3 * stride :].view(-1, 6), MOST_CHUNKS)
+        plan = DevicePlan(
+            ids=static[0, :tokens],
+            slots=static[1, :tokens],
+            positions=static[2, :tokens],
+            drawn=slots.drawn,
+            page_table=slots.page_table,
+            page_size=self._page_size,
+            decoding=tokens,
+            shared=prefixes,
+            blocks=torch.zeros((0, 4), dtype=torch.int32, device=device),
+            block_size=16,
+        )
+
+        rows = min(tokens, slots.dummy)
+        if self._logits is None:  # each graph's own would add up to as much as a model's weights
+            shape = max(slots.dummy, *self.sizes), self._vocab_size
+            self._logits = torch.empty(shape, dtype=self._dtype, device=device)
+        room = self._logits[:rows]
+
+        def step() -> torch.Tensor:
+            return room.copy_(compute(plan, static[3, :rows] if several else None))
+
+        graph, logits = self._record(step)
+        return Graph(graph, plan, static, shared_static, logits, self._staging, slots.dummy)
+
+    def _record(self, compute: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        """A graph that computes again what is then in the tensor."""
+        compute()  # compiles what is not compiled yet, which can't be captured
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            logits = compute()
+        if self._pool is None:
+            self._pool = graph.pool()
+        return graph, logits
+
+
+@dataclass(slots=True)
+class Graph:
+    """A captured decoding step of some number of tokens."""
+
+    graph: torch.cuda.CUDAGraph
+    plan: DevicePlan
+    static: torch.Tensor
+    shared_static: torch.Tensor | None
+    logits: torch.Tensor
+    staging: Staging
+    dummy: int
+    _shared: SharedWork | None = None
+
+    def run(self, inputs: DeviceInputs, shared: SharedWork | None) -> torch.Tensor:
+        """Launches it; returns logits [rows, vocab_size], which the next run of any graph overwrites."""
+        real, stride = len(inputs.ids), self.static.shape[1]
+        rows = len(inputs.last)
+        host = np.zeros((4, stride), dtype=np.int32)
+        host[1, real:] = self.dummy
+        host[0, :real], host[1, :real], host[2, :real] = inputs.ids, inputs.slots, inputs.positions
+        host[3, :rows] = inputs.last
+        self.staging.send(host, self.static)
+        if shared is not None and shared is not self._shared:
+            assert self.shared_static is not None
+            filled = np.zeros(len(self.shared_static), dtype=np.int32)
+            for i, array in enumerate((shared.lengths, shared.chunks, shared.order, shared.items.reshape(-1))):
+                filled[i * stride : i * stride + len(array)] = array
+            self.staging.send(filled, self.shared_static)
+            self._shared = shared
+        self.graph.replay()
+        return self.logits[:rows]
+
+
+def graph_sizes(most: int) -> tuple[int, ...]:
+    """Batch sizes worth a graph of their own: padding costs at most an eighth."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, most + 32, 32)]
+    return (*(size for size in sizes if size < most), most)
+
+
+def _token_sizes(most: int) -> list[int]:
+    """Numbers of tokens, more than rows, that are worth a graph: padding is cheap where rows have several."""
+    return [size for size in (8, 16, 32, *range(64, most, 64)) if size < most] + [most]

@@ -1,0 +1,82 @@
+"""The state of slots on the device: only changes are sent there."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from sglang_lite.runtime.executor.sampler import SamplingTable
+from sglang_lite.runtime.executor.staging import Staging
+from sglang_lite.runtime.kernels.page_table import update_pages
+from sglang_lite.runtime.kernels.sampling import DeviceSampling
+from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.kv_cache.table import SlotTable
+from sglang_lite.runtime.scheduler.batch import Batch
+
+
+class GpuSlots:
+    """Pages, last token and sampling parameters of each slot, on the device.
+
+    The last row is the dummy slot: rows that pad a graph read and write the dummy page.
+
+    Args:
+        table: the slot table that batches refer to, on the host.
+        sampling: parameters by slot, on the host.
+        dummy_page: the page of the dummy slot.
+        staging: copies to the device.
+        device: where the state is.
+
+    Attributes:
+        dummy: index of the dummy slot.
+        page_table: int32 [slots + 1, pages].
+        drawn: int32 [slots + 1]: each slot's last token.
+        sampling: parameters of draws by slot.
+    """
+
+    def __init__(
+        self, table: SlotTable, sampling: SamplingTable, dummy_page: int, staging: Staging, device: torch.device
+    ) -> None:
+        self._table, self._sampling, self._staging = table, sampling, staging
+        self.dummy = slots = len(table.length)
+        per_slot = table.pages.shape[1]
+        self.page_table = torch.zeros((slots + 1, per_slot), dtype=torch.int32, device=device)
+        self.page_table[slots] = dummy_page
+        self._sent: Ints = np.zeros((slots, per_slot), dtype=np.int32)  # what the device's table has
+        self.drawn = torch.zeros(slots + 1, dtype=torch.int32, device=device)
+        self._parameters = torch.zeros(6 * (slots + 1), dtype=torch.int32, device=device)
+        self.sampling = _views(self._parameters, slots + 1)
+
+    def send_changes(self, batch: Batch) -> None:
+        """Brings the device's page table and sampling parameters up to date with the batch's slots."""
+        table = self._table
+        if batch.fresh:
+            self._parameters.copy_(self._staging.send(_packed(self._sampling)), non_blocking=True)
+        most = int(table.held[batch.slots].max())
+        now: Ints = table.pages[batch.slots, :most]
+        row, page = (now != self._sent[batch.slots, :most]).nonzero()
+        if len(row):
+            values = now[row, page]
+            at = batch.slots[row] * table.pages.shape[1] + page
+            update_pages(self.page_table, *self._staging.send_all(at.astype(np.int32), values))
+            self._sent[batch.slots[row], page] = values  # no sooner: memory may end before
+
+
+def _packed(sampling: SamplingTable) -> Ints:
+    """The parameters of all slots and the dummy one, as `_views` reads them."""
+    seed = sampling.seed.view(np.int32).reshape(-1, 2)
+    floats = (np.where(sampling.greedy, np.float32(0), sampling.temperature), sampling.top_p, sampling.min_p)
+    rows = [column.astype(np.float32).view(np.int32) for column in floats]
+    rows.append(sampling.top_k.astype(np.int32))
+    seeds = np.concatenate((seed, np.zeros((1, 2), dtype=np.int32)))
+    return np.concatenate((seeds.reshape(-1), np.pad(np.stack(rows), ((0, 0), (0, 1))).reshape(-1)))
+
+
+def _views(packed: torch.Tensor, slots: int) -> DeviceSampling:
+    floats = packed[2 * slots : 5 * slots].view(torch.float32)
+    return DeviceSampling(
+        temperature=floats[:slots],
+        top_p=floats[slots : 2 * slots],
+        min_p=floats[2 * slots :],
+        top_k=packed[5 * slots :],
+        seed=packed[: 2 * slots].view(torch.int64),
+    )

@@ -1,0 +1,84 @@
+"""Copies between host and device through pinned memory, which the host does not wait for."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from sglang_lite.runtime.kv_cache.pages import Ints
+
+_RING = 4  # steps whose copies may be under way
+
+
+class Staging:
+    """Pinned host memory that small arrays are copied through, a ring of buffers so that none is overwritten while a
+    copy from it is under way.
+
+    Args:
+        device: to copy to and from.
+        size: int32 numbers in a buffer.
+    """
+
+    def __init__(self, device: torch.device, size: int) -> None:
+        self._device = device
+        self._cuda = device.type == "cuda"
+        if self._cuda:
+            self._buffers = [torch.empty(size, dtype=torch.int32, pin_memory=True) for _ in range(_RING)]
+            self._arrays = [b.numpy() for b in self._buffers]
+            self._events = [make_event() for _ in range(_RING)]
+            self._now, self._at = 0, 0
+
+    def send(self, array: Ints, target: torch.Tensor | None = None) -> torch.Tensor:
+        """Starts copying an int32 array to the device."""
+        if not self._cuda:
+            tensor = torch.from_numpy(array.copy()).to(self._device)
+            return tensor if target is None else target.copy_(tensor)
+        count = array.size
+        if self._at + count > len(self._buffers[self._now]):
+            self._turn(count)
+        place = slice(self._at, self._at + count)
+        self._at += count
+        self._arrays[self._now][place] = array.reshape(-1)
+        source = self._buffers[self._now][place]
+        if target is None:
+            target = torch.empty(array.shape, dtype=torch.int32, device=self._device)
+        target.view(-1).copy_(source, non_blocking=True)
+        return target
+
+    def send_all(self, *arrays: Ints) -> list[torch.Tensor]:
+        """Several arrays [N_i] in one copy, each aligned so that Triton compiles one version of what reads them."""
+        starts = np.cumsum([0, *(aligned(len(array)) for array in arrays)])
+        whole = np.zeros(int(starts[-1]), dtype=np.int32)
+        for start, array in zip(starts.tolist(), arrays):
+            whole[start : start + len(array)] = array
+        sent = self.send(whole)
+        return [sent[start : start + len(array)] for start, array in zip(starts.tolist(), arrays)]
+
+    def fetch(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+        """Starts copying a tensor to the host; it is there when the event has come."""
+        if not self._cuda:
+            return tensor, None
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host.copy_(tensor, non_blocking=True)
+        done = make_event()
+        done.record()
+        return host, done
+
+    def _turn(self, count: int) -> None:
+        """Goes on with the next buffer, once what was copied from it is through."""
+        self._events[self._now].record()
+        self._now, self._at = (self._now + 1) % _RING, 0
+        self._events[self._now].synchronize()
+        if count > len(self._buffers[self._now]):
+            self._buffers[self._now] = torch.empty(2 * count, dtype=torch.int32, pin_memory=True)
+            self._arrays[self._now] = self._buffers[self._now].numpy()
+
+
+def aligned(count: int) -> int:
+    """int32 numbers that fill up to 16 bytes."""
+    return -(-count // 4) * 4
+
+
+def make_event(*, timed: bool = False) -> torch.cuda.Event:
+    event: torch.cuda.Event = torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call] # torch leaves it untyped
+    return event
