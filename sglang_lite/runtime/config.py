@@ -6,10 +6,12 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from sglang_lite.protocol import ParameterError
+from sglang_lite.runtime.attention.registry import AttentionBackendName
 from sglang_lite.runtime.models.schema import shown
+from sglang_lite.runtime.structured_output.registry import ConstraintBackend
 
 # Above these the machine fails, not the setting: positions and slots are int32, and each thread has a stack.
 _MOST = {
@@ -111,11 +113,11 @@ class EngineConfig:
     jump_forward: Literal["safe", "off"] = "safe"
     deterministic: bool = False
     original_logprobs: bool = False
-    constraint_backend: Literal["auto", "llguidance", "xgrammar", "outlines"] = "auto"
+    constraint_backend: ConstraintBackend = "auto"
     compile_timeout_s: float = 10.0
     compile_memory_mb: int = 2048
     cuda_graphs: bool = True
-    attention_backend: Literal["auto", "triton", "torch", "flashinfer", "flash_attn"] = "auto"
+    attention_backend: AttentionBackendName = "auto"
     threads: int | None = None
     seed: int | None = None
     log_level: Literal["debug", "info", "warning", "error", "critical"] | None = None
@@ -154,8 +156,8 @@ class EngineConfig:
             ("quantization", (None, "fp8")),
             ("kv_dtype", ("auto", "fp8")),
             ("policy", ("lpm", "fcfs", "priority")),
-            ("constraint_backend", ("auto", "llguidance", "xgrammar", "outlines")),
-            ("attention_backend", ("auto", "triton", "torch", "flashinfer", "flash_attn")),
+            ("constraint_backend", get_args(ConstraintBackend)),
+            ("attention_backend", get_args(AttentionBackendName)),
             ("eviction", ("lru", "lfu", "fifo", "slru")),
             ("log_level", (None, "debug", "info", "warning", "error", "critical")),
             *((name, (True, False)) for name in _SWITCHES),

@@ -1,7 +1,7 @@
 """What the GPU's runner asks of attention: the door for other kernels.
 
 A package that is installed comes in by one file beside this one (`flashinfer.py`, `flash_attn.py`), which imports it
-when it is chosen, and a line in `choose.py`. What such a file finds:
+when it is chosen, and its name in `registry.py`, where the config finds it. What such a file finds:
 
 - Queries [T, heads, head_dim] of a step's tokens; a token's heads lie side by side, tokens are `q.stride(0)` apart.
   Their own keys and values are stored already.
@@ -15,7 +15,7 @@ when it is chosen, and a line in `choose.py`. What such a file finds:
   order.
 
 Kernels whose launch depends on lengths read those in `begin`, once a step, and say that they can't be captured. The
-same tests run over every backend: its name goes into `BACKENDS` or `PACKAGES` of `tests/runtime/kernels`.
+same tests run over every backend of the registry.
 """
 
 from __future__ import annotations

@@ -1,25 +1,45 @@
-"""Which attention runs a model."""
+"""The attention backends by name, and which of them runs a model.
+
+A backend is a file beside this one; its name goes into `AttentionBackendName` and `_backend`.
+"""
 
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING, Literal, get_args
 
 from sglang_lite.protocol import ParameterError
-from sglang_lite.runtime.attention.base import AttentionBackend, AttentionRequirements
-from sglang_lite.runtime.attention.flash_attn import FlashAttention
-from sglang_lite.runtime.attention.flashinfer import FlashInferAttention
-from sglang_lite.runtime.attention.torch import TorchAttention
-from sglang_lite.runtime.attention.triton import TritonAttention
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.attention.base import AttentionBackend, AttentionRequirements
 
 logger = logging.getLogger("sglang_lite")
 
-_BACKENDS: dict[str, type[AttentionBackend]] = {
-    "triton": TritonAttention,
-    "torch": TorchAttention,
-    "flashinfer": FlashInferAttention,
-    "flash_attn": FlashAttention,
-}
-_OWN = ("triton", "torch")  # the fastest first; the last one runs everything
+AttentionBackendName = Literal["auto", "triton", "torch", "flashinfer", "flash_attn"]
+OWN = ("triton", "torch")  # the fastest first; the last one runs everything
+PACKAGES = tuple(name for name in get_args(AttentionBackendName) if name not in ("auto", *OWN))
+
+
+def _backend(name: str) -> type[AttentionBackend]:
+    """The class of a backend, imported when it is asked for."""
+    match name:
+        case "triton":
+            from sglang_lite.runtime.attention.triton import TritonAttention
+
+            return TritonAttention
+        case "torch":
+            from sglang_lite.runtime.attention.torch import TorchAttention
+
+            return TorchAttention
+        case "flashinfer":
+            from sglang_lite.runtime.attention.flashinfer import FlashInferAttention
+
+            return FlashInferAttention
+        case "flash_attn":
+            from sglang_lite.runtime.attention.flash_attn import FlashAttention
+
+            return FlashAttention
+    raise AssertionError(f"no backend {name!r}")
 
 
 def make_attention(name: str, needs: AttentionRequirements) -> AttentionBackend:
@@ -31,17 +51,17 @@ def make_attention(name: str, needs: AttentionRequirements) -> AttentionBackend:
     """
     if name == "auto":
         refused = {}
-        for name in _OWN:
-            reason = _BACKENDS[name].refuses(needs)
+        for name in OWN:
+            reason = _backend(name).refuses(needs)
             if reason is None:
                 break
             refused[name] = reason
         for other, reason in refused.items():
             logger.warning("attention_backend: %r, the slower path, as %r can't: %s.", name, other, reason)
-    elif (reason := _BACKENDS[name].refuses(needs)) is not None:
-        able = [other for other, kind in _BACKENDS.items() if kind.refuses(needs) is None]
+    elif (reason := _backend(name).refuses(needs)) is not None:
+        able = [other for other in (*OWN, *PACKAGES) if _backend(other).refuses(needs) is None]
         raise ParameterError(
             "attention_backend", f"{name!r} can't run this model: {reason}.",
             hint=f"These can: {', '.join(map(repr, able))}.",
         )  # fmt: skip
-    return _BACKENDS[name](needs)
+    return _backend(name)(needs)

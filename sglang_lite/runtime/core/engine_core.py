@@ -92,7 +92,10 @@ class EngineCore:
         )
         sampling = SamplingTable(sizes.max_running)
         threads = min(config.threads or os.cpu_count() or 1, _MASK_THREADS)
-        self.compiler = Compiler(loaded.tokenizer, loaded.vocab_size, loaded.eos_ids, config, threads)
+        self.compiler = Compiler(
+            loaded.tokenizer, loaded.vocab_size, loaded.eos_ids, threads, backend=config.constraint_backend,
+            timeout_s=config.compile_timeout_s, memory_mb=config.compile_memory_mb,
+        )  # fmt: skip
         warming = self.compiler.warm_up()  # while kernels are compiled
         try:
             runner = make_runner(loaded.model, store.table, sampling, pages, sizes, config)

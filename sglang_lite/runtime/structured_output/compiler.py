@@ -29,7 +29,6 @@ from sglang_lite.protocol import (
     Regex,
     SglError,
 )
-from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.models.resolve import cache_folder
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, GrammarEngine, Mask
 from sglang_lite.runtime.structured_output.disk_cache import SLOW_S, KeptGrammars
@@ -37,7 +36,7 @@ from sglang_lite.runtime.structured_output.distinct import DistinctGrammar, Quot
 from sglang_lite.runtime.structured_output.json_number import JsonNumberGrammar, may_be_number
 from sglang_lite.runtime.structured_output.number import NumberGrammar
 from sglang_lite.runtime.structured_output.prefixed import ContinuedGrammar
-from sglang_lite.runtime.structured_output.registry import fastest
+from sglang_lite.runtime.structured_output.registry import fastest, make_engine
 from sglang_lite.runtime.structured_output.simple import is_simple
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, mask_of
 from sglang_lite.runtime.structured_output.worker import OverBudgetError, Worker
@@ -61,18 +60,28 @@ class Compiler:
         tokenizer: the model's.
         vocab_size: the model's, padding included.
         eos_ids: tokens that may end a complete text.
-        config: `constraint_backend` and the limits.
         threads: that make masks at a time.
+        backend: the engine's name; "auto": the fastest for each constraint.
+        timeout_s: seconds on the CPU that compiling a constraint may take.
+        memory_mb: most memory of a process that compiles.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Collection[int], config: EngineConfig, threads: int
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        eos_ids: Collection[int],
+        threads: int,
+        *,
+        backend: str,
+        timeout_s: float,
+        memory_mb: int,
     ) -> None:
         self.hits = self.misses = self.kept = 0
-        self._tokenizer, self._backend = tokenizer, config.constraint_backend
+        self._tokenizer, self._backend = tokenizer, backend
         self._vocab_size, self._eos_ids = vocab_size, sorted(eos_ids)
         self._threads = threads
-        self._timeout, self._memory = config.compile_timeout_s, config.compile_memory_mb
+        self._timeout, self._memory = timeout_s, memory_mb
         self._end = mask_of(self._eos_ids, vocab_size)
         self._engines: dict[str, GrammarEngine] = {}
         self._making = threading.Lock()  # of engines and workers
@@ -266,21 +275,8 @@ class Compiler:
     def _engine(self, name: str) -> GrammarEngine:
         with self._making:
             if name not in self._engines:
-                self._engines[name] = self._make(name)
+                self._engines[name] = make_engine(name, self._vocabulary, self._tokenizer, self._threads)
             return self._engines[name]
-
-    def _make(self, name: str) -> GrammarEngine:
-        if name == "xgrammar":
-            from sglang_lite.runtime.structured_output.xgrammar import XgrammarEngine
-
-            return XgrammarEngine(self._vocabulary, partial(self._tokenizer.encode, first=False))
-        if name == "outlines":
-            from sglang_lite.runtime.structured_output.outlines import OutlinesEngine
-
-            return OutlinesEngine(self._vocabulary)
-        from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
-
-        return LlguidanceEngine(self._tokenizer, self._vocab_size, self._eos_ids, self._threads)
 
     @cached_property
     def _digits(self) -> Mask:

@@ -1,4 +1,6 @@
-"""Which engine enforces a constraint fastest.
+"""The grammar engines by name, and which of them enforces a constraint fastest.
+
+An engine is a file beside this one; its name goes into `ConstraintBackend` and `make_engine`.
 
 Measured with Qwen's 151,936 tokens on two cores, a mask and an accepted token, mean microseconds for one request and, a
 request, for 64 of the constraint at once, which share llguidance's masks (states.py):
@@ -20,6 +22,9 @@ every token in each step (a string of up to 16 characters: 86 us by llguidance, 
 
 from __future__ import annotations
 
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
 from sglang_lite.constraints.formal.charsets import ALL
 from sglang_lite.constraints.formal.nodes import (
     Alternation,
@@ -35,8 +40,44 @@ from sglang_lite.constraints.formal.nodes import (
 from sglang_lite.constraints.language import language_of
 from sglang_lite.protocol import Constraint, StructuralTag
 
+if TYPE_CHECKING:
+    from sglang_lite.runtime.structured_output.base import GrammarEngine
+    from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
+    from sglang_lite.runtime.tokens.tokenizer import Tokenizer
+
+ConstraintBackend = Literal["auto", "llguidance", "xgrammar", "outlines"]
+
 MAX_COUNT = 4  # of repeats, nested ones multiplied
 MAX_SIZE = 2_000  # characters and sets
+
+
+def make_engine(
+    name: str, vocabulary: Vocabulary, tokenizer: Tokenizer | None = None, threads: int = 1
+) -> GrammarEngine:
+    """The engine of that name. Its library is imported here and nowhere else.
+
+    Args:
+        name: one of ConstraintBackend but "auto".
+        vocabulary: the model's.
+        tokenizer: the model's; None: the engine is to `prepare` alone.
+        threads: that make masks at a time.
+    """
+    match name:
+        case "xgrammar":
+            from sglang_lite.runtime.structured_output.xgrammar import XgrammarEngine
+
+            return XgrammarEngine(vocabulary, None if tokenizer is None else partial(tokenizer.encode, first=False))
+        case "outlines":
+            from sglang_lite.runtime.structured_output.outlines import OutlinesEngine
+
+            return OutlinesEngine(vocabulary)
+        case "llguidance":
+            from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
+
+            if tokenizer is None:
+                return LlguidanceEngine(None)  # what takes long does so whatever the tokens
+            return LlguidanceEngine(tokenizer, vocabulary.size, vocabulary.eos_ids, threads)
+    raise AssertionError(f"no engine {name!r}")
 
 
 def fastest(constraint: Constraint) -> str:

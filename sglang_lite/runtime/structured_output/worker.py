@@ -24,7 +24,7 @@ from typing import Any
 
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.runtime.structured_output.base import GrammarEngine
-from sglang_lite.runtime.structured_output.registry import fastest
+from sglang_lite.runtime.structured_output.registry import fastest, make_engine
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 
 START_SECONDS = 60.0  # for a process to start, and to import an engine
@@ -219,18 +219,5 @@ class _Engines:
 
     def get(self, name: str) -> GrammarEngine:
         if name not in self._engines:
-            self._engines[name] = self._make(name)
+            self._engines[name] = make_engine(name, self._vocabulary)
         return self._engines[name]
-
-    def _make(self, name: str) -> GrammarEngine:
-        if name == "xgrammar":
-            from sglang_lite.runtime.structured_output.xgrammar import XgrammarEngine
-
-            return XgrammarEngine(self._vocabulary)
-        if name == "outlines":
-            from sglang_lite.runtime.structured_output.outlines import OutlinesEngine
-
-            return OutlinesEngine(self._vocabulary)
-        from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
-
-        return LlguidanceEngine(None)  # what takes long does so whatever the tokens

@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 
 from sglang_lite.protocol import ParameterError
+from sglang_lite.runtime.attention import registry
 from sglang_lite.runtime.attention.base import AttentionRequirements
-from sglang_lite.runtime.attention.registry import make_attention
 
 
 @triton.jit
@@ -19,8 +19,7 @@ def _count(out, n):
     tl.store(out, total)
 
 
-BACKENDS = ("triton", "torch")  # of attention
-PACKAGES = ("flashinfer", "flash_attn")
+BACKENDS, PACKAGES = registry.OWN, registry.PACKAGES  # of attention
 
 
 def skip_without(package: str) -> None:
@@ -28,7 +27,9 @@ def skip_without(package: str) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     half = torch.float16
     try:
-        make_attention(package, AttentionRequirements(2, 1, 64, half, half, device, most_rows=1, most_chunks=0))
+        registry.make_attention(
+            package, AttentionRequirements(2, 1, 64, half, half, device, most_rows=1, most_chunks=0)
+        )
     except ParameterError as error:
         pytest.skip(str(error))
 

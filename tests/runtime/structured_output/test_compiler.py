@@ -81,7 +81,7 @@ def test_an_engine_is_ready_for_its_first_constraints(monkeypatch):
     assert not is_simple(large)
     with make() as engine:
         monkeypatch.setattr(subprocess, "Popen", None)
-        monkeypatch.setattr(Compiler, "_make", None)
+        monkeypatch.setattr("sglang_lite.runtime.structured_output.compiler.make_engine", None)
         for constraint in (Regex("[ab]c"), large):
             assert engine.compile_grammar(constraint).matcher().engine.name == "llguidance"
 

@@ -1,0 +1,26 @@
+"""The registry is the one list of attention backends: the config takes its names, and each has a class that can refuse."""
+
+from typing import get_args
+
+import pytest
+import torch
+
+from sglang_lite.protocol import ParameterError
+from sglang_lite.runtime.attention.base import AttentionRequirements
+from sglang_lite.runtime.attention.registry import OWN, AttentionBackendName, make_attention
+from sglang_lite.runtime.config import EngineConfig
+from tests.runtime.kernels import needs_kernels
+
+HALF = torch.float16
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", get_args(AttentionBackendName))
+def test_a_name_of_the_registry_is_a_setting_with_a_backend(name):
+    assert EngineConfig(attention_backend=name).attention_backend == name
+    needs = AttentionRequirements(2, 1, 64, HALF, HALF, torch.device("cpu"), most_rows=1, most_chunks=0)
+    if name == "auto" or name in OWN:
+        assert make_attention(name, needs).begin
+    else:  # packages, which need a GPU
+        with pytest.raises(ParameterError, match=f"'{name}' can't run this model: .* can: 'triton', 'torch'"):
+            make_attention(name, needs)
