@@ -195,9 +195,9 @@ def precision(
             raise ParameterError("dtype", "int8 is for CPUs.", hint="Use bfloat16.")
         dtype = "bfloat16" if dtype == "auto" else dtype
     if dtype == "auto":
-        dtype = "bfloat16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"
+        dtype = "bfloat16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"  # noqa: SLF001 # torch has no other name for it
     if dtype == "int8":
-        if not torch.cpu._is_vnni_supported():
+        if not torch.cpu._is_vnni_supported():  # noqa: SLF001 # torch has no other name for it
             raise ParameterError("dtype", "int8 needs a CPU with VNNI instructions.", hint="Use bfloat16 or float32.")
         return Precision(torch.float32, torch.bfloat16, torch.bfloat16, int8=True, one_path=one_path)
     kind = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]

@@ -38,7 +38,7 @@ def check_cache(store: KVStore, holdings: Iterable[SlotHandle]) -> None:
     assert table.free + len(slots) == len(table.length), "slots that nobody has and that are not free"
 
     locks: Counter[int] = Counter()
-    for lock in [h.lock for h in holdings] + [copy.source for copy in store._copies]:
+    for lock in [h.lock for h in holdings] + [copy.source for copy in store.pending_copies]:
         locked = lock.node
         while locked is not None and locked.parent is not None:
             locks[id(locked)] += 1

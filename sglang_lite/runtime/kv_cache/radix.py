@@ -39,11 +39,11 @@ class PrefixLock:
     def __init__(self, tree: RadixTree, node: Node) -> None:
         self._tree = tree
         self.node: Node | None = node
-        tree._lock(node, +1)
+        tree.count_locks(node, +1)
 
     def release(self) -> None:
         if self.node is not None:
-            self._tree._lock(self.node, -1)
+            self._tree.count_locks(self.node, -1)
             self.node = None
 
     def __enter__(self) -> PrefixLock:
@@ -224,7 +224,7 @@ class RadixTree:
         self._attach(node)
         return upper
 
-    def _lock(self, node: Node, change: int) -> None:
+    def count_locks(self, node: Node, change: int) -> None:
         current: Node | None = node
         while current is not None and current.parent is not None:
             before, current.locks = current.locks, current.locks + change

@@ -71,7 +71,7 @@ class KVStore:
         self.table = SlotTable(slots, longest, page_size)
         self.reuses = reuse
         self._priority = priority
-        self._copies: list[PageCopy] = []
+        self.pending_copies: list[PageCopy] = []
         self.step = 0  # the last step that was launched
         self._settled = 0  # the last one that has completed
 
@@ -105,13 +105,13 @@ class KVStore:
                 table.pages[slot, count] = page[0]
                 table.held[slot] += 1
                 table.computed[slot] += match.tail.count
-                self._copies.append(PageCopy(holding, source, match.tail.page, int(page[0]), match.tail.count))
+                self.pending_copies.append(PageCopy(holding, source, match.tail.page, int(page[0]), match.tail.count))
         return holding
 
     def take_copies(self) -> tuple[Ints, Ints]:
         """The token slots to copy before the step that is about to be launched: from where, and where to."""
-        size, copies = self.page_size, self._copies
-        self._copies = []
+        size, copies = self.page_size, self.pending_copies
+        self.pending_copies = []
         kept = [c for c in copies if not c.holding.released]
         for copy in copies:
             copy.source.release()

@@ -128,7 +128,7 @@ class Fp8Linear(DeviceLinear):
         return (y, scales) if self.bias is None else (self._scaled(y, scales), None)
 
     def _product(self, x: Fp8Rows) -> tuple[torch.Tensor, Scales]:
-        y = torch._scaled_mm(
+        y = torch._scaled_mm(  # noqa: SLF001 # torch has no other name for it
             x.values, self.weight.t(), scale_a=self._one, scale_b=self._one, out_dtype=torch.bfloat16,
             use_fast_accum=True,
         )  # fmt: skip

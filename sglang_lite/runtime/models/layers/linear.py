@@ -43,14 +43,14 @@ class Bf16Linear:
 
     def __init__(self, parts: Sequence[Weight], bias: torch.Tensor | None, *, one_path: bool = False) -> None:
         self.blocks = None if one_path else _pack_blocks(parts)
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(stacked(parts, torch.bfloat16), 1)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(stacked(parts, torch.bfloat16), 1)  # noqa: SLF001 # torch has no other name for it
         self.bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.blocks is not None and x.shape[0] <= _FEW_ROWS:
-            y: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self.blocks[0], 32, self.blocks[1])
+            y: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self.blocks[0], 32, self.blocks[1])  # noqa: SLF001 # torch has no other name for it
             return y if self.bias is None else y.add_(self.bias)
-        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")  # type: ignore[no-any-return] # torch.ops is untyped
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")  # type: ignore[no-any-return] # noqa: SLF001 # torch.ops is untyped; torch has no other name for it
 
 
 class Float32Linear:
@@ -63,11 +63,11 @@ class Float32Linear:
     """
 
     def __init__(self, parts: Sequence[Weight], bias: torch.Tensor | None) -> None:
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(stacked(parts, torch.float32), 32)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(stacked(parts, torch.float32), 32)  # noqa: SLF001 # torch has no other name for it
         self.bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x.float(), self.weight, self.bias, "none", [], "")  # type: ignore[no-any-return] # torch.ops is untyped
+        return torch.ops.mkldnn._linear_pointwise(x.float(), self.weight, self.bias, "none", [], "")  # type: ignore[no-any-return] # noqa: SLF001 # torch.ops is untyped; torch has no other name for it
 
 
 class Float16Linear:
@@ -173,7 +173,7 @@ def _pack_blocks(parts: Sequence[Weight]) -> tuple[torch.Tensor, torch.Tensor] |
         return None
     scale = torch.cat([b.scale for b in blocks])
     zero = torch.cat([b.minimum for b in blocks]) + 8 * scale
-    packed = torch._convert_weight_to_int4pack_for_cpu(torch.cat([b.q for b in blocks]).int(), 1)
+    packed = torch._convert_weight_to_int4pack_for_cpu(torch.cat([b.q for b in blocks]).int(), 1)  # noqa: SLF001 # torch has no other name for it
     return packed, torch.stack((scale, zero), -1).transpose(0, 1).contiguous().bfloat16()
 
 
@@ -218,7 +218,7 @@ def _dense_linear(
     parts: Sequence[Weight], bias: torch.Tensor | None, dtype: torch.dtype, device: torch.device, *, one_path: bool
 ) -> Linear:
     bias = None if bias is None else bias.to(device, dtype)
-    if device.type == "cpu" and dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if device.type == "cpu" and dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001 # torch has no other name for it
         return Bf16Linear(parts, bias, one_path=one_path)
     if device.type == "cpu" and dtype == torch.float32 and one_path:
         return Float32Linear(parts, bias)
