@@ -1,4 +1,4 @@
-"""What the GPU's runner asks of attention: the door for other kernels.
+"""The interface of attention backends on a GPU.
 
 A package that is installed comes in by one file beside this one (`flashinfer.py`, `flash_attn.py`), which imports it
 when it is chosen, and its name in `registry.py`, where the config finds it. What such a file finds:
@@ -31,7 +31,7 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache
 
 @dataclass(frozen=True, slots=True)
 class AttentionRequirements:
-    """What a model and its runner ask of attention.
+    """Requirements of a model and its runner on attention.
 
     Attributes:
         compute: of queries and results.
@@ -74,7 +74,8 @@ class Attend(Protocol):
 
 
 class AttentionBackend(Protocol):
-    """
+    """Attention of a model on a device.
+
     Attributes:
         captured: its steps can be part of a CUDA graph: what is launched depends on nothing that a tensor holds.
         shares_prefixes: it reads `plan.shared`; else that is None.
@@ -85,7 +86,7 @@ class AttentionBackend(Protocol):
 
     @staticmethod
     def refuses(needs: AttentionRequirements) -> str | None:
-        """Why it can't do what is needed."""
+        """The reason why the backend can't meet `needs`; None where it can."""
         ...
 
     def __init__(self, needs: AttentionRequirements) -> None: ...

@@ -87,7 +87,7 @@ def _decoding(plan: DevicePlan, first: int, end: int, lengths: list[int]) -> Dec
 
 
 def _token_slots(plan: DevicePlan, slots: torch.Tensor, longest: int) -> torch.Tensor:
-    """Where the first `longest` tokens of each slot are in the cache [slots, longest]."""
+    """Token slots in the cache of the first `longest` tokens of each slot: [slots, longest]."""
     size = plan.page_size
     pages = plan.page_table[slots, : -(-longest // size)]
     offsets = torch.arange(size, dtype=pages.dtype, device=pages.device)

@@ -15,7 +15,8 @@ from sglang_lite.runtime.scheduler.batch import Batch
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """
+    """A batch as the model on a CPU takes it.
+
     Attributes:
         ids, positions: int64 [T], rows one after another.
         plan: for attention.
@@ -29,9 +30,12 @@ class Inputs:
 
 
 def build_inputs(batch: Batch, table: SlotTable, drawn: Ints, *, one_by_one: bool = False) -> Inputs:
-    """
+    """Tensors of a batch.
+
     Args:
-        drawn: by slot, the token that was drawn last.
+        batch: the step's rows.
+        table: the slot table that the batch refers to.
+        drawn: int32 [slots]: the token that was drawn last for each slot.
         one_by_one: each token's attention is computed by itself, so that it does not depend on what comes with it.
     """
     counts = batch.ends - batch.starts

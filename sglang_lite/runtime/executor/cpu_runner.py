@@ -1,4 +1,4 @@
-"""Runs a batch on a model: inputs, forward, logits, the next tokens."""
+"""The runner on a CPU: inputs, forward, logits, the next tokens."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from sglang_lite.runtime.scheduler.batch import Batch
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """
+    """A forward that was computed.
+
     Attributes:
-        batch: that was run.
+        batch: the batch that was run.
         hidden: [T, hidden_size] of its tokens.
         last: int64 [rows]: index of each row's last token.
         scored: of rows of the batch, what was scored of their prompts.
@@ -34,7 +35,7 @@ class Forward:
 
 
 class Runner:
-    """A step is run in two halves, so that what a draw depends on need not be known when the forward is launched.
+    """Batches as torch operations. Meets `ModelRunner`; its forward is computed when `forward` returns.
 
     Args:
         model: what runs.
@@ -65,11 +66,11 @@ class Runner:
         return self._model
 
     def replace(self, model: Model) -> None:
-        """Goes on with another model of the same shape. What the cache has is the old one's."""
+        """Takes another model of the same shape. Keys and values in the cache stay those of the model before."""
         self._model = model
 
     def close(self) -> None:
-        """Gives the memory back. Nothing can be run any more."""
+        """Frees the model's and the cache's memory. No other call may follow."""
         del self._model, self._cache
 
     @torch.inference_mode()
@@ -83,7 +84,7 @@ class Runner:
         return Forward(batch, hidden, inputs.last, scored)
 
     def allocate_masks(self, rows: int, words: int) -> NDArray[np.int32]:
-        """Where the loop writes the masks of a step."""
+        """Memory for the masks of a step, int32 [rows, words]."""
         return np.empty((rows, words), dtype=np.int32)
 
     @torch.inference_mode()

@@ -15,7 +15,8 @@ BLOCK_SIZES = (16, 64, 128)  # of queries that a program of prefill_attention ha
 
 @dataclass(frozen=True, slots=True)
 class DeviceInputs:
-    """
+    """A batch in the order of a device plan, on the host.
+
     Attributes:
         ids, slots, positions: int32 [T], as in DevicePlan.
         blocks: int32 [blocks, 4], as in DevicePlan.

@@ -1,4 +1,4 @@
-"""Runs batches on a GPU: state that stays there, one small copy a step, captured graphs for decoding.
+"""The runner on a GPU: state that stays there, one small copy a step, captured graphs for decoding.
 
 A step's tokens stay on the device, where the next step finds them; the host reads them one step later. Everything is
 launched on one stream, so a page that is reused is written after all reads that were launched before.
@@ -38,14 +38,15 @@ from sglang_lite.runtime.scheduler.batch import Batch
 
 @dataclass(frozen=True, slots=True)
 class DeviceForward:
-    """
+    """A forward that was launched.
+
     Attributes:
-        batch: that was run.
+        batch: the batch that it computes.
         hidden: [T, hidden_size], where no graph ran.
         logits: [rows, vocab_size] of all rows, where one did.
         last: int64 [rows]: index of each row's last token.
-        scored: as Forward.
-        done: when it is through, of a step that may wait for masks.
+        scored: by row of the batch, log-probabilities of its prompt tokens.
+        done: event at the end of a step that may wait for masks.
     """
 
     batch: Batch
@@ -58,7 +59,16 @@ class DeviceForward:
 
 @dataclass(frozen=True, slots=True)
 class PendingTokens:
-    """Tokens that are being drawn and copied to the host. `waiting`: from when to when the device waited for masks."""
+    """Tokens that are being drawn and copied to the host.
+
+    Attributes:
+        tokens: int32 [R], on the host once `done` has come.
+        positions: of the drawn tokens [R].
+        special, masks: as `sample` took them.
+        logprobs: by row, log-probabilities [V] on the device.
+        errors: by row, the reason why it has no valid token.
+        waiting: events from when to when the device waited for masks.
+    """
 
     tokens: torch.Tensor
     done: torch.cuda.Event | None
@@ -70,7 +80,7 @@ class PendingTokens:
     waiting: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
 
     def read(self) -> Sampled:
-        """Waits for them."""
+        """The tokens, after waiting for them."""
         if self.done is not None:
             self.done.synchronize()
         tokens = self.tokens.tolist()
@@ -89,19 +99,20 @@ class PendingTokens:
 
 
 class DeviceRunner:
-    """
+    """Batches as fused kernels. Meets `ModelRunner`.
+
     Args:
-        model: what runs.
+        model: the model that runs.
         table: the slot table that batches refer to.
         sampling: parameters by slot.
-        pages: in the KV pool; the cache has one more, for padding.
+        pages: pages in the KV pool; the cache has one more, for padding.
         step_tokens: most tokens in a step.
         attention: the backend's name, or "auto".
-        graphs: batch sizes to capture, where attention can be.
-        original_logprobs: as `execute.sampler.sample` takes it.
+        graphs: batch sizes to capture, where the backend's steps can be.
+        original_logprobs: as `executor.sampler.sample` takes it.
 
     Raises:
-        ParameterError: that attention can't run the model.
+        ParameterError: the attention backend can't run the model.
     """
 
     def __init__(
@@ -142,14 +153,14 @@ class DeviceRunner:
         return self._model
 
     def replace(self, model: Model) -> None:
-        """Goes on with another model of the same shape. What the cache has is the old one's."""
+        """Takes another model of the same shape. Keys and values in the cache stay those of the model before."""
         assert isinstance(model, DeviceDecoder)
         self._model = model
         self._cache = replace(self._cache, scales=model.kv_scales)
         self._graphs.clear()
 
     def close(self) -> None:
-        """Gives the GPU's memory back. Nothing can be run any more."""
+        """Frees the GPU's memory. No other call may follow."""
         self._graphs.clear()
         del self._model, self._cache, self._copy, self._attention, self._slots, self._graphs
         if self._device.type == "cuda":
@@ -184,7 +195,7 @@ class DeviceRunner:
     def sample(
         self, forward: DeviceForward, rows: NDArray[np.int64], special: dict[int, Special], masks: Masks | None = None
     ) -> PendingTokens | Sampled:
-        """Launches the draws of the next tokens of some rows. Arguments as Runner.sample."""
+        """Launches the draws of the next tokens of some rows. Arguments as `ModelRunner.sample`."""
         if not len(rows):
             return Sampled((), {})
         batch = forward.batch
@@ -230,8 +241,8 @@ class DeviceRunner:
         return PendingTokens(host, done, positions, special, masks, logprobs, errors, waiting)
 
     def allocate_masks(self, rows: int, words: int) -> Ints:
-        """Where the loop writes the masks of a step: memory that is copied to the device as it is. It is free again
-        when the step's tokens have been read, and the loop writes there no sooner."""
+        """Pinned memory for the masks of a step, int32 [rows, words], copied to the device as it is. Free again when
+        the step's tokens have been read; the loop writes there no sooner."""
         self._mask_buffer = torch.empty((rows, words), dtype=torch.int32, pin_memory=self._device.type == "cuda")
         return self._mask_buffer.numpy()
 
@@ -249,7 +260,7 @@ class DeviceRunner:
         return self._model.raw_logits(hidden if last is None else hidden[last])
 
     def _needs(self) -> AttentionRequirements:
-        """What attention has to be able to do."""
+        """Requirements of the model on attention."""
         spec, precision = self._model.spec, self._model.precision
         return AttentionRequirements(
             heads=spec.num_heads,

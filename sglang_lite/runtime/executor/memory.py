@@ -1,4 +1,4 @@
-"""How large the KV pool of a GPU can be, and what says that memory was not enough."""
+"""Size of the KV pool of a GPU, and errors that say that memory was not enough."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def pool_tokens(model: Decoder, fraction: float, sizes: Sizes, context_length: i
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether an error says that there was not enough memory: by its type, or in the words of a library below torch."""
+    """True for errors that say that memory was not enough: by type, or in the words of a library below torch."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _SHORTAGE)

@@ -44,7 +44,7 @@ class SamplingTable:
 
 @dataclass(frozen=True, slots=True)
 class Special:
-    """What one row's draw needs beyond the table.
+    """Requirements of one row's draw beyond the sampling table.
 
     Attributes:
         params: penalties, biases and what to report.
@@ -63,7 +63,8 @@ class Special:
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """
+    """Allowed tokens of a step's rows.
+
     Attributes:
         words: allowed tokens as the bits of int32 words [M, ceil(V / 32)]; the loop's to change in the next step.
         rows: int32 [R]: which of them each row has, -1 for none.
@@ -86,7 +87,7 @@ class Sampled:
     waited: float | None = None
 
     def read(self) -> Sampled:
-        """Itself: what is drawn on the CPU is there at once."""
+        """Self: tokens drawn on the CPU are there at once."""
         return self
 
 
@@ -223,7 +224,7 @@ def _draw(logits: torch.Tensor, table: SamplingTable, slots: Ints, positions: In
 
 
 def uniforms(seeds: NDArray[np.uint64], positions: Ints) -> NDArray[np.float64]:
-    """One number in [0, 1) for each (seed, position)."""
+    """Uniform numbers in [0, 1), float64 [R], each a function of its seed and position."""
     with np.errstate(over="ignore"):
         # Seeds are mixed first: a seed that is another's plus a multiple of the increment must not shift its numbers.
         mixed = _mix(_mix(seeds) + (positions.astype(np.uint64) + np.uint64(1)) * _INCREMENT)

@@ -15,7 +15,7 @@ from sglang_lite.runtime.kv_cache.table import SlotTable
 from sglang_lite.runtime.request import Request
 from sglang_lite.runtime.scheduler.batch import Batch
 
-LOGITS_AT_ONCE = 1 << 24  # that are in memory; `execute.memory` counts them
+LOGITS_AT_ONCE = 1 << 24  # that are in memory; `executor.memory` counts them
 FIRST_ROWS = 64  # of the first piece, which tells how large the vocabulary is
 
 
@@ -50,7 +50,7 @@ class Scored:
     done: torch.cuda.Event | None
 
     def read(self) -> list[TokenLogprob]:
-        """Waits for them."""
+        """The log-probabilities, after waiting for them."""
         if self.done is not None:
             self.done.synchronize()
         count = self.tops.shape[1]

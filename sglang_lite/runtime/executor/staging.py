@@ -29,7 +29,7 @@ class Staging:
             self._now, self._at = 0, 0
 
     def send(self, array: Ints, target: torch.Tensor | None = None) -> torch.Tensor:
-        """Starts copying an int32 array to the device."""
+        """Starts copying an int32 array to the device, into `target` where one is given. Returns the copy."""
         if not self._cuda:
             tensor = torch.from_numpy(array.copy()).to(self._device)
             return tensor if target is None else target.copy_(tensor)
@@ -65,7 +65,7 @@ class Staging:
         return host, done
 
     def _turn(self, count: int) -> None:
-        """Goes on with the next buffer, once what was copied from it is through."""
+        """Takes the next buffer, once all copies from it have ended."""
         self._events[self._now].record()
         self._now, self._at = (self._now + 1) % _RING, 0
         self._events[self._now].synchronize()

@@ -1,4 +1,4 @@
-"""Which keys and values a step writes and reads: `DevicePlan` for Triton kernels, `AttentionPlan` for the CPU."""
+"""Plans of the keys and values that a step writes and reads: `DevicePlan` for Triton, `AttentionPlan` for the CPU."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Partials:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """How what a step's decoding rows read is cut among programs.
+    """Shares of programs in the tokens that a step's decoding rows read.
 
     Attributes:
         items: int32 [items, 4]: row (-1: none), first token, end, slot. An item's tokens are read by one program, and a
@@ -66,7 +66,8 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """
+    """A step's batch, as tensors on the device.
+
     Attributes:
         ids: int32 [T], -1 where the step before has drawn the token: then it is `drawn[slot]`.
         slots: int32 [T], of the slot table.
@@ -134,8 +135,14 @@ class ExtendRow:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Who reads what in this step; the same for every layer."""
+    """Reads and writes of a step in the KV cache; the same for every layer.
 
-    store_at: torch.Tensor  # the slot of each new token [T]
+    Attributes:
+        store_at: int64 [T]: the token slot of each new token.
+        decode: the rows with one new token, where they are computed together.
+        extends: the other rows.
+    """
+
+    store_at: torch.Tensor
     decode: DecodeRows | None
     extends: tuple[ExtendRow, ...]

@@ -38,7 +38,7 @@ class Fp8Rows:
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """What a product [M, N] of 8-bit numbers has yet to be multiplied with: the kernel that reads it does so.
+    """Factors that a product [M, N] of 8-bit numbers has yet to be multiplied with, by the kernel that reads it.
 
     Attributes:
         rows: float32 [M].

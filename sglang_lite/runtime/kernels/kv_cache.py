@@ -11,7 +11,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class KVScales:
-    """What keys and values were divided by before they were stored: powers of two, which change no digit.
+    """Divisors of keys and values in 8 bits: powers of two, which change no digit.
 
     Queries come to attention multiplied by the scale of the keys that they meet, so attention does without it. Its
     result it multiplies by the scale of the values. Scales are a model's, not a page's: whoever copies, shares or drops
@@ -49,7 +49,7 @@ class KVCache:
         device: torch.device,
         scales: KVScales | None = None,
     ) -> KVCache:
-        """All zeros: padding reads slots that nothing was stored in, and 0 x NaN would be NaN."""
+        """A cache of zeros: padding reads slots that nothing was stored in, and 0 x NaN would be NaN."""
         shape = (kv_heads, slots, head_dim)
 
         def tensor() -> torch.Tensor:

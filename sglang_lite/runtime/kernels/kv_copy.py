@@ -20,7 +20,8 @@ def _copy(pointers, like, source, target, head_stride, DIM: tl.constexpr, BLOCK_
 
 
 class KVCopy:
-    """
+    """Copies between slots of one cache.
+
     Args:
         cache: whose slots are copied.
     """

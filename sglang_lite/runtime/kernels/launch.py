@@ -1,4 +1,4 @@
-"""How the attention kernels are launched: what a program's registers and shared memory have room for."""
+"""Launch parameters of attention kernels, within the room of a program's registers and shared memory."""
 
 from __future__ import annotations
 

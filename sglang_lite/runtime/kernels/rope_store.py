@@ -1,4 +1,4 @@
-"""What lies between the QKV product and attention: norms of queries and keys, rotary embedding, KV store.
+"""From the QKV product to attention: norms of queries and keys, rotary embedding, KV store.
 
 Where the cache has scales, keys and values are divided by them, and queries multiplied by their keys'."""
 

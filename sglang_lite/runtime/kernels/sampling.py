@@ -212,7 +212,7 @@ def draw(
         mask_rows: int32 [R]: each row's mask, -1 for none.
         softcap: logits are softcap * tanh(logits / softcap).
 
-    Filters as `execute.sampler`: the k largest, those before which at most `top_p` of the mass lies, those with at
+    Filters as `executor.sampler`: the k largest, those before which at most `top_p` of the mass lies, those with at
     least `min_p` of the largest probability; of equal logits at the border all are kept.
     """
     rows, size = logits.shape

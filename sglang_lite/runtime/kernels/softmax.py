@@ -69,7 +69,7 @@ def attend_tokens(
     queries, k, v, pages, page, start, end, scale, softcap,
     DIM: tl.constexpr, PAGE: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """What M queries make of the tokens from `start` to `end`, all of which they see.
+    """Attention of M queries over the tokens from `start` to `end`, all of which they see.
 
     Args:
         queries, k, v: as `attend_block`.

@@ -1,6 +1,6 @@
 """Products of up to 64 rows with a large matrix of weights, whose tiles the copy engine brings (TMA, from Hopper on).
 
-Weights are read once. On an H200 that takes 2 to 18 % less time than cuBLAS, or than `skinny.FewRows`, with the
+Weights are read once. On an H200 that takes 2 to 18 % less time than cuBLAS, or than `gemv.FewRows`, with the
 activation behind it; beyond 64 rows cuBLAS is as fast.
 """
 
@@ -48,7 +48,7 @@ def _tiled(
 
 
 def can_tile(weight: torch.Tensor) -> bool:
-    """Whether this device can take products with a matrix so: 16 bits, rows of whole 16 bytes."""
+    """True where this device can multiply with a matrix by tiles: 16 bits, rows of whole 16 bytes."""
     hopper = weight.device.type != "cuda" or torch.cuda.get_device_capability(weight.device)[0] >= 9
     return hopper and weight.element_size() == 2 and weight.shape[1] % 8 == 0
 

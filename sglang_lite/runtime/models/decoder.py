@@ -38,7 +38,7 @@ logger = logging.getLogger("sglang_lite")
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """How a model computes.
+    """Number formats of a model's computation.
 
     Attributes:
         compute: activations between layers.
@@ -60,7 +60,7 @@ class Precision:
 
     @property
     def rounds(self) -> bool:
-        """So coarsely that the same row computed in another way often gives another token."""
+        """True for formats so coarse that the same row computed in another way often gives another token."""
         return self.int8 or min(self.compute.itemsize, self.cache.itemsize) < 4
 
 

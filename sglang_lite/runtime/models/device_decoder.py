@@ -24,7 +24,7 @@ class DeviceDecoder(Decoder):
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether all layers see a whole prefix, so that rows can read a common one together."""
+        """True where all layers see a whole prefix, so that rows can read a common one together."""
         return all(layer.window is None for layer in self.layers)
 
     def run(self, plan: DevicePlan, cache: KVCache, attend: Attend) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What keys and values are divided by before they are stored in 8 bits: as a checkpoint says, else as a trial shows."""
+"""Divisors of keys and values in 8 bits: a checkpoint's own, else those that a trial finds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the runner needs of a model: the decoder, or a script in its place."""
+"""The interface of models, as runners see them: a decoder, or a script in its place."""
 
 from __future__ import annotations
 

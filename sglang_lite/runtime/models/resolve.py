@@ -49,7 +49,7 @@ ALIASES = {
 
 
 def cache_folder() -> Path:
-    """Where models are kept: SGLANG_LITE_CACHE, else `sglang_lite` in the XDG cache folder."""
+    """The folder of models: SGLANG_LITE_CACHE, else `sglang_lite` in the XDG cache folder."""
     override = os.environ.get("SGLANG_LITE_CACHE")
     if override:
         return Path(override).expanduser()

@@ -1,4 +1,4 @@
-"""What a model takes at least, and the memory that there is, before anything is allocated."""
+"""Memory that a model takes at least, and memory that is free, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sglang_lite.runtime.models.spec import ModelSpec
 
 
 def weight_bytes(spec: ModelSpec, item: float) -> int:
-    """Of a model's matrices, at least.
+    """Bytes of a model's matrices, at least.
 
     Args:
         item: bytes of a number.
@@ -25,20 +25,21 @@ def weight_bytes(spec: ModelSpec, item: float) -> int:
 
 
 def rotary_bytes(spec: ModelSpec, positions: int) -> int:
-    """Of the tables for so many positions, at least."""
+    """Bytes of the rotary tables for so many positions, at least."""
     dim = spec.rope.rotary_dim or spec.head_dim
     return positions * dim * 4 * (2 if spec.local_rope else 1)
 
 
 def cache_bytes(spec: ModelSpec, tokens: int, item: int) -> int:
-    """Of the keys and values of so many tokens."""
+    """Bytes of the keys and values of so many tokens."""
     return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * item * tokens
 
 
 def check_room(parts: Mapping[str, int], device: torch.device, source: str, hint: str) -> None:
-    """
+    """Checks that memory is free for all parts of a model.
+
     Args:
-        parts: what is going to be allocated, and its bytes.
+        parts: bytes that are going to be allocated, by what for.
         source: for the message.
         hint: what to change.
 

@@ -1,4 +1,4 @@
-"""The one schema of what model files say: each field, its type and its range, checked before anything is allocated.
+"""Schema of model files: each field, its type and its range, checked before anything is allocated.
 
 Families' fields are read in `spec.py`, the tokenizer's in `tokens/tokenizer.py`. A field that is not here is not read.
 """
@@ -35,7 +35,7 @@ class Field:
     required: bool = False
 
     def problem(self, value: Any) -> str | None:
-        """What is wrong with a value."""
+        """The fault of a value."""
         if self.kind in ("wholes", "numbers", "texts"):
             one = Field(_ONE_OF[self.kind], self.least, self.most)
             for item in value if isinstance(value, list) else [value]:
@@ -206,7 +206,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_any_json(path: Path) -> Any:
-    """What a JSON file holds. Raises ModelError as `read_json`."""
+    """The content of a JSON file. Raises ModelError as `read_json`."""
     text = read_text(path)
     try:
         return json.loads(text)

@@ -1,4 +1,4 @@
-"""What a decoder is made of, read from a Hugging Face `config.json` or a GGUF file's metadata.
+"""Specification of a decoder, read from a Hugging Face `config.json` or a GGUF file's metadata.
 
 One record drives one parametrised decoder (`decoder.py`); a family is a reading of its config, not a class.
 """

@@ -1,4 +1,4 @@
-"""What the runtime asks of a grammar engine."""
+"""The interface of grammar engines, as the runtime sees them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Mask = NDArray[np.int32]  # words of a row, least significant bit first: bit i i
 
 
 class MakesMasks(Protocol):
-    """What makes the masks of its matchers."""
+    """The part of an engine that makes masks of its matchers."""
 
     @property
     def name(self) -> str: ...
@@ -38,16 +38,16 @@ class NumberSoFar(Protocol):
     def tokens(self) -> int: ...
 
     def take(self) -> str:
-        """What of it has become certain since the last time."""
+        """The text of the number that has become certain since the last call."""
         ...
 
     def close(self) -> None:
-        """No more tokens come."""
+        """Ends the text: no more tokens come."""
         ...
 
 
 class Matcher(Protocol):
-    """One request's place in a grammar. After an error it stays failed; `error` says why.
+    """Place of one request in a grammar. After an error it stays failed; `error` says why.
 
     Attributes:
         parts: the matchers whose masks make up its own: itself, for most.
@@ -72,7 +72,7 @@ class Matcher(Protocol):
     def number(self) -> NumberSoFar | None: ...
 
     def known(self) -> Mask | None:
-        """The mask of where it is now: bit i is set for every token i that may come next. None: it has to be made."""
+        """The mask of the current place: bit i is set for every token i that may come next. None: it has to be made."""
         ...
 
     def learn(self, mask: Mask) -> None:
@@ -100,7 +100,7 @@ class Matcher(Protocol):
 
     @property
     def finished(self) -> bool:
-        """It is, and nothing can follow but the end."""
+        """The text so far is in the language, and nothing can follow but the end."""
         ...
 
     @property
@@ -135,7 +135,7 @@ class GrammarEngine(MakesMasks, Protocol):
         ...
 
     def prepare(self, constraint: Constraint) -> Any:
-        """What of `compile` may take long, in another process. The result can be pickled. Raises as `compile`."""
+        """The slow part of `compile`, for another process. The result can be pickled. Raises as `compile`."""
         ...
 
     def load(self, prepared: Any) -> CompiledGrammar:

@@ -55,7 +55,8 @@ _BLANKS = re.compile(r'("(?:[^"\\]++|\\.)*+")|[ \t\r\n]*([{}\[\],:])[ \t\r\n]*')
 
 
 class Compiler:
-    """
+    """Compiled grammars of an engine's constraints, each compiled once.
+
     Args:
         tokenizer: the model's.
         vocab_size: the model's, padding included.
@@ -144,7 +145,7 @@ class Compiler:
         return together
 
     def _continued(self, constraint: Continuation) -> Future[CompiledGrammar]:
-        """What it goes on in is compiled, and what it is by itself: never what is left of the whole."""
+        """Compiles the whole grammar, and the part's own, but never the rest of the whole."""
         future: Future[CompiledGrammar] = Future()
         whole, part = constraint.whole, constraint.part
 
@@ -218,7 +219,7 @@ class Compiler:
         future.set_exception(error)
 
     def _count(self, key: Constraint, future: Future[CompiledGrammar], size: int) -> None:
-        """What is cached of a constraint: its grammar of so many bytes, and itself, which may be megabytes of text."""
+        """Counts the bytes of a cache entry: the grammar's, and the constraint's, which may be megabytes of text."""
         if self._cache.get(key) is future:
             self._bytes += size_of(key) + size
         self._drop_oldest()
@@ -249,7 +250,7 @@ class Compiler:
         return grammar
 
     def _prepare(self, constraint: Constraint) -> tuple[str, Any, float]:
-        """As `Worker.prepare`."""
+        """Prepares a constraint in a worker, as `Worker.prepare`."""
         worker = self._worker()
         try:
             return worker.prepare(constraint)
@@ -263,7 +264,7 @@ class Compiler:
             return self._on_disk
 
     def _worker(self) -> Worker:
-        """One that is idle: there are as many as threads that ask for one."""
+        """An idle worker: there are as many as threads that ask for one."""
         with self._making:
             if self._idle:
                 return self._idle.pop()

@@ -1,5 +1,5 @@
-"""What took long to compile, kept on disk for the next process: what a worker has prepared, under a name that is made
-of everything it depends on.
+"""Compiled grammars on disk for the next process, of constraints that took long: the result of a worker's `prepare`,
+under a name that is made of everything it depends on.
 
 A file is a checksum, then what was prepared, pickled and compressed. Unpickling makes nothing but text and the parts of
 a language: what somebody else has put there is at worst a wrong grammar. One that is damaged is not used.
@@ -36,7 +36,8 @@ _LIBRARIES = ("llguidance", "xgrammar", "outlines-core")
 
 
 class KeptGrammars:
-    """
+    """Prepared grammars in a folder.
+
     Args:
         folder: of the files; made when the first one is written.
         vocabulary: that the grammars are for.

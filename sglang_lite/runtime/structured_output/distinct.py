@@ -108,7 +108,7 @@ class _Text:
         return distinct
 
     def endings(self) -> list[bytes]:
-        """What would make the name that it is in one that there is already."""
+        """Texts that would complete the name being written to one that the object already has."""
         names = self._open[-1] if self._open else None
         if self._string is None or not self._is_name or self._escaped or not names:
             return []
@@ -121,7 +121,8 @@ class _Text:
 
 
 class DistinctGrammar:
-    """
+    """A grammar of JSON whose objects have each name once.
+
     Args:
         grammar: of JSON.
         tokens: of the model.

@@ -31,13 +31,13 @@ class WrittenNumber:
             self._certain, self.tokens = self._text, self._count
 
     def take(self) -> str:
-        """What has become certain since the last time."""
+        """The text of the number that has become certain since the last call."""
         new, self._taken = self._certain[self._taken :], len(self._certain)
         return new
 
     @property
     def may_end(self) -> bool:
-        """Its value is that of a number: of 24. and 2.50, too, which JSON or the schema may want to go on."""
+        """True where the value is a number's: for 24. and 2.50, too, which JSON or the schema may want to continue."""
         number, rest = self._certain, self._text[len(self._certain) :]
         if not number or not rest:
             return number != ""
@@ -45,11 +45,11 @@ class WrittenNumber:
         return "e" not in number.lower() and after.fullmatch(rest) is not None
 
     def close(self) -> None:
-        """No more comes."""
+        """Ends the text: no more tokens come."""
 
 
 class JsonNumberMatcher:
-    """Goes by its inner matcher, which knows the schema. What is no number is left to that one.
+    """Matcher of a JSON text that may be a number, around the schema's own matcher.
 
     Attributes:
         number: None before the first token, and where that begins no number.
@@ -120,7 +120,8 @@ class JsonNumberMatcher:
 
 
 class JsonNumberGrammar:
-    """
+    """A schema's grammar whose texts may be a number, which free text ends.
+
     Args:
         inner: of a schema.
         tokens: the bytes of each token.

@@ -44,10 +44,11 @@ _LARGEST = 30_000  # characters of a grammar whose states are told apart: a step
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """
+    """A grammar as llguidance loads it.
+
     Attributes:
-        text: of the grammar, for llguidance.
-        language: that it says.
+        text: the grammar in llguidance's notation.
+        language: the language that it describes.
     """
 
     text: str
@@ -55,7 +56,8 @@ class Prepared:
 
 
 class LlguidanceMatcher:
-    """
+    """A parser of llguidance, and the state of the language that its text is in.
+
     Args:
         engine: whose it is.
         inner: its parser.
@@ -151,7 +153,7 @@ class LlguidanceMatcher:
 
 
 class LlguidanceGrammar:
-    """Its first mask is made here, once for all requests: it takes longest, and they may all come at the same time.
+    """A grammar with its first mask, made once for all requests: it takes longest, and they may come at the same time.
 
     Copies of a parser share its lexer, behind a lock. So that threads don't wait for each other there are several
     lines of copies, each with a lexer of its own, made when there are matchers enough for them.
@@ -194,7 +196,7 @@ class LlguidanceGrammar:
             return matcher
 
     def beside(self) -> LlguidanceGrammar:
-        """Where a text is forced, it would allow only the tokens that a tokenizer cuts that text into."""
+        """The grammar without forced tokens: a forced text allows only the tokens that a tokenizer cuts it into."""
         if self._beside is None:
             text = '%llguidance {"no_forcing": true}\n' + self._prepared.text
             self._beside = self._engine.load(Prepared(text, self._prepared.language))
@@ -202,7 +204,8 @@ class LlguidanceGrammar:
 
 
 class LlguidanceEngine:
-    """
+    """llguidance for one tokenizer.
+
     Args:
         tokenizer: the model's; None for a token per byte, whatever the model.
         vocab_size: the model's, padding included; None: the tokenizer's.
@@ -241,7 +244,7 @@ class LlguidanceEngine:
         return self.load(_prepared(constraint))
 
     def prepare(self, constraint: Constraint) -> Prepared:
-        """Its text, which has been compiled and has made a mask: the fuel of the engine bounds both."""
+        """The grammar's text, which has been compiled and has made a mask: the fuel of the engine bounds both."""
         prepared = _prepared(constraint)
         self.load(prepared)
         return prepared

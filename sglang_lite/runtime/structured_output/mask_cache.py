@@ -1,4 +1,4 @@
-"""Where texts are in a language, so that what an engine says of one holds for all that are in the same place.
+"""States of texts in a language: a mask that an engine made for one text holds for all in the same state.
 
 An engine works out a mask for each request anew. In a batch of requests with one constraint, most of them are where
 another one is or was: then the mask is known, and the engine need not even be told of the tokens in between.
@@ -49,7 +49,7 @@ class States:
         return self.unknown < _TRIAL or self.known > 2 * self.unknown  # what was made is then asked for, too
 
     def after(self, state: State, token: int) -> State | None:
-        """Where a token leads; None: nowhere, or it is not known."""
+        """The state after a token; None: none, or it is not known."""
         key = state, token
         if key in self._steps:
             return self._steps[key]
@@ -60,7 +60,7 @@ class States:
         return found
 
     def advance(self, state: State, text: bytes) -> State | None:
-        """Where a text leads; None: nowhere, or it is not known."""
+        """The state after a text; None: none, or it is not known."""
         at: State | None = state
         for start in range(0, len(text), _PIECE):
             if at is not None:

@@ -66,7 +66,8 @@ class NumberMatcher:
 
 
 class NumberGrammar:
-    """
+    """A grammar of numbers, which free text ends.
+
     Args:
         number: of which kind.
         vocabulary: the model's.
@@ -87,13 +88,13 @@ class NumberGrammar:
         self.size = 3 * self._first.nbytes
 
     def mask(self, begun: str) -> Mask:
-        """What may come after the beginning of a number."""
+        """Tokens that may come after the beginning of a number."""
         if not begun:
             return self._first
         return self._after_sign if begun in "-+" else self._any
 
     def spelled(self, token: int) -> str:
-        """What a token says. Only ASCII has a meaning here."""
+        """The text of a token. Only ASCII has a meaning here."""
         return self._tokens[token].decode("latin-1") or _NOTHING
 
     def matcher(self) -> NumberMatcher:

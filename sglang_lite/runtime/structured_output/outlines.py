@@ -47,7 +47,7 @@ class OutlinesMatcher:
     place = line
 
     def known(self) -> Mask:
-        """Its index has them all."""
+        """The mask, which the index always has."""
         mask = np.zeros_like(self.engine.not_eos)
         if not self._ended:
             self._guide.write_mask_into(mask.ctypes.data, mask.size, 4)
@@ -102,7 +102,8 @@ class OutlinesGrammar:
 
 
 class OutlinesEngine:
-    """
+    """outlines-core for one vocabulary.
+
     Args:
         vocabulary: the model's.
     """

@@ -19,9 +19,10 @@ from sglang_lite.runtime.structured_output.base import (
 
 
 class ContinuedGrammar:
-    """
+    """A grammar from the middle of a text on.
+
     Args:
-        whole: of all nodes together.
+        whole: the grammar of all nodes together.
         text: what there is already.
         part: what this generation has to be by itself, and then need not complete the whole; None: it completes it.
         end: the mask of the tokens that end a text.

@@ -1,5 +1,5 @@
-"""Which constraints are so small and plain that compiling them takes milliseconds whatever they say, so that they need
-no process of their own. Looks at their text alone, in time linear in it."""
+"""Constraints so small and plain that compiling them takes milliseconds whatever they say: they need no process of
+their own. Found by their text alone, in time linear in it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PLAIN = frozenset(
 
 
 def is_simple(constraint: Constraint) -> bool:
-    """It can be compiled where it is."""
+    """True for a constraint that may be compiled in this process."""
     match constraint:
         case Regex(pattern):
             return len(pattern) <= MAX_PATTERN_CHARS and _counts(pattern) <= MAX_COUNT

@@ -1,4 +1,4 @@
-"""What masks cost: the last few thousand times, as a few numbers."""
+"""Times that masks took: the last few thousand, as a few numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Seconds:
         self._count += 1
 
     def summary(self, name: str) -> dict[str, float]:
-        """Their median, 99th percentile and maximum, in seconds; 0 where there are none."""
+        """Median, 99th percentile and maximum of the durations, in seconds; 0 where there are none."""
         kept = self._ring[: self._count] if self._count else np.zeros(1)
         p50, p99, most = np.percentile(kept, [50, 99, 100]).tolist()
         return {f"{name}_p50_s": p50, f"{name}_p99_s": p99, f"{name}_max_s": most}

@@ -1,4 +1,4 @@
-"""What a grammar engine knows of a model's tokens. Knows no tokenizer and is small enough to be sent to a worker."""
+"""A model's tokens as grammar engines need them. Knows no tokenizer and is small enough to be sent to a worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """
+    """The tokens of a model.
+
     Attributes:
         tokens: the bytes of each id; none for special and padding ids, which spell nothing.
         eos_ids: ids that may end a complete text, sorted.
@@ -26,7 +27,7 @@ class Vocabulary:
 
     @staticmethod
     def of(tokenizer: Tokenizer, vocab_size: int, eos_ids: Iterable[int]) -> Vocabulary:
-        """A model's.
+        """The vocabulary of a model.
 
         Args:
             vocab_size: the model's, padding included.

@@ -148,7 +148,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def main(descriptor: int, memory_mb: int) -> None:
-    """What the process does until its parent is gone.
+    """Runs the worker's process until its parent is gone.
 
     Args:
         descriptor: of the socket.
@@ -171,7 +171,7 @@ def main(descriptor: int, memory_mb: int) -> None:
 
 @contextlib.contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """What needs more time on the CPU ends the process, whatever it is in the middle of."""
+    """Ends the process, whatever it is in the middle of, where the block needs more time on the CPU."""
     signal.setitimer(signal.ITIMER_PROF, min(seconds, LONGEST_SECONDS))
     try:
         yield

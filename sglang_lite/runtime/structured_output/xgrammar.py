@@ -20,7 +20,7 @@ _LONGEST = 256  # characters that are forced at a time, as every row waits while
 
 
 class XgrammarMatcher:
-    """Where the text may end, the mask is made at once and kept: only it tells whether anything else can come."""
+    """A matcher of xgrammar. Where the text may end, the mask is made at once and kept: it tells whether more can come."""
 
     number = None
 
@@ -101,7 +101,8 @@ class XgrammarGrammar:
 
 
 class XgrammarEngine:
-    """
+    """xgrammar for one vocabulary.
+
     Args:
         vocabulary: the model's.
         spell: the tokens of a text that goes on from another; None: nothing is forced.

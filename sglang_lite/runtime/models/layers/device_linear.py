@@ -17,7 +17,8 @@ from sglang_lite.runtime.models.weights.source import Weight
 
 
 class DeviceLinear:
-    """
+    """Products with one matrix, by the kernel that is fastest for the number of rows.
+
     Args:
         weight: [N, K] on the device.
         bias: [N] or None.
@@ -67,7 +68,7 @@ class DeviceLinear:
     def one(
         self, x: torch.Tensor, *, residual: torch.Tensor | None, norm: torch.Tensor, eps: float, gate: str = ""
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The product of a single row with what comes before and after; see `kernels.skinny.linear_one`."""
+        """The product of a single row with what comes before and after; see `kernels.gemv.linear_one`."""
         return linear_one(x, self.weight, self.bias, residual=residual, norm=norm, eps=eps, gate=gate)
 
 

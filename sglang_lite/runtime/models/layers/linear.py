@@ -156,7 +156,7 @@ def stacked_shape(parts: Sequence[Weight]) -> tuple[int, int]:
 
 
 def stacked_rows(parts: Sequence[Weight]) -> Iterator[tuple[int, torch.Tensor]]:
-    """All rows as float32, some at a time so that converting takes little memory, with the number of the first."""
+    """Rows as float32, some at a time so that converting takes little memory, with the index of the first."""
     at, step = 0, max(1, _CONVERTED_AT_ONCE // parts[0].shape[1])
     for part in parts:
         for start in range(0, part.shape[0], step):

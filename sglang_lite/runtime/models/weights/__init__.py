@@ -1,1 +1,1 @@
-"""Where weights come from: one class per format, all answering `take(name)` in Hugging Face's names."""
+"""Sources of weights: one class per format, all answering `take(name)` in Hugging Face's names."""

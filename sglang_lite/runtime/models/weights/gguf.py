@@ -65,7 +65,7 @@ class GgufFile:
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Where a tensor is: `shape` in PyTorch's order, `kind` such as "Q4_1", `offset` and `size` in bytes."""
+    """Place of a tensor: `shape` in PyTorch's order, `kind` such as "Q4_1", `offset` and `size` in bytes."""
 
     path: Path
     name: str

@@ -1,4 +1,4 @@
-"""What the decoder asks of a checkpoint, and the bookkeeping that leaves no tensor over unnoticed."""
+"""The interface of checkpoints, as the decoder sees them, with the bookkeeping that leaves no tensor over unnoticed."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class WeightSource(ABC):
         return weight
 
     def kv_scales(self, kv_heads: int) -> dict[tuple[int, str], torch.Tensor]:
-        """What keys and values in 8 bits are to be divided by: float32 [kv_heads] by layer and "k" or "v", of those for
+        """Divisors of keys and values in 8 bits: float32 [kv_heads] by layer and "k" or "v", of those for
         which the checkpoint says it.
 
         Raises:
