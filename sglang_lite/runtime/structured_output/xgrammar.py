@@ -20,7 +20,7 @@ _LONGEST = 256  # characters that are forced at a time, as every row waits while
 
 
 class XgrammarMatcher:
-    """A matcher of xgrammar. Where the text may end, the mask is made at once and kept: it tells whether more can come."""
+    """A matcher of xgrammar. Where the text may end, the mask is made at once: only it tells whether more can come."""
 
     number = None
 
