@@ -110,6 +110,7 @@ class Engine:
         constraint: Constraint | None = None,
         *,
         sink: Sink,
+        flush: Callable[[], object] | None = None,
         stream: bool = False,
         namespace: str = "",
         priority: int = 0,
@@ -124,6 +125,8 @@ class Engine:
             constraint: what the output must be.
             sink: called on the engine's thread with each Delta (if `stream`), then with the Generation or an SglError:
                 once, or `n` times for `n` samples. It must not block.
+            flush: called on the engine's thread after sinks were called, once for all events of a step: to wake who
+                waits for them.
             namespace: requests of different namespaces never share cached prefixes.
             priority: higher ones first, where the engine's policy is "priority".
             logit_processor: `(token_ids, logits) -> logits`, with the ids so far and float32 logits [vocab_size] that
@@ -136,7 +139,7 @@ class Engine:
             EngineClosedError: the engine is closed.
         """
         asked = GenerateRequest(prompt, params, constraint, stream, namespace, priority, logit_processor, rid)
-        return self.core.submit(asked, sink)
+        return self.core.submit(asked, self.core.loop.flushed(sink, flush))
 
     def complete(
         self,
@@ -177,6 +180,7 @@ class Engine:
         choices: Sequence[str],
         *,
         sink: Callable[[Selection | SglError], None],
+        flush: Callable[[], object] | None = None,
         unconditional: bool = False,
         namespace: str = "",
     ) -> Ticket:
@@ -186,11 +190,13 @@ class Engine:
             choices: at least one, none empty.
             unconditional: score them without the prompt, too.
             sink: called once, on the engine's thread.
+            flush: as of `submit`.
 
         Raises:
             ParameterError, OverloadedError, EngineClosedError: as `submit`.
         """
-        return self.core.submit_select(SelectRequest(prompt, choices, unconditional, namespace), sink)
+        asked = SelectRequest(prompt, choices, unconditional, namespace)
+        return self.core.submit_select(asked, self.core.loop.flushed(sink, flush))
 
     def select(self, prompt: Prompt | str, choices: Sequence[str], *, unconditional: bool = False) -> Selection:
         """Like `submit_select`, and waits for the result."""
@@ -201,7 +207,14 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------ programs
 
-    def open_program(self, *, sink: ProgramSink, stream: bool = False, namespace: str = "") -> Player:
+    def open_program(
+        self,
+        *,
+        sink: ProgramSink,
+        flush: Callable[[], object] | None = None,
+        stream: bool = False,
+        namespace: str = "",
+    ) -> Player:
         """Opens a program, to which nodes are added while it is played: at the end of a generation the next text is
         appended and its row goes on in its slot. With nothing to play it holds no slot, no page and no room.
 
@@ -209,12 +222,13 @@ class Engine:
             sink: called on the engine's thread with what each node brings (Played; of one that failed, its SglError,
                 and nothing more of its branch), and when the program was closed and all is played with a ProgramResult
                 or the SglError of its main branch. It must not block.
+            flush: as of `submit`.
             stream: deltas are wanted, too.
 
         Raises:
             EngineClosedError: the engine is closed.
         """
-        return self.core.open_program(sink, stream=stream, namespace=namespace)
+        return self.core.open_program(self.core.loop.flushed(sink, flush), stream=stream, namespace=namespace)
 
     def run_program(
         self,

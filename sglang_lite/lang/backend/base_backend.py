@@ -108,7 +108,8 @@ class BaseBackend:
         whole runs; one that does not gets one call per node.
 
         Args:
-            sink: called, on any thread, with what each node brings, and when the program has ended.
+            sink: to be called with what each node brings, and when the program has ended, in this order and on the
+                executor loop: `executor().post(sink, event)` of sglang_lite.lang.concurrency.loop.
             stream: deltas are wanted.
         """
         raise CapabilityError(f"{type(self).__name__} plays no programs.")

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
-from sglang_lite.lang.concurrency.loop import Mailbox
+from sglang_lite.lang.concurrency.loop import executor, running_mailbox
 from sglang_lite.protocol import (
     Constraint,
     Delta,
@@ -47,11 +47,11 @@ class LocalBackend(BaseBackend):
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
         events: asyncio.Queue[Delta | Generation | SglError] = asyncio.Queue()
-        mailbox = Mailbox(asyncio.get_running_loop())
+        mailbox = running_mailbox()
 
         count = 1 if isinstance(params.n, Unset) else params.n
-        sink = partial(mailbox.post, events.put_nowait)
-        submit = partial(self.engine.submit, prompt, params, constraint, sink=sink, stream=stream)
+        sink = partial(mailbox.put, events.put_nowait)
+        submit = partial(self.engine.submit, prompt, params, constraint, sink=sink, flush=mailbox.wake, stream=stream)
         ticket = await self.engine.admitted(submit, count)
         try:
             while count:
@@ -66,15 +66,17 @@ class LocalBackend(BaseBackend):
                 ticket.abort()
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
-        mailbox = Mailbox(asyncio.get_running_loop())
+        mailbox = running_mailbox()
         future: asyncio.Future[Selection | SglError] = mailbox.loop.create_future()
 
         def settle(outcome: Selection | SglError) -> None:
             if not future.done():
                 future.set_result(outcome)
 
-        sink = partial(mailbox.post, settle)
-        submit = partial(self.engine.submit_select, prompt, choices, sink=sink, unconditional=unconditional)
+        sink = partial(mailbox.put, settle)
+        submit = partial(
+            self.engine.submit_select, prompt, choices, sink=sink, flush=mailbox.wake, unconditional=unconditional
+        )
         ticket = await self.engine.admitted(submit, 1)
         try:
             outcome = await future
@@ -85,7 +87,8 @@ class LocalBackend(BaseBackend):
         return outcome
 
     def open_program(self, sink: Callable[[Played | ProgramResult | SglError], None], *, stream: bool) -> OpenProgram:
-        return self.engine.open_program(sink=sink, stream=stream)
+        mailbox = executor()
+        return self.engine.open_program(sink=partial(mailbox.put, sink), flush=mailbox.wake, stream=stream)
 
     def get_model_name(self) -> str:
         return self.engine.model_name

@@ -25,11 +25,21 @@ class Mailbox:
 
     def post(self, callback: Callable[..., object], *args: Any) -> None:
         """Runs `callback(*args)` on the loop, soon."""
+        self.put(callback, *args)
+        self.wake()
+
+    def put(self, callback: Callable[..., object], *args: Any) -> None:
+        """Runs `callback(*args)` on the loop after `wake`: of many calls only the last one has to wake it."""
         with self._lock:
             self._calls.append((callback, args))
-            tell, self._told = not self._told, True
-        if tell:
-            self.loop.call_soon_threadsafe(self._deliver)
+
+    def wake(self) -> None:
+        """Has the loop make the calls that were put, soon."""
+        with self._lock:
+            if self._told or not self._calls:
+                return
+            self._told = True
+        self.loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
         while True:
@@ -60,6 +70,11 @@ def executor() -> Mailbox:
                 threading.Thread(target=_run, args=(loop,), name="sglang_lite-executor", daemon=True).start()
                 _executor = Mailbox(loop)
     return _executor
+
+
+def running_mailbox() -> Mailbox:
+    """The way onto the event loop that runs here."""
+    return executor() if on_executor() else Mailbox(asyncio.get_running_loop())
 
 
 def on_executor() -> bool:

@@ -100,7 +100,7 @@ class Handed:
             return
         try:
             if self._program is None:
-                self._program = self.backend.open_program(partial(executor().post, self._take), stream=self.stream)
+                self._program = self.backend.open_program(self._take, stream=self.stream)
             self._send(line, self._program)
             late, line.late = line.late, []
             for each in late:

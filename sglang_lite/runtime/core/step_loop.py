@@ -101,6 +101,7 @@ class StepLoop:
         self._masked = np.zeros(slots, dtype=bool)  # by slot: the grammar alone looks at its tokens
         self._masks = runner.allocate_masks(slots, -(-vocab_size // 32))  # of the step that draws now
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._flushes: dict[Callable[[], object], None] = {}  # to be called after the step, in this order
         self._closing = False  # told to stop; read and written on the loop's thread
         self._ended = False  # takes no more commands; under the lock
         self._lock = threading.Lock()
@@ -174,6 +175,20 @@ class StepLoop:
         with contextlib.suppress(EngineClosedError):
             self.post(command)
 
+    def flushed(self, sink: Callable[[T], object], flush: Callable[[], object] | None) -> Callable[[T], None]:
+        """A sink with `flush` called after it: once for all that a step tells such sinks."""
+
+        def tell(event: T) -> None:
+            sink(event)
+            if flush is None:
+                return
+            if threading.get_ident() == self._thread and not self._ended:
+                self._flushes[flush] = None
+            else:
+                flush()
+
+        return tell
+
     def submit(self, request: Request) -> None:
         self.post(partial(self.receive, request))
 
@@ -211,6 +226,7 @@ class StepLoop:
                 if self._closing:
                     break
                 self._step()
+                self._flush()
             error = EngineClosedError("the engine was closed before the request finished.")
         except BaseException as crash:  # whatever it is, every waiting caller must hear of it
             logger.exception("the engine's loop crashed")
@@ -223,12 +239,18 @@ class StepLoop:
         self._filler.close()
         with self._lock:
             self._ended = True
+        self._flush()
         for request in list(self.scheduler.requests()):
             if not request.ended:
                 request.state = State.FAILED
                 request.tell(error)
         self._run_commands()
         self._runner.close()
+
+    def _flush(self) -> None:
+        flushes, self._flushes = self._flushes, {}
+        for flush in flushes:
+            flush()
 
     def _run_commands(self) -> None:
         while True:
