@@ -59,9 +59,9 @@ def load_shape(name: str, *, fp8: bool = False) -> LoadedModel:
     """
     spec, device, kind = SHAPES[name], torch.device("cpu"), Decoder
     if torch.cuda.is_available():
-        from sglang_lite.runtime.models.device_decoder import DeviceDecoder  # needs Triton
+        from sglang_lite.runtime.models.gpu_decoder import GpuDecoder  # needs Triton
 
-        device, kind = torch.device("cuda:0"), DeviceDecoder
+        device, kind = torch.device("cuda:0"), GpuDecoder
     with torch.inference_mode():
         model = kind(
             spec, DummySource(device), precision("auto", device, fp8=fp8, kv_fp8=fp8), device, spec.max_positions

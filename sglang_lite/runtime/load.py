@@ -55,9 +55,9 @@ def load_model(config: EngineConfig, path: Path) -> LoadedModel:
     device = pick_device(config)
     kind = Decoder
     if device.type == "cuda":
-        from sglang_lite.runtime.models.device_decoder import DeviceDecoder  # needs Triton
+        from sglang_lite.runtime.models.gpu_decoder import GpuDecoder  # needs Triton
 
-        kind = DeviceDecoder
+        kind = GpuDecoder
     formats = precision(
         config.dtype, device, one_path=config.deterministic, fp8=config.quantization == "fp8",
         kv_fp8=config.kv_dtype == "fp8",

@@ -17,7 +17,7 @@ from sglang_lite.protocol import (
     SamplingParams,
     Span,
 )
-from sglang_lite.runtime.executor.cpu_runner import Runner
+from sglang_lite.runtime.executor.cpu_runner import CpuRunner
 
 CHAT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 GREEDY = SamplingParams(temperature=0, max_tokens=16)
@@ -320,7 +320,7 @@ def test_a_crash_of_the_loop_fails_every_request_with_its_cause(model_file, monk
     def crash(*_):
         raise ArithmeticError("out of everything")
 
-    monkeypatch.setattr(Runner, "forward", crash)
+    monkeypatch.setattr(CpuRunner, "forward", crash)
     with pytest.raises(sgl.EngineClosedError, match="out of everything") as caught:
         engine.complete("x")
     assert isinstance(caught.value.__cause__, ArithmeticError)

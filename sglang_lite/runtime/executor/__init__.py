@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sglang_lite.runtime.config import EngineConfig, Sizes
-from sglang_lite.runtime.executor.cpu_runner import Runner
+from sglang_lite.runtime.executor.cpu_runner import CpuRunner
 from sglang_lite.runtime.executor.model_runner import ModelRunner
 from sglang_lite.runtime.executor.sampler import SamplingTable
 from sglang_lite.runtime.kv_cache.table import SlotTable
@@ -19,17 +19,17 @@ def make_runner(
         pages: in the KV pool.
     """
     if not model.fused:
-        return Runner(
+        return CpuRunner(
             model, table, sampling, pages * sizes.page_size, one_by_one=config.deterministic,
             original_logprobs=config.original_logprobs,
         )  # fmt: skip
     from sglang_lite.runtime.executor.cuda_graphs import graph_sizes  # needs Triton
-    from sglang_lite.runtime.executor.gpu_runner import DeviceRunner
-    from sglang_lite.runtime.models.device_decoder import DeviceDecoder
+    from sglang_lite.runtime.executor.gpu_runner import GpuRunner
+    from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 
-    assert isinstance(model, DeviceDecoder)
+    assert isinstance(model, GpuDecoder)
     sizes_to_capture = graph_sizes(sizes.max_running) if config.cuda_graphs and model.device.type == "cuda" else ()
-    runner = DeviceRunner(
+    runner = GpuRunner(
         model, table, sampling, pages, sizes.step_tokens, config.attention_backend, sizes_to_capture,
         original_logprobs=config.original_logprobs,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from sglang_lite.runtime.scheduler.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class CpuInputs:
     """A batch as the model on a CPU takes it.
 
     Attributes:
@@ -29,7 +29,7 @@ class Inputs:
     last: torch.Tensor
 
 
-def build_inputs(batch: Batch, table: SlotTable, drawn: Ints, *, one_by_one: bool = False) -> Inputs:
+def build_cpu_inputs(batch: Batch, table: SlotTable, drawn: Ints, *, one_by_one: bool = False) -> CpuInputs:
     """Tensors of a batch.
 
     Args:
@@ -59,7 +59,7 @@ def build_inputs(batch: Batch, table: SlotTable, drawn: Ints, *, one_by_one: boo
             extends += [ExtendRow(t, t + 1, _read_at(read_at[: length + t - start])) for t in range(start, end)]
         else:
             extends.append(ExtendRow(start, end, _read_at(read_at)))
-    return Inputs(
+    return CpuInputs(
         ids=torch.from_numpy(ids.astype(np.int64)),
         positions=torch.from_numpy(positions.astype(np.int64)),
         plan=AttentionPlan(torch.from_numpy(store_at), decode, tuple(extends)),

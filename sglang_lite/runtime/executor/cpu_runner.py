@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sglang_lite.runtime.executor.cpu_inputs import build_inputs
+from sglang_lite.runtime.executor.cpu_inputs import build_cpu_inputs
 from sglang_lite.runtime.executor.sampler import Masks, Sampled, SamplingTable, Special, sample
 from sglang_lite.runtime.executor.scoring import Scored, score
 from sglang_lite.runtime.kv_cache.pages import Ints
@@ -18,7 +18,7 @@ from sglang_lite.runtime.scheduler.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
+class CpuForward:
     """A forward that was computed.
 
     Attributes:
@@ -34,7 +34,7 @@ class Forward:
     scored: dict[int, Scored]
 
 
-class Runner:
+class CpuRunner:
     """Batches as torch operations. Meets `ModelRunner`; its forward is computed when `forward` returns.
 
     Args:
@@ -74,14 +74,14 @@ class Runner:
         del self._model, self._cache
 
     @torch.inference_mode()
-    def forward(self, batch: Batch) -> Forward:
+    def forward(self, batch: Batch) -> CpuForward:
         """Computes the batch's tokens."""
         if len(batch.copies[0]):
             self._model.copy_slots(self._cache, *(torch.from_numpy(at.astype(np.int64)) for at in batch.copies))
-        inputs = build_inputs(batch, self._table, self._drawn, one_by_one=self._one_by_one)
+        inputs = build_cpu_inputs(batch, self._table, self._drawn, one_by_one=self._one_by_one)
         hidden = self._model.forward(inputs.ids, inputs.positions, inputs.plan, self._cache)
         scored = score(self._model, self._table, batch, inputs.last.tolist(), hidden)
-        return Forward(batch, hidden, inputs.last, scored)
+        return CpuForward(batch, hidden, inputs.last, scored)
 
     def allocate_masks(self, rows: int, words: int) -> NDArray[np.int32]:
         """Memory for the masks of a step, int32 [rows, words]."""
@@ -89,7 +89,7 @@ class Runner:
 
     @torch.inference_mode()
     def sample(
-        self, forward: Forward, rows: NDArray[np.int64], special: dict[int, Special], masks: Masks | None = None
+        self, forward: CpuForward, rows: NDArray[np.int64], special: dict[int, Special], masks: Masks | None = None
     ) -> Sampled:
         """Draws the next tokens of some rows.
 

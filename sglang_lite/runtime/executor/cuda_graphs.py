@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sglang_lite.runtime.executor.gpu_inputs import DeviceInputs
+from sglang_lite.runtime.executor.gpu_inputs import GpuInputs
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
 from sglang_lite.runtime.executor.prefix_groups import MOST_CHUNKS, SharedWork, most_items
 from sglang_lite.runtime.executor.staging import Staging, aligned
@@ -77,7 +77,7 @@ class CudaGraphs:
         """Rows of the smallest graph for so many; `rows` where there is none."""
         return min((size for size in self.sizes if size >= rows), default=rows)
 
-    def find(self, compute: Compute, batch: Batch, inputs: DeviceInputs, shared: bool) -> Graph | None:
+    def find(self, compute: Compute, batch: Batch, inputs: GpuInputs, shared: bool) -> Graph | None:
         """A captured graph that can run the batch.
 
         Args:
@@ -160,7 +160,7 @@ class Graph:
     dummy: int
     _shared: SharedWork | None = None
 
-    def run(self, inputs: DeviceInputs, shared: SharedWork | None) -> torch.Tensor:
+    def run(self, inputs: GpuInputs, shared: SharedWork | None) -> torch.Tensor:
         """Launches it; returns logits [rows, vocab_size], which the next run of any graph overwrites."""
         real, stride = len(inputs.ids), self.static.shape[1]
         rows = len(inputs.last)

@@ -14,7 +14,7 @@ BLOCK_SIZES = (16, 64, 128)  # of queries that a program of prefill_attention ha
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceInputs:
+class GpuInputs:
     """A batch in the order of a device plan, on the host.
 
     Attributes:
@@ -34,7 +34,7 @@ class DeviceInputs:
     decoding: int
 
 
-def device_inputs(batch: Batch, table: SlotTable, most_decoded: int) -> DeviceInputs:
+def build_gpu_inputs(batch: Batch, table: SlotTable, most_decoded: int) -> GpuInputs:
     """Rows with one token first, which are decoded; the others' tokens in blocks.
 
     A row with a few tokens (what a grammar forces) can be as many decoding rows of one slot: all keys and values of a
@@ -48,7 +48,7 @@ def device_inputs(batch: Batch, table: SlotTable, most_decoded: int) -> DeviceIn
     if batch.singles == len(counts):
         slots, positions = batch.slots, batch.starts
         ids = np.where(batch.unknown, -1, table.tokens[slots, positions]).astype(np.int32)
-        return DeviceInputs(ids, slots, positions, _NO_BLOCKS, 16, last, len(counts))
+        return GpuInputs(ids, slots, positions, _NO_BLOCKS, 16, last, len(counts))
     rows = np.repeat(np.arange(len(counts)), counts)
     positions = (np.arange(len(rows)) - np.repeat(last + 1 - counts, counts) + np.repeat(batch.starts, counts)).astype(
         np.int32
@@ -58,7 +58,7 @@ def device_inputs(batch: Batch, table: SlotTable, most_decoded: int) -> DeviceIn
     ids[last[batch.unknown]] = -1
     longest = int(counts.max())
     if longest <= _FEW and len(rows) <= most_decoded:
-        return DeviceInputs(ids, slots, positions, _NO_BLOCKS, 16, last, len(rows))
+        return GpuInputs(ids, slots, positions, _NO_BLOCKS, 16, last, len(rows))
     size = next((size for size in BLOCK_SIZES if longest <= size), BLOCK_SIZES[-1])
     blocks: list[tuple[int, int, int, int]] = []
     for i in range(batch.singles, len(counts)):
@@ -70,7 +70,7 @@ def device_inputs(batch: Batch, table: SlotTable, most_decoded: int) -> DeviceIn
         )
         blocks += [(first + at, min(size, count - at), slot, start + at) for at in range(0, count, size)]
     blocks.sort(key=lambda b: -b[3])  # the longest first
-    return DeviceInputs(ids, slots, positions, np.array(blocks, dtype=np.int32), size, last, batch.singles)
+    return GpuInputs(ids, slots, positions, np.array(blocks, dtype=np.int32), size, last, batch.singles)
 
 
 _FEW = 16  # tokens of a row that are cheaper decoded, each reading the row's keys and values

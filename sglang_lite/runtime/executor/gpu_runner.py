@@ -16,10 +16,18 @@ from sglang_lite.protocol import ModelError, SglError
 from sglang_lite.runtime.attention.base import AttentionRequirements
 from sglang_lite.runtime.attention.registry import make_attention
 from sglang_lite.runtime.executor.cuda_graphs import CudaGraphs
-from sglang_lite.runtime.executor.gpu_inputs import BLOCK_SIZES, DeviceInputs, device_inputs
+from sglang_lite.runtime.executor.gpu_inputs import BLOCK_SIZES, GpuInputs, build_gpu_inputs
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
 from sglang_lite.runtime.executor.prefix_groups import MOST_CHUNKS, PrefixGroups, SharedWork, most_items
-from sglang_lite.runtime.executor.sampler import Masks, Sampled, SamplingTable, Special, adjust, describe, drawn_from
+from sglang_lite.runtime.executor.sampler import (
+    Masks,
+    Sampled,
+    SamplingTable,
+    Special,
+    adjust_logits,
+    draw_logprobs,
+    token_logprob,
+)
 from sglang_lite.runtime.executor.scoring import Scored, score
 from sglang_lite.runtime.executor.staging import Staging, make_event
 from sglang_lite.runtime.kernels import sampling as draws
@@ -30,14 +38,14 @@ from sglang_lite.runtime.kernels.prefix_attention import block_queries
 from sglang_lite.runtime.kernels.sampling import draw
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.table import SlotTable
-from sglang_lite.runtime.models.device_decoder import DeviceDecoder
+from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.model import Model
 from sglang_lite.runtime.request import not_finite
 from sglang_lite.runtime.scheduler.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceForward:
+class GpuForward:
     """A forward that was launched.
 
     Attributes:
@@ -58,7 +66,7 @@ class DeviceForward:
 
 
 @dataclass(frozen=True, slots=True)
-class PendingTokens:
+class GpuPendingTokens:
     """Tokens that are being drawn and copied to the host.
 
     Attributes:
@@ -93,12 +101,12 @@ class PendingTokens:
             elif self.masks is None or self.masks.rows[i] < 0:  # a grammar says better why nothing can follow
                 errors[i] = ModelError(f"no token can follow at position {self.positions[i]}: all logits are -inf.")
         tokens = [max(token, 0) for token in tokens]
-        logprobs = {i: describe(row, tokens[i], self.special[i].params) for i, row in self.logprobs.items()}
+        logprobs = {i: token_logprob(row, tokens[i], self.special[i].params) for i, row in self.logprobs.items()}
         waited = None if self.waiting is None else self.waiting[0].elapsed_time(self.waiting[1]) / 1000
         return Sampled(tokens, logprobs, errors, waited)
 
 
-class DeviceRunner:
+class GpuRunner:
     """Batches as fused kernels. Meets `ModelRunner`.
 
     Args:
@@ -117,7 +125,7 @@ class DeviceRunner:
 
     def __init__(
         self,
-        model: DeviceDecoder,
+        model: GpuDecoder,
         table: SlotTable,
         sampling: SamplingTable,
         pages: int,
@@ -149,12 +157,12 @@ class DeviceRunner:
         )  # fmt: skip
 
     @property
-    def model(self) -> DeviceDecoder:
+    def model(self) -> GpuDecoder:
         return self._model
 
     def replace(self, model: Model) -> None:
         """Takes another model of the same shape. Keys and values in the cache stay those of the model before."""
-        assert isinstance(model, DeviceDecoder)
+        assert isinstance(model, GpuDecoder)
         self._model = model
         self._cache = replace(self._cache, scales=model.kv_scales)
         self._graphs.clear()
@@ -169,19 +177,19 @@ class DeviceRunner:
     # ---------------------------------------------------------------------------------------------- steps
 
     @torch.inference_mode()
-    def forward(self, batch: Batch) -> DeviceForward:
+    def forward(self, batch: Batch) -> GpuForward:
         """Launches the computation of the batch's tokens."""
-        inputs = device_inputs(batch, self._table, self._most_decoded)
+        inputs = build_gpu_inputs(batch, self._table, self._most_decoded)
         if len(batch.copies[0]):
             self._copy(*(torch.from_numpy(at.astype(np.int64)).to(self._device) for at in batch.copies))
         self._slots.send_changes(batch)
         shared = None if self._prefixes is None else self._prefixes.find(batch, self._graphs.padded)
         graph = self._graphs.find(self._compute, batch, inputs, shared is not None)
         if graph is not None:
-            return DeviceForward(batch, None, graph.run(inputs, shared), inputs.last, {}, self._mark(batch))
+            return GpuForward(batch, None, graph.run(inputs, shared), inputs.last, {}, self._mark(batch))
         hidden = self._run(self._plan(batch, inputs, shared))
         scored = score(self._model, self._table, batch, inputs.last.tolist(), hidden, self._staging.fetch)
-        return DeviceForward(batch, hidden, None, inputs.last, scored, self._mark(batch))
+        return GpuForward(batch, hidden, None, inputs.last, scored, self._mark(batch))
 
     def _mark(self, batch: Batch) -> torch.cuda.Event | None:
         """A point in the device's time, for steps whose rows are looked at one by one: those may have masks."""
@@ -193,8 +201,8 @@ class DeviceRunner:
 
     @torch.inference_mode()
     def sample(
-        self, forward: DeviceForward, rows: NDArray[np.int64], special: dict[int, Special], masks: Masks | None = None
-    ) -> PendingTokens | Sampled:
+        self, forward: GpuForward, rows: NDArray[np.int64], special: dict[int, Special], masks: Masks | None = None
+    ) -> GpuPendingTokens | Sampled:
         """Launches the draws of the next tokens of some rows. Arguments as `ModelRunner.sample`."""
         if not len(rows):
             return Sampled((), {})
@@ -221,7 +229,7 @@ class DeviceRunner:
                 logprobs = {i: logits[i].log_softmax(-1) for i in reported}
             for i, row in special.items():
                 try:
-                    adjust(logits[i], row)
+                    adjust_logits(logits[i], row)
                 except SglError as error:
                     errors[i] = error
         where = self._staging.send_all(slots, positions - 1)
@@ -231,14 +239,14 @@ class DeviceRunner:
             for i in reported:
                 if masks is not None and device_masks is not None and masks.rows[i] >= 0:
                     _forbid(logits[i], device_masks[masks.rows[i]])
-                logprobs[i] = drawn_from(logits[i], special[i].params)
+                logprobs[i] = draw_logprobs(logits[i], special[i].params)
         draw(
             logits, where[0], where[1], self._slots.sampling, self._slots.drawn, tokens,
             masks=device_masks, mask_rows=mask_rows, softcap=softcap,
         )  # fmt: skip
         host, done = self._staging.fetch(tokens)
         waiting = None if begins is None or forward.done is None else (forward.done, begins)
-        return PendingTokens(host, done, positions, special, masks, logprobs, errors, waiting)
+        return GpuPendingTokens(host, done, positions, special, masks, logprobs, errors, waiting)
 
     def allocate_masks(self, rows: int, words: int) -> Ints:
         """Pinned memory for the masks of a step, int32 [rows, words], copied to the device as it is. Free again when
@@ -337,7 +345,7 @@ class DeviceRunner:
                 )  # fmt: skip
         self._model.logits(hidden[:1]).log_softmax(-1).topk(1)
 
-    def _plan(self, batch: Batch, inputs: DeviceInputs, shared: SharedWork | None) -> DevicePlan:
+    def _plan(self, batch: Batch, inputs: GpuInputs, shared: SharedWork | None) -> DevicePlan:
         count = inputs.decoding
         ids, slots, positions, blocks = self._staging.send_all(
             inputs.ids, inputs.slots, inputs.positions, inputs.blocks.reshape(-1)

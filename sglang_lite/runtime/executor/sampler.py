@@ -115,7 +115,7 @@ def sample(
     errors: dict[int, SglError] = {}
     for i, row in special.items():
         try:
-            adjust(logits[i], row)
+            adjust_logits(logits[i], row)
         except SglError as error:
             errors[i] = error
     masked = () if masks is None else (masks.rows >= 0).nonzero()[0].tolist()
@@ -123,7 +123,7 @@ def sample(
         for i in masked:
             allowed = np.unpackbits(masks.words[masks.rows[i]].view(np.uint8), bitorder="little")[: logits.shape[1]]
             logits[i].masked_fill_(torch.from_numpy(allowed) == 0, float("-inf"))
-    logprobs = logprobs or {i: drawn_from(logits[i], special[i].params) for i in reported}
+    logprobs = logprobs or {i: draw_logprobs(logits[i], special[i].params) for i in reported}
     picked = logits.argmax(-1)
     highest = logits.gather(1, picked.unsqueeze(1)).squeeze(1)  # NaN, where a row has one
     for i in (~highest.isfinite()).nonzero()[:, 0].tolist():
@@ -136,10 +136,10 @@ def sample(
         rows = torch.from_numpy(drawn)
         picked[rows] = _draw(logits[rows], table, slots[drawn], positions[drawn])
     tokens: list[int] = picked.tolist()
-    return Sampled(tokens, {i: describe(logprobs[i], tokens[i], special[i].params) for i in reported}, errors)
+    return Sampled(tokens, {i: token_logprob(logprobs[i], tokens[i], special[i].params) for i in reported}, errors)
 
 
-def drawn_from(logits: torch.Tensor, params: ResolvedParams) -> torch.Tensor:
+def draw_logprobs(logits: torch.Tensor, params: ResolvedParams) -> torch.Tensor:
     """The log-probabilities [V] that a token is drawn with before top-k, top-p and min-p, from logits [V] that have
     everything else but the temperature. Greedy rows have temperature 1, and what is ruled out has the smallest number
     there is: as SGLang."""
@@ -147,7 +147,7 @@ def drawn_from(logits: torch.Tensor, params: ResolvedParams) -> torch.Tensor:
     return scaled.log_softmax(-1).clamp_min_(torch.finfo(logits.dtype).min)
 
 
-def describe(logprobs: torch.Tensor, token: int, params: ResolvedParams) -> TokenLogprob:
+def token_logprob(logprobs: torch.Tensor, token: int, params: ResolvedParams) -> TokenLogprob:
     """The log-probability of `token` and of the alternatives asked for; `logprobs` is one row [V]."""
     top: tuple[tuple[float, int, str | None], ...] = ()
     if params.top_logprobs_num:
@@ -157,7 +157,7 @@ def describe(logprobs: torch.Tensor, token: int, params: ResolvedParams) -> Toke
     return TokenLogprob(float(logprobs[token]), token, top=top, ids=chosen)
 
 
-def adjust(logits: torch.Tensor, row: Special) -> None:
+def adjust_logits(logits: torch.Tensor, row: Special) -> None:
     """Applies everything of `row` but its mask to its logits [V], on any device.
 
     Raises:

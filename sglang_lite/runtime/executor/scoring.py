@@ -19,11 +19,11 @@ LOGITS_AT_ONCE = 1 << 24  # that are in memory; `executor.memory` counts them
 FIRST_ROWS = 64  # of the first piece, which tells how large the vocabulary is
 
 
-class GivesLogits(Protocol):
+class HasLogits(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
-class Copies(Protocol):
+class CopyToHost(Protocol):
     """A tensor that is being copied to the host: it is there when the event, if there is one, has come."""
 
     def __call__(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]: ...
@@ -66,12 +66,12 @@ class Scored:
 
 
 def score(
-    model: GivesLogits,
+    model: HasLogits,
     table: SlotTable,
     batch: Batch,
     last: Sequence[int],
     hidden: torch.Tensor,
-    fetch: Copies = lambda tensor: (tensor, None),
+    fetch: CopyToHost = lambda tensor: (tensor, None),
 ) -> dict[int, Scored]:
     """Scores the prompt tokens that rows asked for and this step's hidden states predict.
 
@@ -99,7 +99,7 @@ def score(
 
 
 def _score(
-    model: GivesLogits, states: torch.Tensor, first: int, tokens: NDArray[np.int32], request: Request, fetch: Copies
+    model: HasLogits, states: torch.Tensor, first: int, tokens: NDArray[np.int32], request: Request, fetch: CopyToHost
 ) -> Scored:
     """The tokens of one row, piece by piece: the logits of thousands of positions take more memory than a model."""
     params, count = request.params, len(states)

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.fp8 import Fp8Rows, Scales, store_eight
+from sglang_lite.runtime.kernels.fp8 import Fp8Rows, Scales, store_fp8
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 
 
@@ -42,7 +42,7 @@ def _gated(
     # Rounded before the product, as two operations would.
     gate = activated(gate, KIND).to(gate_up.dtype.element_ty).to(tl.float32)
     if EIGHT:
-        store_eight(gate * up, row, at, size, out, out_scales)
+        store_fp8(gate * up, row, at, size, out, out_scales)
     else:
         tl.store(out + row * size + at, (gate * up).to(out.dtype.element_ty), mask=inside)
 
@@ -64,7 +64,7 @@ def gated(gate_up: torch.Tensor, activation: str, scales: Scales | None = None) 
     return out
 
 
-def gated_eight(gate_up: torch.Tensor, activation: str, scales: Scales | None) -> Fp8Rows:
+def gated_fp8(gate_up: torch.Tensor, activation: str, scales: Scales | None) -> Fp8Rows:
     """`gated` in 8 bits: a program has a whole row."""
     size = gate_up.shape[1] // 2
     eight = Fp8Rows.empty(gate_up, size)

@@ -56,11 +56,11 @@ def _quantise(x, out, scales, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     value = tl.load(x + row * size + at, mask=at < size, other=0.0).to(tl.float32)
-    store_eight(value, row, at, size, out, scales)
+    store_fp8(value, row, at, size, out, scales)
 
 
 @triton.jit
-def store_eight(value, row, at, size, out, scales):
+def store_fp8(value, row, at, size, out, scales):
     """Stores a whole row of float32 in 8 bits. `value` is 0 beyond `size`."""
     scale = tl.maximum(tl.max(tl.abs(value), 0), 1e-12) / LARGEST
     tl.store(scales + row, scale)

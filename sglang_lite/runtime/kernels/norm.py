@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.fp8 import Fp8Rows, Scales, store_eight
+from sglang_lite.runtime.kernels.fp8 import Fp8Rows, Scales, store_fp8
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 
 
@@ -32,7 +32,7 @@ def _add_rms_norm(
         value = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value) / size + eps)
     if EIGHT:
-        store_eight(value * scale * w, row, at, size, out, out_scales)
+        store_fp8(value * scale * w, row, at, size, out, out_scales)
     else:
         tl.store(out + row * size + at, (value * scale * w).to(out.dtype.element_ty), mask=inside)
 
@@ -54,14 +54,14 @@ def add_rms_norm(
     return out
 
 
-def rms_norm_eight(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Fp8Rows:
+def rms_norm_fp8(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Fp8Rows:
     """`rms_norm` in 8 bits."""
     eight = Fp8Rows.empty(x, x.shape[1])
     _launch(x, None, weight, eight.values, eight.scales, eps, None)
     return eight
 
 
-def add_rms_norm_eight(
+def add_rms_norm_fp8(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None
 ) -> Fp8Rows:
     """`add_rms_norm` in 8 bits."""

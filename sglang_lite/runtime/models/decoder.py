@@ -299,7 +299,7 @@ class _Reader:
         p = self.precision
         if self.fused:
             from sglang_lite.runtime.kernels.gemv import FewRows  # needs Triton
-            from sglang_lite.runtime.models.layers.device_linear import DeviceLinear, Fp8Linear
+            from sglang_lite.runtime.models.layers.gpu_linear import Fp8Linear, GpuLinear
 
             self._few = self._few or FewRows(self.device)
             bias = None if bias is None else bias.to(self.device, p.weights)
@@ -307,7 +307,7 @@ class _Reader:
             eight_bits = p.fp8 or (p.keep_fp8 and all(isinstance(part, ScaledRows) for part in parts))
             if eight_bits and quantise and not (outputs % 16 or inputs % 16):
                 return Fp8Linear(parts, bias, self._few, self.device)
-            return DeviceLinear(stacked(parts, p.weights, self.device), bias, self._few)
+            return GpuLinear(stacked(parts, p.weights, self.device), bias, self._few)
         linear = make_linear(
             parts,
             None if bias is None else bias.to(p.compute),

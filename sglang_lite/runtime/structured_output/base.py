@@ -13,7 +13,7 @@ from sglang_lite.protocol import Constraint, ConstraintError
 Mask = NDArray[np.int32]  # words of a row, least significant bit first: bit i is token i
 
 
-class MakesMasks(Protocol):
+class MaskMaker(Protocol):
     """The part of an engine that makes masks of its matchers."""
 
     @property
@@ -57,7 +57,7 @@ class Matcher(Protocol):
     """
 
     @property
-    def engine(self) -> MakesMasks: ...
+    def engine(self) -> MaskMaker: ...
 
     @property
     def parts(self) -> Sequence[Matcher]: ...
@@ -118,13 +118,13 @@ class CompiledGrammar(Protocol):
 
     def matcher(self) -> Matcher: ...
 
-    def beside(self) -> CompiledGrammar:
+    def combinable(self) -> CompiledGrammar:
         """The same grammar with masks that can be combined with another's: all tokens are allowed that go on with an
         allowed text. May take as long as loading it, the first time."""
         ...
 
 
-class GrammarEngine(MakesMasks, Protocol):
+class GrammarEngine(MaskMaker, Protocol):
     """A library that turns constraints into token masks.
 
     What it compiles may take long, or all memory: a worker can `prepare` what is then quickly `load`ed.

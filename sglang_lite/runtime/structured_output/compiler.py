@@ -31,7 +31,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime.models.resolve import cache_folder
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, GrammarEngine, Mask
-from sglang_lite.runtime.structured_output.disk_cache import SLOW_S, KeptGrammars
+from sglang_lite.runtime.structured_output.disk_cache import SLOW_S, GrammarDiskCache
 from sglang_lite.runtime.structured_output.distinct import DistinctGrammar, QuotingTokens, names_are_open
 from sglang_lite.runtime.structured_output.json_number import JsonNumberGrammar, may_be_number
 from sglang_lite.runtime.structured_output.number import NumberGrammar
@@ -92,7 +92,7 @@ class Compiler:
         self._closed = False
         self._here = ThreadPoolExecutor(2, "sglang_lite-grammar")
         self._apart = ThreadPoolExecutor(WORKERS, "sglang_lite-worker")
-        self._on_disk: KeptGrammars | None = None
+        self._on_disk: GrammarDiskCache | None = None
         self._workers: list[Worker] = []
         self._idle: list[Worker] = []
 
@@ -257,10 +257,10 @@ class Compiler:
         finally:
             self._idle.append(worker)
 
-    def _kept(self) -> KeptGrammars:
+    def _kept(self) -> GrammarDiskCache:
         with self._making:
             if self._on_disk is None:
-                self._on_disk = KeptGrammars(cache_folder() / "grammars", self._vocabulary, self._backend)
+                self._on_disk = GrammarDiskCache(cache_folder() / "grammars", self._vocabulary, self._backend)
             return self._on_disk
 
     def _worker(self) -> Worker:

@@ -35,7 +35,7 @@ _DIGEST = 32  # bytes of a SHA-256
 _LIBRARIES = ("llguidance", "xgrammar", "outlines-core")
 
 
-class KeptGrammars:
+class GrammarDiskCache:
     """Prepared grammars in a folder.
 
     Args:

@@ -13,7 +13,7 @@ from collections.abc import Container, Hashable, Sequence
 
 from sglang_lite.constraints.json_schema.document import Document, Place
 from sglang_lite.protocol import Constraint, JsonSchema
-from sglang_lite.runtime.structured_output.base import CompiledGrammar, MakesMasks, Mask, Matcher, NumberSoFar
+from sglang_lite.runtime.structured_output.base import CompiledGrammar, Mask, MaskMaker, Matcher, NumberSoFar
 from sglang_lite.runtime.structured_output.vocabulary import mask_of
 
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
@@ -135,8 +135,8 @@ class DistinctGrammar:
     def matcher(self) -> DistinctMatcher:
         return DistinctMatcher(self._grammar.matcher(), self._tokens)
 
-    def beside(self) -> DistinctGrammar:
-        return DistinctGrammar(self._grammar.beside(), self._tokens)
+    def combinable(self) -> DistinctGrammar:
+        return DistinctGrammar(self._grammar.combinable(), self._tokens)
 
 
 class DistinctMatcher:
@@ -147,7 +147,7 @@ class DistinctMatcher:
         self._text = _Text()
 
     @property
-    def engine(self) -> MakesMasks:
+    def engine(self) -> MaskMaker:
         return self._inner.engine
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Sequence
 
-from sglang_lite.runtime.structured_output.base import CompiledGrammar, MakesMasks, Mask, Matcher, next_mask
+from sglang_lite.runtime.structured_output.base import CompiledGrammar, Mask, MaskMaker, Matcher, next_mask
 
 # What changes nothing after a number without an exponent.
 _AFTER_WHOLE, _AFTER_FRACTION = re.compile(r"(?:\.0*)?(?:[eE][-+]?)?"), re.compile(r"0*(?:[eE][-+]?)?")
@@ -61,7 +61,7 @@ class JsonNumberMatcher:
         self.number: WrittenNumber | None = None
 
     @property
-    def engine(self) -> MakesMasks:
+    def engine(self) -> MaskMaker:
         return self._inner.engine
 
     @property
@@ -135,8 +135,8 @@ class JsonNumberGrammar:
     def matcher(self) -> JsonNumberMatcher:
         return JsonNumberMatcher(self, self._inner.matcher())
 
-    def beside(self) -> CompiledGrammar:
-        return self._inner.beside()
+    def combinable(self) -> CompiledGrammar:
+        return self._inner.combinable()
 
 
 def may_be_number(grammar: CompiledGrammar, digits: Mask) -> bool:

@@ -19,7 +19,7 @@ from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.memo import size_of
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.runtime.structured_output.base import Mask
-from sglang_lite.runtime.structured_output.mask_cache import KeptMasks, States
+from sglang_lite.runtime.structured_output.mask_cache import LanguageStates, MaskCache
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -68,7 +68,9 @@ class LlguidanceMatcher:
 
     number = None
 
-    def __init__(self, engine: LlguidanceEngine, inner: Any, line: object, first: Mask, states: States | None) -> None:
+    def __init__(
+        self, engine: LlguidanceEngine, inner: Any, line: object, first: Mask, states: LanguageStates | None
+    ) -> None:
         self.engine, self._inner, self.line = engine, inner, line
         self._kept: Mask | None = first
         self.states, self.state = states, None if states is None else states.start
@@ -143,7 +145,7 @@ class LlguidanceMatcher:
 
     @property
     def finished(self) -> bool:
-        if self._late and self.state is not None and not States.over(self.state):
+        if self._late and self.state is not None and not LanguageStates.over(self.state):
             return False
         return bool(self.inner.is_stopped()) and not self.inner.is_error()
 
@@ -170,8 +172,8 @@ class LlguidanceGrammar:
         self.size = lines * (_BYTES + byte_matcher.PARSER_BYTES * len(prepared.text)) + size_of(prepared.language)
         self._starts = [(object(), start)]  # the lines, and their parsers
         self._used: list[weakref.WeakSet[LlguidanceMatcher]] = [weakref.WeakSet()]  # matchers of each line
-        self._states: States | None = None
-        self._beside: LlguidanceGrammar | None = None
+        self._states: LanguageStates | None = None
+        self._combinable: LlguidanceGrammar | None = None
         self._making = threading.Lock()
         self._first = np.zeros((engine.vocab_size + 31) // 32, np.int32)
         start.unsafe_compute_mask_ptr(self._first.ctypes.data, self._first.nbytes)
@@ -195,12 +197,12 @@ class LlguidanceGrammar:
             self._used[line].add(matcher)
             return matcher
 
-    def beside(self) -> LlguidanceGrammar:
+    def combinable(self) -> LlguidanceGrammar:
         """The grammar without forced tokens: a forced text allows only the tokens that a tokenizer cuts it into."""
-        if self._beside is None:
+        if self._combinable is None:
             text = '%llguidance {"no_forcing": true}\n' + self._prepared.text
-            self._beside = self._engine.load(Prepared(text, self._prepared.language))
-        return self._beside
+            self._combinable = self._engine.load(Prepared(text, self._prepared.language))
+        return self._combinable
 
 
 class LlguidanceEngine:
@@ -229,7 +231,7 @@ class LlguidanceEngine:
         self._special = frozenset(eos_ids) | (tokenizer.special_ids if tokenizer else frozenset())
         self._threads = threads
         self._local = threading.local()
-        self.kept = KeptMasks(_MASK_BYTES)
+        self.kept = MaskCache(_MASK_BYTES)
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text."""
@@ -263,12 +265,12 @@ class LlguidanceEngine:
         """
         return byte_matcher.start(text, self._tokenizer)
 
-    def states(self, prepared: Prepared) -> States | None:
+    def states(self, prepared: Prepared) -> LanguageStates | None:
         """The states of a grammar's language; None where they can't be told."""
         if self._token_bytes is None or len(prepared.text) > _LARGEST:
             return None
         try:
-            return States(prepared.language, self._token_bytes, self._special)
+            return LanguageStates(prepared.language, self._token_bytes, self._special)
         except (ConstraintError, RecursionError):
             return None
 

@@ -24,7 +24,7 @@ _PIECE = 256  # bytes of a long text, for which others wait
 _TRIAL = 1_000  # masks that were not known, until at least as many must have been
 
 
-class States:
+class LanguageStates:
     """The states of a language, found one by one as texts get there.
 
     Args:
@@ -89,7 +89,7 @@ class States:
         return state == (DONE, b"")
 
 
-class KeptMasks:
+class MaskCache:
     """Bounds what the masks of many languages take, together: the oldest are dropped.
 
     Args:
@@ -98,10 +98,10 @@ class KeptMasks:
 
     def __init__(self, size: int) -> None:
         self._left = size
-        self._kept: deque[tuple[States, State]] = deque()
+        self._kept: deque[tuple[LanguageStates, State]] = deque()
         self._lock = threading.Lock()
 
-    def keep(self, states: States, state: State, mask: Mask) -> None:
+    def keep(self, states: LanguageStates, state: State, mask: Mask) -> None:
         with self._lock:
             if state in states.masks:  # two threads have made it
                 return

@@ -71,15 +71,15 @@ class NumberGrammar:
     Args:
         number: of which kind.
         vocabulary: the model's.
-        beside: makes the grammar of texts that are such a number, and end with it.
+        combinable: makes the grammar of texts that are such a number, and end with it.
     """
 
     name = "number"
 
-    def __init__(self, number: Number, vocabulary: Vocabulary, beside: Callable[[], CompiledGrammar]) -> None:
+    def __init__(self, number: Number, vocabulary: Vocabulary, combinable: Callable[[], CompiledGrammar]) -> None:
         self.number, self.vocab_size = number, vocabulary.size
         self._tokens = vocabulary.tokens
-        self.beside = cache(beside)
+        self.combinable = cache(combinable)
         self._first, self._after_sign = (
             mask_of((i for i, token in enumerate(self._tokens) if begins.match(token)), vocabulary.size)
             for begins in (_FIRST, _AFTER_SIGN)

@@ -97,7 +97,7 @@ class OutlinesGrammar:
     def matcher(self) -> OutlinesMatcher:
         return OutlinesMatcher(self._engine, self._index)
 
-    def beside(self) -> OutlinesGrammar:
+    def combinable(self) -> OutlinesGrammar:
         return self
 
 

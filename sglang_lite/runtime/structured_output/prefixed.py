@@ -10,8 +10,8 @@ from collections.abc import Hashable, Sequence
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.runtime.structured_output.base import (
     CompiledGrammar,
-    MakesMasks,
     Mask,
+    MaskMaker,
     Matcher,
     NumberSoFar,
     next_mask,
@@ -29,7 +29,7 @@ class ContinuedGrammar:
     """
 
     def __init__(self, whole: CompiledGrammar, text: str, part: CompiledGrammar | None, end: Mask) -> None:
-        self._whole = whole if part is None else whole.beside()
+        self._whole = whole if part is None else whole.combinable()
         self._text, self._part, self._end = text, part, end
         self.size = 0  # its grammars are counted where they are kept
 
@@ -38,8 +38,8 @@ class ContinuedGrammar:
         whole = walked(self._whole, self._text)
         return whole if self._part is None else PartMatcher(whole, self._part.matcher(), self._end)
 
-    def beside(self) -> ContinuedGrammar:
-        return ContinuedGrammar(self._whole.beside(), self._text, self._part, self._end)
+    def combinable(self) -> ContinuedGrammar:
+        return ContinuedGrammar(self._whole.combinable(), self._text, self._part, self._end)
 
 
 def walked(grammar: CompiledGrammar, text: str) -> Matcher:
@@ -67,7 +67,7 @@ class PartMatcher:
         self.error = ""
 
     @property
-    def engine(self) -> MakesMasks:
+    def engine(self) -> MaskMaker:
         return self._part.engine
 
     @property

@@ -96,7 +96,7 @@ class XgrammarGrammar:
     def matcher(self) -> XgrammarMatcher:
         return XgrammarMatcher(self._engine, self._start.fork(), self._first)
 
-    def beside(self) -> XgrammarGrammar:
+    def combinable(self) -> XgrammarGrammar:
         return self
 
 

@@ -13,7 +13,7 @@ import sglang_lite as sgl
 from sglang_lite.protocol import Generation, ModelError, Regex, SamplingParams
 from sglang_lite.runtime.executor import prefix_groups as shared
 from sglang_lite.runtime.executor.cuda_graphs import CudaGraphs, graph_sizes
-from sglang_lite.runtime.models.device_decoder import DeviceDecoder
+from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from tests.runtime.kernels import BACKENDS, PACKAGES, needs_kernels, skip_without
 from tests.runtime.models.tiny import VOCAB, randomise, save
 
@@ -42,7 +42,7 @@ def on_cpu(folder):
 def device(request, folder, monkeypatch):
     """Makes engines that run fused kernels, with each backend of attention."""
     if not GPU:
-        monkeypatch.setattr("sglang_lite.runtime.load.Decoder", DeviceDecoder)
+        monkeypatch.setattr("sglang_lite.runtime.load.Decoder", GpuDecoder)
     opened = []
 
     def make(**settings):

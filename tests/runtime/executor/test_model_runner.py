@@ -16,7 +16,7 @@ def parameters(function):
     return [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
 
 
-@pytest.mark.parametrize("runner", [cpu_runner.Runner, gpu_runner.DeviceRunner])
+@pytest.mark.parametrize("runner", [cpu_runner.CpuRunner, gpu_runner.GpuRunner])
 def test_a_runner_has_the_methods_of_the_interface(runner):
     for name in public(ModelRunner):
         asked, own = getattr(ModelRunner, name), getattr(runner, name)
@@ -30,8 +30,8 @@ def test_a_runner_has_the_methods_of_the_interface(runner):
 @pytest.mark.parametrize(
     ("interface", "kinds"),
     [
-        (LaunchedForward, (cpu_runner.Forward, gpu_runner.DeviceForward)),
-        (PendingTokens, (sampler.Sampled, gpu_runner.PendingTokens)),
+        (LaunchedForward, (cpu_runner.CpuForward, gpu_runner.GpuForward)),
+        (PendingTokens, (sampler.Sampled, gpu_runner.GpuPendingTokens)),
     ],
 )
 def test_a_runners_results_have_the_members_of_the_interface(interface, kinds):

@@ -6,7 +6,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sglang_lite.runtime.executor.prefix_groups import MOST_CHUNKS, shared_work
-from sglang_lite.runtime.kernels.activation import gated, gated_eight
+from sglang_lite.runtime.kernels.activation import gated, gated_fp8
 from sglang_lite.runtime.kernels.attention_metadata import (
     AttentionPlan,
     DevicePlan,
@@ -21,7 +21,7 @@ from sglang_lite.runtime.kernels.fp8 import Scales, quantise_rows
 from sglang_lite.runtime.kernels.gemv import FewRows, linear_one
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales, by_kv_head
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
-from sglang_lite.runtime.kernels.norm import add_rms_norm, add_rms_norm_eight, rms_norm, rms_norm_eight
+from sglang_lite.runtime.kernels.norm import add_rms_norm, add_rms_norm_fp8, rms_norm, rms_norm_fp8
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
 from sglang_lite.runtime.kernels.prefix_attention import prefix_attention
@@ -337,9 +337,9 @@ def test_scales_of_a_product_are_applied_by_its_reader():
     close(gated(y, "silu", scales), gated(product, "silu"))
     total = residual.clone()
     for eight, plain in (
-        (rms_norm_eight(y := normal(3, 64), weight, 1e-5), rms_norm(y, weight, 1e-5)),
-        (add_rms_norm_eight(y, residual, weight, 1e-5, None), add_rms_norm(y, total, weight, 1e-5)),
-        (gated_eight(y, "silu", None), gated(y, "silu")),
+        (rms_norm_fp8(y := normal(3, 64), weight, 1e-5), rms_norm(y, weight, 1e-5)),
+        (add_rms_norm_fp8(y, residual, weight, 1e-5, None), add_rms_norm(y, total, weight, 1e-5)),
+        (gated_fp8(y, "silu", None), gated(y, "silu")),
     ):
         assert eight.rows == 3
         twin = quantise_rows(plain)

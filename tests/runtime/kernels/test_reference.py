@@ -91,7 +91,7 @@ def norm(run):
     return run(normal(3, 40), normal(40), 1e-5), run(normal(3, 40), normal(40), 1e-5, scales(3, 40))
 
 
-def norm_eight(run):
+def norm_fp8(run):
     return run(normal(3, 40), normal(40), 1e-5)
 
 
@@ -252,8 +252,8 @@ def drawn(run):
 
 
 CASES = {
-    "rms_norm": norm, "rms_norm_eight": norm_eight, "add_rms_norm": add_norm, "add_rms_norm_eight": add_norm,
-    "gated": gated, "gated_eight": gated, "quantise_rows": quantised, "linear_one": one_row, "FewRows": few_rows,
+    "rms_norm": norm, "rms_norm_fp8": norm_fp8, "add_rms_norm": add_norm, "add_rms_norm_fp8": add_norm,
+    "gated": gated, "gated_fp8": gated, "quantise_rows": quantised, "linear_one": one_row, "FewRows": few_rows,
     "linear_tiled": tiled, "embed": embedded, "update_pages": page_table, "KVCopy": copied, "rope_store": stored,
     "split_work": split, "prefix_attention": prefixes, "decode_attention": decoded, "prefill_attention": prefilled,
     "draw": drawn,
@@ -277,14 +277,14 @@ def test_a_kernel_gives_what_its_twin_gives(name):
     for function in kernel_and_twin(name):
         torch.manual_seed(0)
         results.append(tensors(CASES[name](function)))
-    eight = "eight" in name or name == "quantise_rows"
+    fp8 = "fp8" in name or name == "quantise_rows"
     for own, twins in zip(*results, strict=True):
         assert own.dtype == twins.dtype
         if not own.is_floating_point():
             assert torch.equal(own, twins)
             continue
         limit = 2e-5 if own.dtype == torch.float32 else 1e-2
-        if eight and own.dim() > 1:  # rounding up to a power of two gives the interpreter half of it
+        if fp8 and own.dim() > 1:  # rounding up to a power of two gives the interpreter half of it
             limit = 1e-2 if DEVICE.type == "cuda" else 0.1
         own, twins = own.double().nan_to_num(99), twins.double().nan_to_num(99)  # what was not written is NaN
         assert (own - twins).norm() <= limit * twins.norm(), (own - twins).abs().max()

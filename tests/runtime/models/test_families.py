@@ -20,7 +20,7 @@ from transformers import (
 
 import sglang_lite as sgl
 from sglang_lite.protocol import Generation, SamplingParams
-from sglang_lite.runtime.models.device_decoder import DeviceDecoder
+from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.models.tiny import VOCAB, randomise, save
 
@@ -121,7 +121,7 @@ def test_fused_kernels_give_the_same(family, attention, monkeypatch):
     folder, reference = family
     batch = prompts(33, 36)  # longer than Phi's original context, as transformers then takes its long factors
     if not torch.cuda.is_available():
-        monkeypatch.setattr("sglang_lite.runtime.load.Decoder", DeviceDecoder)
+        monkeypatch.setattr("sglang_lite.runtime.load.Decoder", GpuDecoder)
     with engine(
         folder, step_tokens=20, page_size=4, max_total_tokens=1000, threads=1, attention_backend=attention
     ) as running:

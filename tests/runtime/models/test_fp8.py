@@ -14,9 +14,9 @@ from sglang_lite.runtime import load
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.load import load_model
 from sglang_lite.runtime.models.decoder import Precision
-from sglang_lite.runtime.models.device_decoder import DeviceDecoder
+from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.layers import linear
-from sglang_lite.runtime.models.layers.device_linear import DeviceLinear, Fp8Linear
+from sglang_lite.runtime.models.layers.gpu_linear import Fp8Linear, GpuLinear
 from sglang_lite.runtime.models.spec import spec_from_config
 from sglang_lite.runtime.models.weights.folder import open_folder
 from tests.runtime.kernels import needs_kernels
@@ -257,10 +257,10 @@ def test_a_device_keeps_eight_bits_of_what_has_them(tmp_path):
     spec = spec_from_config(json.loads((folder / "config.json").read_text()), "config.json")
     precision = Precision(torch.bfloat16, torch.bfloat16, torch.bfloat16, keep_fp8=True)
     with torch.inference_mode():
-        model = DeviceDecoder(spec, open_folder(folder), precision, device, 64)
+        model = GpuDecoder(spec, open_folder(folder), precision, device, 64)
     kinds = [[type(x) for x in (layer.qkv, layer.output, layer.gate_up, layer.down)] for layer in model.layers]
-    assert kinds == [[Fp8Linear] * 4, [Fp8Linear] * 3 + [DeviceLinear]]
-    assert type(model.head) is DeviceLinear
+    assert kinds == [[Fp8Linear] * 4, [Fp8Linear] * 3 + [GpuLinear]]
+    assert type(model.head) is GpuLinear
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -10,7 +10,7 @@ import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime import load
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.models.device_decoder import DeviceDecoder
+from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from tests.runtime.kernels import BACKENDS, needs_kernels
 from tests.runtime.models.tiny import VOCAB, randomise, save
 
@@ -70,7 +70,7 @@ def engine(request, monkeypatch):
         if request.param in BACKENDS:
             settings = {"device": "cuda" if GPU else "cpu", "attention_backend": request.param}
             if not GPU:
-                monkeypatch.setattr(load, "Decoder", DeviceDecoder)
+                monkeypatch.setattr(load, "Decoder", GpuDecoder)
         opened.append(
             sgl.Engine(
                 model=str(folder), dtype="float32", kv_dtype="fp8", max_running=2, max_total_tokens=200, **settings

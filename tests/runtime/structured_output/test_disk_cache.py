@@ -14,7 +14,7 @@ from sglang_lite.runtime.engine import Engine
 from sglang_lite.runtime.structured_output import compiler as compiling
 from sglang_lite.runtime.structured_output import disk_cache as keeping
 from sglang_lite.runtime.structured_output import worker
-from sglang_lite.runtime.structured_output.disk_cache import KeptGrammars
+from sglang_lite.runtime.structured_output.disk_cache import GrammarDiskCache
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 from tests.constraints.test_generation import random_model
 
@@ -67,7 +67,7 @@ def test_another_engine_of_constraints_or_vocabulary_or_constraint_is_something_
     assert generated(Lark(LARK.grammar.replace("1,3", "1,4")))[1] == 0
     assert len(list(folder.iterdir())) == 3
     vocabularies = Vocabulary((b"a", b"b"), (1,)), Vocabulary((b"a", b"b"), (0,)), Vocabulary((b"ab", b""), (1,))
-    stores = [KeptGrammars(folder, vocabulary, "auto") for vocabulary in vocabularies]
+    stores = [GrammarDiskCache(folder, vocabulary, "auto") for vocabulary in vocabularies]
     stores[0].put(LARK, "llguidance", "x")
     assert [store.get(LARK) for store in stores] == [("llguidance", "x"), None, None]
 
@@ -115,7 +115,7 @@ def test_what_is_refused_is_not_kept(folder):
 
 
 def test_the_files_used_longest_ago_go_first(folder, monkeypatch):
-    store = KeptGrammars(folder, Vocabulary((b"a",), (0,)), "auto")
+    store = GrammarDiskCache(folder, Vocabulary((b"a",), (0,)), "auto")
     monkeypatch.setattr(keeping, "MAX_BYTES", 2500)
     names = [Regex(f"a{{{i}}}") for i in range(5)]
     for i, name in enumerate(names):
@@ -136,11 +136,11 @@ def test_a_disk_that_takes_nothing_does_no_harm(folder):
 
 
 def test_the_name_of_a_file_is_the_same_in_every_process(folder):
-    store = KeptGrammars(folder, Vocabulary((b"a", b"\xff"), (1,)), "auto")
+    store = GrammarDiskCache(folder, Vocabulary((b"a", b"\xff"), (1,)), "auto")
     code = (
-        "import sys, pathlib\nfrom sglang_lite.runtime.structured_output.disk_cache import KeptGrammars\n"
+        "import sys, pathlib\nfrom sglang_lite.runtime.structured_output.disk_cache import GrammarDiskCache\n"
         "from sglang_lite.runtime.structured_output.vocabulary import Vocabulary\nfrom sglang_lite.protocol import Lark\n"
-        "store = KeptGrammars(pathlib.Path(sys.argv[1]), Vocabulary((b'a', b'\\xff'), (1,)), 'auto')\n"
+        "store = GrammarDiskCache(pathlib.Path(sys.argv[1]), Vocabulary((b'a', b'\\xff'), (1,)), 'auto')\n"
         "print(store._path(Lark('start: \"\\ud800é\"')).name)"
     )
     other = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)

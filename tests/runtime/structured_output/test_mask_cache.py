@@ -9,7 +9,7 @@ from sglang_lite.constraints.formal.nodes import ANY_TEXT, Language
 from sglang_lite.protocol import Ebnf, JsonSchema, Regex
 from sglang_lite.runtime.structured_output.base import next_mask
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
-from sglang_lite.runtime.structured_output.mask_cache import KeptMasks, States
+from sglang_lite.runtime.structured_output.mask_cache import LanguageStates, MaskCache
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
 from sglang_lite.runtime.structured_output.prefixed import walked
 
@@ -87,8 +87,8 @@ def test_a_token_that_is_not_allowed_is_refused(llguidance, filler):
 
 
 def test_masks_are_kept_within_bounds():
-    states = States(ANYTHING, [b"a"], ())
-    kept = KeptMasks(100)
+    states = LanguageStates(ANYTHING, [b"a"], ())
+    kept = MaskCache(100)
     for i in range(50):
         kept.keep(states, (i, b""), np.zeros(5, np.int32))
     assert sorted(states.masks) == [(i, b"") for i in range(45, 50)]
@@ -96,7 +96,7 @@ def test_masks_are_kept_within_bounds():
 
 def test_bytes_of_a_character_are_a_place_of_their_own():
     euro = "€".encode()
-    states = States(ANYTHING, [euro[:1], euro[1:], b"\xff", b"a", b"<end>"], {4})
+    states = LanguageStates(ANYTHING, [euro[:1], euro[1:], b"\xff", b"a", b"<end>"], {4})
     begun = states.after(states.start, 0)
     assert begun not in (states.start, None)
     assert states.after(begun, 1) == states.start == states.after(states.start, 3)

@@ -13,7 +13,7 @@ def gated(gate_up: torch.Tensor, activation: str, scales: Scales | None = None) 
     return _gated(gate_up, activation, scales).to(gate_up.dtype)
 
 
-def gated_eight(gate_up: torch.Tensor, activation: str, scales: Scales | None) -> Fp8Rows:
+def gated_fp8(gate_up: torch.Tensor, activation: str, scales: Scales | None) -> Fp8Rows:
     return quantise_rows(_gated(gate_up, activation, scales))
 
 

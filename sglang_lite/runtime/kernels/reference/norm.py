@@ -20,11 +20,11 @@ def add_rms_norm(
     return _normalised(residual.float(), weight, eps).to(x.dtype)
 
 
-def rms_norm_eight(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Fp8Rows:
+def rms_norm_fp8(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Fp8Rows:
     return quantise_rows(_normalised(x.float(), weight, eps))
 
 
-def add_rms_norm_eight(
+def add_rms_norm_fp8(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None
 ) -> Fp8Rows:
     residual.copy_(scaled(x, scales) + residual.float())

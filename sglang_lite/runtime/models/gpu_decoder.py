@@ -11,14 +11,14 @@ from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.embed import embed
 from sglang_lite.runtime.kernels.fp8 import Fp8Rows, Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.norm import add_rms_norm, add_rms_norm_eight, rms_norm, rms_norm_eight
+from sglang_lite.runtime.kernels.norm import add_rms_norm, add_rms_norm_fp8, rms_norm, rms_norm_fp8
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.models.decoder import Decoder
-from sglang_lite.runtime.models.layers.device_linear import matrix
+from sglang_lite.runtime.models.layers.gpu_linear import matrix
 
 
-class DeviceDecoder(Decoder):
-    """A loaded model on a GPU. Takes what Decoder takes."""
+class GpuDecoder(Decoder):
+    """A loaded model on a GPU. Takes the arguments of Decoder."""
 
     fused = True
 
@@ -46,16 +46,16 @@ class DeviceDecoder(Decoder):
             qkv, output, gate_up, down = map(matrix, (layer.qkv, layer.output, layer.gate_up, layer.down))
             rows: torch.Tensor | Fp8Rows
             if i:
-                norm = add_rms_norm_eight if many and qkv.takes_eight else add_rms_norm
+                norm = add_rms_norm_fp8 if many and qkv.takes_fp8 else add_rms_norm
                 rows = norm(x, residual, layer.input_norm, eps, scales)
             else:
-                rows = (rms_norm_eight if many and qkv.takes_eight else rms_norm)(x, layer.input_norm, eps)
+                rows = (rms_norm_fp8 if many and qkv.takes_fp8 else rms_norm)(x, layer.input_norm, eps)
             x, scales = output.unscaled(self._attend(i, layer, *qkv.unscaled(rows), plan, cache, attend))
             if layer.post_attention_norm is not None:
                 x, scales = rms_norm(x, layer.post_attention_norm, eps, scales), None
-            norm = add_rms_norm_eight if many and gate_up.takes_eight else add_rms_norm
+            norm = add_rms_norm_fp8 if many and gate_up.takes_fp8 else add_rms_norm
             rows = norm(x, residual, layer.mlp_norm, eps, scales)
-            x, scales = down.unscaled(gate_up.gated(rows, self.spec.activation, eight=many and down.takes_eight))
+            x, scales = down.unscaled(gate_up.gated(rows, self.spec.activation, eight=many and down.takes_fp8))
             if layer.post_mlp_norm is not None:
                 x, scales = rms_norm(x, layer.post_mlp_norm, eps, scales), None
         return add_rms_norm(x, residual, self.norm, eps, scales)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels import tiled
-from sglang_lite.runtime.kernels.activation import gated, gated_eight
+from sglang_lite.runtime.kernels.activation import gated, gated_fp8
 from sglang_lite.runtime.kernels.fp8 import Fp8Rows, Scales, quantise_rows
 from sglang_lite.runtime.kernels.gemv import MOST_ROWS, SPLIT_OUTPUTS, FewRows, linear_one
 from sglang_lite.runtime.models.layers.linear import Linear, stacked_rows, stacked_shape
@@ -16,7 +16,7 @@ from sglang_lite.runtime.models.weights.fp8 import ScaledRows
 from sglang_lite.runtime.models.weights.source import Weight
 
 
-class DeviceLinear:
+class GpuLinear:
     """Products with one matrix, by the kernel that is fastest for the number of rows.
 
     Args:
@@ -35,7 +35,7 @@ class DeviceLinear:
             self._tiled = range(0)
 
     @property
-    def takes_eight(self) -> bool:
+    def takes_fp8(self) -> bool:
         """Rows in 8 bits are as good to it."""
         return False
 
@@ -63,7 +63,7 @@ class DeviceLinear:
         if isinstance(x, torch.Tensor) and len(x) in self._tiled and not eight:
             return tiled.linear_tiled(x, self.weight, self.bias, activation)
         y, scales = self.unscaled(x)
-        return (gated_eight if eight else gated)(y, activation, scales)
+        return (gated_fp8 if eight else gated)(y, activation, scales)
 
     def one(
         self, x: torch.Tensor, *, residual: torch.Tensor | None, norm: torch.Tensor, eps: float, gate: str = ""
@@ -72,7 +72,7 @@ class DeviceLinear:
         return linear_one(x, self.weight, self.bias, residual=residual, norm=norm, eps=eps, gate=gate)
 
 
-class Fp8Linear(DeviceLinear):
+class Fp8Linear(GpuLinear):
     """Weights in 8-bit floating point with a scale an output. Rows are multiplied in 8 bits, each with a scale found at
     run time; a single one as it is, as only reading the weights takes time.
 
@@ -107,7 +107,7 @@ class Fp8Linear(DeviceLinear):
             at = end
 
     @property
-    def takes_eight(self) -> bool:
+    def takes_fp8(self) -> bool:
         return True
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -143,6 +143,6 @@ class Fp8Linear(DeviceLinear):
         )
 
 
-def matrix(linear: Linear) -> DeviceLinear:
-    assert isinstance(linear, DeviceLinear)
+def matrix(linear: Linear) -> GpuLinear:
+    assert isinstance(linear, GpuLinear)
     return linear
