@@ -1,6 +1,6 @@
 """The attention backends by name, and which of them runs a model.
 
-A backend is a file beside this one; its name goes into `AttentionBackendName` and `_backend`.
+A backend is a file in this folder; its name goes into `AttentionBackendName` and `_backend`.
 """
 
 from __future__ import annotations

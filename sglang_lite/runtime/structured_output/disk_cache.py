@@ -25,6 +25,7 @@ import sglang_lite
 from sglang_lite.constraints.formal import nodes
 from sglang_lite.protocol import Constraint
 from sglang_lite.runtime.structured_output.llguidance import Prepared
+from sglang_lite.runtime.structured_output.registry import LIBRARIES
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 
 logger = logging.getLogger("sglang_lite")
@@ -32,7 +33,6 @@ logger = logging.getLogger("sglang_lite")
 SLOW_S = 1.0  # to compile: anything faster is compiled again
 MAX_BYTES = 256 << 20  # of all files together; the ones used longest ago go first
 _DIGEST = 32  # bytes of a SHA-256
-_LIBRARIES = ("llguidance", "xgrammar", "outlines-core")
 
 
 class GrammarDiskCache:
@@ -113,7 +113,7 @@ def _versions() -> str:
     package = Path(sglang_lite.__file__).parent
     for path in sorted([*package.glob("constraints/**/*.py"), *package.glob("runtime/structured_output/*.py")]):
         digest.update(path.read_bytes())
-    return f"{digest.hexdigest()} {[_version(name) for name in _LIBRARIES]}"
+    return f"{digest.hexdigest()} {[_version(name) for name in LIBRARIES]}"
 
 
 def _version(library: str) -> str:
