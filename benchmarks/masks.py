@@ -153,7 +153,7 @@ def main() -> None:
         starts = [Random(row).randrange(300) if options.spread else 0 for row in range(options.rows)]
         for threads, engine in made:
             if engine.name == "xgrammar" and name == "schema":
-                continue  # milliseconds a row, as choose.py says
+                continue  # milliseconds a row, as registry.py says
             try:
                 figures = measure(
                     engine, MaskFiller(threads), constraint, texts, starts, options.steps, vocabulary.words

@@ -28,7 +28,7 @@ from sglang_lite.runtime.tokens.tokenizer import Tokenizer, tokenizer_from_folde
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What an engine runs: a model, its tokenizer, and the numbers that go with them."""
+    """A model, its tokenizer, and the numbers that go with them."""
 
     name: str
     model: Model
@@ -154,7 +154,7 @@ def pick_device(config: EngineConfig) -> torch.device:
 
 
 def _no_gpu(name: str) -> str | None:
-    """Why a GPU can't be used."""
+    """The reason why a GPU can't be used."""
     if not torch.cuda.is_available():
         return "torch sees no CUDA device."
     index = int(name.partition(":")[2] or 0)

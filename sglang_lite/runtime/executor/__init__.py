@@ -13,10 +13,15 @@ from sglang_lite.runtime.models.model import Model
 def make_runner(
     model: Model, table: SlotTable, sampling: SamplingTable, pages: int, sizes: Sizes, config: EngineConfig
 ) -> ModelRunner:
-    """The runner for where a model is.
+    """The runner for the device that a model is on.
 
     Args:
-        pages: in the KV pool.
+        model: the model that runs.
+        table: the slot table that batches refer to.
+        sampling: parameters by slot.
+        pages: pages in the KV pool.
+        sizes: of the steps.
+        config: attention backend, graphs and numerics.
     """
     if not model.fused:
         return CpuRunner(

@@ -1,4 +1,4 @@
-"""From logits to the next tokens.
+"""Draws of the next tokens from logits.
 
 A row's draw depends on its logits, its parameters, its seed and its position, never on the other rows.
 """

@@ -16,7 +16,7 @@ import triton.language as tl
 
 @triton.jit
 def wait(PDL: tl.constexpr):
-    """Until all kernels before are through and what they wrote can be seen."""
+    """Waits until all kernels before are through and what they wrote can be seen."""
     if PDL:
         tl.extra.cuda.gdc_wait()
 

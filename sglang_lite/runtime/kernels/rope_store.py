@@ -1,4 +1,4 @@
-"""From the QKV product to attention: norms of queries and keys, rotary embedding, KV store.
+"""Norms of queries and keys, rotary embedding and KV store: the way from the QKV product to attention.
 
 Where the cache has scales, keys and values are divided by them, and queries multiplied by their keys'."""
 

@@ -1,4 +1,4 @@
-"""What must hold of the cache between any two steps. Tests check it after every one."""
+"""Invariants of the cache between any two steps. Tests check them after every one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What leaves the prefix tree first: one key function per policy, lowest first."""
+"""Order of eviction from the prefix tree: one key function per policy, lowest first."""
 
 from __future__ import annotations
 

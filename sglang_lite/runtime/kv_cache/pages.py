@@ -54,5 +54,5 @@ class PagePool:
             self.quarantined -= len(pages)
 
     def free_pages(self) -> Ints:
-        """For the invariant checks: every page that is free or in quarantine."""
+        """Pages that are free or in quarantine, for the invariant checks."""
         return np.concatenate([self._stack[: self._top], *(pages for _, pages in self._quarantine)])

@@ -73,8 +73,10 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Insertion:
-    """What `insert` did. `pages` are the tree's for the whole sequence: where it had some already (`duplicates` are
-    the caller's own ones there), the caller must read those from now on and free its own."""
+    """The result of `insert`.
+
+    `pages` are the tree's for the whole sequence: where it had some already (`duplicates` are the caller's own ones
+    there), the caller must read those from now on and free its own."""
 
     node: Node
     pages: Ints
@@ -82,7 +84,8 @@ class Insertion:
 
 
 class RadixTree:
-    """
+    """Prefixes of tokens and the pages that hold their keys and values.
+
     Args:
         page_size: tokens in a page.
     """
@@ -105,7 +108,7 @@ class RadixTree:
         return Match(node, pages, self._tail(node, tokens[at : at + self.page_size]))
 
     def cached_length(self, tokens: Ints, namespace: str = "") -> int:
-        """How many of `tokens` are cached, in whole pages. Unlike `match` it leaves no trace."""
+        """Number of `tokens` that are cached, in whole pages. Unlike `match` it leaves no trace."""
         node, at = self._roots.get(namespace), 0
         while node is not None:
             alike = node.children.get(int(tokens[at]), {}) if at < len(tokens) else {}
@@ -233,7 +236,7 @@ class RadixTree:
             current = current.parent
 
     def nodes(self) -> Iterator[Node]:
-        """Every node but the roots."""
+        """All nodes but the roots."""
         stack = list(self._roots.values())
         while stack:
             node = stack.pop()

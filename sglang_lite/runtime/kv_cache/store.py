@@ -1,4 +1,4 @@
-"""Who owns which page: the pool, the prefix tree and the slot table as one, and the only code that moves pages.
+"""Ownership of pages: the pool, the prefix tree and the slot table as one, and the only code that moves pages.
 
 A page has exactly one owner at any time: the pool (free or in quarantine), the tree, or a running request (the pages
 of its slot from `owned_from` on). A running request reads pages of the tree under its lock.
@@ -16,7 +16,7 @@ from sglang_lite.runtime.kv_cache.table import SlotTable
 
 
 class SlotHandle:
-    """What a running request holds: a slot, a lock on its cached prefix, and the pages it owns.
+    """Resources of a running request: a slot, a lock on its cached prefix, and the pages it owns.
 
     Attributes:
         slot: row of the slot table.
@@ -45,7 +45,8 @@ class PageCopy:
 
 
 class KVStore:
-    """
+    """The pool, the prefix tree and the slot table of one engine.
+
     Args:
         pages: pages in the pool.
         page_size: tokens in a page.

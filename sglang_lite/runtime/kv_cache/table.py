@@ -54,7 +54,7 @@ class SlotTable:
         self._free.append(slot)
 
     def token_slots(self, slot: int, start: int, end: int) -> Ints:
-        """Where in the KV cache positions start … end-1 are."""
+        """Token slots in the KV cache of positions start … end-1."""
         positions = np.arange(start, end, dtype=np.int32)
         slots: Ints = self.pages[slot, positions // self.page_size] * self.page_size + positions % self.page_size
         return slots

@@ -88,7 +88,7 @@ class GpuDecoder(Decoder):
         cache: KVCache,
         attend: Attend,
     ) -> torch.Tensor:
-        """From a layer's QKV product to the heads' outputs [T, heads * head_dim]."""
+        """Outputs of the heads [T, heads * head_dim] of a layer's QKV product."""
         spec = self.spec
         rope = self.local_rope if layer.window is not None and self.local_rope else self.rope
         q = rope_store(qkv, layer.q_norm, layer.k_norm, spec.rms_eps, rope.tables, plan, cache, index, scales)

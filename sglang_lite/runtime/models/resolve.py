@@ -1,4 +1,4 @@
-"""From what the user wrote as `model=` to a file or folder on this machine."""
+"""Resolution of what the user wrote as `model=` to a file or folder on this machine."""
 
 from __future__ import annotations
 

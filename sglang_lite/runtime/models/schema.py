@@ -21,7 +21,8 @@ MOST_POSITIONS = (1 << 31) - 1  # they are int32
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """
+    """Type and range of a field.
+
     Attributes:
         kind: a whole number, a number, a flag, text, an object; or a list (`wholes`, `numbers`, `texts`), for which
             one of them may stand alone.

@@ -1,4 +1,4 @@
-"""One step's work."""
+"""The work of one step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which order waiting requests are admitted: one function per policy."""
+"""Order of admission of waiting requests: one function per policy."""
 
 from __future__ import annotations
 

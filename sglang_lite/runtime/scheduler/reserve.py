@@ -1,4 +1,4 @@
-"""How much room admission keeps for requests that are running."""
+"""Room that admission keeps for requests that are running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs next: admission, the batch of a step, retraction.
+"""Scheduling: admission, the batch of a step, retraction.
 
 Owns the queues and the KV store. Knows nothing of models, text or threads: `plan` gives a batch, and the loop reports
 back what came of it. A batch may be planned while the tokens of the one before are not known yet.
@@ -30,9 +30,10 @@ ISOLATED_TOKENS = 512  # most tokens in a step of a request that is tried alone
 
 
 class Scheduler:
-    """
+    """Queues of requests, and the batch of each step.
+
     Every request fits the pool by itself (the engine refuses others), and of two that compete for pages the one
-    admitted first wins. So the oldest running request always goes on, and all end.
+    admitted first wins. So the oldest running request always advances, and all end.
 
     Args:
         store: pages and slots.
@@ -119,11 +120,11 @@ class Scheduler:
         return rows
 
     def drawn(self, slots: Ints) -> None:
-        """One more token for each of these slots; its id comes later."""
+        """Counts one more token for each of these slots; its id comes later."""
         self.store.table.length[slots] += 1
 
     def repeatable(self, request: Request) -> bool:
-        """Its last token can be computed again: it lies in a page of its own."""
+        """True where a request's last token can be computed again: it lies in a page of its own."""
         assert request.holding is not None
         first = request.holding.owned_from * self.store.page_size
         return int(self.store.table.length[request.slot]) > first
@@ -139,7 +140,7 @@ class Scheduler:
         table.known[slots] += 1
 
     def append(self, request: Request, tokens: list[int]) -> None:
-        """More tokens for a decoding request, to be computed like a prompt. A draw that was planned for it is void."""
+        """Appends tokens to a decoding request, to be computed like a prompt. A draw planned for it is void."""
         table, slot = self.store.table, request.slot
         known = int(table.known[slot])
         table.tokens[slot, known : known + len(tokens)] = tokens
@@ -201,11 +202,11 @@ class Scheduler:
 
     @property
     def isolated(self) -> bool:
-        """What runs now runs alone."""
+        """True while a request runs alone, after a shortage of memory."""
         return bool(self._suspects)
 
     def _clear_suspects(self) -> None:
-        """Goes on to the next request to be tried alone where this one has gone on, and after the last one to all."""
+        """Takes the next request to be tried alone, once this one has got a token or ended; after the last one, all."""
         while self._suspects:
             request, known = self._suspects[0]
             now = len(request.tokens) if request.holding is None else int(self.store.table.known[request.slot])
@@ -261,7 +262,7 @@ class Scheduler:
         return [r for r, w in zip(self.decoding, waiting.tolist()) if not w]
 
     def _with_pages(self, decoding: list[Request]) -> list[Request]:
-        """Those that have, or could be given, a page for the token to compute. In the common case one allocation."""
+        """Slots that have, or could be given, a page for the token to compute. In the common case one allocation."""
         table, size = self.store.table, self.store.page_size
         slots = _slots(decoding)
         short = slots[-(-table.length[slots] // size) > table.held[slots]]
@@ -335,7 +336,7 @@ class Scheduler:
         self._fresh.append(request)
 
     def _held_back(self, request: Request, reusable: Ints, matched: int) -> bool:
-        """Whether a running request is about to compute much more of this one's prompt than is cached."""
+        """True where a running request is about to compute much more of this one's prompt than is cached."""
         end = matched + _SHARED
         return (
             self.store.reuses

@@ -108,7 +108,7 @@ class _Unpickler(pickle.Unpickler):
 
 @lru_cache(maxsize=1)
 def _versions() -> str:
-    """Of everything that compiling goes through; of our own code its text, which changes between releases."""
+    """Versions of everything that compiling goes through; of our own code its text, which changes between releases."""
     digest = hashlib.sha256()
     package = Path(sglang_lite.__file__).parent
     for path in sorted([*package.glob("constraints/**/*.py"), *package.glob("runtime/structured_output/*.py")]):

@@ -59,7 +59,7 @@ def _end_of(text: str) -> str:
 
 
 class PartMatcher:
-    """Both the whole and the part allow each token; the part says where the end may be."""
+    """Intersection of two matchers: the whole and the part allow each token; the part says where the end may be."""
 
     def __init__(self, whole: Matcher, part: Matcher, end: Mask) -> None:
         self._whole, self._part, self._end = whole, part, end

@@ -1,4 +1,4 @@
-"""The one rule that makes ids of a prompt: what a model wrote keeps its ids, text between is tokenised as one.
+"""Token ids of a prompt: what a model wrote keeps its ids, text between is tokenised as one.
 
 It holds on every path (call by call, whole programs), so their tokens, cache hits and scores agree.
 """
@@ -69,7 +69,7 @@ class TokenLog:
 
     @property
     def ready(self) -> bool:
-        """Nothing is left to be encoded."""
+        """True where nothing is left to be encoded."""
         return self._known is not None or (not self.open and bool(self.fixed))
 
     def learn(self, text: Sequence[Span], ids: array[int]) -> None:
@@ -78,14 +78,14 @@ class TokenLog:
         self.open, self._known = list(text), ids
 
     def copy(self) -> TokenLog:
-        """One that grows by itself."""
+        """A copy that grows by itself."""
         twin = TokenLog(self._tokenizer, all_special=self._all_special)
         twin.fixed, twin.open, twin._known = self.fixed[:], list(self.open), self._known
         return twin
 
 
 def kept_spans(tokenizer: Tokenizer, ids: tuple[int, ...], text: str, *, skip_special: bool = True) -> tuple[Span, ...]:
-    """How a generation enters the prompt that follows it.
+    """Spans of a generation in the prompt that follows it.
 
     The longest run of its tokens whose text lies within `text` (a stop may cut inside a token) keeps its ids; what is
     left of the text is tokenised with what comes next, and names no special tokens.

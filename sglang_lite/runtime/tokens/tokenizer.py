@@ -115,7 +115,7 @@ class Tokenizer:
         return len(self.token_bytes)
 
     def tokens_with(self, byte: int) -> NDArray[np.bool_]:
-        """Whether each token's bytes have `byte` among them [vocab_size]. Computed once for each byte."""
+        """True for each token whose bytes have `byte` among them [vocab_size]. Computed once for each byte."""
         if byte not in self._with_byte:
             found = np.fromiter((byte in token for token in self.token_bytes), bool, self.vocab_size)
             self._with_byte[byte] = found
@@ -319,7 +319,7 @@ def _template(config: Mapping[str, Any], file: Path) -> str | None:
 
 
 def _unknown_token(model: Mapping[str, Any]) -> str:
-    """What a tokenizer's model has for a character without a token; "" for nothing."""
+    """The text that a tokenizer's model has for a character without a token; "" for nothing."""
     if model.get("unk_id") is not None:  # Unigram
         return str(model["vocab"][model["unk_id"]][0])
     return model.get("unk_token") or ""
@@ -330,7 +330,7 @@ _BRACKETED = re.compile(r"[^\w\s].+[^\w\s]", re.DOTALL)
 
 
 def _is_control(token: str, template: object) -> bool:
-    """Whether an added token that its tokenizer does not call special is one for all that: some that begin turns are
+    """True for an added token that is special although its tokenizer does not call it so: some that begin turns are
     not. Blanks, words and what a model says itself are text."""
     if token in SPOKEN:
         return False

@@ -79,7 +79,7 @@ class WeightSource(ABC):
 
     @property
     def has_scales(self) -> bool:
-        """Some matrix has scales of its own."""
+        """True where some matrix has scales of its own."""
         return any(name.endswith(("weight_scale", "weight_scale_inv")) for name in self._left)
 
     def take(self, name: str, shape: tuple[int, ...]) -> Weight:
