@@ -4,266 +4,101 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
-from contextvars import copy_context
-from typing import Any, Literal, Protocol, TypeAlias
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from sglang_lite.lang.concurrency.loop import executor
-from sglang_lite.lang.concurrency.variables import located, watched
+from sglang_lite.lang.body_pool import AsyncBodyPool, BodyPool, Outcome, Report
+from sglang_lite.lang.checkpoint import BatchFile, batch_parts
+from sglang_lite.lang.execution.run import RunSettings
+from sglang_lite.lang.params import check_flags
+from sglang_lite.lang.run_options import backend_of, settings_of
 from sglang_lite.lang.state import ProgramState, user_location
-from sglang_lite.lang.tracebacks import trim
-from sglang_lite.protocol import BatchError, ParameterError, RequestAbortedError
+from sglang_lite.protocol import BatchError, ParameterError
 
-# What became of an item: its state, executed to the end, or the exception that ended it.
-Outcome: TypeAlias = "ProgramState | Exception"
-Job: TypeAlias = "tuple[int, Any]"
-Report: TypeAlias = Callable[[int, "ProgramState | Exception"], None]
+if TYPE_CHECKING:
+    from sglang_lite.lang.function import SglFunction
+
 OnError: TypeAlias = Literal["raise", "return", "skip"]
+Item: TypeAlias = "tuple[Sequence[Any], dict[str, Any]]"  # positional and keyword arguments of a run
 
 
-class Call(Protocol):
-    """A run that is prepared: its state is there before its body has begun."""
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """A batch: its items, what holds for all of them, how many may be under way, the file that keeps outcomes, and
+    those it has already."""
 
-    state: ProgramState
+    items: list[Item]
+    settings: RunSettings
+    window: int
+    file: BatchFile | None
+    known: Mapping[int, Outcome]
 
-    def run(self) -> ProgramState: ...
+    @property
+    def left(self) -> list[tuple[int, Item]]:
+        return [(i, item) for i, item in enumerate(self.items) if i not in self.known]
 
+    def __enter__(self) -> None:
+        """The batch runs; at its end, however it ends, others can have the file."""
 
-_STALL = 0.002  # seconds without an item taken, after which a crew grows
-
-
-class Crew:
-    """Runs the body of a plain program over items, on as few threads as keep the window full.
-
-    It starts with one thread. When all its threads wait for values, or no item has been taken for a while (the bodies
-    do something slow of their own), it grows, up to one thread for each run that may be under way.
-
-    Args:
-        call: prepares the run of an item.
-        jobs: the items with their index.
-        window: how many runs may be under way.
-        report: called with each item's index and outcome, on any thread.
-        held: a run is under way until `release` is called for it, not only until it is finished.
-    """
-
-    def __init__(
-        self, call: Callable[[Any], Call], jobs: Iterable[Job], window: int, report: Report, *, held: bool
-    ) -> None:
-        self._call, self._jobs, self._window, self._report, self._held = call, iter(jobs), window, report, held
-        self._states: dict[int, ProgramState] = {}  # of the runs under way
-        self._stopped = False
-        self._context = copy_context()  # bodies see the caller's variables, each in a copy
-        self._bell = threading.Condition()
-        self._room = window  # runs that may still be started
-        self._threads = self._waiting = self._idle = 0  # of them: waiting for values, waiting for room
-        self._taken = 0
-        self._watched = False
-        self._over = False
-
-    def start(self) -> None:
-        with self._bell:
-            self._grow()
-            self._keep_watch()
-
-    def stop(self) -> None:
-        """Takes no further item, and stops those under way."""
-        with self._bell:
-            self._over = self._stopped = True
-            self._bell.notify_all()
-            states = list(self._states.values())
-        for state in states:
-            state.branch.stop(_stopped())
-
-    def blocks(self) -> None:
-        with self._bell:
-            self._waiting += 1
-            self._staff()
-
-    def goes_on(self) -> None:
-        with self._bell:
-            self._waiting -= 1
-
-    def _staff(self) -> None:
-        """Sees to it that somebody takes the next item. Under the lock."""
-        if self._over or not self._room:
-            return
-        self._keep_watch()
-        if self._idle:
-            self._bell.notify()
-        elif self._waiting == self._threads:
-            self._grow()
-
-    def _grow(self) -> None:
-        if self._threads < self._window:
-            self._threads += 1
-            threading.Thread(target=self._work, name="sglang_lite-body", daemon=True).start()
-
-    def _keep_watch(self) -> None:
-        """As long as there is room. Under the lock."""
-        if not self._watched:
-            self._watched = True
-            executor().post(self._watch_on, self._taken)
-
-    def _watch(self, taken: int) -> None:
-        """Grows the crew when nothing has moved since `taken` items were taken, and looks again. On the executor
-        loop."""
-        with self._bell:
-            self._watched = bool(self._room) and not self._over
-            if not self._watched:
-                return
-            if not self._idle and taken == self._taken:
-                for _ in range(max(self._threads, 1)):
-                    self._grow()
-            taken = self._taken
-        self._watch_on(taken)
-
-    def _watch_on(self, taken: int) -> None:
-        executor().loop.call_later(_STALL, self._watch, taken)
-
-    def _work(self) -> None:
-        watched.by = self
-        while (job := self._next()) is not None:
-            self._run(*job)
-            del job  # an idle thread keeps nothing alive
-
-    def _next(self) -> Job | None:
-        with self._bell:
-            while not self._room and not self._over:
-                self._idle += 1
-                self._bell.wait()
-                self._idle -= 1
-            job = None if self._over else next(self._jobs, None)
-            if job is None:
-                self._over = True
-                self._threads -= 1
-                self._bell.notify_all()
-            else:
-                self._room -= 1
-                self._taken += 1
-            return job
-
-    def _run(self, index: int, item: Any) -> None:
-        try:
-            state = self._context.copy().run(self._run_body, index, item)
-        except BaseException as error:  # a body may raise anything, SystemExit too; it is that item's outcome
-            self._finished(index, _as_outcome(error))
-            return
-        state.branch.player.when_finished(lambda: self._finished(index, outcome_of(state)))
-
-    def _run_body(self, index: int, item: Any) -> ProgramState:
-        call = self._call(item)
-        with self._bell:
-            self._states[index] = call.state
-            if self._stopped:
-                raise _stopped()
-        return call.run()
-
-    def _finished(self, index: int, outcome: Outcome) -> None:
-        with self._bell:
-            self._states.pop(index, None)
-        self._report(index, outcome)
-        if not self._held:
-            self.release()
-
-    def release(self) -> None:
-        """One run less is under way."""
-        with self._bell:
-            self._room += 1
-            self._staff()
+    def __exit__(self, *_: object) -> None:
+        if self.file is not None:
+            self.file.close()
 
 
-class AsyncCrew:
-    """`Crew` for coroutines: the bodies are tasks of one event loop."""
-
-    def __init__(
-        self,
-        body: Callable[[Any], Coroutine[Any, Any, ProgramState]],
-        jobs: Iterable[Job],
-        window: int,
-        report: Report,
-        *,
-        held: bool,
-    ) -> None:
-        self._body, self._jobs, self._window, self._report, self._held = body, iter(jobs), window, report, held
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._room: asyncio.Semaphore | None = None
-        self._running: asyncio.Task[Any] | None = None
-        self._over = False
-
-    def start(self) -> None:
-        """Runs everything on an event loop of its own, in one thread."""
-
-        def everything() -> None:
-            with contextlib.suppress(asyncio.CancelledError):  # it was stopped
-                asyncio.run(self.run())
-
-        threading.Thread(target=copy_context().run, args=(everything,), name="sglang_lite-body", daemon=True).start()
-
-    def stop(self) -> None:
-        self._over = True
-        if self._loop is not None and self._running is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._running.cancel)
-
-    def release(self) -> None:
-        if self._loop is not None and self._room is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._room.release)
-
-    async def run(self) -> None:
-        """Runs everything on the event loop that awaits it."""
-        self._loop, self._room = asyncio.get_running_loop(), asyncio.Semaphore(self._window)
-        self._running = asyncio.current_task()
-        tasks: set[asyncio.Task[None]] = set()
-        try:
-            while not self._over:
-                await self._room.acquire()
-                job = None if self._over else next(self._jobs, None)
-                if job is None:
-                    break
-                task = asyncio.ensure_future(self._run(*job))
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-
-    async def _run(self, index: int, item: Any) -> None:
-        try:
-            outcome = outcome_of(await self._body(item))
-        except BaseException as error:  # as in Crew
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise  # it is the batch that was cancelled
-            outcome = _as_outcome(error)
-        self._report(index, outcome)
-        if not self._held and self._room is not None:
-            self._room.release()
+def plan_of(
+    program: SglFunction,
+    batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
+    options: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    num_threads: str | int,
+    on_error: OnError,
+    checkpoint: str | Path | None,
+    version: str | int | None,
+    **flags: bool,
+) -> BatchPlan:
+    """What a batch is to do. Bad items and settings are refused here, before anything runs."""
+    if isinstance(batch_kwargs, str) or not isinstance(batch_kwargs, Iterable):
+        raise ParameterError("batch_kwargs", f"{batch_kwargs!r:.60} is not a list of arguments.", where=user_location())
+    check_flags(**flags)
+    settings = settings_of(options, defaults)
+    check_on_error(on_error)
+    items = [_item(program, i, item) for i, item in enumerate(batch_kwargs)]
+    window = min(window_of(num_threads), max(len(items), 1))
+    file = None
+    if checkpoint is not None:
+        if not isinstance(checkpoint, str | Path):
+            raise ParameterError("checkpoint", f"{checkpoint!r:.60} is no path.", where=user_location())
+        parts = batch_parts(program.func, settings, backend_of(options), version)
+        file = BatchFile(Path(checkpoint), program.name, parts, items, skip_damaged=flags["skip_damaged"])
+    elif version is not None or flags["skip_damaged"]:
+        raise ParameterError(
+            "skip_damaged" if version is None else "version", "needs a checkpoint.", where=user_location()
+        )
+    return BatchPlan(items, settings, window, file, dict(file.states) if file is not None else {})
 
 
-def _stopped() -> RequestAbortedError:
-    return RequestAbortedError("the batch was stopped.")
-
-
-def _as_outcome(error: BaseException) -> Exception:
-    if not isinstance(error, Exception):
-        return located(error, None)
-    trim(error)
-    return error
-
-
-def outcome_of(state: ProgramState) -> Outcome:
-    failure = state.branch.player.failure
-    return state if failure is None else failure
+def _item(program: SglFunction, index: int, item: Mapping[str, Any] | Sequence[Any]) -> Item:
+    """An item of a batch as positional and keyword arguments, checked against the program's signature."""
+    what = f"batch_kwargs[{index}]"
+    if isinstance(item, Mapping):
+        return (), program.bound((), dict(item), what)
+    if not isinstance(item, list | tuple):
+        raise ParameterError(
+            what, f"{item!r:.80} is neither a mapping nor a list.", hint="Give arguments by name: {'name': value}.",
+            where=user_location(),
+        )  # fmt: skip
+    return tuple(item), program.bound(item, {}, what)
 
 
 def all_results(
-    crew: Callable[[Report], Crew | AsyncCrew], count: int, seen: Report | None = None
+    make_pool: Callable[[Report], BodyPool | AsyncBodyPool], count: int, seen: Report | None = None
 ) -> dict[int, Outcome]:
-    """Runs a crew over `count` items to the end; the outcomes by index."""
+    """Runs a pool over `count` items to the end; the outcomes by index."""
     results: dict[int, Outcome] = {}
     left = count
     lock, done = threading.Lock(), threading.Event()
@@ -281,7 +116,7 @@ def all_results(
 
     if not count:
         return results
-    workers = crew(report)
+    workers = make_pool(report)
     try:
         workers.start()
         done.wait()
@@ -291,13 +126,13 @@ def all_results(
 
 
 def iterate(
-    crew: Callable[[Report], Crew | AsyncCrew],
+    make_pool: Callable[[Report], BodyPool | AsyncBodyPool],
     count: int,
     known: Mapping[int, Outcome],
     ordered: bool,
     progress: Progress | None,
 ) -> Generator[tuple[int, Outcome], None, None]:
-    """Runs a crew (one whose runs are held) while the consumer asks: no more runs than the window are under way or
+    """Runs a pool (one whose runs are held) while the consumer asks: no more runs than the window are under way or
     finished and not asked for.
 
     Args:
@@ -306,7 +141,7 @@ def iterate(
         ordered: yield in the order of the items, else as they finish.
     """
     finished: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
-    workers = crew(lambda index, outcome: finished.put((index, outcome)))
+    workers = make_pool(lambda index, outcome: finished.put((index, outcome)))
     workers.start()
     order = _Order(known, count, ordered)
     try:
@@ -324,7 +159,7 @@ def iterate(
 
 
 async def aiterate(
-    crew: Callable[[Report], AsyncCrew],
+    make_pool: Callable[[Report], AsyncBodyPool],
     count: int,
     known: Mapping[int, Outcome],
     ordered: bool,
@@ -332,7 +167,7 @@ async def aiterate(
 ) -> AsyncGenerator[tuple[int, Outcome], None]:
     """`iterate` on the running event loop."""
     finished: asyncio.Queue[tuple[int, Outcome]] = asyncio.Queue()
-    workers = crew(lambda index, outcome: finished.put_nowait((index, outcome)))
+    workers = make_pool(lambda index, outcome: finished.put_nowait((index, outcome)))
     running = asyncio.ensure_future(workers.run())
     order = _Order(known, count, ordered)
     try:
@@ -419,3 +254,55 @@ class Progress:
 def check_on_error(on_error: str) -> None:
     if on_error not in ("raise", "return", "skip"):
         raise ParameterError("on_error", f"{on_error!r} is not 'raise', 'return' or 'skip'.", where=user_location())
+
+
+def window_of(num_threads: str | int) -> int:
+    if num_threads == "auto":
+        return max(96, (os.cpu_count() or 1) * 16)
+    if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
+        raise ParameterError(
+            "num_threads", f"{num_threads!r} is not 'auto' or a whole number of at least 1.", where=user_location()
+        )
+    return num_threads
+
+
+def saving(report: Report, file: BatchFile | None) -> Report:
+    """A report that also keeps what has succeeded."""
+    if file is None:
+        return report
+
+    def save(index: int, outcome: Outcome) -> None:
+        if isinstance(outcome, ProgramState):
+            try:
+                file.save(index, outcome)
+            except Exception as error:  # the item's outcome: it can't be kept
+                outcome = error
+        report(index, outcome)
+
+    return save
+
+
+def _wanted(outcome: Outcome, on_error: OnError) -> bool:
+    """Whether an iterator yields an outcome. Raises it, where the caller wants that."""
+    if isinstance(outcome, Exception) and on_error == "raise":
+        raise outcome
+    return on_error != "skip" or not isinstance(outcome, Exception)
+
+
+def passed(
+    plan: BatchPlan, outcomes: Generator[tuple[int, Outcome], None, None], on_error: OnError, ordered: bool
+) -> Iterator[Any]:
+    with plan, contextlib.closing(outcomes):
+        for index, outcome in outcomes:
+            if _wanted(outcome, on_error):
+                yield outcome if ordered else (index, outcome)
+
+
+async def apassed(
+    plan: BatchPlan, outcomes: AsyncGenerator[tuple[int, Outcome], None], on_error: OnError, ordered: bool
+) -> AsyncIterator[Any]:
+    with plan:
+        async with contextlib.aclosing(outcomes):
+            async for index, outcome in outcomes:
+                if _wanted(outcome, on_error):
+                    yield outcome if ordered else (index, outcome)

@@ -14,6 +14,7 @@ from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.concurrency.variables import Cell
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.player import Player
+from sglang_lite.lang.execution.reading import finished
 from sglang_lite.lang.execution.run import Run, RunSettings, current_run
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.state import ProgramState, user_location
@@ -115,7 +116,7 @@ class Call:
         """Awaits the body and everything it has added."""
         await self.arun_body()
         with self._stopped_with_the_task():
-            await self.state.branch.player.finished().get()
+            await finished(self.state.branch.player).get()
 
     @contextlib.contextmanager
     def _stopped_with_the_task(self) -> Iterator[None]:

@@ -3,58 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import inspect
 import logging
-import numbers
-import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from sglang_lite.lang import batch
-from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.default import backend_for
-from sglang_lite.lang.batch import AsyncCrew, Crew, OnError, Report
-from sglang_lite.lang.call import Call, returned, start_thread
-from sglang_lite.lang.checkpoint import BatchFile, batch_parts
-from sglang_lite.lang.execution.run import NO_PARAMS, RunSettings, current_run
-from sglang_lite.lang.expressions import BaseProgram, SglCall
+from sglang_lite.lang.batch import BatchPlan, Item, OnError
+from sglang_lite.lang.body_pool import AsyncBodyPool, BodyPool, Report
+from sglang_lite.lang.call import Call, start_thread
+from sglang_lite.lang.execution.reading import finished
+from sglang_lite.lang.execution.run import RunSettings, current_run
+from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.global_config import global_config
-from sglang_lite.lang.params import check_flags, check_limits, run_params
+from sglang_lite.lang.nested_call import NestedCall
+from sglang_lite.lang.params import check_flags
+from sglang_lite.lang.run_options import DefaultFloat, DefaultInt, backend_of, is_said, settings_of, with_seed
 from sglang_lite.lang.state import ProgramState, in_event_loop, user_location
 from sglang_lite.lang.tracebacks import trim
-from sglang_lite.protocol import ParameterError, ProgramError, SamplingParams
-from sglang_lite.protocol.sampling import named
+from sglang_lite.protocol import ParameterError
 
 logger = logging.getLogger("sglang_lite")
-
-Item: TypeAlias = "tuple[Sequence[Any], dict[str, Any]]"  # positional and keyword arguments of a run
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """A batch: its items, what holds for all of them, how many may be under way, the file that keeps outcomes, and
-    those it has already."""
-
-    items: list[Item]
-    settings: RunSettings
-    window: int
-    file: BatchFile | None
-    known: Mapping[int, batch.Outcome]
-
-    @property
-    def left(self) -> list[tuple[int, Item]]:
-        return [(i, item) for i, item in enumerate(self.items) if i not in self.known]
-
-    def __enter__(self) -> None:
-        """The batch runs; at its end, however it ends, others can have the file."""
-
-    def __exit__(self, *_: object) -> None:
-        if self.file is not None:
-            self.file.close()
 
 
 class _Trimmed:
@@ -71,14 +43,6 @@ class _Trimmed:
 _trimmed = _Trimmed()
 
 
-class _Int(int):
-    """A default that a signature shows, and that can be told from the same value said by a user."""
-
-
-class _Float(float):
-    """See _Int."""
-
-
 class SglFunction(BaseProgram):
     """A program.
 
@@ -92,6 +56,7 @@ class SglFunction(BaseProgram):
         arg_names: names of its positional parameters, without the state.
         arg_defaults: defaults of the last of them.
         is_async: the body is a coroutine function.
+        options: names of the parameters of `run` that are none of its own.
     """
 
     def __init__(
@@ -124,6 +89,7 @@ class SglFunction(BaseProgram):
         self.signature = inspect.Signature(parameters[1:])
         variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         self.names = frozenset(p.name for p in parameters[1:] if p.kind not in variable)
+        self.options = _RUN_DEFAULTS.keys() - self.names
         self._shadowed = self.names & _RUN_DEFAULTS.keys()
         functools.update_wrapper(self, func)
 
@@ -155,17 +121,17 @@ class SglFunction(BaseProgram):
     def run(
         self,
         *args: Any,
-        max_new_tokens: int = _Int(128),
-        n: int = _Int(1),
+        max_new_tokens: int = DefaultInt(128),
+        n: int = DefaultInt(1),
         stop: str | Sequence[str] | None = None,
         stop_token_ids: Sequence[int] | None = None,
         stop_regex: str | Sequence[str] | None = None,
-        temperature: float = _Float(1.0),
-        top_p: float = _Float(1.0),
-        top_k: int = _Int(-1),
-        min_p: float = _Float(0.0),
-        frequency_penalty: float = _Float(0.0),
-        presence_penalty: float = _Float(0.0),
+        temperature: float = DefaultFloat(1.0),
+        top_p: float = DefaultFloat(1.0),
+        top_k: int = DefaultInt(-1),
+        min_p: float = DefaultFloat(0.0),
+        frequency_penalty: float = DefaultFloat(0.0),
+        presence_penalty: float = DefaultFloat(0.0),
         ignore_eos: bool = False,
         return_logprob: bool | None = None,
         logprob_start_len: int | None = None,
@@ -211,7 +177,7 @@ class SglFunction(BaseProgram):
             else:
                 call.run()
         if not (options["use_thread"] or options["stream"]):
-            call.state.branch.player.finished().wait()
+            finished(call.state.branch.player).wait()
             call.state.error()
         if global_config.verbosity >= 2 and not options["stream"]:
             print(call.state.text())
@@ -220,17 +186,17 @@ class SglFunction(BaseProgram):
     async def arun(
         self,
         *args: Any,
-        max_new_tokens: int = _Int(128),
-        n: int = _Int(1),
+        max_new_tokens: int = DefaultInt(128),
+        n: int = DefaultInt(1),
         stop: str | Sequence[str] | None = None,
         stop_token_ids: Sequence[int] | None = None,
         stop_regex: str | Sequence[str] | None = None,
-        temperature: float = _Float(1.0),
-        top_p: float = _Float(1.0),
-        top_k: int = _Int(-1),
-        min_p: float = _Float(0.0),
-        frequency_penalty: float = _Float(0.0),
-        presence_penalty: float = _Float(0.0),
+        temperature: float = DefaultFloat(1.0),
+        top_p: float = DefaultFloat(1.0),
+        top_k: int = DefaultInt(-1),
+        min_p: float = DefaultFloat(0.0),
+        frequency_penalty: float = DefaultFloat(0.0),
+        presence_penalty: float = DefaultFloat(0.0),
         ignore_eos: bool = False,
         return_logprob: bool | None = None,
         logprob_start_len: int | None = None,
@@ -263,17 +229,17 @@ class SglFunction(BaseProgram):
         self,
         batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
         *,
-        max_new_tokens: int = _Int(128),
-        n: int = _Int(1),
+        max_new_tokens: int = DefaultInt(128),
+        n: int = DefaultInt(1),
         stop: str | Sequence[str] | None = None,
         stop_token_ids: Sequence[int] | None = None,
         stop_regex: str | Sequence[str] | None = None,
-        temperature: float = _Float(1.0),
-        top_p: float = _Float(1.0),
-        top_k: int = _Int(-1),
-        min_p: float = _Float(0.0),
-        frequency_penalty: float = _Float(0.0),
-        presence_penalty: float = _Float(0.0),
+        temperature: float = DefaultFloat(1.0),
+        top_p: float = DefaultFloat(1.0),
+        top_k: int = DefaultInt(-1),
+        min_p: float = DefaultFloat(0.0),
+        frequency_penalty: float = DefaultFloat(0.0),
+        presence_penalty: float = DefaultFloat(0.0),
         ignore_eos: bool = False,
         return_logprob: bool | None = None,
         logprob_start_len: int | None = None,
@@ -320,18 +286,18 @@ class SglFunction(BaseProgram):
             BatchError: some program failed (on_error="raise"); it carries all results.
             ProgramError: the checkpoint's file is of another batch, damaged, or open in another run.
         """
-        options = _with_seed({name: value for name, value in locals().items() if name in _BATCH_DEFAULTS})
-        plan = self._plan(
-            batch_kwargs, options, num_threads, on_error, checkpoint, version, skip_damaged=skip_damaged,
-            progress_bar=progress_bar, generator_style=generator_style, ordered=ordered,
+        options = with_seed({name: value for name, value in locals().items() if name in _BATCH_DEFAULTS})
+        plan = batch.plan_of(
+            self, batch_kwargs, {**_RUN_DEFAULTS, **options}, _RUN_DEFAULTS, num_threads, on_error, checkpoint, version,
+            skip_damaged=skip_damaged, progress_bar=progress_bar, generator_style=generator_style, ordered=ordered,
         )  # fmt: skip
-        crew = self._crew({**_RUN_DEFAULTS, **options}, plan)
+        make_pool = self._pool({**_RUN_DEFAULTS, **options}, plan)
         progress = batch.Progress(len(plan.items), len(plan.known)) if progress_bar else None
         if generator_style or not ordered:
-            outcomes = batch.iterate(functools.partial(crew, True), len(plan.left), plan.known, ordered, progress)
-            return _passed(plan, outcomes, on_error, ordered)
+            outcomes = batch.iterate(functools.partial(make_pool, True), len(plan.left), plan.known, ordered, progress)
+            return batch.passed(plan, outcomes, on_error, ordered)
         with plan:
-            results = {**plan.known, **batch.all_results(functools.partial(crew, False), len(plan.left), progress)}
+            results = {**plan.known, **batch.all_results(functools.partial(make_pool, False), len(plan.left), progress)}
         if progress is not None:
             progress.close()
         return batch.settle([results[i] for i in range(len(plan.items))], on_error)
@@ -340,17 +306,17 @@ class SglFunction(BaseProgram):
         self,
         batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
         *,
-        max_new_tokens: int = _Int(128),
-        n: int = _Int(1),
+        max_new_tokens: int = DefaultInt(128),
+        n: int = DefaultInt(1),
         stop: str | Sequence[str] | None = None,
         stop_token_ids: Sequence[int] | None = None,
         stop_regex: str | Sequence[str] | None = None,
-        temperature: float = _Float(1.0),
-        top_p: float = _Float(1.0),
-        top_k: int = _Int(-1),
-        min_p: float = _Float(0.0),
-        frequency_penalty: float = _Float(0.0),
-        presence_penalty: float = _Float(0.0),
+        temperature: float = DefaultFloat(1.0),
+        top_p: float = DefaultFloat(1.0),
+        top_k: int = DefaultInt(-1),
+        min_p: float = DefaultFloat(0.0),
+        frequency_penalty: float = DefaultFloat(0.0),
+        presence_penalty: float = DefaultFloat(0.0),
         ignore_eos: bool = False,
         return_logprob: bool | None = None,
         logprob_start_len: int | None = None,
@@ -371,52 +337,20 @@ class SglFunction(BaseProgram):
         skip_damaged: bool = False,
     ) -> Any:
         """`run_batch` for coroutines; with generator_style=True (or ordered=False) it returns an async iterator."""
-        options = _with_seed({name: value for name, value in locals().items() if name in _BATCH_DEFAULTS})
-        plan = self._plan(
-            batch_kwargs, options, num_threads, on_error, checkpoint, version, skip_damaged=skip_damaged,
-            progress_bar=progress_bar, generator_style=generator_style, ordered=ordered,
+        options = with_seed({name: value for name, value in locals().items() if name in _BATCH_DEFAULTS})
+        plan = batch.plan_of(
+            self, batch_kwargs, {**_RUN_DEFAULTS, **options}, _RUN_DEFAULTS, num_threads, on_error, checkpoint, version,
+            skip_damaged=skip_damaged, progress_bar=progress_bar, generator_style=generator_style, ordered=ordered,
         )  # fmt: skip
-        crew = functools.partial(self._async_crew({**_RUN_DEFAULTS, **options}, plan), True)
+        make_pool = functools.partial(self._async_pool({**_RUN_DEFAULTS, **options}, plan), True)
         progress = batch.Progress(len(plan.items), len(plan.known)) if progress_bar else None
         if generator_style or not ordered:
-            outcomes = batch.aiterate(crew, len(plan.left), plan.known, ordered, progress)
-            return _apassed(plan, outcomes, on_error, ordered)
+            outcomes = batch.aiterate(make_pool, len(plan.left), plan.known, ordered, progress)
+            return batch.apassed(plan, outcomes, on_error, ordered)
         with plan:
-            outcomes = batch.aiterate(crew, len(plan.left), plan.known, False, progress)
+            outcomes = batch.aiterate(make_pool, len(plan.left), plan.known, False, progress)
             results = {i: outcome async for i, outcome in outcomes}
         return batch.settle([results[i] for i in range(len(plan.items))], on_error)
-
-    def _plan(
-        self,
-        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
-        options: dict[str, Any],
-        num_threads: str | int,
-        on_error: OnError,
-        checkpoint: str | Path | None,
-        version: str | int | None,
-        **flags: bool,
-    ) -> _Plan:
-        """What a batch is to do. Bad items and settings are refused here, before anything runs."""
-        if isinstance(batch_kwargs, str) or not isinstance(batch_kwargs, Iterable):
-            raise ParameterError(
-                "batch_kwargs", f"{batch_kwargs!r:.60} is not a list of arguments.", where=user_location()
-            )
-        check_flags(**flags)
-        settings = _settings({**_RUN_DEFAULTS, **options})
-        batch.check_on_error(on_error)
-        items = [self._item(i, item) for i, item in enumerate(batch_kwargs)]
-        window = min(_window(num_threads), max(len(items), 1))
-        file = None
-        if checkpoint is not None:
-            if not isinstance(checkpoint, str | Path):
-                raise ParameterError("checkpoint", f"{checkpoint!r:.60} is no path.", where=user_location())
-            parts = batch_parts(self.func, settings, _backend(options), version)
-            file = BatchFile(Path(checkpoint), self.name, parts, items, skip_damaged=flags["skip_damaged"])
-        elif version is not None or flags["skip_damaged"]:
-            raise ParameterError(
-                "skip_damaged" if version is None else "version", "needs a checkpoint.", where=user_location()
-            )
-        return _Plan(items, settings, window, file, dict(file.states) if file is not None else {})
 
     def trace(self, *, backend: Any = None, **kwargs: Any) -> Any:
         """Runs the body once without a backend and records its nodes. Arguments not given are symbols, which can be
@@ -443,40 +377,30 @@ class SglFunction(BaseProgram):
     ) -> Call:
         bound = self.bound(args, kwargs, "run")
         try:
-            return Call(self, args, bound, _backend(options), settings or _settings(options))
+            return Call(self, args, bound, backend_of(options), settings or settings_of(options, _RUN_DEFAULTS))
         except ParameterError as error:
             error.where = error.where or user_location()
             raise
 
-    def _crew(self, options: dict[str, Any], plan: _Plan) -> Callable[[bool, Report], Crew | AsyncCrew]:
-        """Makes a crew for the items that are left."""
+    def _pool(self, options: dict[str, Any], plan: BatchPlan) -> Callable[[bool, Report], BodyPool | AsyncBodyPool]:
+        """Makes a pool for the items that are left."""
         if self.is_async:
-            return self._async_crew(options, plan)
+            return self._async_pool(options, plan)
 
         def call(item: Item) -> Call:
             return self._call(item[0], item[1], options, plan.settings)
 
-        return lambda held, report: Crew(call, plan.left, plan.window, _saving(report, plan.file), held=held)
+        return lambda held, report: BodyPool(call, plan.left, plan.window, batch.saving(report, plan.file), held=held)
 
-    def _async_crew(self, options: dict[str, Any], plan: _Plan) -> Callable[[bool, Report], AsyncCrew]:
+    def _async_pool(self, options: dict[str, Any], plan: BatchPlan) -> Callable[[bool, Report], AsyncBodyPool]:
         async def body(item: Item) -> ProgramState:
             call = self._call(item[0], item[1], options, plan.settings)
             await call.arun()
             return call.state
 
-        return lambda held, report: AsyncCrew(body, plan.left, plan.window, _saving(report, plan.file), held=held)
-
-    def _item(self, index: int, item: Mapping[str, Any] | Sequence[Any]) -> Item:
-        """An item of a batch as positional and keyword arguments, checked against the program's signature."""
-        what = f"batch_kwargs[{index}]"
-        if isinstance(item, Mapping):
-            return (), self.bound((), dict(item), what)
-        if not isinstance(item, list | tuple):
-            raise ParameterError(
-                what, f"{item!r:.80} is neither a mapping nor a list.", hint="Give arguments by name: {'name': value}.",
-                where=user_location(),
-            )  # fmt: skip
-        return tuple(item), self.bound(item, {}, what)
+        return lambda held, report: AsyncBodyPool(
+            body, plan.left, plan.window, batch.saving(report, plan.file), held=held
+        )
 
     def bound(self, args: Sequence[Any], kwargs: dict[str, Any], what: str) -> dict[str, Any]:
         """The keyword arguments of a call, those given by `bind` included.
@@ -506,116 +430,12 @@ class SglFunction(BaseProgram):
             for name in self._shadowed:
                 value, default = options[name], _RUN_DEFAULTS[name]
                 required = self.signature.parameters[name].default is inspect.Parameter.empty
-                if _said(value, default):
+                if is_said(value, default):
                     own[name] = value
-                elif required and name not in given_otherwise and type(default) not in (_Int, _Float):
+                elif required and name not in given_otherwise and type(default) not in (DefaultInt, DefaultFloat):
                     own[name] = value  # None or False, which may have been said
                 options[name] = default
-        return own, _with_seed(options)
-
-
-class NestedCall(SglCall):
-    """A program called inside another's body. Added to a state, its body goes on with that state's text and names;
-    read from, it is run by itself, unless it has been added before: then that is read from."""
-
-    __slots__ = ("_added", "_args", "_kwargs", "_program", "_state", "_used", "_where")
-
-    def __init__(self, program: SglFunction, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        self._program, self._args, self._kwargs = program, args, kwargs
-        self._state: ProgramState | None = None
-        self._added = self._used = False
-        self._where = user_location()
-
-    def play_on(self, branch: Any) -> None:
-        program, self._used = self._program, True
-        if self._state is not None and not self._added:
-            raise ProgramError(
-                f"{program.name}(…) was read from, so it has run by itself already.", where=user_location()
-            )
-        if program.is_async:
-            raise ProgramError(
-                f"{program.name} is async, and `+=` can't await it.", hint="Use await s.call(…).", where=user_location()
-            )
-        settings = self._kwargs.keys() & (_RUN_DEFAULTS.keys() - program.names)
-        if settings:
-            raise ParameterError(
-                min(settings), f"an added {program.name}(…) runs with the settings of the run it is added to.",
-                hint="Give it to the generation, or use s.call(…).", where=user_location(),
-            )  # fmt: skip
-        kwargs = program.bound(self._args, dict(self._kwargs), program.name)
-        self._added, self._state = True, branch.run.new_state(branch)
-        self._state.ret_value = returned(program, program.func(self._state, *self._args, **kwargs))
-
-    @property
-    def state(self) -> ProgramState:
-        """The state of the program run by itself; started when it is first asked for."""
-        from sglang_lite.lang.tracer import TracingScope, trace_program
-
-        self._used = True
-        if self._state is None:
-            if TracingScope.get_current_scope() is not None:
-                arguments = self._program.signature.bind(*self._args, **self._kwargs).arguments
-                self._state = trace_program(self._program, dict(arguments), None)
-            else:
-                self._state = self._program.run(*self._args, **self._kwargs)
-        return self._state
-
-    def __getitem__(self, name: str) -> Any:
-        return self.state[name]
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.state
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.state, name)
-
-    def __del__(self) -> None:
-        if not self._used:
-            logger.warning(
-                "%s(…) was neither added (s += …) nor read from, so it has not run. [%s]",
-                self._program.name,
-                self._where,
-            )
-
-    def __repr__(self) -> str:
-        return f"Call({self._program.name})"
-
-
-def _with_seed(options: dict[str, Any]) -> dict[str, Any]:
-    """Options of a run; one inside another that has a seed gets one too."""
-    outer = current_run.get()
-    if outer is not None and options["seed"] is None:
-        options["seed"] = outer.inner_seed()
-    return options
-
-
-def _backend(options: dict[str, Any]) -> BaseBackend:
-    """What a run is on: the backend given, else that of the run it is inside, else the default."""
-    outer = current_run.get()
-    given = options["backend"]
-    return backend_for(outer.backend if given is None and outer is not None else given)
-
-
-def _said(value: Any, default: Any) -> bool:
-    """A user has given the value: it is no default, of this method or of another."""
-    return value is not default and type(value) not in (_Int, _Float)
-
-
-def _settings(options: dict[str, Any]) -> RunSettings:
-    given = {name: options[name] for name in _PARAMS if _said(options[name], _RUN_DEFAULTS[name])}
-    plain = not given and not options["stream"] and options["seed"] is options["timeout"] is None
-    plain = plain and options["push_down"] is True
-    if plain and not options["retries"]:
-        return _PLAIN
-    timeout, retries = options["timeout"], options["retries"]
-    check_limits(timeout, retries)
-    check_flags(stream=options["stream"], push_down=options["push_down"])
-    seed = options["seed"]
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, numbers.Integral)):
-        raise ParameterError("seed", f"{seed!r:.60} is not a whole number.")
-    params: SamplingParams = run_params(given) if given else NO_PARAMS
-    seed = None if seed is None else int(seed)
-    return RunSettings(params, options["stream"], seed, timeout, retries, options["push_down"])
+        return own, with_seed(options)
 
 
 def _defaults(method: Callable[..., Any]) -> dict[str, Any]:
@@ -623,59 +443,5 @@ def _defaults(method: Callable[..., Any]) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
-_PLAIN = RunSettings()
 _RUN_DEFAULTS = _defaults(SglFunction.run)
 _BATCH_DEFAULTS = {k: v for k, v in _defaults(SglFunction.run_batch).items() if k in _RUN_DEFAULTS}
-_PARAMS = tuple(named("run", sglang=True))
-
-
-def _window(num_threads: str | int) -> int:
-    if num_threads == "auto":
-        return max(96, (os.cpu_count() or 1) * 16)
-    if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
-        raise ParameterError(
-            "num_threads", f"{num_threads!r} is not 'auto' or a whole number of at least 1.", where=user_location()
-        )
-    return num_threads
-
-
-def _saving(report: Report, file: BatchFile | None) -> Report:
-    """A report that also keeps what has succeeded."""
-    if file is None:
-        return report
-
-    def save(index: int, outcome: batch.Outcome) -> None:
-        if isinstance(outcome, ProgramState):
-            try:
-                file.save(index, outcome)
-            except Exception as error:  # the item's outcome: it can't be kept
-                outcome = error
-        report(index, outcome)
-
-    return save
-
-
-def _wanted(outcome: batch.Outcome, on_error: OnError) -> bool:
-    """Whether an iterator yields an outcome. Raises it, where the caller wants that."""
-    if isinstance(outcome, Exception) and on_error == "raise":
-        raise outcome
-    return on_error != "skip" or not isinstance(outcome, Exception)
-
-
-def _passed(
-    plan: _Plan, outcomes: Generator[tuple[int, batch.Outcome], None, None], on_error: OnError, ordered: bool
-) -> Iterator[Any]:
-    with plan, contextlib.closing(outcomes):
-        for index, outcome in outcomes:
-            if _wanted(outcome, on_error):
-                yield outcome if ordered else (index, outcome)
-
-
-async def _apassed(
-    plan: _Plan, outcomes: AsyncGenerator[tuple[int, batch.Outcome], None], on_error: OnError, ordered: bool
-) -> AsyncIterator[Any]:
-    with plan:
-        async with contextlib.aclosing(outcomes):
-            async for index, outcome in outcomes:
-                if _wanted(outcome, on_error):
-                    yield outcome if ordered else (index, outcome)

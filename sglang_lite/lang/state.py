@@ -19,6 +19,7 @@ from sglang_lite.lang.execution.reading import (
     all_messages,
     avariable,
     check_name,
+    finished,
     may_block,
     nothing,
     variable,
@@ -281,7 +282,7 @@ class ProgramState:
         if name is None:
             self.sync()
             if not self.branch.run.body_open:
-                self.branch.player.finished().wait()
+                finished(self.branch.player).wait()
             return self.branch.run.usage()
         return total_usage(usages_of(self._record(name)))
 

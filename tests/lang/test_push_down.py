@@ -8,6 +8,7 @@ import sglang_lite as sgl
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.choices import ChoicesDecision, ChoicesSamplingMethod
+from sglang_lite.lang.execution.reading import finished
 from sglang_lite.runtime.core import program_player as programs
 from sglang_lite.runtime.engine import Engine
 from tests.constraints.test_generation import random_model
@@ -27,7 +28,7 @@ def counted(engine, body, **settings):
     """The run's state when all of it has been played, and how many programs and requests the engine saw."""
     before = engine.stats()
     state = run(body, engine, **settings)
-    state.branch.player.finished().wait()
+    finished(state.branch.player).wait()
     after = engine.stats()
     return state, *(after[name] - before[name] for name in ("programs_opened", "requests_submitted"))
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextvars import copy_context
+from typing import Any
 
-from sglang_lite.lang.concurrency.loop import forks
+from sglang_lite.lang.concurrency.loop import Mailbox, forks
+from sglang_lite.lang.concurrency.variables import located
 
 
 class ThreadPool:
@@ -74,3 +78,30 @@ class ThreadPool:
                         self._threads -= 1
                         return
                 bell.acquire()  # it has just been rung
+
+
+async def in_pool(pool: ThreadPool, work: Callable[[], Any]) -> Any:
+    """Runs blocking work on a pool. Cancelling leaves the thread to finish by itself."""
+    return await elsewhere(pool.submit, work)
+
+
+async def elsewhere(submit: Callable[[Callable[[], object]], object], work: Callable[[], Any]) -> Any:
+    """What `work` gives on the thread that `submit` has jobs run on, in this task's context."""
+    context = copy_context()
+    mailbox = Mailbox(asyncio.get_running_loop())
+    future: asyncio.Future[Any] = mailbox.loop.create_future()
+
+    def settle(result: Any, error: Exception | None) -> None:
+        if not future.done():
+            future.set_exception(error) if error is not None else future.set_result(result)
+
+    def run() -> None:
+        try:
+            result, failure = context.run(work), None
+        except BaseException as error:  # a hook may raise anything; it is the caller's, as far as a future takes it
+            passes = isinstance(error, Exception) and not isinstance(error, StopIteration)
+            result, failure = None, error if passes else located(error, None)
+        mailbox.post(settle, result, failure)
+
+    submit(run)
+    return await future

@@ -28,7 +28,7 @@ from sglang_lite.lang.execution.operations import (
 )
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.push_down import Line
-from sglang_lite.lang.execution.reading import added
+from sglang_lite.lang.execution.reading import added, when_finished
 from sglang_lite.lang.execution.run import NO_PARAMS, derived_seed, merge
 from sglang_lite.lang.expressions import (
     NUMBER_STOPS,
@@ -388,7 +388,7 @@ class Branch:
         """The body has ended: names that were not declared never will be, and the text is complete."""
         self.run.body_open = False
         if self.player.line is not None:
-            self.player.when_finished(self.player.line.handed.close)
+            when_finished(self.player, self.player.line.handed.close)
         if self.names.awaited or self.player.children or self.player.log is not None:
             for player in self.player.tree():
                 player.declare_no_more()

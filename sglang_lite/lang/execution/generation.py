@@ -8,22 +8,20 @@ import inspect
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import msgspec
 
 from sglang_lite.constraints.matching import validate
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.concurrency.loop import Mailbox
-from sglang_lite.lang.concurrency.variables import located
-from sglang_lite.lang.execution.executor import StreamExecutor
+from sglang_lite.lang.concurrency.pool import elsewhere, in_pool
+from sglang_lite.lang.execution import blocking_hooks
 from sglang_lite.lang.execution.operations import GenOp, JoinOp, Op, SelectOp
 from sglang_lite.lang.execution.transcript import Reasoned
-from sglang_lite.lang.expressions import GenOptions, SglSamplingParams
+from sglang_lite.lang.expressions import GenOptions
 from sglang_lite.lang.results import delta_meta, joined_meta
-from sglang_lite.program.choosing import ChoicesDecision, checked, decide
+from sglang_lite.program.choosing import ChoicesDecision, decide
 from sglang_lite.program.nodes import Select
 from sglang_lite.protocol import (
     CapabilityError,
@@ -43,7 +41,6 @@ from sglang_lite.protocol import (
     Span,
     TemplateError,
     Unset,
-    Usage,
     ValueValidationError,
 )
 from sglang_lite.text.reasoning import ReasoningParser
@@ -75,7 +72,7 @@ def at_once(branch: Player, op: GenOp) -> bool:
     return True
 
 
-def is_only_answered(branch: Player, op: Op) -> bool:
+def is_only_answered(op: Op, branch: Player) -> TypeGuard[GenOp]:
     """Whether an operation is a generation, handed over, of which one whole answer will come, and nothing of the
     caller's has a say in it."""
     return (
@@ -202,7 +199,7 @@ async def _limit(left: float | None, message: str, timeout: float | None = None)
 def generate(branch: Player, op: GenOp) -> None:
     """`agenerate` on a thread of the backend's pool, for blocking hooks and nodes that wait for nothing else."""
     show = _Show(branch, op, None) if branch.log is not None else None
-    generations = _call_hooks(branch.backend, branch, op, show)
+    generations = blocking_hooks.generate(branch.backend, branch, op, None if show is None else show.piece)
     _hold(branch, op, generations)
     if show is not None:
         show.end(generations[0])
@@ -381,7 +378,7 @@ async def _check(check: Callable[[Any], Any], value: Any, text: str) -> None:
     if inspect.iscoroutinefunction(check):
         verdict = check(value)
     else:  # in a thread of its own, as it may wait for other programs, whose checks need threads too
-        verdict = await _elsewhere(lambda job: threading.Thread(target=job, daemon=True).start(), partial(check, value))
+        verdict = await elsewhere(lambda job: threading.Thread(target=job, daemon=True).start(), partial(check, value))
     if inspect.isawaitable(verdict):
         verdict = await verdict
     name = getattr(check, "__name__", "check")
@@ -419,72 +416,13 @@ def _accept(branch: Player, op: GenOp, generations: Sequence[Generation], values
         op.log.close()
 
 
-# ------------------------------------------------------------------------------------- SGLang's blocking hooks
-
-
-def _call_hooks(backend: BaseBackend, branch: Player, op: GenOp, show: _Show | None) -> list[Generation]:
-    """Calls `generate` or, in a stream of one sample, `generate_stream`."""
-    given = SglSamplingParams.of(op.node.params, op.node.constraint)
-    if branch.log is None or given.n > 1:
-        text, meta = backend.generate(StreamExecutor(branch), given)
-        texts = text if isinstance(text, list) else [text]
-        metas = meta if isinstance(meta, list) else [meta] * len(texts)
-        return [_generation(t, m, i) for i, (t, m) in enumerate(zip(texts, metas))]
-    pieces: list[str] = []
-    meta = {}
-    for piece, meta in backend.generate_stream(StreamExecutor(branch), given):  # the last one is the node's
-        pieces.append(piece)
-        if show is not None:
-            show.piece(piece, meta or {})
-    return [_generation("".join(pieces), meta, 0)]
-
-
-def _generation(text: Any, meta: dict[str, Any] | None, index: int) -> Generation:
-    if not isinstance(text, str):
-        raise ProgramError(f"the backend gave {text!r:.60}, which is no text.")
-    meta = dict(meta or {})
-    reason = meta.get("finish_reason")
-    kind = reason.get("type") if isinstance(reason, dict) else reason
-    usage = Usage(
-        prompt_tokens=meta.get("prompt_tokens") or 0,
-        cached_tokens=meta.get("cached_tokens") or 0,
-        completion_tokens=meta.get("completion_tokens") or 0,
-    )
-    return Generation(text, finish_reason="length" if kind == "length" else "stop", usage=usage, index=index, meta=meta)
-
-
 async def _from_hooks(
     backend: BaseBackend, branch: Player, op: GenOp, show: _Show | None
 ) -> AsyncGenerator[Delta | Generation, None]:
-    for event in await in_pool(backend, partial(_call_hooks, backend, branch, op, show)):
+    for event in await in_pool(
+        backend.pool, partial(blocking_hooks.generate, backend, branch, op, None if show is None else show.piece)
+    ):
         yield event
-
-
-async def in_pool(backend: BaseBackend, work: Callable[[], Any]) -> Any:
-    """Runs blocking work on the backend's pool. Cancelling leaves the thread to finish by itself."""
-    return await _elsewhere(backend.pool.submit, work)
-
-
-async def _elsewhere(submit: Callable[[Callable[[], object]], object], work: Callable[[], Any]) -> Any:
-    """What `work` gives on the thread that `submit` has jobs run on, in this task's context."""
-    context = copy_context()
-    mailbox = Mailbox(asyncio.get_running_loop())
-    future: asyncio.Future[Any] = mailbox.loop.create_future()
-
-    def settle(result: Any, error: Exception | None) -> None:
-        if not future.done():
-            future.set_exception(error) if error is not None else future.set_result(result)
-
-    def run() -> None:
-        try:
-            result, failure = context.run(work), None
-        except BaseException as error:  # a hook may raise anything; it is the caller's, as far as a future takes it
-            passes = isinstance(error, Exception) and not isinstance(error, StopIteration)
-            result, failure = None, error if passes else located(error, None)
-        mailbox.post(settle, result, failure)
-
-    submit(run)
-    return await future
 
 
 # ------------------------------------------------------------------------------------------------ selecting
@@ -510,7 +448,7 @@ async def aselect(branch: Player, op: SelectOp) -> None:
     if branch.line is not None:
         branch.line.reach(op, branch.transcript.pieces)
     if backend.blocking:
-        decision = await _retried(branch, partial(in_pool, backend, partial(_select_hook, branch, op)))
+        decision = await _retried(branch, partial(in_pool, backend.pool, partial(blocking_hooks.select, branch, op)))
         _picked(branch, op, None, decision)
     elif op.own.multi is None:
         selection = await _score(branch, op, _choices(branch, op.node))
@@ -582,19 +520,7 @@ async def _select_several(branch: Player, op: SelectOp) -> None:
 
 def select(branch: Player, op: SelectOp) -> None:
     """`aselect` with blocking hooks, on a thread of the backend's pool."""
-    _picked(branch, op, None, _select_hook(branch, op))
-
-
-def _select_hook(branch: Player, op: SelectOp) -> ChoicesDecision:
-    node = op.node
-    if op.own.multi is not None:
-        raise CapabilityError(
-            f"select(multi=…) is not possible on {type(branch.backend).__name__}: it picks without scores."
-        )
-    decision = branch.backend.select(
-        StreamExecutor(branch), list(node.choices), node.temperature, op.own.choices_method
-    )
-    return checked(decision, node.choices)
+    _picked(branch, op, None, blocking_hooks.select(branch, op))
 
 
 def _picked(branch: Player, op: SelectOp, selection: Selection | None, decision: ChoicesDecision) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import threading
 import time
@@ -23,6 +22,7 @@ from typing import Any
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.concurrency.loop import executor
+from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.concurrency.variables import Cell, TextLog, located
 from sglang_lite.lang.execution import generation
 from sglang_lite.lang.execution.names import Names
@@ -125,27 +125,6 @@ class Player:
         """A cell for something about the branch as it is after everything queued so far."""
         cell = Cell(where, self.run.made)
         self.put(ReadOp(cell, what))
-        return cell
-
-    def when_finished(self, callback: Callable[[], object]) -> None:
-        """Calls back when everything queued so far, in every branch, has been played or has failed."""
-        if not self.children:
-            self.read(nothing).when_done(callback)
-            return
-        branches = list(self.tree())
-        left = itertools.count(len(branches) - 1, -1)  # counts down atomically: branches end on several threads
-
-        def one_more() -> None:
-            if not next(left):
-                callback()
-
-        for branch in branches:
-            branch.read(nothing).when_done(one_more)
-
-    def finished(self) -> Cell:
-        """A cell that is set when everything queued so far, in every branch, has been played or has failed."""
-        cell = Cell()
-        self.when_finished(lambda: cell.set(None))
         return cell
 
     def tree(self) -> Iterator[Player]:
@@ -255,7 +234,7 @@ class Player:
             self._hand_over(waits)
 
     def _hand_over(self, op: Op) -> None:
-        if generation.is_only_answered(self, op):
+        if generation.is_only_answered(op, self):
             executor().post(self._await, op)
         elif self.backend.blocking and not generation.needs_loop(self, op):
             self.backend.pool.submit(partial(self.run.context.copy().run, self._play_blocking, op))
@@ -307,32 +286,25 @@ class Player:
                 loop = asyncio.get_running_loop()
                 self._waiting = loop.create_task(self._play(op), context=self.run.context.copy())
 
-    def _await(self, op: GenOp) -> None:
+    def _await(self, waits: GenOp) -> None:
         """Plays from a generation on of which only the answer is to come: without a task, which would cost more than
         the rest. On the executor loop."""
         token = current_run.set(self.run)
-        try:
-            self._take_answers(op)
-        finally:
-            current_run.reset(token)
-
-    def _take_answers(self, waits: GenOp) -> None:
         op: Op | None = waits
-        while op is not None and self._at is op:
-            self._waiting = None
-            try:
-                if not generation.is_only_answered(self, op):
+        try:
+            while op is not None and self._at is op:
+                self._waiting = None
+                if not generation.is_only_answered(op, self):
                     self._hand_over(op)
-                    return
-                assert isinstance(op, GenOp)
+                    break
                 if not generation.take_answer(self, op):
                     self._wait_for_answer(op)
-                    return
-                following = self._play_after(op)
-            except BaseException as error:  # as in _advance
-                self._fail(error, op)
-                return
-            op = following
+                    break
+                op = self._play_after(op)
+        except BaseException as error:  # as in _advance
+            self._fail(error, op)
+        finally:
+            current_run.reset(token)
 
     def _wait_for_answer(self, op: GenOp) -> None:
         assert op.asked is not None
@@ -352,7 +324,7 @@ class Player:
                     if self._at is op:
                         self.transcript.take(added)
                 elif isinstance(op, HookOp):
-                    await generation.in_pool(self.backend, partial(_call_hook, self.backend, op))
+                    await in_pool(self.backend.pool, partial(_call_hook, self.backend, op))
                 elif isinstance(op, GenOp):
                     await generation.agenerate(self, op)
                 else:

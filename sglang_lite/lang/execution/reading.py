@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -100,3 +102,26 @@ def all_messages(player: Player) -> list[dict[str, Any]]:
 def added(player: Player) -> list[Piece]:
     """What has come since the branch was forked."""
     return player.transcript.added
+
+
+def when_finished(player: Player, callback: Callable[[], object]) -> None:
+    """Calls back when everything queued so far, in every branch, has been played or has failed."""
+    if not player.children:
+        player.read(nothing).when_done(callback)
+        return
+    branches = list(player.tree())
+    left = itertools.count(len(branches) - 1, -1)  # counts down atomically: branches end on several threads
+
+    def one_more() -> None:
+        if not next(left):
+            callback()
+
+    for branch in branches:
+        branch.read(nothing).when_done(one_more)
+
+
+def finished(player: Player) -> Cell:
+    """A variable that is set when everything queued so far, in every branch, has been played or has failed."""
+    cell = Cell()
+    when_finished(player, lambda: cell.set(None))
+    return cell

@@ -1,0 +1,259 @@
+"""Pools that run the bodies of a batch: on threads that grow with what waits, or as tasks of one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from contextvars import copy_context
+from typing import Any, Protocol, TypeAlias
+
+from sglang_lite.lang.concurrency.loop import executor
+from sglang_lite.lang.concurrency.variables import located, watched
+from sglang_lite.lang.execution.reading import when_finished
+from sglang_lite.lang.state import ProgramState
+from sglang_lite.lang.tracebacks import trim
+from sglang_lite.protocol import RequestAbortedError
+
+# What became of an item: its state, executed to the end, or the exception that ended it.
+Outcome: TypeAlias = "ProgramState | Exception"
+Job: TypeAlias = "tuple[int, Any]"
+Report: TypeAlias = Callable[[int, "ProgramState | Exception"], None]
+
+
+class Call(Protocol):
+    """A run that is prepared: its state is there before its body has begun."""
+
+    state: ProgramState
+
+    def run(self) -> ProgramState: ...
+
+
+_STALL = 0.002  # seconds without an item taken, after which a pool grows
+
+
+class BodyPool:
+    """Runs the body of a plain program over items, on as few threads as keep the window full.
+
+    It starts with one thread. When all its threads wait for values, or no item has been taken for a while (the bodies
+    do something slow of their own), it grows, up to one thread for each run that may be under way.
+
+    Args:
+        call: prepares the run of an item.
+        jobs: the items with their index.
+        window: how many runs may be under way.
+        report: called with each item's index and outcome, on any thread.
+        held: a run is under way until `release` is called for it, not only until it is finished.
+    """
+
+    def __init__(
+        self, call: Callable[[Any], Call], jobs: Iterable[Job], window: int, report: Report, *, held: bool
+    ) -> None:
+        self._call, self._jobs, self._window, self._report, self._held = call, iter(jobs), window, report, held
+        self._states: dict[int, ProgramState] = {}  # of the runs under way
+        self._stopped = False
+        self._context = copy_context()  # bodies see the caller's variables, each in a copy
+        self._bell = threading.Condition()
+        self._room = window  # runs that may still be started
+        self._threads = self._waiting = self._idle = 0  # of them: waiting for values, waiting for room
+        self._taken = 0
+        self._watched = False
+        self._over = False
+
+    def start(self) -> None:
+        with self._bell:
+            self._grow()
+            self._keep_watch()
+
+    def stop(self) -> None:
+        """Takes no further item, and stops those under way."""
+        with self._bell:
+            self._over = self._stopped = True
+            self._bell.notify_all()
+            states = list(self._states.values())
+        for state in states:
+            state.branch.stop(_stopped())
+
+    def blocks(self) -> None:
+        with self._bell:
+            self._waiting += 1
+            self._staff()
+
+    def goes_on(self) -> None:
+        with self._bell:
+            self._waiting -= 1
+
+    def _staff(self) -> None:
+        """Sees to it that somebody takes the next item. Under the lock."""
+        if self._over or not self._room:
+            return
+        self._keep_watch()
+        if self._idle:
+            self._bell.notify()
+        elif self._waiting == self._threads:
+            self._grow()
+
+    def _grow(self) -> None:
+        if self._threads < self._window:
+            self._threads += 1
+            threading.Thread(target=self._work, name="sglang_lite-body", daemon=True).start()
+
+    def _keep_watch(self) -> None:
+        """As long as there is room. Under the lock."""
+        if not self._watched:
+            self._watched = True
+            executor().post(self._watch_on, self._taken)
+
+    def _watch(self, taken: int) -> None:
+        """Grows the pool when nothing has moved since `taken` items were taken, and looks again. On the executor
+        loop."""
+        with self._bell:
+            self._watched = bool(self._room) and not self._over
+            if not self._watched:
+                return
+            if not self._idle and taken == self._taken:
+                for _ in range(max(self._threads, 1)):
+                    self._grow()
+            taken = self._taken
+        self._watch_on(taken)
+
+    def _watch_on(self, taken: int) -> None:
+        executor().loop.call_later(_STALL, self._watch, taken)
+
+    def _work(self) -> None:
+        watched.by = self
+        while (job := self._next()) is not None:
+            self._run(*job)
+            del job  # an idle thread keeps nothing alive
+
+    def _next(self) -> Job | None:
+        with self._bell:
+            while not self._room and not self._over:
+                self._idle += 1
+                self._bell.wait()
+                self._idle -= 1
+            job = None if self._over else next(self._jobs, None)
+            if job is None:
+                self._over = True
+                self._threads -= 1
+                self._bell.notify_all()
+            else:
+                self._room -= 1
+                self._taken += 1
+            return job
+
+    def _run(self, index: int, item: Any) -> None:
+        try:
+            state = self._context.copy().run(self._run_body, index, item)
+        except BaseException as error:  # a body may raise anything, SystemExit too; it is that item's outcome
+            self._finished(index, _as_outcome(error))
+            return
+        when_finished(state.branch.player, lambda: self._finished(index, outcome_of(state)))
+
+    def _run_body(self, index: int, item: Any) -> ProgramState:
+        call = self._call(item)
+        with self._bell:
+            self._states[index] = call.state
+            if self._stopped:
+                raise _stopped()
+        return call.run()
+
+    def _finished(self, index: int, outcome: Outcome) -> None:
+        with self._bell:
+            self._states.pop(index, None)
+        self._report(index, outcome)
+        if not self._held:
+            self.release()
+
+    def release(self) -> None:
+        """One run less is under way."""
+        with self._bell:
+            self._room += 1
+            self._staff()
+
+
+class AsyncBodyPool:
+    """`BodyPool` for coroutines: the bodies are tasks of one event loop."""
+
+    def __init__(
+        self,
+        body: Callable[[Any], Coroutine[Any, Any, ProgramState]],
+        jobs: Iterable[Job],
+        window: int,
+        report: Report,
+        *,
+        held: bool,
+    ) -> None:
+        self._body, self._jobs, self._window, self._report, self._held = body, iter(jobs), window, report, held
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._room: asyncio.Semaphore | None = None
+        self._running: asyncio.Task[Any] | None = None
+        self._over = False
+
+    def start(self) -> None:
+        """Runs everything on an event loop of its own, in one thread."""
+
+        def everything() -> None:
+            with contextlib.suppress(asyncio.CancelledError):  # it was stopped
+                asyncio.run(self.run())
+
+        threading.Thread(target=copy_context().run, args=(everything,), name="sglang_lite-body", daemon=True).start()
+
+    def stop(self) -> None:
+        self._over = True
+        if self._loop is not None and self._running is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._running.cancel)
+
+    def release(self) -> None:
+        if self._loop is not None and self._room is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._room.release)
+
+    async def run(self) -> None:
+        """Runs everything on the event loop that awaits it."""
+        self._loop, self._room = asyncio.get_running_loop(), asyncio.Semaphore(self._window)
+        self._running = asyncio.current_task()
+        tasks: set[asyncio.Task[None]] = set()
+        try:
+            while not self._over:
+                await self._room.acquire()
+                job = None if self._over else next(self._jobs, None)
+                if job is None:
+                    break
+                task = asyncio.ensure_future(self._run(*job))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _run(self, index: int, item: Any) -> None:
+        try:
+            outcome = outcome_of(await self._body(item))
+        except BaseException as error:  # as in BodyPool
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # it is the batch that was cancelled
+            outcome = _as_outcome(error)
+        self._report(index, outcome)
+        if not self._held and self._room is not None:
+            self._room.release()
+
+
+def _stopped() -> RequestAbortedError:
+    return RequestAbortedError("the batch was stopped.")
+
+
+def _as_outcome(error: BaseException) -> Exception:
+    if not isinstance(error, Exception):
+        return located(error, None)
+    trim(error)
+    return error
+
+
+def outcome_of(state: ProgramState) -> Outcome:
+    failure = state.branch.player.failure
+    return state if failure is None else failure

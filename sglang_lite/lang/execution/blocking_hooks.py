@@ -1,0 +1,61 @@
+"""SGLang's blocking hooks of a backend: what a generation or a selection asks of them, as records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.execution.executor import StreamExecutor
+from sglang_lite.lang.execution.operations import GenOp, SelectOp
+from sglang_lite.lang.expressions import SglSamplingParams
+from sglang_lite.program.choosing import ChoicesDecision, checked
+from sglang_lite.protocol import CapabilityError, Generation, ProgramError, Usage
+
+if TYPE_CHECKING:
+    from sglang_lite.lang.execution.player import Player
+
+
+def generate(
+    backend: BaseBackend, branch: Player, op: GenOp, show: Callable[[str, dict[str, Any]], None] | None
+) -> list[Generation]:
+    """Calls `generate` or, in a stream of one sample, `generate_stream`."""
+    given = SglSamplingParams.of(op.node.params, op.node.constraint)
+    if branch.log is None or given.n > 1:
+        text, meta = backend.generate(StreamExecutor(branch), given)
+        texts = text if isinstance(text, list) else [text]
+        metas = meta if isinstance(meta, list) else [meta] * len(texts)
+        return [_generation(t, m, i) for i, (t, m) in enumerate(zip(texts, metas))]
+    pieces: list[str] = []
+    meta = {}
+    for piece, meta in backend.generate_stream(StreamExecutor(branch), given):  # the last one is the node's
+        pieces.append(piece)
+        if show is not None:
+            show(piece, meta or {})
+    return [_generation("".join(pieces), meta, 0)]
+
+
+def _generation(text: Any, meta: dict[str, Any] | None, index: int) -> Generation:
+    if not isinstance(text, str):
+        raise ProgramError(f"the backend gave {text!r:.60}, which is no text.")
+    meta = dict(meta or {})
+    reason = meta.get("finish_reason")
+    kind = reason.get("type") if isinstance(reason, dict) else reason
+    usage = Usage(
+        prompt_tokens=meta.get("prompt_tokens") or 0,
+        cached_tokens=meta.get("cached_tokens") or 0,
+        completion_tokens=meta.get("completion_tokens") or 0,
+    )
+    return Generation(text, finish_reason="length" if kind == "length" else "stop", usage=usage, index=index, meta=meta)
+
+
+def select(branch: Player, op: SelectOp) -> ChoicesDecision:
+    node = op.node
+    if op.own.multi is not None:
+        raise CapabilityError(
+            f"select(multi=…) is not possible on {type(branch.backend).__name__}: it picks without scores."
+        )
+    decision = branch.backend.select(
+        StreamExecutor(branch), list(node.choices), node.temperature, op.own.choices_method
+    )
+    return checked(decision, node.choices)

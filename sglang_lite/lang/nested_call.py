@@ -1,0 +1,84 @@
+"""A program that is called inside another one's body."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sglang_lite.lang.call import returned
+from sglang_lite.lang.expressions import SglCall
+from sglang_lite.lang.state import ProgramState, user_location
+from sglang_lite.protocol import ParameterError, ProgramError
+
+if TYPE_CHECKING:
+    from sglang_lite.lang.function import SglFunction
+
+logger = logging.getLogger("sglang_lite")
+
+
+class NestedCall(SglCall):
+    """A program called inside another's body. Added to a state, its body goes on with that state's text and names;
+    read from, it is run by itself, unless it has been added before: then that is read from."""
+
+    __slots__ = ("_added", "_args", "_kwargs", "_program", "_state", "_used", "_where")
+
+    def __init__(self, program: SglFunction, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        self._program, self._args, self._kwargs = program, args, kwargs
+        self._state: ProgramState | None = None
+        self._added = self._used = False
+        self._where = user_location()
+
+    def play_on(self, branch: Any) -> None:
+        program, self._used = self._program, True
+        if self._state is not None and not self._added:
+            raise ProgramError(
+                f"{program.name}(…) was read from, so it has run by itself already.", where=user_location()
+            )
+        if program.is_async:
+            raise ProgramError(
+                f"{program.name} is async, and `+=` can't await it.", hint="Use await s.call(…).", where=user_location()
+            )
+        settings = self._kwargs.keys() & program.options
+        if settings:
+            raise ParameterError(
+                min(settings), f"an added {program.name}(…) runs with the settings of the run it is added to.",
+                hint="Give it to the generation, or use s.call(…).", where=user_location(),
+            )  # fmt: skip
+        kwargs = program.bound(self._args, dict(self._kwargs), program.name)
+        self._added, self._state = True, branch.run.new_state(branch)
+        self._state.ret_value = returned(program, program.func(self._state, *self._args, **kwargs))
+
+    @property
+    def state(self) -> ProgramState:
+        """The state of the program run by itself; started when it is first asked for."""
+        from sglang_lite.lang.tracer import TracingScope, trace_program
+
+        self._used = True
+        if self._state is None:
+            if TracingScope.get_current_scope() is not None:
+                arguments = self._program.signature.bind(*self._args, **self._kwargs).arguments
+                self._state = trace_program(self._program, dict(arguments), None)
+            else:
+                self._state = self._program.run(*self._args, **self._kwargs)
+        return self._state
+
+    def __getitem__(self, name: str) -> Any:
+        return self.state[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.state
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.state, name)
+
+    def __del__(self) -> None:
+        if not self._used:
+            logger.warning(
+                "%s(…) was neither added (s += …) nor read from, so it has not run. [%s]",
+                self._program.name,
+                self._where,
+            )
+
+    def __repr__(self) -> str:
+        return f"Call({self._program.name})"

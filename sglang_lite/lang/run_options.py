@@ -1,0 +1,70 @@
+"""From the keywords of `run` and `run_batch` to the settings of a run."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.default import backend_for
+from sglang_lite.lang.execution.run import NO_PARAMS, RunSettings, current_run
+from sglang_lite.lang.params import check_flags, check_limits, run_params
+from sglang_lite.protocol import ParameterError, SamplingParams
+from sglang_lite.protocol.sampling import named
+
+_PARAMS = tuple(named("run", sglang=True))
+_PLAIN = RunSettings()
+
+
+class DefaultInt(int):
+    """A default that a signature shows, and that can be told from the same value said by a user."""
+
+
+class DefaultFloat(float):
+    """See DefaultInt."""
+
+
+def with_seed(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of a run; one inside another that has a seed gets one too."""
+    outer = current_run.get()
+    if outer is not None and options["seed"] is None:
+        options["seed"] = outer.inner_seed()
+    return options
+
+
+def backend_of(options: Mapping[str, Any]) -> BaseBackend:
+    """What a run is on: the backend given, else that of the run it is inside, else the default."""
+    outer = current_run.get()
+    given = options["backend"]
+    return backend_for(outer.backend if given is None and outer is not None else given)
+
+
+def is_said(value: Any, default: Any) -> bool:
+    """A user has given the value: it is no default, of this method or of another."""
+    return value is not default and type(value) not in (DefaultInt, DefaultFloat)
+
+
+def settings_of(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> RunSettings:
+    """What the options of a run say.
+
+    Args:
+        defaults: of each option.
+
+    Raises:
+        ParameterError: a bad value.
+    """
+    given = {name: options[name] for name in _PARAMS if is_said(options[name], defaults[name])}
+    plain = not given and not options["stream"] and options["seed"] is options["timeout"] is None
+    plain = plain and options["push_down"] is True
+    if plain and not options["retries"]:
+        return _PLAIN
+    timeout, retries = options["timeout"], options["retries"]
+    check_limits(timeout, retries)
+    check_flags(stream=options["stream"], push_down=options["push_down"])
+    seed = options["seed"]
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, numbers.Integral)):
+        raise ParameterError("seed", f"{seed!r:.60} is not a whole number.")
+    params: SamplingParams = run_params(given) if given else NO_PARAMS
+    seed = None if seed is None else int(seed)
+    return RunSettings(params, options["stream"], seed, timeout, retries, options["push_down"])
