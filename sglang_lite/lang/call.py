@@ -11,7 +11,7 @@ from threading import Thread
 from typing import Any
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.concurrency.variables import Cell
+from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.reading import finished
@@ -75,9 +75,9 @@ class Call:
         if raised:
             raise raised[0]
 
-    def _started(self) -> tuple[Cell, list[BaseException]]:
-        """Starts the body in a thread of its own; a cell that is set when it has ended, and what it raised."""
-        ended, raised = Cell(), list[BaseException]()
+    def _started(self) -> tuple[Variable, list[BaseException]]:
+        """Starts the body in a thread of its own; a variable that is set when it has ended, and what it raised."""
+        ended, raised = Variable(), list[BaseException]()
 
         def run() -> None:
             try:

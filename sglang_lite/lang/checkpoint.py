@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.concurrency.variables import Cell
+from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.run import Run, RunSettings
@@ -200,7 +200,7 @@ class BatchFile:
             "arguments": self._arguments[index],
             "text": branch.player.transcript.text(),
             "messages": as_dicts(branch.player.transcript.messages),
-            "variables": {name: _variable(state, name, cell) for name, cell in branch.names.cells.items()},
+            "variables": {name: _variable(state, name, variable) for name, variable in branch.names.variables.items()},
             "ret_value": _packed(state.ret_value, "the return value"),
             "usage": msgspec.structs.asdict(branch.run.usage()),
         }
@@ -234,15 +234,15 @@ def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _variable(state: ProgramState, name: str, cell: Cell) -> dict[str, Any]:
-    failure = cell.error()
+def _variable(state: ProgramState, name: str, variable: Variable) -> dict[str, Any]:
+    failure = variable.error()
     if failure is not None:  # of a branch, say, that the program could do without
         return {"error": str(failure)}
-    kept = {"value": _packed(cell.result(), name)}
-    if cell.record is not None:
+    kept = {"value": _packed(variable.result(), name)}
+    if variable.record is not None:
         kept["raw"] = _packed(state.raw(name), name)
-        kept["usage"] = msgspec.structs.asdict(total_usage(usages_of(cell.record)))
-        kept["finish_reason"] = getattr(cell.record, "finish_reason", "stop")
+        kept["usage"] = msgspec.structs.asdict(total_usage(usages_of(variable.record)))
+        kept["finish_reason"] = getattr(variable.record, "finish_reason", "stop")
     return kept
 
 
@@ -254,15 +254,15 @@ def _restored(entry: dict[str, Any]) -> ProgramState:
     executor = state.branch
     messages = [Message(m["role"], _content(m["content"])) for m in entry["messages"]]
     executor.restore(entry["text"], messages)
-    for name, variable in entry["variables"].items():
-        cell = executor.names.cells[name] = Cell()
-        if "error" in variable:
-            cell.fail(ProgramError(variable["error"]))
+    for name, kept in entry["variables"].items():
+        variable = executor.names.variables[name] = Variable()
+        if "error" in kept:
+            variable.fail(ProgramError(kept["error"]))
             continue
-        cell.set(_unpacked(variable["value"]))
-        if "usage" in variable:
-            of_all = [Usage(**variable["usage"])]
-            cell.record = _record(_unpacked(variable["raw"]), of_all, variable["finish_reason"])
+        variable.set(_unpacked(kept["value"]))
+        if "usage" in kept:
+            of_all = [Usage(**kept["usage"])]
+            variable.record = _record(_unpacked(kept["raw"]), of_all, kept["finish_reason"])
     usage = Usage(**entry["usage"])
     run.restore(usage)
     state.ret_value = _unpacked(entry["ret_value"])

@@ -1,5 +1,5 @@
 """What a user adds to a program: its nodes (program/nodes.py) by SGLang's names, and those with something of the
-caller's own, which no node has. Immutable: what came of it is elsewhere (futures.Cell)."""
+caller's own, which no node has. Immutable: what came of it is elsewhere (concurrency/variables.py)."""
 
 from __future__ import annotations
 

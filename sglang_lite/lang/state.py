@@ -11,18 +11,18 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
-from sglang_lite.lang.concurrency.variables import Cell, TextLog
+from sglang_lite.lang.concurrency.variables import TextLog, Variable
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.executor import StreamExecutor
 from sglang_lite.lang.execution.operations import Checkpoint as Place
 from sglang_lite.lang.execution.reading import (
+    afind_variable,
     all_messages,
-    avariable,
     check_name,
+    find_variable,
     finished,
     may_block,
     nothing,
-    variable,
     whole_text,
 )
 from sglang_lite.lang.execution.run import current_run
@@ -92,9 +92,9 @@ class _CopyScope:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         assert self._group is not None
         parent, child = self._state.branch, self._group[0].branch
-        for name, cell in list(child.names.own(parent.names.cells)):
-            parent.names.declare(name, cell)
-            _tells_failure(cell, child)
+        for name, variable in list(child.names.own(parent.names.variables)):
+            parent.names.declare(name, variable)
+            _tells_failure(variable, child)
 
 
 class Checkpoint:
@@ -214,7 +214,7 @@ class ProgramState:
 
     def set_var(self, name: str, value: Any) -> None:
         check_name(name, user_location())
-        self.branch.names.declare(name, Cell.of(value))
+        self.branch.names.declare(name, Variable.of(value))
 
     def __setitem__(self, name: str, value: Any) -> None:
         self.set_var(name, value)
@@ -234,18 +234,18 @@ class ProgramState:
             UnknownVariableError: there is no such variable.
             SglError: the node that makes it has failed; the error names the line of the program.
         """
-        cell = self.branch.names.cells.get(name) if type(name) is str else None
-        if cell is None:
-            cell = variable(self.branch.player, name, user_location())
-        return self._wait(cell, name)
+        variable = self.branch.names.variables.get(name) if type(name) is str else None
+        if variable is None:
+            variable = find_variable(self.branch.player, name, user_location())
+        return self._wait(variable, name)
 
     get_var = __getitem__
 
     async def get(self, name: str) -> Any:
         """`s[name]` for async programs."""
-        cell = await avariable(self.branch.player, name, user_location())
+        variable = await afind_variable(self.branch.player, name, user_location())
         try:
-            return await cell.get()
+            return await variable.get()
         except SglError as error:
             self.branch.player.see_failure()
             trim(error)
@@ -254,7 +254,7 @@ class ProgramState:
     def raw(self, name: str) -> Any:
         """The text behind a variable (a list for several samples): what a typed value was read from."""
         value = self[name]
-        return _text_of(variable(self.branch.player, name).record, value)
+        return _text_of(find_variable(self.branch.player, name).record, value)
 
     def probs(self, name: str) -> dict[str, float]:
         """For a `select`: each choice's probability, from the summed log-probabilities of its tokens.
@@ -287,13 +287,13 @@ class ProgramState:
         return total_usage(usages_of(self._record(name)))
 
     def _record(self, name: str) -> Any:
-        cell = variable(self.branch.player, name, user_location())
-        self._wait(cell, name)
-        return cell.record
+        variable = find_variable(self.branch.player, name, user_location())
+        self._wait(variable, name)
+        return variable.record
 
     def __contains__(self, name: str) -> bool:
         """Whether there is such a variable; it may not have its value yet."""
-        return isinstance(name, str) and name in self.branch.names.cells
+        return isinstance(name, str) and name in self.branch.names.variables
 
     def get_meta_info(self, name: str) -> dict[str, Any] | None:
         """What the backend reported about a variable, in SGLang's shape; None for variables set by hand."""
@@ -327,15 +327,15 @@ class ProgramState:
         self._may_wait(self.branch.read(nothing, user_location()))
         return self.branch.player.error()
 
-    def _may_wait(self, cell: Cell, name: str | None = None) -> None:
-        if not cell.done and self.branch.run.is_async and self.branch.player.waits:
+    def _may_wait(self, variable: Variable, name: str | None = None) -> None:
+        if not variable.done and self.branch.run.is_async and self.branch.player.waits:
             what = f"await s.get({name!r})" if name is not None else "await s.async_sync() first"
             may_block(self.branch.run, what, user_location())
 
-    def _wait(self, cell: Cell, name: str | None = None) -> Any:
-        self._may_wait(cell, name)
+    def _wait(self, variable: Variable, name: str | None = None) -> Any:
+        self._may_wait(variable, name)
         try:
-            return cell.wait()
+            return variable.wait()
         except SglError as error:
             self.branch.player.see_failure()
             trim(error)
@@ -359,7 +359,7 @@ class ProgramState:
                 where=user_location(),
             )  # fmt: skip
         if var_name is not None:
-            variable(executor.player, var_name, user_location())
+            find_variable(executor.player, var_name, user_location())
             log = executor.names.logs.get(var_name)
             if log is None:  # a value set by hand, or made by another branch
                 yield str(self.raw(var_name))
@@ -376,12 +376,12 @@ class ProgramState:
         with_meta = return_meta_data and var_name is not None
         log = executor.player.log
         if var_name is not None:
-            cell = await avariable(executor.player, var_name, user_location())
+            variable = await afind_variable(executor.player, var_name, user_location())
             log = executor.names.logs.get(var_name)
             if log is None:
-                value = await cell.get()
-                text = cell.record.text if isinstance(cell.record, Generation) else str(value)
-                yield (text, meta_info(cell.record) or {}) if with_meta else text
+                value = await variable.get()
+                text = variable.record.text if isinstance(variable.record, Generation) else str(value)
+                yield (text, meta_info(variable.record) or {}) if with_meta else text
                 return
         if log is None:
             yield await executor.read(whole_text, user_location()).get()
@@ -410,7 +410,7 @@ class ProgramState:
 
     async def partial_async_iter(self, var_name: str) -> AsyncIterator[Any]:
         """`partial_iter` for coroutines."""
-        await avariable(self.branch.player, var_name, user_location())
+        await afind_variable(self.branch.player, var_name, user_location())
         read = self._partial_reader(var_name)
         text, last = "", None
         async for piece in self.text_async_iter(var_name):
@@ -426,7 +426,7 @@ class ProgramState:
     def _partial_reader(self, name: str) -> Any:
         from sglang_lite.constraints.python_types.partial import partial_reader
 
-        kind = variable(self.branch.player, name, user_location()).kind
+        kind = find_variable(self.branch.player, name, user_location()).kind
         if kind is None:
             raise ProgramError(f"{name!r} has no type: only gen(type=…) has values to read.", where=user_location())
         return partial_reader(kind)
@@ -481,15 +481,15 @@ class ProgramStateGroup:
         parent = self.src_state.branch
         children = [state.branch for state in self.states]
         parent.join(children, mode, user_location())
-        shared = parent.names.cells
+        shared = parent.names.variables
         own = [dict(child.names.own(shared)) for child in children]
-        names = dict.fromkeys(name for cells in own for name in cells)
-        gathered = {name: _gather([c.names.cells.get(name) for c in children], shared.get(name)) for name in names}
-        for child, cells in zip(children, own):
-            for cell in cells.values():
-                _tells_failure(cell, child)
-        for name, cell in gathered.items():
-            parent.names.declare(name, cell)
+        names = dict.fromkeys(name for variables in own for name in variables)
+        gathered = {name: _gather([c.names.variables.get(name) for c in children], shared.get(name)) for name in names}
+        for child, variables in zip(children, own):
+            for variable in variables.values():
+                _tells_failure(variable, child)
+        for name, variable in gathered.items():
+            parent.names.declare(name, variable)
 
     def __len__(self) -> int:
         return len(self.states)
@@ -527,39 +527,39 @@ class ProgramStateGroup:
         return self
 
 
-def _tells_failure(cell: Cell, child: Branch) -> None:
-    """A cell that another branch shows: if it fails, so does that branch's reader. (What failed in a node that no
+def _tells_failure(variable: Variable, child: Branch) -> None:
+    """A variable that another branch shows: if it fails, so does that branch's reader. (What failed in a node that no
     variable shows is still to be told.)"""
 
     def settled() -> None:
-        if cell.error() is not None:
+        if variable.error() is not None:
             child.player.see_failure()
 
-    cell.when_done(settled)
+    variable.when_done(settled)
 
 
-def _gather(cells: list[Cell | None], shared: Cell | None) -> Cell:
-    """A cell for the list of the cells' values: None where there is no cell or it is the parent's own."""
-    own = [cell if cell is not shared else None for cell in cells]
-    present = [cell for cell in own if cell is not None]
-    gathered = Cell()
-    left = itertools.count(len(present) - 1, -1)  # counts down atomically: cells settle on several threads
+def _gather(variables: list[Variable | None], shared: Variable | None) -> Variable:
+    """A variable for the list of the variables' values: None where there is no variable or it is the parent's own."""
+    own = [variable if variable is not shared else None for variable in variables]
+    present = [variable for variable in own if variable is not None]
+    gathered = Variable()
+    left = itertools.count(len(present) - 1, -1)  # counts down atomically: variables settle on several threads
 
     def one_more() -> None:
         if next(left):
             return
-        failed = next((cell for cell in present if cell.error() is not None), None)
+        failed = next((variable for variable in present if variable.error() is not None), None)
         if failed is not None:
             error = failed.error()
             assert error is not None
             gathered.where = failed.where
             gathered.fail(error)
         else:
-            gathered.record = [cell.record if cell is not None else None for cell in own]
-            gathered.set([cell.result() if cell is not None else None for cell in own])
+            gathered.record = [variable.record if variable is not None else None for variable in own]
+            gathered.set([variable.result() if variable is not None else None for variable in own])
 
-    for cell in present:
-        cell.when_done(one_more)
+    for variable in present:
+        variable.when_done(one_more)
     return gathered
 
 

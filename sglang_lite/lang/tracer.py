@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.chat_template import get_chat_template
-from sglang_lite.lang.concurrency.variables import Cell
+from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.operations import GenOp, HookOp, JoinOp, MarkOp, Op, ReadOp, ScopeOp, SelectOp
 from sglang_lite.lang.execution.player import Player
@@ -243,10 +243,10 @@ class TraceBranch(Branch):
     def join(self, children: list[Branch], mode: JoinMode, where: Location | None) -> None:
         self._put(JoinOp(Join(mode=mode, where=where), [], []))
 
-    def read(self, what: Callable[[Player], Any], where: Location | None = None) -> Cell:
+    def read(self, what: Callable[[Player], Any], where: Location | None = None) -> Variable:
         if what is not nothing:
             SglVariable("the text")._refuse("read the text or the messages")
-        return Cell.of(None)
+        return Variable.of(None)
 
     def _put(self, op: Op) -> None:
         """Records the node of an operation, instead of playing it."""
@@ -265,12 +265,12 @@ class TraceBranch(Branch):
         if isinstance(op, GenOp | SelectOp):
             name = op.node.name or f"{'gen' if isinstance(op, GenOp) else 'select'}_{len(state.variables)}"
             state.variables[name] = SglVariable(name, node)
-            op.cell.set(state.variables[name])
+            op.variable.set(state.variables[name])
             if isinstance(op, GenOp) and op.thoughts is not None:
                 op.thoughts.set(SglVariable(f"{name}_reasoning_content", node))
         elif isinstance(op, ScopeOp) and isinstance(op.node, ScopeEnd):
             state.variables[op.node.name] = SglVariable(op.node.name, node)
-            op.cell.set(state.variables[op.node.name])
+            op.variable.set(state.variables[op.node.name])
 
 
 class TracerProgramState(ProgramState):

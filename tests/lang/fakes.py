@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 import sglang_lite as sgl
-from sglang_lite.lang.concurrency.variables import Cell
+from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.protocol import ChoiceScore, Delta, Generation, Selection, TokenLogprob
 
 _PATIENCE = 20  # how much longer a busy machine may take
@@ -29,7 +29,7 @@ class Gated(sgl.BaseBackend):
     def __init__(self, answer: str = "x") -> None:
         super().__init__()
         self.asked, self.cancelled = threading.Event(), threading.Event()
-        self._answer, self._gate = answer, Cell()
+        self._answer, self._gate = answer, Variable()
 
     def open(self) -> None:
         self._gate.set(None)
@@ -75,7 +75,7 @@ class Pieces(sgl.BaseBackend):
     def __init__(self, *pieces: str | Delta | Exception, stepped: bool = False) -> None:
         super().__init__()
         self._pieces = [Delta(piece) if isinstance(piece, str) else piece for piece in pieces]
-        self._gates = [Cell() for _ in pieces]
+        self._gates = [Variable() for _ in pieces]
         if not stepped:
             self.step(len(pieces))
 

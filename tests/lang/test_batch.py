@@ -21,7 +21,7 @@ def test_results_are_in_order_and_finished():
     states = square.run_batch(
         [{"x": i} for i in range(30)], backend=backend(latency=lambda call: 0.03 - len(call.prompt.text) / 400)
     )
-    assert [state.branch.names.cells["a"].done for state in states] == [True] * 30
+    assert [state.branch.names.variables["a"].done for state in states] == [True] * 30
     assert [int(state["a"]) for state in states] == [i * i for i in range(30)]
 
 

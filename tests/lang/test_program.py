@@ -255,7 +255,7 @@ def test_use_thread_false_waits_for_everything():
         s += sgl.gen("a")
 
     state = program.run(backend=sgl.ScriptedBackend(default="x", latency=0.02), use_thread=False)
-    assert state.branch.names.cells["a"].done
+    assert state.branch.names.variables["a"].done
 
 
 def test_the_same_name_twice_reads_the_latest():

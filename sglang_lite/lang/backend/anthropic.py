@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from sglang_lite.lang.backend.base_backend import Capabilities
-from sglang_lite.lang.backend.remote import JSON, RemoteBackend, Said, without_marks
+from sglang_lite.lang.backend.remote import JSON, PartialAnswer, RemoteBackend, without_marks
 from sglang_lite.lang.backend.structured import Form, form_of, strict_schema
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.results import data_url
@@ -126,7 +126,7 @@ class Anthropic(RemoteBackend):
         form = None if constraint is None else form_of(constraint)
         request = self._request(prompt, params, form)
         shown = stream and not (form is not None and form.wrapped)  # what is wrapped is shown when it is whole
-        said, start, end = Said(), None, None
+        said, start, end = PartialAnswer(), None, None
         repeated = prompt.partial[len(prompt.partial.rstrip()) :]  # blanks that were not sent: the answer begins so
         held = ""
         began, first = time.perf_counter(), 0.0

@@ -12,7 +12,7 @@ from typing import Any
 from sglang_lite.constraints.emit.regex import to_rust
 from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.lang.backend.base_backend import Capabilities
-from sglang_lite.lang.backend.remote import JSON, RemoteBackend, Said, without_marks
+from sglang_lite.lang.backend.remote import JSON, PartialAnswer, RemoteBackend, without_marks
 from sglang_lite.lang.backend.structured import Form, form_of, strict_schema
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.results import as_dicts
@@ -138,7 +138,7 @@ class OpenAI(RemoteBackend):
             return
         api = self.client().chat.completions if self.is_chat_model else self.client().completions
         request = self._request(prompt, params, form)
-        samples: defaultdict[int, Said] = defaultdict(Said)
+        samples: defaultdict[int, PartialAnswer] = defaultdict(PartialAnswer)
         said: Any = None
         usage = None
         began, first = time.perf_counter(), 0.0
@@ -227,7 +227,7 @@ class OpenAI(RemoteBackend):
         if getattr(said, "error", None) is not None:
             raise BackendError(f"{self._name}: {said.error.message} (response {said.id})", hint="Try again.")
         why = getattr(getattr(said, "incomplete_details", None), "reason", None)
-        sample = Said(cut=why == "max_output_tokens")
+        sample = PartialAnswer(cut=why == "max_output_tokens")
         calls = 0
         for item in getattr(said, "output", None) or ():
             if item.type == "custom_tool_call":
@@ -242,7 +242,7 @@ class OpenAI(RemoteBackend):
         return self.generation(sample, params, regex, _cost(said.usage, began, 0.0), meta)
 
 
-def _add(sample: Said, choice: Any) -> Delta:
+def _add(sample: PartialAnswer, choice: Any) -> Delta:
     """Adds what a choice, whole or a part, has brought."""
     message = getattr(choice, "message", None) or getattr(choice, "delta", None)
     text = (getattr(choice, "text", None) if message is None else message.content) or ""

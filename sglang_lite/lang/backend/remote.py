@@ -59,7 +59,7 @@ class TokenUsage:
 
 
 @dataclass(slots=True)
-class Said:
+class PartialAnswer:
     """What an API has said so far of one sample.
 
     Attributes:
@@ -213,7 +213,7 @@ class RemoteBackend(BaseBackend):
 
     def generation(
         self,
-        said: Said,
+        said: PartialAnswer,
         params: SamplingParams,
         constraint: Constraint | None,
         usage: Usage,

@@ -48,7 +48,7 @@ class _Watched(threading.local):
 watched = _Watched()  # set by a crew on its own threads
 
 
-class Cell:
+class Variable:
     """The value of a node: set once or failed once, read any number of times.
 
     Args:
@@ -75,18 +75,18 @@ class Cell:
         self._callbacks: list[Callable[[], object]] | None = None
 
     @staticmethod
-    def of(value: Any) -> Cell:
-        """A cell that has its value already."""
-        cell = Cell()
-        cell.set(value)
-        return cell
+    def of(value: Any) -> Variable:
+        """A variable that has its value already."""
+        variable = Variable()
+        variable.set(value)
+        return variable
 
     @property
     def done(self) -> bool:
         return self._done
 
     def set(self, value: Any) -> None:
-        """Gives the value. A cell that has failed or was set keeps what it has."""
+        """Gives the value. A variable that has failed or was set keeps what it has."""
         self._settle(value, None)
 
     def fail(self, error: BaseException) -> None:
@@ -102,7 +102,7 @@ class Cell:
             callback()
 
     def when_done(self, callback: Callable[[], object]) -> None:
-        """Calls `callback` once, when the cell is settled: now, or later on the thread that settles it."""
+        """Calls `callback` once, when the variable is settled: now, or later on the thread that settles it."""
         with self._lock:
             if not self._done:
                 if self._callbacks is None:
@@ -112,7 +112,7 @@ class Cell:
         callback()
 
     def result(self) -> Any:
-        """The value of a settled cell; raises what it failed with."""
+        """The value of a settled variable; raises what it failed with."""
         if self._error is not None:
             raise located(self._error, self.where)
         return self._value
@@ -121,7 +121,7 @@ class Cell:
         return self._error
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Blocks until the cell is settled.
+        """Blocks until the variable is settled.
 
         Raises:
             RequestTimeoutError: not within `timeout` seconds.

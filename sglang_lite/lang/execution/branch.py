@@ -12,7 +12,7 @@ import msgspec
 from sglang_lite.constraints.free_numbers import ENDS
 from sglang_lite.lang.backend.base_backend import EVERYTHING
 from sglang_lite.lang.choices import token_length_normalized
-from sglang_lite.lang.concurrency.variables import Cell, TextLog, located
+from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
 from sglang_lite.lang.execution.executor import StreamExecutor
 from sglang_lite.lang.execution.operations import (
     Checkpoint,
@@ -134,17 +134,17 @@ class Branch:
             case TurnEnd():
                 self._end_turn(part.role, where)
             case ScopeBegin():
-                cell = Cell(where)
-                self.names.scopes[part.name] = (*self.names.scopes.get(part.name, ()), cell)
-                self._put(ScopeOp(ScopeBegin(part.name, where=where), cell))
+                variable = Variable(where)
+                self.names.scopes[part.name] = (*self.names.scopes.get(part.name, ()), variable)
+                self._put(ScopeOp(ScopeBegin(part.name, where=where), variable))
             case ScopeEnd():
                 if part.name not in self.names.scopes:
                     raise ProgramError(f"the variable scope {part.name!r} is not open.", where=where)
-                *outer, cell = self.names.scopes.pop(part.name)
+                *outer, variable = self.names.scopes.pop(part.name)
                 if outer:
                     self.names.scopes[part.name] = tuple(outer)
-                self.names.declare(part.name, cell)
-                self._put(ScopeOp(ScopeEnd(part.name, where=where), cell))
+                self.names.declare(part.name, variable)
+                self._put(ScopeOp(ScopeEnd(part.name, where=where), variable))
             case GrammarBegin():
                 self._begin_grammar(part, where)
             case GrammarEnd():
@@ -203,7 +203,7 @@ class Branch:
                 own, "choices_method, temperature or multi", "It only picks, without scores: leave them out.", where
             )
         self._ahead = None
-        cell, log = self._declare(node.name, where)
+        variable, log = self._declare(node.name, where)
         held = own.multi is not None or self.run.settings.retries
         node = msgspec.structs.replace(
             node,
@@ -212,7 +212,7 @@ class Branch:
             special=self._role is None,
             where=where,
         )
-        return SelectOp(node, own, cell, log)
+        return SelectOp(node, own, variable, log)
 
     def _gen(self, own: SglGen, where: Location | None) -> GenOp:
         options = own.options
@@ -240,8 +240,8 @@ class Branch:
                 if not isinstance(getattr(params, field), Unset):
                     raise backend.refusal(own, field, "SGLang's blocking hooks have no such parameter.", where)
         kind = None if own.value_type is None else own.value_type.annotation
-        cell, log = self._declare(own.node.name, where, kind)
-        op = GenOp(Gen(own.node.name, params, constraint, self._held(own), where=where), own, cell, log)
+        variable, log = self._declare(own.node.name, where, kind)
+        op = GenOp(Gen(own.node.name, params, constraint, self._held(own), where=where), own, variable, log)
         self._ahead = None
         if reasoning is not None:
             name = f"{own.node.name}_reasoning_content" if own.node.name is not None else None
@@ -276,14 +276,14 @@ class Branch:
             self._put(ImagePart(image, token, where=where))
         self.tell("fill_image")
 
-    def _declare(self, name: str | None, where: Location | None, kind: Any = None) -> tuple[Cell, TextLog | None]:
-        cell = Cell(where)
-        cell.kind = kind  # before the name is known: readers wait for that
+    def _declare(self, name: str | None, where: Location | None, kind: Any = None) -> tuple[Variable, TextLog | None]:
+        variable = Variable(where)
+        variable.kind = kind  # before the name is known: readers wait for that
         if name is None:
-            return cell, None
+            return variable, None
         log = TextLog() if self.player.log is not None else None
-        self.names.declare(name, cell, log)
-        return cell, log
+        self.names.declare(name, variable, log)
+        return variable, log
 
     def node_seed(self) -> int | Unset:
         self._nodes += 1
@@ -343,7 +343,7 @@ class Branch:
 
     def _inherit(self, parent: Branch) -> None:
         """Takes over what the submitting side of the branch knows from which this one is forked."""
-        self.names.cells = dict(parent.names.cells)
+        self.names.variables = dict(parent.names.variables)
         self._turns, self._role = list(parent._turns), parent._role
         self._grammar, self._ahead = parent._grammar, parent._ahead and parent._ahead.copy()
 
@@ -371,7 +371,7 @@ class Branch:
     def mark(self) -> Checkpoint:
         """Remembers this place."""
         place = Checkpoint(
-            Mark(), dict(self.names.cells), list(self._turns), self._role, dict(self.names.scopes), self._grammar,
+            Mark(), dict(self.names.variables), list(self._turns), self._role, dict(self.names.scopes), self._grammar,
             self._ahead and self._ahead.copy(),
         )  # fmt: skip
         self._put(MarkOp(place.mark, back=False))
@@ -380,7 +380,7 @@ class Branch:
     def roll_back(self, to: Checkpoint, where: Location | None) -> None:
         """Goes back to a mark: text, turns and variables are what they were there."""
         self.player.go_back(to.mark, where)
-        self.names.cells = dict(to.cells)
+        self.names.variables = dict(to.variables)
         self._turns, self._role, self.names.scopes = list(to.turns), to.role, dict(to.scopes)
         self._grammar, self._ahead = to.grammar, to.ahead and to.ahead.copy()
 
@@ -416,8 +416,8 @@ class Branch:
 
     # ----------------------------------------------------------------------------------------- reading
 
-    def read(self, what: Callable[[Player], Any], where: Location | None = None) -> Cell:
-        """A cell for something about the branch as it is after everything queued so far."""
+    def read(self, what: Callable[[Player], Any], where: Location | None = None) -> Variable:
+        """A variable for something about the branch as it is after everything queued so far."""
         return self.player.read(what, where)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.concurrency.variables import Cell
-from sglang_lite.lang.execution.reading import all_messages, nothing, variable, whole_text
+from sglang_lite.lang.concurrency.variables import Variable
+from sglang_lite.lang.execution.reading import all_messages, find_variable, nothing, whole_text
 from sglang_lite.lang.results import as_dicts, meta_info
 from sglang_lite.protocol import Image, SglError
 from sglang_lite.text.chat_template import ChatTemplate
@@ -65,14 +65,14 @@ class StreamExecutor:
     @property
     def variables(self) -> dict[str, Any]:
         """The variables that have their value."""
-        cells = self._player.names.cells.items()
-        return {name: cell.result() for name, cell in cells if cell.done and cell.error() is None}
+        variables = self._player.names.variables.items()
+        return {name: variable.result() for name, variable in variables if variable.done and variable.error() is None}
 
     @property
     def meta_info(self) -> dict[str, Any]:
         """What the backend reported about the variables that have their value."""
-        cells = self._player.names.cells.items()
-        return {name: meta_info(cell.record) for name, cell in cells if cell.done and cell.record}
+        variables = self._player.names.variables.items()
+        return {name: meta_info(variable.record) for name, variable in variables if variable.done and variable.record}
 
     @property
     def error_(self) -> SglError | None:
@@ -87,16 +87,16 @@ class StreamExecutor:
         return self._player.at_rest and not self._player.run.body_open
 
     def get_var(self, name: str) -> Any:
-        return variable(self._player, name).wait()
+        return find_variable(self._player, name).wait()
 
     def set_var(self, name: str, value: Any) -> None:
-        self._player.names.declare(name, Cell.of(value))
+        self._player.names.declare(name, Variable.of(value))
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> dict[str, Any] | None:
         """Raises RequestTimeoutError: the variable has no value within `timeout` seconds."""
-        cell = variable(self._player, name)
-        cell.wait(timeout)
-        return meta_info(cell.record)
+        variable = find_variable(self._player, name)
+        variable.wait(timeout)
+        return meta_info(variable.record)
 
     def text(self) -> str:
         text: str = self._player.read(whole_text).wait()

@@ -409,9 +409,9 @@ def _accept(branch: Player, op: GenOp, generations: Sequence[Generation], values
             op.thoughts_log.close()
     else:
         branch.transcript.append(spans)
-    op.cell.record = list(generations) if several else first
-    branch.run.played(op.cell.record)
-    op.cell.set(list(values) if several else values[0])
+    op.variable.record = list(generations) if several else first
+    branch.run.played(op.variable.record)
+    op.variable.set(list(values) if several else values[0])
     if op.log is not None:
         op.log.close()
 
@@ -510,12 +510,12 @@ async def _select_several(branch: Player, op: SelectOp) -> None:
         op.mark = None  # that was before it
         taken.append(decision.removeprefix(before))
         left.remove(taken[-1])
-    op.cell.record = records
+    op.variable.record = records
     branch.run.played(records)
     if op.log is not None:
         op.log.append(multi.separator.join(taken))
         op.log.close()
-    op.cell.set(taken)
+    op.variable.set(taken)
 
 
 def select(branch: Player, op: SelectOp) -> None:
@@ -527,9 +527,9 @@ def _picked(branch: Player, op: SelectOp, selection: Selection | None, decision:
     if not branch.is_at(op):  # as in _accept
         return
     branch.transcript.choose(decision.decision)
-    op.cell.record = (selection or Selection((), picked=decision.decision), decision)
-    branch.run.played(op.cell.record)
+    op.variable.record = (selection or Selection((), picked=decision.decision), decision)
+    branch.run.played(op.variable.record)
     if op.log is not None:
         op.log.append(decision.decision)
         op.log.close()
-    op.cell.set(decision.decision)
+    op.variable.set(decision.decision)

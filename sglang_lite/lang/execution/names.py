@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 
-from sglang_lite.lang.concurrency.variables import Cell, TextLog
+from sglang_lite.lang.concurrency.variables import TextLog, Variable
 from sglang_lite.protocol import SglError
 
 
@@ -14,39 +14,39 @@ class Names:
     for a promise, which is settled when the name is declared or never will be.
 
     Attributes:
-        cells: by name; may be read on any thread.
+        variables: by name; may be read on any thread.
         logs: streams of those that are generated while somebody may read them.
         scopes: of the names whose text is being collected; one may be inside another of its name.
     """
 
-    __slots__ = ("_lock", "_promises", "cells", "logs", "scopes")
+    __slots__ = ("_lock", "_promises", "logs", "scopes", "variables")
 
     def __init__(self) -> None:
-        self.cells: dict[str, Cell] = {}
+        self.variables: dict[str, Variable] = {}
         self.logs: dict[str, TextLog] = {}
-        self.scopes: dict[str, tuple[Cell, ...]] = {}
+        self.scopes: dict[str, tuple[Variable, ...]] = {}
         self._lock = threading.Lock()
-        self._promises: dict[str, Cell] = {}
+        self._promises: dict[str, Variable] = {}
 
-    def declare(self, name: str, cell: Cell, log: TextLog | None = None) -> None:
+    def declare(self, name: str, variable: Variable, log: TextLog | None = None) -> None:
         """Gives a name its variable, in place of the one it had."""
         with self._lock:
-            if log is not None:  # first: who finds the cell looks for the log
+            if log is not None:  # first: who finds the variable looks for the log
                 self.logs[name] = log
-            self.cells[name] = cell
+            self.variables[name] = variable
             promise = self._promises.pop(name, None) if self._promises else None
         if promise is not None:
             promise.set(None)
 
-    def promise(self, name: str, fresh: Cell, refusal: Callable[[], SglError | None]) -> Cell:
+    def promise(self, name: str, fresh: Variable, refusal: Callable[[], SglError | None]) -> Variable:
         """Something to wait for until a name is declared: `fresh`, or what others wait for.
 
         Args:
             refusal: why the name never will be.
         """
         with self._lock:
-            if name in self.cells:
-                return Cell.of(None)
+            if name in self.variables:
+                return Variable.of(None)
             error = refusal()
             if error is not None:
                 raise error
@@ -66,9 +66,9 @@ class Names:
         """Somebody waits for a name."""
         return bool(self._promises)
 
-    def own(self, outer: Mapping[str, Cell]) -> Iterator[tuple[str, Cell]]:
+    def own(self, outer: Mapping[str, Variable]) -> Iterator[tuple[str, Variable]]:
         """Names and variables that are not those of the branch it was forked from."""
-        return ((name, cell) for name, cell in self.cells.items() if outer.get(name) is not cell)
+        return ((name, variable) for name, variable in self.variables.items() if outer.get(name) is not variable)
 
     def listed(self) -> str:
-        return ", ".join(map(repr, self.cells)) or "none"
+        return ", ".join(map(repr, self.variables)) or "none"

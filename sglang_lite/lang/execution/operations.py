@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sglang_lite.lang.concurrency.variables import Cell, TextLog
+from sglang_lite.lang.concurrency.variables import TextLog, Variable
 from sglang_lite.lang.expressions import SglGen, SglSelect
 from sglang_lite.program import nodes
 from sglang_lite.program.nodes import (
@@ -38,9 +38,9 @@ class GenOp:
 
     node: nodes.Gen
     own: SglGen
-    cell: Cell
+    variable: Variable
     log: TextLog | None
-    thoughts: Cell | None = None  # gets the reasoning, where it is split off
+    thoughts: Variable | None = None  # gets the reasoning, where it is split off
     thoughts_log: TextLog | None = None
     asked: tuple[Line, int] | None = None  # where its answer comes, and the place of its node there
     mark: int | None = None  # before that node, to go back to
@@ -50,7 +50,7 @@ class GenOp:
 class SelectOp:
     node: nodes.Select
     own: SglSelect
-    cell: Cell
+    variable: Variable
     log: TextLog | None
     asked: tuple[Line, int] | None = None  # as of a generation
     mark: int | None = None
@@ -59,7 +59,7 @@ class SelectOp:
 @dataclass(slots=True)
 class ScopeOp:
     node: ScopeBegin | ScopeEnd
-    cell: Cell
+    variable: Variable
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class JoinOp:
 
     node: nodes.Join
     children: list[Player]
-    added: list[Cell]
+    added: list[Variable]
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class MarkOp:
 class ReadOp:
     """Asks for something about the branch as it is at this place in the queue. No node: it is the caller's."""
 
-    cell: Cell
+    variable: Variable
     what: Callable[[Player], Any]
 
 
@@ -136,9 +136,9 @@ class Checkpoint:
     """What the submitting side of a branch knew at a mark."""
 
     mark: Mark
-    cells: dict[str, Cell]
+    variables: dict[str, Variable]
     turns: list[str]
     role: tuple[str, str] | None
-    scopes: dict[str, tuple[Cell, ...]]
+    scopes: dict[str, tuple[Variable, ...]]
     grammar: Constraint | None
     ahead: ByteMatcher | None

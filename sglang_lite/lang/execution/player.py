@@ -23,7 +23,7 @@ from typing import Any
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.pool import in_pool
-from sglang_lite.lang.concurrency.variables import Cell, TextLog, located
+from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
 from sglang_lite.lang.execution import generation
 from sglang_lite.lang.execution.names import Names
 from sglang_lite.lang.execution.operations import (
@@ -121,11 +121,11 @@ class Player:
             self.line = self.line.fresh(self._at, self.transcript.pieces)
             self.line.add(op)
 
-    def read(self, what: Callable[[Player], Any], where: Location | None = None) -> Cell:
-        """A cell for something about the branch as it is after everything queued so far."""
-        cell = Cell(where, self.run.made)
-        self.put(ReadOp(cell, what))
-        return cell
+    def read(self, what: Callable[[Player], Any], where: Location | None = None) -> Variable:
+        """A variable for something about the branch as it is after everything queued so far."""
+        variable = Variable(where, self.run.made)
+        self.put(ReadOp(variable, what))
+        return variable
 
     def tree(self) -> Iterator[Player]:
         """It, and those that were forked from it."""
@@ -165,7 +165,7 @@ class Player:
         """The body has ended: names that were not declared never will be, and the text is complete."""
         self.names.close(partial(unknown, self))
         if self.log is not None:
-            self.put(ReadOp(Cell(), lambda player: player.log.close() if player.log else None))
+            self.put(ReadOp(Variable(), lambda player: player.log.close() if player.log else None))
 
     def go_back(self, mark: Mark, where: Location | None) -> None:
         """Goes back to a mark. A branch that has failed since works again, unless it was stopped from outside or its
@@ -320,7 +320,7 @@ class Player:
         while True:
             try:
                 if isinstance(op, JoinOp):
-                    added = [piece for cell in op.added for piece in await cell.get()]
+                    added = [piece for variable in op.added for piece in await variable.get()]
                     if self._at is op:
                         self.transcript.take(added)
                 elif isinstance(op, HookOp):
@@ -419,9 +419,9 @@ class Player:
 
     def _scope_at_once(self, op: ScopeOp) -> bool:
         if isinstance(op.node, ScopeBegin):
-            self._scope_starts[id(op.cell)] = len(self.transcript.pieces)
+            self._scope_starts[id(op.variable)] = len(self.transcript.pieces)
         else:
-            op.cell.set(self.transcript.text(self._scope_starts.pop(id(op.cell))))
+            op.variable.set(self.transcript.text(self._scope_starts.pop(id(op.variable))))
         return True
 
     def _fork_at_once(self, op: ForkOp) -> bool:
@@ -433,14 +433,14 @@ class Player:
     def _join_at_once(self, op: JoinOp) -> bool:
         if self.line is not None:
             self.line.reach(op, self.transcript.pieces)
-        if not all(cell.done for cell in op.added):
+        if not all(variable.done for variable in op.added):
             return False
-        for cell in op.added:
-            self.transcript.take(cell.result())
+        for variable in op.added:
+            self.transcript.take(variable.result())
         return True
 
     def _read_at_once(self, op: ReadOp) -> bool:
-        op.cell.set(op.what(self))
+        op.variable.set(op.what(self))
         return True
 
     def _mark_at_once(self, op: MarkOp) -> bool:
@@ -482,16 +482,16 @@ _AT_ONCE: dict[type, Callable[[Player, Any], bool]] = {
 
 
 def _where(op: Op | None) -> Location | None:
-    said = getattr(op, "node", None) or getattr(op, "cell", op)
+    said = getattr(op, "node", None) or getattr(op, "variable", op)
     found: Location | None = getattr(said, "where", None)
     return found
 
 
 def _has_to_wait(op: Op) -> bool:
     if isinstance(op, GenOp | SelectOp):
-        return not op.cell.done
+        return not op.variable.done
     if isinstance(op, JoinOp):
-        return not all(cell.done for cell in op.added)
+        return not all(variable.done for variable in op.added)
     return isinstance(op, HookOp) or op is _NOTHING
 
 
@@ -521,6 +521,6 @@ def _fail_op(op: Op, failure: SglError) -> None:
             backend = op.args[0].backend
             backend.pool.submit(partial(_call_last_hook, backend, op))
     elif isinstance(op, GenOp | SelectOp | ReadOp | ScopeOp):
-        op.cell.fail(failure)
+        op.variable.fail(failure)
         if isinstance(op, GenOp) and op.thoughts is not None:
             op.thoughts.fail(failure)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.lang.concurrency.variables import Cell, located
+from sglang_lite.lang.concurrency.variables import Variable, located
 from sglang_lite.lang.execution.run import Run, current_run
 from sglang_lite.lang.execution.transcript import Piece
 from sglang_lite.lang.results import as_dicts
@@ -25,30 +25,30 @@ def check_name(name: object, where: Location | None) -> None:
         raise ParameterError("name", f"{name!r:.60} is not a string.", where=where)
 
 
-def variable(player: Player, name: str, where: Location | None = None) -> Cell:
+def find_variable(player: Player, name: str, where: Location | None = None) -> Variable:
     """The variable of a name. From outside a body that is still running, waits for the name to be declared."""
     check_name(name, where)
-    cell = player.names.cells.get(name)
-    while cell is None:
+    variable = player.names.variables.get(name)
+    while variable is None:
         promise = _promise(player, name, where)
         may_block(player.run, f"await s.get({name!r})", where)
         promise.wait()
-        cell = player.names.cells.get(name)
-    return cell
+        variable = player.names.variables.get(name)
+    return variable
 
 
-async def avariable(player: Player, name: str, where: Location | None = None) -> Cell:
+async def afind_variable(player: Player, name: str, where: Location | None = None) -> Variable:
     """`variable` for coroutines."""
     check_name(name, where)
-    cell = player.names.cells.get(name)
-    while cell is None:
+    variable = player.names.variables.get(name)
+    while variable is None:
         await _promise(player, name, where).get()
-        cell = player.names.cells.get(name)
-    return cell
+        variable = player.names.variables.get(name)
+    return variable
 
 
-def _promise(player: Player, name: str, where: Location | None) -> Cell:
-    return player.names.promise(name, Cell(where, player.run.made), partial(_never, player, name, where))
+def _promise(player: Player, name: str, where: Location | None) -> Variable:
+    return player.names.promise(name, Variable(where, player.run.made), partial(_never, player, name, where))
 
 
 def _never(player: Player, name: str, where: Location | None) -> SglError | None:
@@ -120,8 +120,8 @@ def when_finished(player: Player, callback: Callable[[], object]) -> None:
         branch.read(nothing).when_done(one_more)
 
 
-def finished(player: Player) -> Cell:
+def finished(player: Player) -> Variable:
     """A variable that is set when everything queued so far, in every branch, has been played or has failed."""
-    cell = Cell()
-    when_finished(player, lambda: cell.set(None))
-    return cell
+    variable = Variable()
+    when_finished(player, lambda: variable.set(None))
+    return variable
