@@ -41,7 +41,7 @@ class Call:
         self._program, self._args, self._kwargs = program, args, kwargs
         outer = current_run.get()
         run = Run(backend, settings, is_async=program.is_async, outer=outer, new_state=ProgramState)
-        self.state = ProgramState(Branch(Player(run, run.line())))
+        self.state = ProgramState(Branch(Player(run, run.pushed())))
         if outer is not None:
             outer.contain(self.state.branch)
         self.state.branch.tell("begin_program")

@@ -1,6 +1,6 @@
 """Where SGLang's users import states and their executor from."""
 
-from sglang_lite.lang.execution.executor import StreamExecutor
+from sglang_lite.lang.execution.stream_executor import StreamExecutor
 from sglang_lite.lang.state import ProgramState, ProgramStateGroup
 
 __all__ = ["ProgramState", "ProgramStateGroup", "StreamExecutor"]

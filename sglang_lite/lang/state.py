@@ -13,7 +13,6 @@ from typing import Any
 from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
 from sglang_lite.lang.concurrency.variables import TextLog, Variable
 from sglang_lite.lang.execution.branch import Branch
-from sglang_lite.lang.execution.executor import StreamExecutor
 from sglang_lite.lang.execution.operations import Checkpoint as Place
 from sglang_lite.lang.execution.reading import (
     afind_variable,
@@ -26,6 +25,7 @@ from sglang_lite.lang.execution.reading import (
     whole_text,
 )
 from sglang_lite.lang.execution.run import current_run
+from sglang_lite.lang.execution.stream_executor import StreamExecutor
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.results import meta_info, probabilities, total_usage, usages_of
 from sglang_lite.lang.tracebacks import trim

@@ -42,8 +42,8 @@ from sglang_lite.protocol.sampling import given
 from sglang_lite.text.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.execution.executor import StreamExecutor
     from sglang_lite.lang.execution.push_down import OpenProgram
+    from sglang_lite.lang.execution.stream_executor import StreamExecutor
 
 
 @dataclass(frozen=True, slots=True)

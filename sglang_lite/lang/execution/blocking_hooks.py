@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.execution.executor import StreamExecutor
 from sglang_lite.lang.execution.operations import GenOp, SelectOp
+from sglang_lite.lang.execution.stream_executor import StreamExecutor
 from sglang_lite.lang.expressions import SglSamplingParams
 from sglang_lite.program.choosing import ChoicesDecision, checked
 from sglang_lite.protocol import CapabilityError, Generation, ProgramError, Usage

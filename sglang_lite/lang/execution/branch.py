@@ -13,7 +13,6 @@ from sglang_lite.constraints.free_numbers import ENDS
 from sglang_lite.lang.backend.base_backend import EVERYTHING
 from sglang_lite.lang.choices import token_length_normalized
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
-from sglang_lite.lang.execution.executor import StreamExecutor
 from sglang_lite.lang.execution.operations import (
     Checkpoint,
     ForkOp,
@@ -27,9 +26,10 @@ from sglang_lite.lang.execution.operations import (
     SelectOp,
 )
 from sglang_lite.lang.execution.player import Player
-from sglang_lite.lang.execution.push_down import Line
+from sglang_lite.lang.execution.push_down import PushedBranch
 from sglang_lite.lang.execution.reading import added, when_finished
 from sglang_lite.lang.execution.run import NO_PARAMS, derived_seed, merge
+from sglang_lite.lang.execution.stream_executor import StreamExecutor
 from sglang_lite.lang.expressions import (
     NUMBER_STOPS,
     SglCall,
@@ -338,8 +338,8 @@ class Branch:
         return children
 
     def _forked(self) -> Player:
-        line = self.player.line
-        return Player(self.run, None if line is None else Line(line.handed, line), forked=True)
+        pushed = self.player.pushed
+        return Player(self.run, None if pushed is None else PushedBranch(pushed.program, pushed), forked=True)
 
     def _inherit(self, parent: Branch) -> None:
         """Takes over what the submitting side of the branch knows from which this one is forked."""
@@ -362,8 +362,8 @@ class Branch:
         players = [child.player for child in children]
         appended = [player.read(added, where) for player in players] if mode == "concate_and_append" else []
         node = Join(mode=mode, where=where)
-        if self.player.line is not None:
-            node = self.player.line.join(node, [player.line for player in players])
+        if self.player.pushed is not None:
+            node = self.player.pushed.join(node, [player.pushed for player in players])
         if mode == "concate_and_append":
             self._ahead = None
         self._put(JoinOp(node, players, appended))
@@ -387,8 +387,8 @@ class Branch:
     def end(self) -> None:
         """The body has ended: names that were not declared never will be, and the text is complete."""
         self.run.body_open = False
-        if self.player.line is not None:
-            when_finished(self.player, self.player.line.handed.close)
+        if self.player.pushed is not None:
+            when_finished(self.player, self.player.pushed.program.close)
         if self.names.awaited or self.player.children or self.player.log is not None:
             for player in self.player.tree():
                 player.declare_no_more()

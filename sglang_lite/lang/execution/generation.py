@@ -47,7 +47,7 @@ from sglang_lite.text.reasoning import ReasoningParser
 
 if TYPE_CHECKING:
     from sglang_lite.lang.execution.player import Player
-    from sglang_lite.lang.execution.push_down import Line
+    from sglang_lite.lang.execution.push_down import PushedBranch
 
 _T = TypeVar("_T")
 _NO_OPTIONS = GenOptions()
@@ -89,9 +89,9 @@ def is_only_answered(op: Op, branch: Player) -> TypeGuard[GenOp]:
 def take_answer(branch: Player, op: GenOp) -> bool:
     """Plays such a generation, if its answer is there. On the executor loop."""
     assert op.asked is not None
-    line, place = op.asked
-    line.reach(op, branch.transcript.pieces)
-    answer = line.answer(place)
+    pushed, place = op.asked
+    pushed.reach(op, branch.transcript.pieces)
+    answer = pushed.answer(place)
     if answer is None:
         return False
     if isinstance(answer, SglError):
@@ -105,8 +105,8 @@ def take_answer(branch: Player, op: GenOp) -> bool:
 async def agenerate(branch: Player, op: GenOp) -> None:
     """Plays a generation: asks the backend until the answer will do, and appends it."""
     run = branch.run
-    if branch.line is not None:
-        branch.line.reach(op, branch.transcript.pieces)
+    if branch.pushed is not None:
+        branch.pushed.reach(op, branch.transcript.pieces)
     if op.own.options is None and run.plain:
         generations = await _ask(branch, op, _NO_OPTIONS, 0, live=True)
         _accept(branch, op, generations, _values(op, generations))
@@ -224,10 +224,10 @@ async def _ask(branch: Player, op: GenOp, options: GenOptions, attempt: int, *, 
     stream = branch.log is not None
     show = _Show(branch, op, options.reasoning) if live and stream else None
     done: list[Generation] = []
-    if branch.line is not None and options.backend is None:
-        line, place = op.asked if op.asked is not None and not attempt else _asked(branch, op, params)
+    if branch.pushed is not None and options.backend is None:
+        pushed, place = op.asked if op.asked is not None and not attempt else _asked(branch, op, params)
         count = 1 if isinstance(params.n, Unset) else params.n
-        events: AsyncGenerator[Any, None] = line.answers(place, count)
+        events: AsyncGenerator[Any, None] = pushed.answers(place, count)
     elif backend.blocking:
         events = _from_hooks(backend, branch, op, show)
     else:
@@ -249,9 +249,9 @@ async def _ask(branch: Player, op: GenOp, options: GenOptions, attempt: int, *, 
     return done
 
 
-def _asked(branch: Player, op: GenOp, params: SamplingParams) -> tuple[Line, int]:
-    assert branch.line is not None
-    return branch.line, branch.line.gen(op, params, branch.transcript.pieces)
+def _asked(branch: Player, op: GenOp, params: SamplingParams) -> tuple[PushedBranch, int]:
+    assert branch.pushed is not None
+    return branch.pushed, branch.pushed.gen(op, params, branch.transcript.pieces)
 
 
 def _constraint(branch: Player, op: GenOp) -> Constraint | None:
@@ -445,8 +445,8 @@ def select_at_once(branch: Player, op: SelectOp) -> bool:
 async def aselect(branch: Player, op: SelectOp) -> None:
     """Plays a selection."""
     backend = branch.backend
-    if branch.line is not None:
-        branch.line.reach(op, branch.transcript.pieces)
+    if branch.pushed is not None:
+        branch.pushed.reach(op, branch.transcript.pieces)
     if backend.blocking:
         decision = await _retried(branch, partial(in_pool, backend.pool, partial(blocking_hooks.select, branch, op)))
         _picked(branch, op, None, decision)
@@ -473,18 +473,18 @@ async def _retried(branch: Player, ask: Callable[[], Awaitable[_T]]) -> _T:
 
 async def _score(branch: Player, op: SelectOp, texts: Sequence[str]) -> Selection:
     unconditional = op.own.choices_method.requires_unconditional_logprobs
-    if branch.line is None:
+    if branch.pushed is None:
         prompt = branch.transcript.prompt()
         return await _retried(branch, partial(branch.backend.aselect, prompt, texts, unconditional=unconditional))
 
     async def ask() -> Selection:
-        assert branch.line is not None
+        assert branch.pushed is not None
         asked, op.asked = op.asked, None
-        line, place = asked or (
-            branch.line,
-            branch.line.score(op, texts, branch.transcript.pieces, unconditional=unconditional),
+        pushed, place = asked or (
+            branch.pushed,
+            branch.pushed.score(op, texts, branch.transcript.pieces, unconditional=unconditional),
         )
-        answers: list[Any] = [each async for each in line.answers(place)]
+        answers: list[Any] = [each async for each in pushed.answers(place)]
         selection: Selection = answers[0]
         return selection
 

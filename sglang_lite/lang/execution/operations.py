@@ -23,7 +23,7 @@ from sglang_lite.program.nodes import (
 if TYPE_CHECKING:
     from sglang_lite.constraints.byte_matcher import ByteMatcher
     from sglang_lite.lang.execution.player import Player
-    from sglang_lite.lang.execution.push_down import Line
+    from sglang_lite.lang.execution.push_down import PushedBranch
     from sglang_lite.lang.execution.transcript import Place
     from sglang_lite.protocol import Constraint
 
@@ -42,7 +42,7 @@ class GenOp:
     log: TextLog | None
     thoughts: Variable | None = None  # gets the reasoning, where it is split off
     thoughts_log: TextLog | None = None
-    asked: tuple[Line, int] | None = None  # where its answer comes, and the place of its node there
+    asked: tuple[PushedBranch, int] | None = None  # where its answer comes, and the place of its node there
     mark: int | None = None  # before that node, to go back to
 
 
@@ -52,7 +52,7 @@ class SelectOp:
     own: SglSelect
     variable: Variable
     log: TextLog | None
-    asked: tuple[Line, int] | None = None  # as of a generation
+    asked: tuple[PushedBranch, int] | None = None  # as of a generation
     mark: int | None = None
 
 

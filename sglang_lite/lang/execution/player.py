@@ -38,7 +38,7 @@ from sglang_lite.lang.execution.operations import (
     ScopeOp,
     SelectOp,
 )
-from sglang_lite.lang.execution.push_down import Inbox, Line
+from sglang_lite.lang.execution.push_down import Inbox, PushedBranch
 from sglang_lite.lang.execution.reading import nothing, unknown
 from sglang_lite.lang.execution.run import Run, current_run
 from sglang_lite.lang.execution.transcript import Transcript
@@ -63,7 +63,8 @@ class Player:
 
     Args:
         run: what it belongs to.
-        line: hands it to a backend that plays whole programs; None: that is asked node by node.
+        pushed: the branch as far as it is handed to a backend that plays whole programs; None: that is asked node by
+            node.
         forked: it begins when its parent gets there.
 
     Attributes:
@@ -73,12 +74,26 @@ class Player:
     """
 
     __slots__ = (
-        "__weakref__", "_at", "_failure", "_failure_seen", "_lock", "_queue", "_scope_starts", "_sid", "_stopped",
-        "_waiting", "backend", "children", "line", "names", "run", "transcript",
+        "__weakref__",
+        "_at",
+        "_failure",
+        "_failure_seen",
+        "_lock",
+        "_queue",
+        "_scope_starts",
+        "_sid",
+        "_stopped",
+        "_waiting",
+        "backend",
+        "children",
+        "names",
+        "pushed",
+        "run",
+        "transcript",
     )  # fmt: skip
 
-    def __init__(self, run: Run, line: Line | None = None, *, forked: bool = False) -> None:
-        self.run, self.backend, self.line = run, run.backend, line
+    def __init__(self, run: Run, pushed: PushedBranch | None = None, *, forked: bool = False) -> None:
+        self.run, self.backend, self.pushed = run, run.backend, pushed
         self.names = Names()
         self.transcript = Transcript(TextLog() if run.settings.stream else None)
         self.children: list[Player] = []
@@ -100,7 +115,7 @@ class Player:
         with self._lock:
             failure = self._failure
             if failure is None:
-                if self.line is not None and type(op) not in (ReadOp, HookOp):
+                if self.pushed is not None and type(op) not in (ReadOp, HookOp):
                     self._hand(op)
                 if self._at is not None:
                     self._queue.append(op)
@@ -116,10 +131,10 @@ class Player:
 
     def _hand(self, op: Op) -> None:
         """Hands an operation over, under the lock."""
-        assert self.line is not None
-        if not self.line.add(op):
-            self.line = self.line.fresh(self._at, self.transcript.pieces)
-            self.line.add(op)
+        assert self.pushed is not None
+        if not self.pushed.add(op):
+            self.pushed = self.pushed.fresh(self._at, self.transcript.pieces)
+            self.pushed.add(op)
 
     def read(self, what: Callable[[Player], Any], where: Location | None = None) -> Variable:
         """A variable for something about the branch as it is after everything queued so far."""
@@ -180,8 +195,8 @@ class Player:
         with self._lock:
             lost = self._failure is not None and mark.played is None  # it has failed before the mark
             running, gone = self._take_back(mark)
-            if self.line is not None and not lost:
-                self.line.roll_back(mark.place)
+            if self.pushed is not None and not lost:
+                self.pushed.roll_back(mark.place)
         for op in gone:
             _fail_op(op, given_up)
         self.put(MarkOp(mark, back=True))
@@ -258,8 +273,8 @@ class Player:
             with self._lock:  # as in _next, which is not called: this is the hottest loop there is
                 if self._at is not op:
                     return None
-                if self.line is not None and self.line.held is op:
-                    self.line.go_on(op, self.transcript.pieces, self._queue)
+                if self.pushed is not None and self.pushed.held is op:
+                    self.pushed.go_on(op, self.transcript.pieces, self._queue)
                 if not self._queue:
                     self._at = None
                     return None
@@ -270,8 +285,8 @@ class Player:
         with self._lock:
             if self._at is not op:
                 return None
-            if self.line is not None and self.line.held is op:
-                self.line.go_on(op, self.transcript.pieces, self._queue)
+            if self.pushed is not None and self.pushed.held is op:
+                self.pushed.go_on(op, self.transcript.pieces, self._queue)
             self._at = self._queue.popleft() if self._queue else None
             return self._at
 
@@ -308,10 +323,10 @@ class Player:
 
     def _wait_for_answer(self, op: GenOp) -> None:
         assert op.asked is not None
-        line, place = op.asked
+        pushed, place = op.asked
         with self._lock:
             if self._at is op:
-                self._waiting = line.when_answered(place, partial(self._await, op))
+                self._waiting = pushed.when_answered(place, partial(self._await, op))
 
     async def _play(self, waits: Op) -> None:
         """Plays on the executor loop from an operation on that has to wait."""
@@ -385,8 +400,8 @@ class Player:
             if back is not None:  # what has failed is taken back already, by a rollback that waits for it
                 self._at = self._queue.popleft()
             else:
-                if self.line is not None:
-                    self.line.drop()
+                if self.pushed is not None:
+                    self.pushed.drop()
                 self._failure, logs = failure, list(self.names.logs.values())
                 if self.log is not None:
                     logs.append(self.log)
@@ -431,8 +446,8 @@ class Player:
         return True
 
     def _join_at_once(self, op: JoinOp) -> bool:
-        if self.line is not None:
-            self.line.reach(op, self.transcript.pieces)
+        if self.pushed is not None:
+            self.pushed.reach(op, self.transcript.pieces)
         if not all(variable.done for variable in op.added):
             return False
         for variable in op.added:

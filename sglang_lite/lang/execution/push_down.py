@@ -69,14 +69,14 @@ class OpenProgram(Protocol):
         ...
 
 
-class Handed:
+class PushedProgram:
     """The program of a run, at its backend.
 
     Args:
         stream: somebody reads texts while they grow.
 
     Attributes:
-        lock: of all its lines; a branch's own lock is taken before.
+        lock: of all its branches; a branch's own lock is taken before.
         closed: what comes nevertheless needs a program of its own.
     """
 
@@ -84,99 +84,99 @@ class Handed:
         self.backend, self.stream = backend, stream
         self.lock = threading.RLock()
         self.closed = False
-        self._program: OpenProgram | None = None
-        self._lines: dict[Path, Line] = {}  # those that the program has
+        self._open: OpenProgram | None = None
+        self._branches: dict[Path, PushedBranch] = {}  # those that the program has
         self._over: SglError | None = None  # it has ended
 
     @property
     def opened(self) -> bool:
         """It has been, though it may have ended."""
-        return self._program is not None or self._over is not None
+        return self._open is not None or self._over is not None
 
-    def flush(self, line: Line) -> None:
-        """Hands over what a line and those before it have, and opens the program with it."""
+    def flush(self, branch: PushedBranch) -> None:
+        """Hands over what a branch and those before it have, and opens the program with it."""
         if self._over is not None:
-            executor().post(line.end, self._over)
+            executor().post(branch.end, self._over)
             return
         try:
-            if self._program is None:
-                self._program = self.backend.open_program(self._take, stream=self.stream)
-            self._send(line, self._program)
-            late, line.late = line.late, []
+            if self._open is None:
+                self._open = self.backend.open_program(self._take, stream=self.stream)
+            self._send(branch, self._open)
+            late, branch.late = branch.late, []
             for each in late:
-                self._send_waiting(each, self._program)
+                self._send_waiting(each, self._open)
         except SglError as error:
-            executor().post(line.end, error)
+            executor().post(branch.end, error)
 
-    def _send(self, line: Line, program: OpenProgram) -> None:
-        if line.parent is not None:
-            self._send(line.parent, program)
-        joined, line.joined = line.joined, []
+    def _send(self, branch: PushedBranch, program: OpenProgram) -> None:
+        if branch.parent is not None:
+            self._send(branch.parent, program)
+        joined, branch.joined = branch.joined, []
         for each in joined:
             self._send(each, program)
-        path = line.path
+        path = branch.path
         if path is None:
-            line.waiting = True
-        elif line.nodes:
-            self._lines[path] = line
-            nodes, line.nodes = line.nodes, []
+            branch.waiting = True
+        elif branch.nodes:
+            self._branches[path] = branch
+            nodes, branch.nodes = branch.nodes, []
             program.extend(path, nodes)
 
-    def _send_waiting(self, line: Line, program: OpenProgram) -> None:
-        if line.waiting:
-            line.waiting = False
-            self._send(line, program)
-        for each in line.forks:
+    def _send_waiting(self, branch: PushedBranch, program: OpenProgram) -> None:
+        if branch.waiting:
+            branch.waiting = False
+            self._send(branch, program)
+        for each in branch.forks:
             self._send_waiting(each, program)
 
-    def drop(self, line: Line) -> None:
-        """Ends what is queued or under way of a line."""
-        path = line.path
-        if self._program is not None and path is not None:
+    def drop(self, branch: PushedBranch) -> None:
+        """Ends what is queued or under way of a branch."""
+        path = branch.path
+        if self._open is not None and path is not None:
             with contextlib.suppress(SglError):
-                self._send(line, self._program)  # a mark among it may be gone back to
-            self._program.drop(path)
+                self._send(branch, self._open)  # a mark among it may be gone back to
+            self._open.drop(path)
 
     def close(self) -> None:
         """Says that nothing more will come."""
         with self.lock:
             self.closed = True
-            if self._program is not None:
-                self._program.close()
+            if self._open is not None:
+                self._open.close()
 
     def _take(self, event: Played | ProgramResult | SglError) -> None:
         """On the executor loop."""
         if isinstance(event, Played):
-            if (line := self._lines.get(event.path[:-1])) is not None:
-                line.take(event.path[-1], event.event)
+            if (branch := self._branches.get(event.path[:-1])) is not None:
+                branch.take(event.path[-1], event.event)
             return
         error = event if isinstance(event, SglError) else ProgramError("the program has ended.")
         with self.lock:
-            self._over, self._program = error, None
-            lines, self._lines = self._lines, {}  # no cycle is left that the garbage collector had to find
-        for line in lines.values():
-            line.end(error)
+            self._over, self._open = error, None
+            branches, self._branches = self._branches, {}  # no cycle is left that the garbage collector had to find
+        for branch in branches.values():
+            branch.end(error)
 
 
-class Line:
+class PushedBranch:
     """A branch, as far as it is handed over.
 
     Attributes:
-        parent: the line of the branch it was forked from.
+        parent: the branch it was forked from.
         nodes: that are yet to be sent: they wait for the next generation or selection.
-        joined: lines that have to be sent before.
-        forks: lines that were forked from it, as far as that is handed over.
+        joined: branches that have to be sent before.
+        forks: branches that were forked from it, as far as that is handed over.
         late: those of them that may wait for it.
         waiting: its nodes are asked for, but its own fork is not handed over yet.
         held: the operation that the branch has to get through before more is handed over.
     """
 
-    def __init__(self, handed: Handed, parent: Line | None = None) -> None:
-        self.handed, self.parent = handed, parent
+    def __init__(self, program: PushedProgram, parent: PushedBranch | None = None) -> None:
+        self.program, self.parent = program, parent
         self.nodes: list[Node] = []
-        self.joined: list[Line] = []
-        self.forks: list[Line] = []
-        self.late: list[Line] = []
+        self.joined: list[PushedBranch] = []
+        self.forks: list[PushedBranch] = []
+        self.late: list[PushedBranch] = []
         self.waiting = False
         self.held: Op | None = None
         self._place: tuple[int, int] | None = None  # of its fork in the parent, and its own there
@@ -200,29 +200,29 @@ class Line:
 
     def add(self, op: Op) -> bool:
         """Hands an operation over, unless something before it is held. False: the program is closed."""
-        with self.handed.lock:
-            if self.handed.closed:
+        with self.program.lock:
+            if self.program.closed:
                 return False
             if self.held is None and self._add(op):
-                self.handed.flush(self)
+                self.program.flush(self)
             return True
 
-    def fresh(self, at: Op | None, pieces: Sequence[Piece]) -> Line:
-        """The line of the same branch in a program of its own.
+    def fresh(self, at: Op | None, pieces: Sequence[Piece]) -> PushedBranch:
+        """The same branch, handed over in a program of its own.
 
         Args:
             at: what the branch is at.
             pieces: its text, where that is nothing.
         """
-        line = Line(Handed(self.handed.backend, stream=self.handed.stream))
-        line.held, line._behind = at, True
+        pushed = PushedBranch(PushedProgram(self.program.backend, stream=self.program.stream))
+        pushed.held, pushed._behind = at, True
         if at is None:
-            line._sync(pieces)
-        return line
+            pushed._sync(pieces)
+        return pushed
 
-    def join(self, node: Join, children: Sequence[Line | None]) -> Join:
+    def join(self, node: Join, children: Sequence[PushedBranch | None]) -> Join:
         """The node, with how many nodes each of the branches has; without, if not all of them are handed over."""
-        with self.handed.lock:
+        with self.program.lock:
             own = [child for child in children if child is not None and child.parent is self and child.held is None]
             if len(own) < len(children):
                 return node
@@ -230,32 +230,32 @@ class Line:
 
     def go_on(self, op: Op, pieces: Sequence[Piece], queue: Iterable[Op]) -> None:
         """The branch is through with an operation that was held: hands over what it brought, and what is queued."""
-        with self.handed.lock:
+        with self.program.lock:
             if self.held is not op:
                 return
             self.held = None
             self._sync(pieces)
             if self._add_all(queue):
-                self.handed.flush(self)
+                self.program.flush(self)
 
     def roll_back(self, mark: int | None) -> None:
         """Goes back to a mark. One that was not handed over (None) stands behind what is held."""
         if mark is None:
             return
-        with self.handed.lock:
+        with self.program.lock:
             self.held = None
             self._back = self._put(Rollback(mark))
-            if self.handed.opened:
-                self.handed.flush(self)
+            if self.program.opened:
+                self.program.flush(self)
 
     def drop(self) -> None:
         """The branch has failed."""
-        with self.handed.lock:
-            self.handed.drop(self)
+        with self.program.lock:
+            self.program.drop(self)
 
     def waits(self) -> bool:
         """It, or what was forked from it, is waiting."""
-        return self.waiting or any(line.waits() for line in self.forks)
+        return self.waiting or any(pushed.waits() for pushed in self.forks)
 
     def _put(self, *nodes: Node) -> int:
         """Returns the place of the last one."""
@@ -324,11 +324,11 @@ class Line:
 
     def _fork(self, op: ForkOp) -> bool:
         place = self._put(op.node)
-        lines = [child.line for child in op.children if child.line is not None]
-        for i, line in enumerate(lines):
-            line._place = place, i
-        self.forks += lines
-        self.late += [line for line in lines if line.waits()]
+        branches = [child.pushed for child in op.children if child.pushed is not None]
+        for i, pushed in enumerate(branches):
+            pushed._place = place, i
+        self.forks += branches
+        self.late += [pushed for pushed in branches if pushed.waits()]
         return bool(self.late)
 
     def _join(self, op: JoinOp) -> None:
@@ -336,12 +336,12 @@ class Line:
         if appends and not op.node.ends:
             self.held = op
             return
-        lines = [child.line for child in op.children if child.line is not None and child.line.parent is self]
-        if lines and lines[0]._place is not None:
-            op.node = msgspec.structs.replace(op.node, fork=lines[0]._place[0])
+        branches = [child.pushed for child in op.children if child.pushed is not None and child.pushed.parent is self]
+        if branches and branches[0]._place is not None:
+            op.node = msgspec.structs.replace(op.node, fork=branches[0]._place[0])
         self._put(op.node)
         if appends:
-            self.joined += lines
+            self.joined += branches
 
     # -------------------------------------------------------------- the playing side, on the executor loop
 
@@ -352,19 +352,19 @@ class Line:
 
     def gen(self, op: GenOp, params: SamplingParams, pieces: Sequence[Piece]) -> int:
         """Asks for a generation that is held, once more if it was asked for. Returns its place."""
-        with self.handed.lock:
+        with self.program.lock:
             op.mark = self._again(op.mark, pieces)
             place = self._put(msgspec.structs.replace(op.node, params=params, held=True))
-            self.handed.flush(self)
+            self.program.flush(self)
             return place
 
     def score(self, op: SelectOp, choices: Sequence[str], pieces: Sequence[Piece], *, unconditional: bool) -> int:
         """Asks for the scores of choices. Returns the node's place."""
-        with self.handed.lock:
+        with self.program.lock:
             op.mark = self._again(op.mark, pieces)
             held = msgspec.structs.replace(op.node, choices=tuple(choices), method=None, unconditional=unconditional)
             place = self._put(held)
-            self.handed.flush(self)
+            self.program.flush(self)
             return place
 
     def _again(self, mark: int | None, pieces: Sequence[Piece]) -> int:

@@ -18,7 +18,7 @@ import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.concurrency.loop import forks
-from sglang_lite.lang.execution.push_down import Handed, Line
+from sglang_lite.lang.execution.push_down import PushedBranch, PushedProgram
 from sglang_lite.lang.results import total_usage, usages_of
 from sglang_lite.protocol import UNSET, Generation, SamplingParams, TemplateError, Usage
 from sglang_lite.text.chat_template import ChatTemplate
@@ -100,11 +100,11 @@ class Run:
         self._inside: set[weakref.ref[Branch]] = set()
         self._started = self._last_end = time.perf_counter()
 
-    def line(self) -> Line | None:
+    def pushed(self) -> PushedBranch | None:
         """Hands the run over; None where the backend is asked node by node."""
         if not self.push_down or not self.backend.plays_programs:
             return None
-        return Line(Handed(self.backend, stream=self.settings.stream))
+        return PushedBranch(PushedProgram(self.backend, stream=self.settings.stream))
 
     @property
     def template(self) -> ChatTemplate:
