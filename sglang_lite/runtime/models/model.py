@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan
+
+Cache: TypeAlias = Any  # of keys and values: each model's own, which its runner passes through
 
 
 class Model(Protocol):
@@ -15,15 +17,15 @@ class Model(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def allocate_cache(self, slots: int) -> Any:
+    def allocate_cache(self, slots: int) -> Cache:
         """A cache of keys and values for that many tokens."""
         ...
 
-    def copy_slots(self, cache: Any, source: torch.Tensor, target: torch.Tensor) -> None:
+    def copy_slots(self, cache: Cache, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copies keys and values from token slots to others; int64 [N] each. All are read before one is written."""
         ...
 
-    def forward(self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, cache: Any) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, cache: Cache) -> torch.Tensor:
         """Hidden states [T, …] of new tokens, whose keys and values it stores."""
         ...
 

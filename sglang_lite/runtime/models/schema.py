@@ -10,9 +10,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from sglang_lite.protocol import ModelError
+
+Json: TypeAlias = Any  # parsed JSON or metadata: of any shape until it is checked
 
 MOST_BYTES = 256 << 20  # of a JSON file
 MOST_TOKENS = 1 << 24  # of a vocabulary
@@ -35,7 +37,7 @@ class Field:
     most: float = math.inf
     required: bool = False
 
-    def problem(self, value: Any) -> str | None:
+    def problem(self, value: Json) -> str | None:
         """The fault of a value."""
         if self.kind in ("wholes", "numbers", "texts"):
             one = Field(_ONE_OF[self.kind], self.least, self.most)
@@ -50,8 +52,8 @@ class Field:
         return None
 
 
-_ONE_OF: Mapping[str, Any] = {"wholes": "whole", "numbers": "number", "texts": "text"}
-_TYPES: Mapping[str, Any] = {"whole": int, "number": int | float, "flag": bool, "text": str, "object": dict}
+_ONE_OF: Mapping[str, Json] = {"wholes": "whole", "numbers": "number", "texts": "text"}
+_TYPES: Mapping[str, Json] = {"whole": int, "number": int | float, "flag": bool, "text": str, "object": dict}
 _NAMES = {"whole": "whole number", "number": "number", "flag": "true or false", "text": "text", "object": "JSON object"}
 
 _SMALL = 1e-30  # above 0
@@ -159,7 +161,7 @@ GGUF: Mapping[str, Field] = {
 }
 
 
-def check(content: Mapping[str, Any], fields: Mapping[str, Field], source: str, *, prefix: str = "") -> None:
+def check(content: Mapping[str, Json], fields: Mapping[str, Field], source: str, *, prefix: str = "") -> None:
     """Checks the fields that there are.
 
     Args:
@@ -194,7 +196,7 @@ def check_ids(ids: object, vocab_size: int, source: str, name: str) -> frozenset
     return found
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Json]:
     """The object in a JSON file.
 
     Raises:
@@ -206,7 +208,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_any_json(path: Path) -> Any:
+def read_any_json(path: Path) -> Json:
     """The content of a JSON file. Raises ModelError as `read_json`."""
     text = read_text(path)
     try:

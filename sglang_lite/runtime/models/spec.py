@@ -26,7 +26,7 @@ class RopeSpec:
     theta: float = 10_000.0
     kind: str = "default"
     rotary_dim: int | None = None
-    params: Mapping[str, Any] = field(default_factory=dict)
+    params: Mapping[str, schema.Json] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ _ROPE_KINDS = {
 }
 
 
-def spec_from_config(config: Mapping[str, Any], source: str) -> ModelSpec:
+def spec_from_config(config: Mapping[str, schema.Json], source: str) -> ModelSpec:
     """Reads a Hugging Face config; of a vision-language model, its text part.
 
     Args:
@@ -147,13 +147,13 @@ def spec_from_config(config: Mapping[str, Any], source: str) -> ModelSpec:
     return spec
 
 
-def _check_rope(parameters: Mapping[str, Any], source: str) -> None:
+def _check_rope(parameters: Mapping[str, schema.Json], source: str) -> None:
     schema.check(parameters, schema.ROPE, source)
     for name in ("full_attention", "sliding_attention"):
         schema.check(parameters.get(name) or {}, schema.ROPE, source)
 
 
-def _read_config(family: str, config: Mapping[str, Any]) -> ModelSpec:
+def _read_config(family: str, config: Mapping[str, schema.Json]) -> ModelSpec:
     heads, hidden_size = config["num_attention_heads"], config["hidden_size"]
     kv_heads = config.get("num_key_value_heads") or heads
     if heads % kv_heads:
@@ -201,7 +201,7 @@ def _read_config(family: str, config: Mapping[str, Any]) -> ModelSpec:
     )
 
 
-def _max_positions(config: Mapping[str, Any], rope: RopeSpec) -> int:
+def _max_positions(config: Mapping[str, schema.Json], rope: RopeSpec) -> int:
     """A model's own limit, or what YaRN stretches it to: people add YaRN to a config and leave the limit as it is."""
     limit: int = config["max_position_embeddings"]
     if rope.kind == "yarn":
@@ -209,7 +209,7 @@ def _max_positions(config: Mapping[str, Any], rope: RopeSpec) -> int:
     return limit
 
 
-def _ropes(family: str, config: Mapping[str, Any], head_dim: int) -> tuple[RopeSpec, RopeSpec | None]:
+def _ropes(family: str, config: Mapping[str, schema.Json], head_dim: int) -> tuple[RopeSpec, RopeSpec | None]:
     """The global and, where layers with a window turn differently, the local rotary embedding.
 
     transformers 5 writes `rope_parameters` (for Gemma 3 one entry per layer type), older files `rope_theta`,
@@ -224,7 +224,9 @@ def _ropes(family: str, config: Mapping[str, Any], head_dim: int) -> tuple[RopeS
     return rope, _rope(family, {"rope_theta": theta, **(local or {})}, config, head_dim)
 
 
-def _rope(family: str, parameters: Mapping[str, Any], config: Mapping[str, Any], head_dim: int) -> RopeSpec:
+def _rope(
+    family: str, parameters: Mapping[str, schema.Json], config: Mapping[str, schema.Json], head_dim: int
+) -> RopeSpec:
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if family == "phi3" and kind in ("su", "yarn"):  # what early Phi-3 files call it
         kind = "longrope"
@@ -248,7 +250,7 @@ def _rope(family: str, parameters: Mapping[str, Any], config: Mapping[str, Any],
     return RopeSpec(theta=float(parameters["rope_theta"]), kind=kind, rotary_dim=rotary_dim, params=params)
 
 
-def _windows(family: str, config: Mapping[str, Any]) -> tuple[int | None, ...]:
+def _windows(family: str, config: Mapping[str, schema.Json]) -> tuple[int | None, ...]:
     layers: int = config["num_hidden_layers"]
     window = config.get("sliding_window")
     optional = family in ("qwen2", "qwen3")
@@ -260,7 +262,7 @@ def _windows(family: str, config: Mapping[str, Any]) -> tuple[int | None, ...]:
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _layer_type(family: str, config: Mapping[str, Any], layer: int) -> str:
+def _layer_type(family: str, config: Mapping[str, schema.Json], layer: int) -> str:
     if family == "gemma2":
         full = layer % 2 == 1
     elif family == "gemma3":
@@ -270,7 +272,7 @@ def _layer_type(family: str, config: Mapping[str, Any], layer: int) -> str:
     return "full_attention" if full else "sliding_attention"
 
 
-def spec_from_gguf(metadata: Mapping[str, Any], tensors: frozenset[str], source: str) -> ModelSpec:
+def spec_from_gguf(metadata: Mapping[str, schema.Json], tensors: frozenset[str], source: str) -> ModelSpec:
     """Reads a GGUF file's metadata.
 
     Args:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lite.protocol import Constraint, ConstraintError
 
+PreparedGrammar: TypeAlias = Any  # each engine's own; can be pickled
 Mask = NDArray[np.int32]  # words of a row, least significant bit first: bit i is token i
 
 
@@ -22,7 +23,7 @@ class MaskMaker(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def masks(self, matchers: Sequence[Any]) -> NDArray[np.int32]:
+    def masks(self, matchers: Sequence[Any]) -> NDArray[np.int32]:  # its own matchers, of its own type
         """The masks of matchers [N, words]: on any thread, and for the most part without Python's lock."""
         ...
 
@@ -134,11 +135,11 @@ class GrammarEngine(MaskMaker, Protocol):
         """Raises ConstraintError for what the engine can't enforce in full. May take long: never on the loop."""
         ...
 
-    def prepare(self, constraint: Constraint) -> Any:
+    def prepare(self, constraint: Constraint) -> PreparedGrammar:
         """The slow part of `compile`, for another process. The result can be pickled. Raises as `compile`."""
         ...
 
-    def load(self, prepared: Any) -> CompiledGrammar:
+    def load(self, prepared: PreparedGrammar) -> CompiledGrammar:
         """The grammar of what was prepared for the same vocabulary. Raises as `compile`."""
         ...
 

@@ -24,6 +24,7 @@ from typing import Any
 import sglang_lite
 from sglang_lite.constraints.formal import nodes
 from sglang_lite.protocol import Constraint
+from sglang_lite.runtime.structured_output.base import PreparedGrammar
 from sglang_lite.runtime.structured_output.llguidance import Prepared
 from sglang_lite.runtime.structured_output.registry import LIBRARIES
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
@@ -50,7 +51,7 @@ class GrammarDiskCache:
         digest.update(repr((vocabulary.tokens, vocabulary.eos_ids)).encode())
         self._fingerprint = digest.hexdigest()
 
-    def get(self, constraint: Constraint) -> tuple[str, Any] | None:
+    def get(self, constraint: Constraint) -> tuple[str, PreparedGrammar] | None:
         """The name of an engine and what it had prepared; None where nothing good is kept."""
         path = self._path(constraint)
         try:
@@ -67,7 +68,7 @@ class GrammarDiskCache:
             logger.warning("%s is not used: %s", path, error)
             return None
 
-    def put(self, constraint: Constraint, engine: str, prepared: Any) -> None:
+    def put(self, constraint: Constraint, engine: str, prepared: PreparedGrammar) -> None:
         """Keeps what was prepared, if the disk lets it."""
         try:
             packed = zlib.compress(pickle.dumps((engine, prepared), protocol=5), 1)

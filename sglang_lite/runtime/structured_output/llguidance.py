@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any  # the library has no types
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer

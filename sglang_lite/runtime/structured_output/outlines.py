@@ -7,7 +7,7 @@ NUL, which then can be no part of a text.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any  # the library has no types
 
 import numpy as np
 from numpy.typing import NDArray

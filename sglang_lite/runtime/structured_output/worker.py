@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from sglang_lite.protocol import Constraint, ConstraintError
-from sglang_lite.runtime.structured_output.base import GrammarEngine
+from sglang_lite.runtime.structured_output.base import GrammarEngine, PreparedGrammar
 from sglang_lite.runtime.structured_output.registry import fastest, make_engine
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 
@@ -58,7 +58,7 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._kill: Callable[[], object] = lambda: None
 
-    def prepare(self, constraint: Constraint) -> tuple[str, Any, float]:
+    def prepare(self, constraint: Constraint) -> tuple[str, PreparedGrammar, float]:
         """The name of the engine, what its `load` takes, and how many seconds on the CPU that took.
 
         Raises:

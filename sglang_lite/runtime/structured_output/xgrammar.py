@@ -4,7 +4,7 @@ drops parts without a word."""
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any  # the library has no types
 
 import numpy as np
 import xgrammar

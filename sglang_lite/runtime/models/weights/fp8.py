@@ -9,15 +9,15 @@ by row as they come.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 
 from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.models.schema import Json
 from sglang_lite.runtime.models.weights.source import Encoded
 
 
-def scale_block(config: Mapping[str, Any], source: str) -> tuple[int, int] | None:
+def scale_block(config: Mapping[str, Json], source: str) -> tuple[int, int] | None:
     """Rows and columns of a matrix that have a scale in common, where a config says that scales are by blocks.
 
     Args:
@@ -42,7 +42,7 @@ def scale_block(config: Mapping[str, Any], source: str) -> tuple[int, int] | Non
         raise ModelError(f"{source}: quantization_config can't be understood: {error!r}") from error
 
 
-def claims_scales(config: Mapping[str, Any]) -> bool:
+def claims_scales(config: Mapping[str, Json]) -> bool:
     """A config, which `scale_block` understands, says that matrices are in 8 bits (and not keys and values alone)."""
     given = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config") or {}
     match given.get("quant_method"):
@@ -57,7 +57,7 @@ class _UnsupportedError(Exception):
     pass
 
 
-def _block(config: Mapping[str, Any]) -> tuple[int, int] | None:
+def _block(config: Mapping[str, Json]) -> tuple[int, int] | None:
     method = config.get("quant_method", "unknown")
     match method:
         case "fp8":
@@ -75,7 +75,7 @@ def _block(config: Mapping[str, Any]) -> tuple[int, int] | None:
     raise _UnsupportedError(repr(method))
 
 
-def _compressed_tensors_block(config: Mapping[str, Any]) -> tuple[int, int] | None:
+def _compressed_tensors_block(config: Mapping[str, Json]) -> tuple[int, int] | None:
     if config.get("transform_config"):
         raise _UnsupportedError("'compressed-tensors' (rotated by a transform)")
     blocks = set()
