@@ -88,3 +88,10 @@ def test_no_test_sleeps_or_looks_at_a_clock():
     }
     assert {file: lines for file, lines in found.items() if file not in MAY_WAIT} == {}
     assert found.keys() == MAY_WAIT.keys()
+
+
+def test_folders_of_tests_are_folders_of_the_package():
+    tests = Path(__file__).parent
+    folders = {file.parent.relative_to(tests) for file in tests.rglob("test_*.py")}
+    folders -= {Path("conformance"), Path("lang/backends")}  # programs that mean the same on all; `lang/backend`
+    assert sorted(folder for folder in folders if not (PACKAGE / folder).is_dir()) == []
