@@ -65,8 +65,8 @@ def measure(overlap: bool, params: SamplingParams, stream: bool, rows: int, step
     times = []
     for _ in range(steps):
         began = time.perf_counter()
-        engine.loop._run_commands()
-        engine.loop._step()
+        engine.loop.inbox.run()
+        engine.loop.step()
         times.append(time.perf_counter() - began)
     return times, first
 

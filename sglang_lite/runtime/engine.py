@@ -33,7 +33,7 @@ from sglang_lite.runtime.core.program_player import Player, ProgramSink
 from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest
 from sglang_lite.runtime.load import LoadedModel, load_model
 from sglang_lite.runtime.models.resolve import resolve
-from sglang_lite.runtime.request import Sink
+from sglang_lite.runtime.output_builder import Sink
 from sglang_lite.runtime.sampling_params import LogitProcessor
 from sglang_lite.runtime.structured_output.base import CompiledGrammar
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -139,7 +139,7 @@ class Engine:
             EngineClosedError: the engine is closed.
         """
         asked = GenerateRequest(prompt, params, constraint, stream, namespace, priority, logit_processor, rid)
-        return self.core.submit(asked, self.core.loop.flushed(sink, flush))
+        return self.core.submit(asked, self.core.flushed(sink, flush))
 
     def complete(
         self,
@@ -196,7 +196,7 @@ class Engine:
             ParameterError, OverloadedError, EngineClosedError: as `submit`.
         """
         asked = SelectRequest(prompt, choices, unconditional, namespace)
-        return self.core.submit_select(asked, self.core.loop.flushed(sink, flush))
+        return self.core.submit_select(asked, self.core.flushed(sink, flush))
 
     def select(self, prompt: Prompt | str, choices: Sequence[str], *, unconditional: bool = False) -> Selection:
         """Like `submit_select`, and waits for the result."""
@@ -228,7 +228,7 @@ class Engine:
         Raises:
             EngineClosedError: the engine is closed.
         """
-        return self.core.open_program(self.core.loop.flushed(sink, flush), stream=stream, namespace=namespace)
+        return self.core.open_program(self.core.flushed(sink, flush), stream=stream, namespace=namespace)
 
     def run_program(
         self,

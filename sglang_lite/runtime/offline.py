@@ -15,7 +15,7 @@ from sglang_lite.protocol import BatchError, Delta, Generation, OverloadedError,
 from sglang_lite.runtime.core.engine_core import EngineCore
 from sglang_lite.runtime.core.open_requests import Ticket
 from sglang_lite.runtime.core.submission import GenerateRequest
-from sglang_lite.runtime.request import Event
+from sglang_lite.runtime.output_builder import Event
 from sglang_lite.runtime.sglang_api import Answer
 
 Post: TypeAlias = Callable[[tuple[int, Event] | None], object]

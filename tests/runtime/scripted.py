@@ -170,14 +170,14 @@ class SteppedEngine(Engine):
 
     def step(self):
         """Commands and one step. False: there is nothing left to do."""
-        self.loop._run_commands()
-        self.loop._step()
+        self.loop.inbox.run()
+        self.loop.step()
         if self._retract_every and self.loop.steps % self._retract_every == 0:
             running = list(self.scheduler.running())
             if len(running) > 1:
                 self.scheduler.retract(self._random.choice(running))
         self.check()
-        return not self.scheduler.idle or self.loop._in_flight is not None or not self.loop._inbox.empty()
+        return self.loop.busy or not self.loop.inbox.empty
 
     def check(self):
         check_cache(self.store, [r.holding for r in self.scheduler.running()])

@@ -227,7 +227,7 @@ def small(folder):
 @pytest.fixture
 def held(small):
     """Every lock of the engine is held by some other thread when the process is copied."""
-    locks = small.core.open._lock, small.core.loop._lock, small.core.compiler._lock, small.core.compiler._making
+    locks = small.core.open._lock, small.core.loop.inbox._lock, small.core.compiler._lock, small.core.compiler._making
     for lock in locks:
         lock.acquire()
     yield small

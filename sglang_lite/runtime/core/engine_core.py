@@ -11,7 +11,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -40,7 +40,8 @@ from sglang_lite.runtime.kv_cache.store import KVStore
 from sglang_lite.runtime.load import LoadedModel, load_alike
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.resolve import resolve
-from sglang_lite.runtime.request import Event, Request, Sink
+from sglang_lite.runtime.output_builder import Event, Sink
+from sglang_lite.runtime.request import Request
 from sglang_lite.runtime.sampling_params import shown
 from sglang_lite.runtime.scheduler.policy import POLICIES
 from sglang_lite.runtime.scheduler.scheduler import Scheduler
@@ -48,6 +49,7 @@ from sglang_lite.runtime.structured_output.base import CompiledGrammar
 from sglang_lite.runtime.structured_output.compiler import Compiler
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
 
+E = TypeVar("E")
 _MASK_THREADS = 4  # more are no faster, and hold up the loop
 _ENCODE_THREADS = 4  # texts that are tokenised at a time
 
@@ -135,7 +137,7 @@ class EngineCore:
         counted = self.open.counted(sink, len(requests), asked.rid, ticket)
         self.open.count("requests_submitted", len(requests))
         for index, request in enumerate(requests):
-            request.sink = partial(_indexed, counted, index) if index else counted
+            request.output.sink = partial(_indexed, counted, index) if index else counted
             request.priority, request.processor = asked.priority, asked.logit_processor
         if asked.constraint is None:
             _start(self.loop, requests)
@@ -182,7 +184,7 @@ class EngineCore:
 
     def abort(self, rid: str) -> None:
         """Ends the request of this name: see `Engine.abort`."""
-        self.loop.check_process()
+        self.loop.inbox.check_process()
         self.open.ticket(rid).abort()
 
     def compile_grammar(self, constraint: Constraint) -> CompiledGrammar:
@@ -202,6 +204,10 @@ class EngineCore:
         ids = self.builder.prompt_ids(asked.prompt)
         self.builder.tokens(ids, self.builder.resolved(asked.params))
         return ids
+
+    def flushed(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
+        """A sink with `flush` called after it: once for all that a step tells such sinks."""
+        return self.loop.outbox.flushed(sink, flush)
 
     # -------------------------------------------------------------------------------------- room for more
 
@@ -224,7 +230,7 @@ class EngineCore:
         Raises:
             EngineClosedError: the engine is closed, or runs in another process.
         """
-        self.loop.check_process()
+        self.loop.inbox.check_process()
         if self._closed:
             raise EngineClosedError("the engine is closed.")
 
@@ -234,7 +240,7 @@ class EngineCore:
             BackendError: `name` would wait for the thread that it was called on.
             EngineClosedError: as `check_open`.
         """
-        self.loop.check_wait(name)
+        self.loop.inbox.check_wait(name)
         self.check_open()
 
     def update_weights(self, path: str) -> None:
@@ -251,18 +257,18 @@ class EngineCore:
             self.scheduler.store.flush()
             self.config, self.model_name = config, loaded.name
 
-        self.loop.call(update)
+        self.loop.inbox.call(update)
 
     def flush_cache(self) -> int:
         """Drops every cached prefix that no request is using; returns how many tokens that freed."""
         self.check_wait("flush_cache")
         store = self.scheduler.store
-        return self.loop.call(store.flush) * store.page_size
+        return self.loop.inbox.call(store.flush) * store.page_size
 
     def stats(self) -> dict[str, Any]:  # counts are int, seconds float
         """Counts, taken between two steps: see `Engine.stats`."""
         self.check_wait("stats")
-        return self.loop.call(self._count)
+        return self.loop.inbox.call(self._count)
 
     def _count(self) -> dict[str, Any]:
         scheduler, store = self.scheduler, self.scheduler.store
@@ -285,11 +291,11 @@ class EngineCore:
     def close(self) -> bool:
         """Ends the loop and what works for it. False: this process is a forked copy, and they are the other's."""
         self._closed = True
-        if self.loop.is_copy:
+        if self.loop.inbox.is_copy:
             return False
         self.compiler.close()
         self._encoder.shutdown()
-        self.loop.close()
+        self.loop.inbox.close()
         return True
 
 
@@ -312,7 +318,7 @@ def _start_constrained(
     try:
         grammar = compiled.result()[constraint]
         for request in requests:
-            request.matcher = grammar.matcher()
+            request.output.matcher = grammar.matcher()
         _start(loop, requests)
     except Exception as error:  # even a grammar engine's failure must end the requests, not vanish in the pool
         failure = error if isinstance(error, SglError) else ConstraintError(f"no mask can be made: {error!r}")

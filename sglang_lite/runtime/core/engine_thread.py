@@ -72,7 +72,7 @@ def _built(handle: weakref.ref[object], config: EngineConfig, load: Callable[[],
         raise EngineClosedError("its constructor was interrupted.")
     core = EngineCore(config, loaded)
     # At exit Python runs no finalizers of ours, but `_end_all`, which waits for the threads, too.
-    weakref.finalize(owner, core.loop.close).atexit = False
+    weakref.finalize(owner, core.loop.inbox.close).atexit = False
     return core
 
 
@@ -80,6 +80,6 @@ def _built(handle: weakref.ref[object], config: EngineConfig, load: Callable[[],
 def _end_all() -> None:
     """Python ends daemon threads wherever they are, and within torch's code that aborts the process."""
     for thread, loop in list(_running.items()):
-        if not loop.is_copy:
-            loop.close()
+        if not loop.inbox.is_copy:
+            loop.inbox.close()
             thread.join()

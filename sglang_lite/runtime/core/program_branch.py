@@ -40,7 +40,8 @@ from sglang_lite.protocol import (
     Span,
 )
 from sglang_lite.runtime.core.choice_scoring import ChoiceScoring, no_choices
-from sglang_lite.runtime.request import Event, Request
+from sglang_lite.runtime.output_builder import Event
+from sglang_lite.runtime.request import Request
 from sglang_lite.runtime.sampling_params import ResolvedParams
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 from sglang_lite.runtime.structured_output.prefixed import walked
@@ -387,7 +388,7 @@ class Branch:
 
         def later(_: object) -> None:
             try:
-                self._player.parts.loop.post(back)
+                self._player.parts.loop.inbox.post(back)
             except EngineClosedError as error:
                 self._player.fail(error)
 
@@ -598,15 +599,15 @@ class _Samples:
             log.ids(), self._params, partial(self._take, 0), stream=player.stream, namespace=player.namespace
         )
         for index, request in enumerate(requests[1:], 1):
-            request.sink = partial(self._take, index)
+            request.output.sink = partial(self._take, index)
         compiled = None if entry.grammar is None else entry.grammar.result()
         if within is not None:
             compiled = player.parts.compiler.continued(within.grammar, within.text, compiled)
         if entry.matcher is not None and within is None and len(requests) == 1:
-            requests[0].matcher = entry.matcher.result()
+            requests[0].output.matcher = entry.matcher.result()
         elif compiled is not None:
             for request in requests:
-                request.matcher = compiled.matcher()
+                request.output.matcher = compiled.matcher()
         if len(requests) == 1:
             requests[0].follow = self._follow
         self.requests = requests

@@ -65,7 +65,7 @@ class Player:
         self._queued = 0  # nodes
         self._entered = entered
         self._asked = False  # for room, which has not come
-        self._room: Callable[[], None] = partial(parts.loop.tell, self._go_on)
+        self._room: Callable[[], None] = partial(parts.loop.inbox.tell, self._go_on)
         self._busy = 0  # branches
         self._closed = self.ended = False
         self._branches: dict[Path, Branch] = {}
@@ -85,20 +85,20 @@ class Player:
     def take(self, path: Path, entries: Sequence[Queued]) -> None:
         """`extend` with nodes that are prepared."""
         self.parts.open.count("programs_extended")
-        self.parts.loop.post(partial(self._extend, path, entries))
+        self.parts.loop.inbox.post(partial(self._extend, path, entries))
 
     def drop(self, path: Path) -> None:
         """Ends what is queued or under way in a branch, which its caller has given up: nothing more of it is told. A
         rollback goes on from before."""
-        self.parts.loop.tell(partial(self._drop, path))
+        self.parts.loop.inbox.tell(partial(self._drop, path))
 
     def close(self) -> None:
         """Says that nothing more will come."""
-        self.parts.loop.tell(self._close)
+        self.parts.loop.inbox.tell(self._close)
 
     def abort(self) -> None:
         """Ends the program with RequestAbortedError, unless it has ended."""
-        self.parts.loop.tell(partial(self.fail, RequestAbortedError("the program was aborted.")))
+        self.parts.loop.inbox.tell(partial(self.fail, RequestAbortedError("the program was aborted.")))
 
     def checked(self, nodes: Sequence[Node]) -> list[Queued]:
         """Nodes of a whole program, prepared.
@@ -220,7 +220,7 @@ class Player:
             failure.__cause__ = error
             done = partial(self.fail, failure)
         try:
-            self.parts.loop.post(done)
+            self.parts.loop.inbox.post(done)
         except EngineClosedError as error:  # nothing else is left that could tell
             self.fail(error)
 

@@ -17,7 +17,8 @@ from sglang_lite.protocol import ParameterError, Prompt, SamplingParams, Span
 from sglang_lite.runtime.executor.sampler import sample_seed
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.load import LoadedModel
-from sglang_lite.runtime.request import Request, Sink
+from sglang_lite.runtime.output_builder import OutputBuilder, Sink
+from sglang_lite.runtime.request import Request
 from sglang_lite.runtime.sampling_params import ResolvedParams, resolve_params, shown
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
@@ -85,23 +86,24 @@ class RequestBuilder:
         """
         tokens = self.tokens(ids, params)
         start = params.logprob_start_len if params.return_logprob else -1
-        return [
-            Request(
-                id=next(self._ids),
-                tokens=tokens,
-                prompt_len=len(tokens),
-                limit=min(len(tokens) + params.max_tokens, self._longest),
-                params=params,
-                seed=self._seed() if params.seed is None else sample_seed(params.seed, index),
-                sink=sink,
-                tokenizer=self._tokenizer,
-                ends=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids),
-                stream=stream,
-                namespace=namespace,
-                score_from=score_from if score_from is not None else start if start >= 0 else None,
+        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
+        requests = []
+        for index in range(params.n):
+            number = next(self._ids)
+            requests.append(
+                Request(
+                    id=number,
+                    tokens=tokens,
+                    prompt_len=len(tokens),
+                    limit=min(len(tokens) + params.max_tokens, self._longest),
+                    params=params,
+                    seed=self._seed() if params.seed is None else sample_seed(params.seed, index),
+                    output=OutputBuilder(number, self._tokenizer, params, ends, sink, stream=stream),
+                    namespace=namespace,
+                    score_from=score_from if score_from is not None else start if start >= 0 else None,
+                )
             )
-            for index in range(params.n)
-        ]
+        return requests
 
     def resolved(self, params: SamplingParams) -> ResolvedParams:
         """Parameters with the engine's defaults. Raises ParameterError: a bad one."""

@@ -40,7 +40,7 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.table import SlotTable
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.model import Model
-from sglang_lite.runtime.request import not_finite
+from sglang_lite.runtime.request import Look, not_finite
 from sglang_lite.runtime.scheduler.batch import Batch
 
 
@@ -193,7 +193,7 @@ class GpuRunner:
 
     def _mark(self, batch: Batch) -> torch.cuda.Event | None:
         """A point in the device's time, for steps whose rows are looked at one by one: those may have masks."""
-        if self._device.type != "cuda" or not self._table.watched[batch.slots].any():
+        if self._device.type != "cuda" or not (self._table.look[batch.slots] >= Look.TEXT).any():
             return None
         mark = make_event(timed=True)
         mark.record()

@@ -18,7 +18,7 @@ class SlotTable:
         known: tokens whose ids are known.
         computed: tokens that have keys and values, or will have when the steps that were launched are done.
         limit: length at which the request ends.
-        watched: each new token must be looked at.
+        look: uint8, which new tokens the host must look at: a `Look` of runtime/request.py.
         epoch: changes whenever the slot's request or the end of its tokens changes, so that what was launched for it
             before can be told apart.
 
@@ -38,7 +38,7 @@ class SlotTable:
         self.epoch: Ints = np.zeros(slots, dtype=np.int32)
         self.computed: Ints = np.zeros(slots, dtype=np.int32)
         self.limit: Ints = np.zeros(slots, dtype=np.int32)
-        self.watched = np.zeros(slots, dtype=bool)
+        self.look = np.zeros(slots, dtype=np.uint8)
         self._free = list(range(slots - 1, -1, -1))
 
     @property

@@ -330,7 +330,7 @@ class Scheduler:
 
     def _start(self, request: Request) -> None:
         self.store.table.limit[request.slot] = request.limit
-        self.store.table.watched[request.slot] = request.watched
+        self.store.table.look[request.slot] = request.look
         request.move(State.PREFILLING)
         self.prefilling.append(request)
         self._fresh.append(request)

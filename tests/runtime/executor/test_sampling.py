@@ -285,10 +285,10 @@ def test_what_a_broken_request_left_in_the_cache_reaches_nobody(model_file):
             embedding[500] = values
 
         kept = embedding[500].clone()
-        engine.core.loop.call(lambda: become(float("inf")))
+        engine.core.loop.inbox.call(lambda: become(float("inf")))
         with pytest.raises(sgl.ModelError, match="NaN"):
             engine.complete([500] * 200, greedy())
-        engine.core.loop.call(lambda: become(kept))
+        engine.core.loop.inbox.call(lambda: become(kept))
         engine.flush_cache()
         assert [g.text for g in run_all(engine, [short, long])] == expected
 

@@ -1,0 +1,140 @@
+"""Commands from other threads for the one that runs the step loop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from sglang_lite.protocol import BackendError, EngineClosedError
+
+T = TypeVar("T")
+
+
+class Inbox:
+    """
+    Attributes:
+        closing: the loop was told to end; read and written on its thread.
+        crash: what ended the loop, if that was no `close`.
+    """
+
+    def __init__(self) -> None:
+        self.closing = False
+        self.crash: BaseException | None = None
+        self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._ended = False  # takes no more commands; under the lock
+        self._process = os.getpid()
+        self._thread: int | None = None  # that runs the commands
+
+    # ------------------------------------------------------------------------------------- any thread
+
+    @property
+    def empty(self) -> bool:
+        return self._commands.empty()
+
+    @property
+    def is_copy(self) -> bool:
+        """This process is a forked copy, which has no such thread."""
+        return os.getpid() != self._process
+
+    def check_process(self) -> None:
+        """To be called before any lock is taken: in a forked copy it may be held by a thread that is not there.
+
+        Raises:
+            EngineClosedError: this process is a forked copy.
+        """
+        if self.is_copy:
+            raise EngineClosedError(
+                f"the engine runs in process {self._process}, and this one ({os.getpid()}) is a forked copy of it.",
+                hint="Start an engine in this process (and make it the default backend here), or start processes with "
+                'multiprocessing\'s "spawn" method.',
+            )
+
+    def check_wait(self, name: str) -> None:
+        """
+        Raises:
+            BackendError: `name` was called on the loop's own thread, which would wait for itself.
+            EngineClosedError: as `check_process`.
+        """
+        self.check_process()
+        if threading.get_ident() == self._thread:
+            raise BackendError(
+                f"{name} was called on the engine's own thread, by a logit processor or a sink, and waits for it.",
+                hint="Call it on another thread; submit() and its like don't wait.",
+            )
+
+    def post(self, command: Callable[[], object]) -> None:
+        """Runs `command` on the loop's thread, soon.
+
+        Raises:
+            EngineClosedError: the loop has ended, or runs in another process; nothing was posted.
+        """
+        self.check_process()
+        with self._lock:
+            if self._ended:
+                raise EngineClosedError("the engine is closed.") from self.crash
+            self._commands.put(command)
+
+    def call(self, command: Callable[[], T]) -> T:
+        """Runs `command` on the loop's thread and returns its result.
+
+        Raises:
+            EngineClosedError: the loop has ended.
+        """
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(command())
+            except Exception as error:  # the caller's, not the loop's
+                future.set_exception(error)
+
+        self.post(run)
+        return future.result()
+
+    def tell(self, command: Callable[[], object]) -> None:
+        """`post`, but nothing happens if the loop has ended."""
+        with contextlib.suppress(EngineClosedError):
+            self.post(command)
+
+    def close(self) -> None:
+        """Tells the loop to end. Takes no lock: whoever collects garbage calls it, whatever it holds."""
+        self._commands.put(self._close)
+
+    def _close(self) -> None:
+        self.closing = True
+
+    # --------------------------------------------------------------------------------- the loop's thread
+
+    def claim(self) -> None:
+        """Makes the calling thread the one that runs the commands."""
+        self._thread = threading.get_ident()
+
+    @property
+    def runs_here(self) -> bool:
+        """This is the thread of the loop, which has not ended."""
+        return threading.get_ident() == self._thread and not self._ended
+
+    def wait(self) -> None:
+        """Waits for a command and runs it."""
+        self._commands.get()()
+
+    def run(self) -> None:
+        """Runs all commands that are there."""
+        while True:
+            try:
+                command = self._commands.get_nowait()
+            except queue.Empty:
+                return
+            command()
+
+    def end(self) -> None:
+        """Refuses all further commands."""
+        self.closing = True
+        with self._lock:
+            self._ended = True

@@ -1,0 +1,41 @@
+"""Who is woken after a step: once, for all that the step told them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from sglang_lite.runtime.core.inbox import Inbox
+
+E = TypeVar("E")
+
+
+class Outbox:
+    """
+    Args:
+        inbox: of the loop whose steps tell events.
+    """
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._flushes: dict[Callable[[], object], None] = {}  # to be called after the step, in this order
+
+    def flushed(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
+        """A sink with `flush` called after it: once for all that a step tells such sinks."""
+
+        def tell(event: E) -> None:
+            sink(event)
+            if flush is None:
+                return
+            if self._inbox.runs_here:
+                self._flushes[flush] = None
+            else:
+                flush()
+
+        return tell
+
+    def flush(self) -> None:
+        """Wakes who was told something. On the loop's thread."""
+        flushes, self._flushes = self._flushes, {}
+        for flush in flushes:
+            flush()

@@ -1,0 +1,242 @@
+"""What a request generates: from tokens to text, deltas and the result; where it ends by its grammar or stop strings.
+
+Knows nothing of slots, pages and steps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_lite.protocol import ConstraintError, Delta, Generation, SglError, TokenLogprob, Usage
+from sglang_lite.runtime.sampling_params import ResolvedParams
+from sglang_lite.runtime.structured_output.base import Matcher, NumberSoFar
+from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
+from sglang_lite.runtime.tokens.token_log import kept_spans
+from sglang_lite.runtime.tokens.tokenizer import Tokenizer
+from sglang_lite.text.stop import StopMatcher
+
+logger = logging.getLogger("sglang_lite")
+
+Event: TypeAlias = Delta | Generation | SglError
+Sink: TypeAlias = Callable[[Event], None]
+Top: TypeAlias = tuple[tuple[float, int, str | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Why a generation ended: see Generation."""
+
+    reason: Literal["stop", "length", "abort"]
+    matched: str | int | None
+
+
+class OutputBuilder:
+    """
+    Args:
+        request_id: for the log.
+        tokenizer: decodes.
+        params: resolved.
+        ends: ids that end the output.
+        sink: gets the events, on the loop's thread; the last one is a Generation or an SglError.
+        stream: deltas are wanted.
+
+    Attributes:
+        matcher: the place in the grammar, None without one.
+        prompt_logprobs: of the prompt, so far as they are computed.
+        forced_tokens: those that the grammar left no choice about and that took no step each.
+        taken: tokens that were looked at as text.
+    """
+
+    def __init__(
+        self,
+        request_id: int,
+        tokenizer: Tokenizer,
+        params: ResolvedParams,
+        ends: frozenset[int],
+        sink: Sink,
+        *,
+        stream: bool,
+    ) -> None:
+        self.params, self.ends, self.sink, self.stream = params, ends, sink, stream
+        self.matcher: Matcher | None = None
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self.forced_tokens = 0
+        self.taken = 0
+        self._request_id, self._tokenizer = request_id, tokenizer
+        self._decoder = IncrementalDecoder(tokenizer, skip_special=params.skip_special_tokens)
+        self._stops = StopMatcher(params.stop, params.stop_regex)
+        self._text: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._unsent: list[int] = []
+        self._sent = 0
+        for byte in self._last_bytes():  # takes a while when a byte is new: not on the loop's thread
+            tokenizer.tokens_with(byte)
+
+    def tell(self, event: Event) -> None:
+        """Hands an event to the sink. One that fails must not stop the other requests."""
+        try:
+            self.sink(event)
+        except Exception:  # the caller's code
+            logger.exception("the sink of request %d failed", self._request_id)
+
+    # --------------------------------------------------------------------------------------------- tokens
+
+    def take(self, tokens: Sequence[int], logprob: TokenLogprob | None) -> Finish | None:
+        """Looks at the next tokens, of which only the last one may end it: grammar, text, stops. Sends a delta where
+        they are wanted.
+
+        Raises:
+            ConstraintError: the grammar does not allow the token.
+            ParameterError: a stop pattern takes too long.
+        """
+        token = tokens[-1]
+        if logprob is not None:
+            self._logprobs.append(self._with_text(logprob))
+        ends = self._ends_at(token)
+        complete = self.matcher is not None and self._accept(self.matcher, token)
+        if ends:
+            return Finish("stop", token)
+        piece = self._decoder.push(tokens) if self._number is None else self._number.take()
+        certain = self._stops.push(piece) if self.taken >= self.params.min_tokens else self._stops.skip(piece)
+        self.taken += len(tokens)
+        self._unsent += tokens
+        self._add(certain)
+        if self._stops.matched is not None:
+            return Finish("stop", self._stops.matched)
+        return Finish("stop", None) if complete else None
+
+    def take_masked(self, token: int) -> Finish | None:
+        """`take` where the grammar alone has to see the tokens."""
+        assert self.matcher is not None
+        ends = self._ends_at(token)
+        complete = self._accept(self.matcher, token)
+        if ends:
+            return Finish("stop", token)
+        return Finish("stop", None) if complete else None
+
+    def jump(self, most: int, *, masked: bool) -> tuple[list[int], Finish | None]:
+        """Takes the tokens that its grammar forces, at most so many, and may end with the last of them. Fewer than two
+        are not worth it: they take a step in any case.
+
+        Args:
+            masked: the grammar alone has to see them.
+
+        Raises:
+            as `take`.
+        """
+        if self.matcher is None or self.params.return_logprob:
+            return [], None
+        try:
+            forced = self.matcher.forced()[: max(most, 0)]
+        except Exception as error:  # a library's
+            raise _engine_failed(self.matcher, error) from error
+        finish: Finish | None = None
+        if len(forced) < 2:
+            return [], None
+        for count, token in enumerate(forced, 1):
+            finish = self.take_masked(token) if masked else self.take((token,), None)
+            if finish is not None:
+                forced = forced[:count]
+                break
+        self.forced_tokens += len(forced)
+        return forced, finish
+
+    def stop_tokens(self) -> NDArray[np.bool_]:
+        """The tokens [vocab_size] that can complete a stop string: those that have the last byte of one."""
+        tokens: NDArray[np.bool_] = np.logical_or.reduce([self._tokenizer.tokens_with(b) for b in self._last_bytes()])
+        return tokens
+
+    def _last_bytes(self) -> list[int]:
+        return [stop.encode("utf-8", "surrogatepass")[-1] for stop in self.params.stop]
+
+    def _ends_at(self, token: int) -> bool:
+        """The token that comes next ends it. Inside of its grammar the model's own end is text, if it spells any."""
+        if token not in self.ends:
+            return False
+        return self.matcher is None or token in self.params.stop_token_ids or self.matcher.complete
+
+    @property
+    def _number(self) -> NumberSoFar | None:
+        """Its text, where that is a number: less than its tokens say."""
+        return None if self.matcher is None else self.matcher.number
+
+    @staticmethod
+    def _accept(matcher: Matcher, token: int) -> bool:
+        """Says whether nothing but the end can follow."""
+        try:
+            if matcher.accept(token):
+                return matcher.finished
+        except Exception as error:  # a library's, which must not end the loop
+            raise _engine_failed(matcher, error) from error
+        raise ConstraintError(f"the constraint allows no continuation: {matcher.error}")
+
+    # --------------------------------------------------------------------------------------------- results
+
+    def generation(self, output: tuple[int, ...], finish: Finish, usage: Usage, retractions: int) -> Generation:
+        """The result. Called once.
+
+        Args:
+            output: all tokens.
+        """
+        params, number = self.params, self._number
+        written, logprobs = output, self._logprobs
+        if number is not None:
+            number.close()
+            written, logprobs = output[: number.tokens], logprobs[: number.tokens]
+            rest = number.take()
+        else:
+            if isinstance(finish.matched, int):  # a token, which is kept if it is wanted and is text
+                stop = self._tokenizer.decode(output[-1:], skip_special=params.skip_special_tokens)
+                written = output if stop and params.include_stop else output[:-1]
+            rest = self._decoder.push(written[self.taken :])  # and nothing of a character that has only begun
+        if self._stops.matched is None:
+            self._add(self._stops.flush() + rest)
+        elif params.include_stop:
+            self._add(self._stops.matched_text)
+        text = "".join(self._text)
+        chosen = {} if self.matcher is None else {"constraint_backend": self.matcher.engine.name}
+        return Generation(
+            text=text,
+            token_ids=output,
+            spans=kept_spans(self._tokenizer, written, text, skip_special=params.skip_special_tokens),
+            finish_reason=finish.reason,
+            matched=finish.matched,
+            usage=usage,
+            output_logprobs=tuple(logprobs),
+            prompt_logprobs=tuple(map(self._with_text, self.prompt_logprobs)),
+            meta={"num_retractions": retractions, **chosen},
+        )
+
+    def _add(self, text: str) -> None:
+        """Adds to the result what is certain, and sends it."""
+        if not text:
+            return
+        self._text.append(text)
+        if self.stream:
+            count = len(self._unsent) if self._number is None else self._number.tokens - self._sent
+            ids, self._unsent = tuple(self._unsent[:count]), self._unsent[count:]
+            logprobs = tuple(self._logprobs[self._sent : self._sent + len(ids)]) if self._logprobs else ()
+            self._sent += len(ids)
+            self.tell(Delta(text, ids, logprobs))
+
+    def _with_text(self, logprob: TokenLogprob) -> TokenLogprob:
+        if not self.params.return_text_in_logprobs:
+            return logprob
+
+        def spelled(entries: Top) -> Top:
+            return tuple((value, i, self._tokenizer.decode((i,), skip_special=False)) for value, i, _ in entries)
+
+        text = self._tokenizer.decode((logprob.token_id,), skip_special=False)
+        return TokenLogprob(logprob.logprob, logprob.token_id, text, spelled(logprob.top), spelled(logprob.ids))
+
+
+def _engine_failed(matcher: Matcher, error: Exception) -> ConstraintError:
+    return ConstraintError(
+        f"{matcher.engine.name} failed: {error!r}", hint="Another engine may not: constraint_backend."
+    )
