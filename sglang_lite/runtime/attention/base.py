@@ -68,7 +68,7 @@ class Attend(Protocol):
         Args:
             q: [T, heads, head_dim], multiplied by the scales of their keys where the cache has such.
             out: [T, heads, head_dim] (written).
-            scale, window, softcap: as `reference.attention`.
+            scale, window, softcap: as `reference.attention.attention`.
         """
         ...
 

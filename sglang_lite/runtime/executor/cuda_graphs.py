@@ -52,7 +52,7 @@ class CudaGraphs:
         self._kv_heads, self._vocab_size, self._dtype = kv_heads, vocab_size, dtype
         self._logits: torch.Tensor | None = None  # of all graphs
         # By tokens, whether rows have several of them, and whether they share prefixes.
-        self._graphs: dict[tuple[int, bool, bool], Graph] = {}
+        self._graphs: dict[tuple[int, bool, bool], CapturedGraph] = {}
         self._pool: Any = None
 
     def clear(self) -> None:
@@ -77,7 +77,7 @@ class CudaGraphs:
         """Rows of the smallest graph for so many; `rows` where there is none."""
         return min((size for size in self.sizes if size >= rows), default=rows)
 
-    def find(self, compute: Compute, batch: Batch, inputs: GpuInputs, shared: bool) -> Graph | None:
+    def find(self, compute: Compute, batch: Batch, inputs: GpuInputs, shared: bool) -> CapturedGraph | None:
         """A captured graph that can run the batch.
 
         Args:
@@ -98,7 +98,7 @@ class CudaGraphs:
             self._graphs[key] = self._capture(compute, size, several=several, shared=shared)
         return self._graphs[key]
 
-    def _capture(self, compute: Compute, tokens: int, *, several: bool, shared: bool) -> Graph:
+    def _capture(self, compute: Compute, tokens: int, *, several: bool, shared: bool) -> CapturedGraph:
         """A graph that decodes so many tokens, and gives the logits of all; of each row's last one, where some rows
         have several."""
         slots, items, stride = self._slots, most_items(tokens, self._kv_heads), aligned(tokens)
@@ -133,7 +133,7 @@ class CudaGraphs:
             return room.copy_(compute(plan, static[3, :rows] if several else None))
 
         graph, logits = self._record(step)
-        return Graph(graph, plan, static, shared_static, logits, self._staging, slots.dummy)
+        return CapturedGraph(graph, plan, static, shared_static, logits, self._staging, slots.dummy)
 
     def _record(self, compute: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         """A graph that computes again what is then in the tensor."""
@@ -148,7 +148,7 @@ class CudaGraphs:
 
 
 @dataclass(slots=True)
-class Graph:
+class CapturedGraph:
     """A captured decoding step of some number of tokens."""
 
     graph: torch.cuda.CUDAGraph
@@ -161,7 +161,12 @@ class Graph:
     _shared: SharedWork | None = None
 
     def run(self, inputs: GpuInputs, shared: SharedWork | None) -> torch.Tensor:
-        """Launches it; returns logits [rows, vocab_size], which the next run of any graph overwrites."""
+        """Launches the step; returns logits [rows, vocab_size], which the next run of any graph overwrites.
+
+        Args:
+            inputs: of the batch; as many tokens as were captured, or fewer.
+            shared: prefixes that rows share, where the graph was captured with such.
+        """
         real, stride = len(inputs.ids), self.static.shape[1]
         rows = len(inputs.last)
         host = np.zeros((4, stride), dtype=np.int32)

@@ -41,6 +41,8 @@ def build_gpu_inputs(batch: Batch, table: SlotTable, most_decoded: int) -> GpuIn
     layer are stored before it attends, and none looks beyond its own position. Such a step runs as a captured graph.
 
     Args:
+        batch: the step's rows.
+        table: the slot table that the batch refers to.
         most_decoded: tokens that can be decoded in one step.
     """
     counts = batch.ends - batch.starts

@@ -1,4 +1,4 @@
-"""Finds decoding rows whose sequences begin in the same pages, so that attention can read those once."""
+"""Decoding rows whose sequences begin in the same pages, so that attention can read those once."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _best(pages: Ints, held: Ints, rows: Ints, known: int) -> tuple[int, list[Gr
 
 @dataclass(frozen=True, slots=True)
 class SharedWork:
-    """The arrays of `kernels.plan.SharedPrefixes`."""
+    """The arrays of `kernels.attention_metadata.SharedPrefixes`, on the host."""
 
     lengths: Ints
     chunks: Ints

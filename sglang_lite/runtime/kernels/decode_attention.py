@@ -187,7 +187,7 @@ def decode_attention(
             heads lie side by side.
         work: what `split_work` made of their tokens.
         out: [T, heads, head_dim] (written there).
-        scale, window, softcap: as `reference.attention`.
+        scale, window, softcap: as `reference.attention.attention`.
 
     Each key and value of a row is read once, by one program for all query heads of its KV head. What `plan.shared`
     covers is read by `prefix_attention`, which runs before.

@@ -103,7 +103,7 @@ def prefill_attention(
     Args:
         q: [T, heads, head_dim] as `rope_store` returns them; a token's heads lie side by side.
         out: [T, heads, head_dim] (written there).
-        scale, window, softcap: as `reference.attention`.
+        scale, window, softcap: as `reference.attention.attention`.
     """
     heads, dim = q.shape[1], q.shape[2]
     keys, values = cache.k[layer], cache.v[layer]
