@@ -32,7 +32,7 @@ class Location:
     def named(cls, file: str, line: int, function: str) -> Location:
         """A place by its names: in another process, say."""
         found = cls.__new__(cls)
-        found._at = file, line, function
+        found._at = file, line, function  # noqa: SLF001 # its own
         return found
 
     @property

@@ -59,7 +59,7 @@ class _Own:
         self._name = name
 
     def __get__(self, symbol: Symbol, owner: type[Symbol]) -> Any:
-        return getattr(symbol, f"_{self._name}") if _scope.get() is None else symbol._part(f".{self._name}")
+        return getattr(symbol, f"_{self._name}") if _scope.get() is None else symbol._part(f".{self._name}")  # noqa: SLF001 # its own
 
 
 class Symbol(Expression, Deferred):
@@ -212,7 +212,7 @@ class TraceBranch(Branch):
             for part in expr.walk():
                 self.submit(part.text if isinstance(part, Text) else part, where)
         elif isinstance(expr, Symbol | SglImage):
-            self.state._append(expr)
+            self.state.add(expr)
         else:
             super().submit(expr, where)
 
@@ -221,17 +221,17 @@ class TraceBranch(Branch):
         marked = _marked.get() or {}
         for part in _MARK.split(text) if "\ue002" in text else (text,):
             if part in marked:
-                self.state._append(marked[part])
+                self.state.add(marked[part])
             else:
                 super().submit(part, where)
 
     def fork(self, size: int = 1, where: Location | None = None) -> list[Branch]:
         parent = self.state
-        parent._append(Fork(((),) * size, where=where))
+        parent.add(Fork(((),) * size, where=where))
         branches: list[Branch] = []
         for i in range(size):
             branch = TraceBranch(Player(self.run), f"{self.path}.{i}")
-            branch._inherit(self)
+            branch.inherit(self)
             child = TracerProgramState(branch, parent.arguments)
             child.on_node = parent.on_node
             child.variables = dict(parent.variables)
@@ -245,7 +245,7 @@ class TraceBranch(Branch):
 
     def read(self, what: Callable[[Player], Any], where: Location | None = None) -> Variable:
         if what is not nothing:
-            SglVariable("the text")._refuse("read the text or the messages")
+            SglVariable("the text")._refuse("read the text or the messages")  # noqa: SLF001 # names without _ are the user's
         return Variable.of(None)
 
     def _put(self, op: Op) -> None:
@@ -261,7 +261,7 @@ class TraceBranch(Branch):
         if isinstance(node, GrammarBegin):
             self._ahead = None  # what symbols stand for is not known
         if not isinstance(node, Text) or node.text:
-            state._append(node)
+            state.add(node)
         if isinstance(op, GenOp | SelectOp):
             name = op.node.name or f"{'gen' if isinstance(op, GenOp) else 'select'}_{len(state.variables)}"
             state.variables[name] = SglVariable(name, node)
@@ -297,7 +297,7 @@ class TracerProgramState(ProgramState):
     def last_node(self) -> Expression | None:
         return self.nodes[-1] if self.nodes else None
 
-    def _append(self, node: Expression) -> None:
+    def add(self, node: Expression) -> None:
         self.nodes.append(node)
         if self.on_node is not None:
             self.on_node(node)
@@ -324,7 +324,7 @@ class TracerProgramState(ProgramState):
 
     def _lines(self, indent: str) -> list[str]:
         lines = [f"{indent}%{i} = {node!r}" for i, node in enumerate(self.nodes)]
-        return lines + [line for child in self.child_states for line in child._lines(indent + "  ")]
+        return lines + [line for child in self.child_states for line in child._lines(indent + "  ")]  # noqa: SLF001 # its own
 
     def __repr__(self) -> str:
         return f"TracerProgramState({len(self.nodes)} nodes)"

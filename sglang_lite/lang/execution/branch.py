@@ -328,7 +328,7 @@ class Branch:
         self._nodes += 1
         children = [Branch(self._forked(), f"{self.path}/{self._nodes}.{i}") for i in range(size)]
         for child in children:
-            child._inherit(self)
+            child.inherit(self)
         players = [child.player for child in children]
         self.player.children += players
         if size > 1:
@@ -341,7 +341,7 @@ class Branch:
         pushed = self.player.pushed
         return Player(self.run, None if pushed is None else PushedBranch(pushed.program, pushed), forked=True)
 
-    def _inherit(self, parent: Branch) -> None:
+    def inherit(self, parent: Branch) -> None:
         """Takes over what the submitting side of the branch knows from which this one is forked."""
         self.names.variables = dict(parent.names.variables)
         self._turns, self._role = list(parent._turns), parent._role

@@ -25,6 +25,7 @@ from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
 from sglang_lite.lang.execution import generation
+from sglang_lite.lang.execution.at_once import AT_ONCE
 from sglang_lite.lang.execution.names import Names
 from sglang_lite.lang.execution.operations import (
     ForkOp,
@@ -43,13 +44,7 @@ from sglang_lite.lang.execution.reading import nothing, unknown
 from sglang_lite.lang.execution.run import Run, current_run
 from sglang_lite.lang.execution.transcript import Transcript
 from sglang_lite.program.nodes import (
-    GrammarBegin,
-    GrammarEnd,
-    ImagePart,
-    ScopeBegin,
     Text,
-    TurnBegin,
-    TurnEnd,
 )
 from sglang_lite.protocol import Location, ProgramError, RequestAbortedError, SglError
 
@@ -71,6 +66,7 @@ class Player:
         names: of its variables; the submitting side's, too.
         transcript: what it has said so far; belongs to whoever plays it.
         children: that were forked from it.
+        scope_starts: where open scopes began in the transcript, by their variables.
     """
 
     __slots__ = (
@@ -80,7 +76,6 @@ class Player:
         "_failure_seen",
         "_lock",
         "_queue",
-        "_scope_starts",
         "_sid",
         "_stopped",
         "_waiting",
@@ -89,6 +84,7 @@ class Player:
         "names",
         "pushed",
         "run",
+        "scope_starts",
         "transcript",
     )  # fmt: skip
 
@@ -105,7 +101,7 @@ class Player:
         self._failure_seen = False
         self._stopped = False  # from outside of the body: for good
         self._waiting: asyncio.Task[None] | Inbox | None = None
-        self._scope_starts: dict[int, int] = {}
+        self.scope_starts: dict[int, int] = {}
 
     # ------------------------------------------------------------------------------------------ any thread
 
@@ -242,6 +238,14 @@ class Player:
 
     # -------------------------------------------------------------------------------- the playing side
 
+    def begin(self) -> None:
+        """The branch that it was forked from has got there."""
+        self._play_on(_NOTHING)
+
+    def fail(self, error: SglError) -> None:
+        """Fails the branch: the one that it was to be forked from has failed before."""
+        self._fail(error)
+
     def _play_on(self, op: Op) -> None:
         """Plays `op`, which the branch is at, and on; hands what has to wait to where it can."""
         waits = self._advance(op)
@@ -263,7 +267,7 @@ class Player:
             try:
                 if type(op) is Text:
                     self.transcript.write(op)
-                elif not _AT_ONCE[type(op)](self, op):
+                elif not AT_ONCE[type(op)](self, op):
                     return op
             except BaseException as error:  # whatever it is, the branch has failed and its readers must know
                 self._fail(error, op)
@@ -432,68 +436,9 @@ class Player:
             self._sid = uuid.uuid4().hex
         return self._sid
 
-    def _scope_at_once(self, op: ScopeOp) -> bool:
-        if isinstance(op.node, ScopeBegin):
-            self._scope_starts[id(op.variable)] = len(self.transcript.pieces)
-        else:
-            op.variable.set(self.transcript.text(self._scope_starts.pop(id(op.variable))))
-        return True
-
-    def _fork_at_once(self, op: ForkOp) -> bool:
-        for child in op.children:
-            self.transcript.fork(child.transcript)
-            child._play_on(_NOTHING)
-        return True
-
-    def _join_at_once(self, op: JoinOp) -> bool:
-        if self.pushed is not None:
-            self.pushed.reach(op, self.transcript.pieces)
-        if not all(variable.done for variable in op.added):
-            return False
-        for variable in op.added:
-            self.transcript.take(variable.result())
-        return True
-
-    def _read_at_once(self, op: ReadOp) -> bool:
-        op.variable.set(op.what(self))
-        return True
-
-    def _mark_at_once(self, op: MarkOp) -> bool:
-        if not op.back:
-            op.mark.played = self.transcript.place()
-        elif op.mark.played is not None:
-            self.transcript.go_back(op.mark.played)
-        return True
-
     def __del__(self) -> None:
         if getattr(self, "_failure", None) is not None and not self._failure_seen:
             logger.error("A program failed and nobody read it: %s", self._failure)
-
-
-def _on_transcript(change: Callable[[Transcript, Any], None]) -> Callable[[Player, Any], bool]:
-    def at_once(branch: Player, node: Any) -> bool:
-        change(branch.transcript, node)
-        return True
-
-    return at_once
-
-
-# What is played where it is submitted. True: done. False: it has to wait for a backend.
-_AT_ONCE: dict[type, Callable[[Player, Any], bool]] = {
-    GenOp: generation.at_once,
-    SelectOp: generation.select_at_once,
-    ImagePart: _on_transcript(Transcript.show),
-    TurnBegin: _on_transcript(Transcript.begin_turn),
-    TurnEnd: _on_transcript(Transcript.end_turn),
-    ScopeOp: Player._scope_at_once,
-    GrammarBegin: _on_transcript(Transcript.begin_grammar),
-    GrammarEnd: _on_transcript(Transcript.end_grammar),
-    ForkOp: Player._fork_at_once,
-    JoinOp: Player._join_at_once,
-    ReadOp: Player._read_at_once,
-    MarkOp: Player._mark_at_once,
-    HookOp: lambda branch, op: False,
-}
 
 
 def _where(op: Op | None) -> Location | None:
@@ -530,7 +475,7 @@ def _fail_op(op: Op, failure: SglError) -> None:
     if isinstance(op, ForkOp):
         for child in op.children:
             child.see_failure()  # the parent tells
-            child._fail(failure)
+            child.fail(failure)
     elif isinstance(op, HookOp):
         if op.hook == "end_program":  # a program that failed has ended too
             backend = op.args[0].backend

@@ -169,6 +169,8 @@ class PushedBranch:
         late: those of them that may wait for it.
         waiting: its nodes are asked for, but its own fork is not handed over yet.
         held: the operation that the branch has to get through before more is handed over.
+        forked_at: the place of its fork in the parent, and which of that fork it is; None: not handed over yet.
+        count: of its nodes, those that are sent too.
     """
 
     def __init__(self, program: PushedProgram, parent: PushedBranch | None = None) -> None:
@@ -179,8 +181,8 @@ class PushedBranch:
         self.late: list[PushedBranch] = []
         self.waiting = False
         self.held: Op | None = None
-        self._place: tuple[int, int] | None = None  # of its fork in the parent, and its own there
-        self._count = 0  # of nodes, those that are sent too
+        self.forked_at: tuple[int, int] | None = None
+        self.count = 0
         self._known = 0  # pieces of text that are handed over, of those that the branch had when it came to `held`
         self._behind = False  # not even those are
         self._inboxes: dict[int, Inbox] = {}  # by the places of nodes; on the executor loop
@@ -194,7 +196,7 @@ class PushedBranch:
         if self.parent is None:
             return ()
         before = self.parent.path
-        return None if before is None or self._place is None else (*before, *self._place)
+        return None if before is None or self.forked_at is None else (*before, *self.forked_at)
 
     # ------------------------------------------------------------------ the submitting side, under the branch's lock
 
@@ -226,7 +228,7 @@ class PushedBranch:
             own = [child for child in children if child is not None and child.parent is self and child.held is None]
             if len(own) < len(children):
                 return node
-            return msgspec.structs.replace(node, ends=tuple(child._count for child in own))
+            return msgspec.structs.replace(node, ends=tuple(child.count for child in own))
 
     def go_on(self, op: Op, pieces: Sequence[Piece], queue: Iterable[Op]) -> None:
         """The branch is through with an operation that was held: hands over what it brought, and what is queued."""
@@ -260,8 +262,8 @@ class PushedBranch:
     def _put(self, *nodes: Node) -> int:
         """Returns the place of the last one."""
         self.nodes += nodes
-        self._count += len(nodes)
-        return self._count - 1
+        self.count += len(nodes)
+        return self.count - 1
 
     def _sync(self, pieces: Sequence[Piece]) -> None:
         """Hands over the text that is not known yet."""
@@ -326,7 +328,7 @@ class PushedBranch:
         place = self._put(op.node)
         branches = [child.pushed for child in op.children if child.pushed is not None]
         for i, pushed in enumerate(branches):
-            pushed._place = place, i
+            pushed.forked_at = place, i
         self.forks += branches
         self.late += [pushed for pushed in branches if pushed.waits()]
         return bool(self.late)
@@ -337,8 +339,8 @@ class PushedBranch:
             self.held = op
             return
         branches = [child.pushed for child in op.children if child.pushed is not None and child.pushed.parent is self]
-        if branches and branches[0]._place is not None:
-            op.node = msgspec.structs.replace(op.node, fork=branches[0]._place[0])
+        if branches and branches[0].forked_at is not None:
+            op.node = msgspec.structs.replace(op.node, fork=branches[0].forked_at[0])
         self._put(op.node)
         if appends:
             self.joined += branches

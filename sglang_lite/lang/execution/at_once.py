@@ -1,0 +1,87 @@
+"""What a branch plays where it is submitted, without waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sglang_lite.lang.execution import generation
+from sglang_lite.lang.execution.operations import (
+    ForkOp,
+    GenOp,
+    HookOp,
+    JoinOp,
+    MarkOp,
+    ReadOp,
+    ScopeOp,
+    SelectOp,
+)
+from sglang_lite.lang.execution.transcript import Transcript
+from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ImagePart, ScopeBegin, TurnBegin, TurnEnd
+
+if TYPE_CHECKING:
+    from sglang_lite.lang.execution.player import Player
+
+
+def _scope(branch: Player, op: ScopeOp) -> bool:
+    if isinstance(op.node, ScopeBegin):
+        branch.scope_starts[id(op.variable)] = len(branch.transcript.pieces)
+    else:
+        op.variable.set(branch.transcript.text(branch.scope_starts.pop(id(op.variable))))
+    return True
+
+
+def _fork(branch: Player, op: ForkOp) -> bool:
+    for child in op.children:
+        branch.transcript.fork(child.transcript)
+        child.begin()
+    return True
+
+
+def _join(branch: Player, op: JoinOp) -> bool:
+    if branch.pushed is not None:
+        branch.pushed.reach(op, branch.transcript.pieces)
+    if not all(variable.done for variable in op.added):
+        return False
+    for variable in op.added:
+        branch.transcript.take(variable.result())
+    return True
+
+
+def _read(branch: Player, op: ReadOp) -> bool:
+    op.variable.set(op.what(branch))
+    return True
+
+
+def _mark(branch: Player, op: MarkOp) -> bool:
+    if not op.back:
+        op.mark.played = branch.transcript.place()
+    elif op.mark.played is not None:
+        branch.transcript.go_back(op.mark.played)
+    return True
+
+
+def _on_transcript(change: Callable[[Transcript, Any], None]) -> Callable[[Player, Any], bool]:
+    def at_once(branch: Player, node: Any) -> bool:
+        change(branch.transcript, node)
+        return True
+
+    return at_once
+
+
+# What is played where it is submitted. True: done. False: it has to wait for a backend.
+AT_ONCE: dict[type, Callable[[Player, Any], bool]] = {
+    GenOp: generation.at_once,
+    SelectOp: generation.select_at_once,
+    ImagePart: _on_transcript(Transcript.show),
+    TurnBegin: _on_transcript(Transcript.begin_turn),
+    TurnEnd: _on_transcript(Transcript.end_turn),
+    ScopeOp: _scope,
+    GrammarBegin: _on_transcript(Transcript.begin_grammar),
+    GrammarEnd: _on_transcript(Transcript.end_grammar),
+    ForkOp: _fork,
+    JoinOp: _join,
+    ReadOp: _read,
+    MarkOp: _mark,
+    HookOp: lambda branch, op: False,
+}
