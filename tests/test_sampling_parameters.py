@@ -190,10 +190,11 @@ def test_a_generation_among_choices_refuses_what_sglangs_gen_has_not():
 @pytest.mark.parametrize("parameter", PARAMETERS, ids=IDS)
 def test_what_no_backend_could_honour_is_refused_by_the_name_that_was_written(parameter):
     message, values = WRONG[parameter.kind]
+    script = sgl.ScriptedBackend(default="x")
     program = sgl.function(lambda s: s.__iadd__(sgl.gen("a")))
     ways = {
         "gen": (parameter.name, lambda value: sgl.gen("a", **{parameter.name: value})),
-        "run": (parameter.sglang, lambda value: program.run(**{parameter.sglang: value})),
+        "run": (parameter.sglang, lambda value: program.run(backend=script, **{parameter.sglang: value})),
         "sampling_params": (parameter.sglang, lambda value: read_sampling({parameter.sglang: value})),
         "request": (parameter.name, lambda value: read_request("a", **{"return_logprob": True, parameter.name: value})),
     }
