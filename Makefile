@@ -4,7 +4,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check unit test-gpu format clean
+# Workers of pytest, a core and 2 GB each. One thread of torch in each, or they fight for the cores.
+WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+.PHONY: demo test fast check unit test-long test-gpu format clean
 
 demo: $(VENV)/.core
 	@$(BIN)/python examples/quickstart.py
@@ -18,10 +22,20 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Coverage is the language's; measuring it doubles the time of interpreted kernels.
+# While something is written: without interpreted kernels, statistics, examples and long random runs.
+fast: check $(VENV)/.model
+	$(PYTEST) -m 'not slow'
+
+# Coverage is the language's, by its own tests: measuring it doubles the time of all others.
 unit: $(VENV)/.dev $(VENV)/.model
-	$(BIN)/python -m pytest --cov=sglang_lite.errors --cov=sglang_lite.wire --cov=sglang_lite.protocol --cov=sglang_lite.lang --cov-report=term:skip-covered --cov-fail-under=90 tests --ignore=tests/runtime --ignore=tests/constraints
-	$(BIN)/python -m pytest tests/runtime tests/constraints
+	$(PYTEST) tests/lang tests/test_protocol.py tests/test_wire.py --cov=sglang_lite.errors --cov=sglang_lite.wire --cov=sglang_lite.protocol --cov=sglang_lite.lang --cov-report=term:skip-covered --cov-fail-under=90
+	$(PYTEST) --ignore=tests/lang --ignore=tests/test_protocol.py --ignore=tests/test_wire.py
+
+# What is random or repeated, many times more: hours.
+LONG := EXAMPLES=500 FUZZ=10000 HOSTILE_FILES=10000 MASKBENCH=full PROGRAMS=3000 RANDOM_GRAMMARS=1000 RANDOM_SCHEMAS=1000 REQUESTS=500 RUNS=100 SAMPLES=2000 SOAK=20000 TYPE_SAMPLES=60 WIRE_FUZZ=10000 WIRE_RECORDS=1000
+
+test-long: $(VENV)/.dev $(VENV)/.model
+	$(LONG:%=SGLANG_LITE_%) $(PYTEST)
 
 # On a machine with a GPU: the kernels, and the engine that runs them.
 test-gpu: $(VENV)/.dev

@@ -9,6 +9,8 @@ import pytest
 
 import sglang_lite as sgl
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 EXPECTED = {
     "quickstart.py": ["Japan: Tokyo", "positive", "Person(name='Maria Lopez', age=34", "Venice:", "prompt tokens"],
@@ -23,16 +25,18 @@ def test_every_example_is_tested():
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_example(name, model_file):
-    done = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    for text in EXPECTED[name]:
-        assert text in done.stdout
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_an_engine_sees_one_program_for_each_run_of_an_example(name, engine):
+def test_an_example_says_what_it_should_and_an_engine_sees_one_program_for_each_of_its_runs(name, engine, capsys):
     before = engine.stats()["programs_opened"]
     sgl.set_default_backend(engine)
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     assert engine.stats()["programs_opened"] - before == PROGRAMS[name]
+    printed = capsys.readouterr().out
+    for text in EXPECTED[name]:
+        assert text in printed
+
+
+def test_an_example_needs_no_more_than_its_command(model_file):
+    done = subprocess.run([sys.executable, EXAMPLES / "quickstart.py"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for text in EXPECTED["quickstart.py"]:
+        assert text in done.stdout

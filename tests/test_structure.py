@@ -2,11 +2,13 @@
 
 import ast
 import contextlib
+import re
 from pathlib import Path
 
 import sglang_lite
 
 PACKAGE = Path(sglang_lite.__file__).parent
+ROOT = Path(__file__).parent.parent
 
 
 def imports_of_files():
@@ -47,6 +49,15 @@ def test_no_circle_of_imports():
         for name in outside:
             del left[name]
     assert sorted(left) == []
+
+
+def test_long_counts_are_in_make_and_in_contributing():
+    tests = (file.read_text() for file in (ROOT / "tests").rglob("*.py"))
+    used = {found for text in tests for found in re.findall(r'environ\.get\("SGLANG_LITE_(\w+)"', text)}
+    used -= {"FIRST", "TEST_GPU"}
+    table = re.findall(r"^\| `SGLANG_LITE_(\w+)` .*$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    counts = re.search(r"^LONG := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
+    assert used == set(table) == {count.partition("=")[0] for count in counts}
 
 
 # Tests that may wait, or look at a clock: the reason.

@@ -20,6 +20,9 @@ from sglang_lite.protocol.record import Record, Variant
 from sglang_lite.protocol.sampling import PARAMETERS, Deferred
 from sglang_lite.wire import failure, messages
 
+pytestmark = pytest.mark.slow
+
+RECORDS = int(os.environ.get("SGLANG_LITE_WIRE_RECORDS", "8"))  # of each kind
 FUZZED = int(os.environ.get("SGLANG_LITE_WIRE_FUZZ", "500"))
 FORMS = ["msgpack", "json"]
 both = pytest.mark.parametrize("form", FORMS)
@@ -117,7 +120,7 @@ def content(message):
 @both
 @pytest.mark.parametrize("kind", wire.TYPES.values(), ids=wire.TYPES)
 def test_any_record_comes_back_the_same(kind, form):
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=RECORDS, deadline=None)
     @given(records(kind))
     def check(record):
         again = wire.decode(wire.encode(record, form=form), form=form)

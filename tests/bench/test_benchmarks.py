@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SMALL = {
     "constrained.py": ["--systems", "sglang_lite", "--tokens", "4"],
@@ -24,10 +26,10 @@ SMALL = {
     "head.py": ["--rows", "1", "--new", "1", "--rounds", "1"],
     "host_step.py": ["--rows", "4", "--steps", "2"],
     "masks.py": ["--rows", "2", "--steps", "2", "--threads", "1", "--constraints", "regex"],
-    "openmp.py": ["--rounds", "1", "--settings", "ours", "--new", "2"],
+    "openmp.py": ["--help"],  # test_openmp.py runs it, with a small model
     "prefix_reuse.py": ["--questions", "1", "--shots", "0"],
     "quality.py": ["--dtypes", "bfloat16", "--tokens", "32"],
-    "reproducible.py": ["--prompts", "1", "--new", "2", "--rows", "1", "--most", "8"],
+    "reproducible.py": ["--help"],  # test_reproducible.py runs it, with a small model
     "shared_prefix.py": ["--requests", "2", "--new", "2", "--prefix", "8", "--systems", "sglang_lite auto"],
 }
 

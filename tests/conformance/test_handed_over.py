@@ -18,6 +18,8 @@ from sglang_lite.runtime.engine import Engine
 from tests.conformance.case import cases, outcome
 from tests.constraints.test_generation import random_model
 
+pytestmark = pytest.mark.slow
+
 CASES = cases()
 RUNS = int(os.environ.get("SGLANG_LITE_RUNS", "0"))
 FIXED = {"seed": 3, "max_new_tokens": 8}

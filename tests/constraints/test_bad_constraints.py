@@ -19,6 +19,8 @@ from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import ConstraintError, Ebnf, InOrder, Regex
 from tests.constraints.hostile import AMBIGUOUS, BROKEN, KEPT, REFUSED, alternatives
 
+pytestmark = pytest.mark.slow
+
 g = sgl.grammar
 
 

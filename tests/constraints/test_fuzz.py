@@ -15,6 +15,8 @@ import sglang_lite as sgl
 from sglang_lite.protocol import SglError
 from tests.constraints import mutations
 
+pytestmark = pytest.mark.slow
+
 COUNT = int(os.environ.get("SGLANG_LITE_FUZZ", "150"))
 LIMIT_S = 20  # on the CPU: what is compiled and looked at several times, each within an engine's 10
 PART = 50

@@ -22,6 +22,8 @@ from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from tests.constraints.random_schemas import schema
 from tests.runtime.scripted import ScriptedModel
 
+pytestmark = pytest.mark.slow
+
 COUNT = int(os.environ.get("SGLANG_LITE_RANDOM_SCHEMAS", "150"))
 SAMPLES = 3
 

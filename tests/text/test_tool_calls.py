@@ -24,6 +24,8 @@ from sglang_lite.text.tool_calls import Answer, Call, ToolParser, call_text, cal
 from sglang_lite.text.tool_formats import FORMATS, family_of
 from tests.constraints.test_generation import random_model
 
+pytestmark = pytest.mark.slow
+
 SCHEMAS = {
     "add": {
         "type": "object",

@@ -7,6 +7,8 @@ import pytest
 from sglang_lite.constraints.formal.automaton import accepts
 from sglang_lite.constraints.json_schema.formats import ASSERTED, is_valid, language_of
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = {
     "date-time": (
         [
@@ -89,7 +91,7 @@ def test_examples(name):
 
 
 def test_leap_seconds_are_the_last_of_a_day_in_utc():
-    for hour, minute, sign, offset in itertools.product((0, 1, 12, 23), (14, 29, 44, 59), "+-", range(0, 24 * 60, 15)):
+    for hour, minute, sign, offset in itertools.product((0, 12, 23), (14, 59), "+-", range(0, 24 * 60, 15)):
         utc = (hour * 60 + minute - int(f"{sign}{offset}")) % (24 * 60)
         text = f"{hour:02}:{minute:02}:60{sign}{offset // 60:02}:{offset % 60:02}"
         assert accepts(language_of("time"), text) == (utc == 23 * 60 + 59), text

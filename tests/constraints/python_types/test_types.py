@@ -19,7 +19,9 @@ from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.protocol import Choices, ConstraintError, JsonSchema, Number, Regex, ValueValidationError
 from tests.constraints.python_types.examples import CHECKED, HELD, USUAL, WRONG, Checked, CheckedWhole, Plain
 
-SAMPLES = int(os.environ.get("SGLANG_LITE_TYPE_SAMPLES", "12"))
+pytestmark = pytest.mark.slow
+
+SAMPLES = int(os.environ.get("SGLANG_LITE_TYPE_SAMPLES", "6"))
 
 
 class Colour(enum.Enum):

@@ -9,6 +9,8 @@ import pytest
 from sglang_lite.protocol import Delta, SamplingParams
 from tests.runtime.scripted import VOCAB, SteppedEngine, answer, ended
 
+pytestmark = pytest.mark.slow
+
 
 def requests(count, seed=0):
     """Prompts that share prefixes of many lengths, and parameters of many kinds."""
@@ -28,7 +30,7 @@ def requests(count, seed=0):
     return found
 
 
-REQUESTS = requests(int(os.environ.get("SGLANG_LITE_REQUESTS", "150")))  # more of them: CONTRIBUTING.md
+REQUESTS = requests(int(os.environ.get("SGLANG_LITE_REQUESTS", "50")))  # more of them: CONTRIBUTING.md
 EXPECTED = [answer(prompt, params, params.seed) for prompt, params in REQUESTS]
 
 GRID = list(

@@ -15,6 +15,8 @@ from sglang_lite.protocol import Choices, Delta, Prompt, Regex, SamplingParams, 
 from tests.runtime.core.test_equivalence import requests
 from tests.runtime.scripted import VOCAB, SteppedEngine, ended
 
+pytestmark = pytest.mark.slow
+
 FIELDS = {
     "name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 120},
     "city": {"enum": ["Paris", "London", "Rome"]}, "active": {"type": "boolean"}, "colour": {"enum": ["red", "green"]},
@@ -23,7 +25,7 @@ FIELDS = {
     "insured": {"type": "boolean"}, "retired": {"type": "boolean"},
 }  # fmt: skip
 SCHEMA = {"type": "object", "properties": FIELDS, "required": list(FIELDS), "additionalProperties": False}
-SAMPLES = int(os.environ.get("SGLANG_LITE_SAMPLES", "150"))
+SAMPLES = int(os.environ.get("SGLANG_LITE_SAMPLES", "60"))
 
 
 def greedy(**more):

@@ -6,9 +6,13 @@ import random
 import threading
 from collections import Counter
 
+import pytest
+
 from sglang_lite.protocol import Delta, Generation, RequestAbortedError, SamplingParams
 from sglang_lite.runtime.engine import Engine
 from tests.runtime.scripted import VOCAB, loaded
+
+pytestmark = pytest.mark.slow
 
 REQUESTS = int(os.environ.get("SGLANG_LITE_SOAK", "4000"))  # 20,000 of them: CONTRIBUTING.md
 

@@ -18,6 +18,8 @@ from sglang_lite.runtime.sampling_params import resolve_params
 from tests.runtime import scripted
 from tests.runtime.models.tiny import VOCAB, randomise, save
 
+pytestmark = pytest.mark.slow
+
 CHAT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 
 

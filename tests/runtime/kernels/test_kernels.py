@@ -32,7 +32,7 @@ from sglang_lite.runtime.kernels.sampling import NOT_FINITE, NOTHING_ALLOWED, De
 from sglang_lite.runtime.kernels.tiled import can_tile, linear_tiled
 from tests.runtime.kernels import needs_kernels
 
-pytestmark = needs_kernels
+pytestmark = [needs_kernels, pytest.mark.slow]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PAGE = 4
 

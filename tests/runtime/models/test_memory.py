@@ -6,6 +6,8 @@ import sys
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 LOAD = """
 import ctypes, gc, sys
 from pathlib import Path

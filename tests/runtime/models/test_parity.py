@@ -8,6 +8,8 @@ import torch
 import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
 
+pytestmark = pytest.mark.slow
+
 QUESTIONS = ["What is the capital of France?", "List three colours: 1, 2, 3.", "Translate 'good morning' into Spanish."]
 
 
