@@ -4,9 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-# Workers of pytest, a core and 2 GB each. One thread of torch in each, or they fight for the cores.
+# Workers of pytest, a core and 2 GB each. One thread of torch in each, or they fight for the cores; and bytecode is
+# kept, or each of them compiles all tests.
 WORKERS ?= 2
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: demo test fast check unit test-long test-gpu format clean
 

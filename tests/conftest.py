@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,12 @@ import sglang_lite as sgl
 
 hypothesis.settings.register_profile("no deadline", deadline=None)  # other work on the machine is no failure
 hypothesis.settings.load_profile("no deadline")
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected stays: no later collection of garbage looks at it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
