@@ -1,4 +1,4 @@
-"""The one contract between the language and whatever runs it: plain frozen records, and the error family beside them.
+"""The only contract between the language and whatever runs it: plain frozen records, and the error family beside them.
 
 Data only. Nothing here knows how a prompt is rendered, how a model is run or how a program is written.
 """

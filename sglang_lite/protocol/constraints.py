@@ -80,8 +80,8 @@ class JsonSchema(Variant, frozen=True):
 
 
 class Tags(Record, frozen=True):
-    """How a family of models writes the members of an object one after the other: each value between tags, a string as
-    it is and any other value as JSON.
+    """Tags between which a family of models writes the values of an object, member after member: a string as it is, any
+    other value as JSON.
 
     Attributes:
         before, after: what stands around a value; in it `{name}` is the member's name, `{type}` what `types` says.
@@ -185,7 +185,7 @@ class StructuralTag(Variant, frozen=True):
 
 
 class InOrder(Variant, frozen=True):
-    """One constraint's text after the other's."""
+    """Texts of all `parts`, one after the other."""
 
     parts: tuple[Constraint, ...]
 
@@ -203,7 +203,7 @@ class OneOf(Variant, frozen=True):
 
 
 class Repeated(Variant, frozen=True):
-    """From `least` to `most` times (None: any number) a text of the constraint, one after the other."""
+    """Texts of the constraint, from `least` to `most` of them (None: any number), one after the other."""
 
     item: Constraint
     least: int = 0

@@ -28,14 +28,14 @@ class Image(Record, frozen=True):
 
 
 class Message(Record, frozen=True):
-    """One finished turn of a conversation. A content item is text or an image."""
+    """A finished turn of a conversation. A content item is text or an image."""
 
     role: str
     content: tuple[str | Image, ...]
 
 
 class Prompt(Record, frozen=True):
-    """What a backend continues.
+    """Prompt that a backend continues.
 
     Attributes:
         spans: the rendered text, in order; their texts concatenated are the whole prompt.

@@ -13,7 +13,7 @@ from sglang_lite.protocol.record import Record, Variant
 
 
 class Usage(Record, frozen=True):
-    """What a node cost. Token counts; times are in seconds, 0.0 where the backend does not tell.
+    """Cost of a node: token counts, and times in seconds, 0.0 where the backend does not tell.
 
     Attributes:
         prompt_tokens: tokens the model was conditioned on, cached ones included.
@@ -35,7 +35,7 @@ class Usage(Record, frozen=True):
 
 
 class TokenLogprob(Record, frozen=True):
-    """One position: the token's log-probability (None where nothing precedes it), its id, and on request its text
+    """Log-probability of a token at its position (None where nothing precedes it), its id, and on request its text
     and the alternatives as (log-probability, id, text) from most to least likely."""
 
     logprob: float | None
@@ -83,7 +83,7 @@ class Generation(Variant, frozen=True):
 
 
 class ChoiceScore(Record, frozen=True):
-    """One choice as the model sees it after the prompt.
+    """Score of a choice, as the model sees it after the prompt.
 
     Attributes:
         text: the choice.
@@ -108,7 +108,7 @@ class Selection(Variant, frozen=True):
 
 
 class Played(Record, frozen=True):
-    """Something that a running program has brought.
+    """Event of a running program.
 
     Attributes:
         path: of the node: its branch's path, and its place there.
