@@ -1,4 +1,4 @@
-"""How `select` picks: rules over the log-probabilities of the choices' tokens.
+"""Rules by which `select` picks, over the log-probabilities of the choices' tokens.
 
 A rule of your own is a subclass of `ChoicesSamplingMethod`.
 """
@@ -51,7 +51,7 @@ class ChoicesSamplingMethod(ABC):
     ) -> ChoicesDecision: ...
 
     def scores(self, **keywords: Any) -> list[float]:
-        """One number a choice, from the same keywords; `select` with a temperature draws from their softmax."""
+        """Scores, one a choice, from the same keywords; `select` with a temperature draws from their softmax."""
         scores: list[float] = keywords["normalized_prompt_logprobs"]
         return scores
 
@@ -199,7 +199,7 @@ def decide(
     temperature: float = 0.0,
     seed: int | Unset = Unset.UNSET,
 ) -> ChoicesDecision:
-    """What a method picks; with a temperature, a draw from the softmax of the method's scores.
+    """The decision of a method; with a temperature, a draw from the softmax of the method's scores.
 
     Raises:
         ProgramError: the method gave none of `choices`.
@@ -231,7 +231,7 @@ def decide(
 
 
 def checked(decision: Any, choices: Sequence[str]) -> ChoicesDecision:
-    """What a method or a hook of the user's has decided. Raises ProgramError: it is none of the choices."""
+    """Checks the decision of a method or of a hook of the user's. Raises ProgramError: it is none of the choices."""
     if getattr(decision, "decision", None) not in choices:
         raise ProgramError(f"{decision!r:.80} is no ChoicesDecision for one of {list(choices)!r:.80}.")
     found: ChoicesDecision = decision

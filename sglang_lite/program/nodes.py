@@ -93,7 +93,7 @@ def not_addable(operator: str, value: Any, where: Location | None = None) -> Par
 
 
 class BaseNode(Variant, Expression, frozen=True, kw_only=True, eq=False):
-    """What all nodes have. Two are equal that say the same, wherever they stand.
+    """Base of all nodes. Two that say the same are equal, wherever they stand.
 
     Attributes:
         where: the user's line that made it.
