@@ -1,4 +1,4 @@
-"""How large a message may be, and errors with the place in it."""
+"""Limits on the size of a message, and errors with the place in it."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def _decoder(kind: Any, form: Form) -> msgspec.json.Decoder[Any] | msgspec.msgpa
 
 
 def _names(place: Location) -> tuple[str, int, str]:
-    """The one class that is no record, as data. (`check` has refused all others.)"""
+    """A Location as data: the only class that is no record. (`check` has refused all others.)"""
     return place.names
 
 

@@ -16,7 +16,7 @@ _FREE = frozenset({"meta", "value"})  # members of records that hold any plain d
 
 
 class _RefusedError(Exception):
-    """Something that can't be sent. The path to it grows from its end while this is raised."""
+    """Refusal of a value that can't be sent. The path to it grows from its end while this is raised."""
 
     def __init__(self, problem: str, hint: str = "") -> None:
         super().__init__(problem)
