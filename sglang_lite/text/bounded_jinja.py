@@ -62,7 +62,7 @@ _meter: ContextVar[_Meter] = ContextVar("_meter")
 
 @contextmanager
 def metered() -> Iterator[None]:
-    """Everything inside is one rendering, with the limits for one."""
+    """Counts everything inside as one rendering, with the limits for one."""
     before = _meter.set(_Meter())
     try:
         yield
@@ -138,7 +138,7 @@ def _text(value: Any) -> str:
 
 
 def _items(value: Any) -> list[Any]:
-    """What a value gives when it is iterated."""
+    """Items that a value gives when it is iterated, counted."""
     found = []
     for item in value:
         _step(1)
@@ -171,7 +171,7 @@ def _indented(text: str, width: Any = 4, *_: Any, **__: Any) -> None:
 
 
 def _printed(text: str, values: Any) -> None:
-    """Of `text % values`."""
+    """Checks the size of `text % values`."""
     if len(text) > MAX_WIDTH:
         raise LimitError(f"it formats with a text of {len(text):,} characters; the limit is {MAX_WIDTH:,}.")
     fields = 0
@@ -186,7 +186,7 @@ def _printed(text: str, values: Any) -> None:
 
 
 class _Formatter(SandboxedFormatter):
-    """Of `text.format(…)`."""
+    """Formatter of `text.format(…)`, with limits."""
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
         _touch(value)
@@ -325,7 +325,7 @@ _COMPARING = (  # of the tests
 
 
 def _result(value: Any) -> Any:
-    """What came out of a call or filter, counted."""
+    """Result of a call or filter, counted."""
     if isinstance(value, str | list | tuple | dict):
         _measure(value)
     return value
@@ -457,7 +457,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _is_helper(owner: Any) -> bool:
-    """One of Jinja's own objects (a loop, a cycler), whose methods are in Python and small."""
+    """Whether an object is one of Jinja's own (a loop, a cycler), whose methods are in Python and small."""
     return type(owner).__module__.startswith("jinja2.")
 
 

@@ -19,7 +19,7 @@ MAX_TEMPLATE_CHARS = 200_000
 
 
 class ChatTemplate(Protocol):
-    """What the interpreter needs of a chat template."""
+    """Interface of a chat template, as the interpreter needs it."""
 
     @property
     def name(self) -> str: ...
@@ -92,7 +92,7 @@ class JinjaTemplate:
             raise TemplateError(f"{self.name} failed on {roles[:8]}{more}: {_said(error)}") from error
 
     def get_prefix_and_suffix(self, role: str, hist_messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-        """See ChatTemplate.
+        """The text before and after the content of a turn, as in ChatTemplate.
 
         Raises:
             TemplateError: the template does not render this sequence of roles turn by turn.

@@ -10,7 +10,7 @@ from sglang_lite.text.stop import overlap
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a family of models marks its reasoning.
+    """Marks of a family of models around its reasoning.
 
     Attributes:
         start, end: around it.
@@ -145,7 +145,7 @@ class ReasoningParser:
         return found[True], found[False]
 
     def flush(self) -> tuple[str, str]:
-        """What is still held back, at the end."""
+        """Returns what is still held back, at the end."""
         held, self._held = self._trimmed(self._held), ""
         return (held, "") if self._inside else ("", held)
 

@@ -102,7 +102,7 @@ class StopMatcher:
         return None
 
     def _possible(self, pattern: regex.Pattern[str], deadline: float) -> int:
-        """Where a match may begin that the text has only a part of, given that it has no whole one."""
+        """Possible start of a match that the text has only a part of, given that it has no whole one."""
         match = self._timed(pattern, self._held, len(self._text), deadline, partial=True)
         if match is None:
             return len(self._text)
@@ -124,7 +124,7 @@ class StopMatcher:
 
 
 def overlap(text: str, start: int, stop: str) -> int:
-    """Where the first prefix of `stop` begins, from `start` on, that reaches to the end of `text`; its end for none."""
+    """Start of the first prefix of `stop`, from `start` on, that reaches to the end of `text`; its end for none."""
     at = text.find(stop[0], start)
     while at >= 0 and not stop.startswith(text[at:]):
         at = text.find(stop[0], at + 1)

@@ -53,7 +53,7 @@ def _type(value: Any) -> int:
 
 @lru_cache(maxsize=256)
 def pattern(text: str, *, blanks: bool) -> regex.Pattern[str]:
-    """What matches a text in which a # is a number.
+    """Pattern of a text in which a # is a number.
 
     Args:
         blanks: where the text has blanks there may be any up to a hundred, or none.
@@ -80,7 +80,7 @@ class JsonArguments:
         self._in_string = self._escaped = False
 
     def push(self, text: str) -> tuple[int, str]:
-        """How many characters of the next text belong to it, and those."""
+        """Reads the next text. Returns how many of its characters belong to the object, and those."""
         length = self.length(text)
         return length, text[:length]
 
@@ -153,7 +153,7 @@ class _Value:
         return self.after.strip()
 
     def is_json(self) -> bool:
-        """One that begins like an array or object is one."""
+        """Whether a text that begins like an array or object is one."""
         return _STRING not in self.types or (self.allowed.schema is not None and self.allowed.containers)
 
 
@@ -177,7 +177,7 @@ class TaggedArguments:
         self._value: _Value | None = None
 
     def push(self, text: str) -> tuple[int, str]:
-        """How many characters of the next text have been read, and what they say."""
+        """Reads the next text as far as it can. Returns how many characters those are, and what they say."""
         at, found = 0, ""
         while not self.done:
             step = self._between(text[at:]) if self._value is None else self._inside(self._value, text[at:])
@@ -190,7 +190,7 @@ class TaggedArguments:
     # Each of these reads what it can: how many characters, and what they say; None: it needs more.
 
     def _between(self, text: str) -> tuple[int, str] | None:
-        """Between members, where the next one begins, or they end."""
+        """Reads between members, where the next one begins, or they end."""
         blank = len(text) - len(text.lstrip())
         text = text[blank:]
         inner = self._stack[-1]
@@ -234,7 +234,7 @@ class TaggedArguments:
         return 0, ""
 
     def _looks(self, value: _Value, text: str) -> str | None:
-        """What a value is whose tag does not say, by what it begins with: "scalar", "array", "object" or "empty"."""
+        """Kind of a value whose tag does not say it, by what it begins with: "scalar", "array", "object" or "empty"."""
         stripped = text.lstrip()
         if stripped.startswith(value.close) and (text == stripped or not value.allowed.strings):
             return "empty"
@@ -271,7 +271,7 @@ class TaggedArguments:
         return last, found + _escaped(text[skipped:last])
 
     def _whole(self, value: _Value, text: str) -> tuple[int, str] | None:
-        """Any other value, once it is there."""
+        """Reads any other value, once it is there."""
         start = len(text) - len(text.lstrip())
         if text[start : start + 1] in ("{", "[") and self._tags.item is None and value.is_json() and not value.scan:
             value.scan, value.seen = JsonArguments(), start

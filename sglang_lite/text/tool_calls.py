@@ -45,7 +45,7 @@ def calls_constraint(
     reasoning: str | None = None,
     parallel: bool = True,
 ) -> Constraint:
-    """What a model's whole answer is, from what its template ends with on: reasoning, text, calls.
+    """Constraint of a model's whole answer, from what its template ends with on: reasoning, text, calls.
 
     Args:
         family: a name of text.tool_formats.
@@ -144,7 +144,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """What has come of a call: with its first piece the name."""
+    """New part of a call; the first one has the name."""
 
     index: int
     name: str
@@ -153,7 +153,7 @@ class CallPiece:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """What new text has brought for certain."""
+    """Parts of an answer that new text has brought for certain."""
 
     reasoning: str
     content: str
@@ -248,7 +248,7 @@ class ToolParser:
         return False
 
     def _begin(self) -> bool:
-        """At a call, at what is before the first one, or at a mark."""
+        """Reads on at a call, at what is before the first one, or at a mark."""
         opening = "" if self._inside else self._format.opening
         if opening and self._format.any_blanks:
             opening = f"{opening.rstrip()}\n"
@@ -317,7 +317,7 @@ class ToolParser:
 
 @lru_cache(maxsize=64)
 def _head(spelled: ToolFormat) -> regex.Pattern[str]:
-    """What matches a call up to its arguments."""
+    """Pattern of a call up to its arguments."""
     blanks = spelled.any_blanks
     options = [
         rf"{expression(begin, blanks=blanks)}(?P<name>{_NAME})"

@@ -1,4 +1,4 @@
-"""How families of models write calls of tools. What holds a model to it, and reads calls back, is in tool_calls.py.
+"""Formats in which families of models write calls of tools. tool_calls.py holds a model to them and reads calls back.
 
 Sources: the models' chat templates; xgrammar 0.2.8, `builtin_structural_tag`; for Mistral's, mistral-common; for
 gpt-oss, OpenAI's description of Harmony.
