@@ -73,7 +73,7 @@ def refusal(matcher: Any) -> ConstraintError:
 
 
 def reason(matcher: Any) -> str:
-    """Why a matcher has failed; empty where it has not."""
+    """The reason why a matcher has failed; empty where it has not."""
     if not matcher.is_error():
         return ""
     error = matcher.get_error()

@@ -90,7 +90,7 @@ def _lexed(language: Language) -> Language:
 
 
 class _TooMany(Exception):  # noqa: N818 # never leaves this module
-    """More places than are looked at."""
+    """Raised where there are more places than are looked at."""
 
 
 def _inlined(language: Language) -> Language:

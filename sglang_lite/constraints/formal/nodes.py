@@ -170,7 +170,7 @@ def complement(node: Node) -> Node:
 
 
 def text_of(node: Node) -> str | None:
-    """The one text of a literal node; None for others."""
+    """The text of a literal node; None for others."""
     match node:
         case Text(text):
             return text

@@ -92,7 +92,7 @@ class _ObjectWriter:
         return self._writer.member(literal(member.name), member.formula, first=not count)
 
     def _first(self, start: int, end: int) -> Node:
-        """One or more of the members from `start` to `end`, the first ones of the object."""
+        """Members from `start` to `end`, at least one of them, as the first ones of the object."""
         if end - start == 1:
             return self._member(start, 0)
         return self._writer.rule((self._number, "first", start, end), lambda: self._first_half(start, end))
