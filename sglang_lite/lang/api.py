@@ -58,7 +58,7 @@ def flush_cache(backend: Any = None) -> bool:
 
 
 def get_server_info(backend: Any = None) -> dict[str, Any] | None:
-    """What runs behind the backend, None where there is none or it does not tell."""
+    """Information on what runs behind the backend, None where there is none or it does not tell."""
     chosen = backend if backend is not None else global_config.default_backend
     return as_backend(chosen).get_server_info() if chosen is not None else None
 

@@ -61,7 +61,7 @@ def plan_of(
     version: str | int | None,
     **flags: bool,
 ) -> BatchPlan:
-    """What a batch is to do. Bad items and settings are refused here, before anything runs."""
+    """Plan of a batch. Bad items and settings are refused here, before anything runs."""
     if isinstance(batch_kwargs, str) or not isinstance(batch_kwargs, Iterable):
         raise ParameterError("batch_kwargs", f"{batch_kwargs!r:.60} is not a list of arguments.", where=user_location())
     check_flags(**flags)

@@ -100,7 +100,7 @@ class BodyPool:
             threading.Thread(target=self._work, name="sglang_lite-body", daemon=True).start()
 
     def _keep_watch(self) -> None:
-        """As long as there is room. Under the lock."""
+        """Watches the pool as long as there is room. Under the lock."""
         if not self._watched:
             self._watched = True
             executor().post(self._watch_on, self._taken)
@@ -167,7 +167,7 @@ class BodyPool:
             self.release()
 
     def release(self) -> None:
-        """One run less is under way."""
+        """Counts one run less as under way."""
         with self._bell:
             self._room += 1
             self._staff()

@@ -1,4 +1,4 @@
-"""One run of a program: where its body runs, and what becomes of what it raises."""
+"""A run of a program: where its body runs, and what becomes of what it raises."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sglang_lite.protocol import Location, ProgramError, RequestAbortedError
 
 
 class Call:
-    """One run of a program: its state, and its body with its arguments.
+    """A run of a program: its state, and its body with its arguments.
 
     Args:
         args, kwargs: of the body; they are known to fit.
@@ -120,7 +120,7 @@ class Call:
 
     @contextlib.contextmanager
     def _stopped_with_the_task(self) -> Iterator[None]:
-        """What is still under way is stopped when the task that awaits it is cancelled."""
+        """Stops what is still under way when the task that awaits it is cancelled."""
         try:
             yield
         except asyncio.CancelledError:
@@ -133,7 +133,7 @@ class Call:
 
 
 def returned(program: BaseProgram, result: Any) -> Any:
-    """What a plain body returned. Raises ProgramError: a coroutine, which has not run."""
+    """The value that a plain body returned. Raises ProgramError: it is a coroutine, which has not run."""
     if inspect.iscoroutine(result):
         result.close()
         where = Location(program.func.__code__, 0) if inspect.isfunction(program.func) else user_location()

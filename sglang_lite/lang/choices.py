@@ -1,4 +1,4 @@
-"""Where SGLang's users import the ways to choose from."""
+"""Ways to choose, for SGLang's users to import."""
 
 from sglang_lite.program.choosing import (
     METHODS,

@@ -1,5 +1,5 @@
-"""What a user adds to a program: its nodes (program/nodes.py) by SGLang's names, and those with something of the
-caller's own, which no node has. Immutable: what came of it is elsewhere (concurrency/variables.py)."""
+"""Expressions that a user adds to a program: its nodes (program/nodes.py) by SGLang's names, and those with something
+of the caller's own, which no node has. Immutable: what came of them is elsewhere (concurrency/variables.py)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ SglFork, SglConcateAndAppend = Fork, Join
 
 @dataclass(frozen=True, slots=True)
 class GenOptions:
-    """How a generation is carried out, beside what is sampled.
+    """Options of how a generation is carried out, beside what is sampled.
 
     Attributes:
         timeout: seconds, None for no limit.
@@ -209,7 +209,7 @@ class SglSeparateReasoning(Expression):
 
 
 class BaseProgram(ABC):
-    """What `@function` makes (function.py), as far as others look at it.
+    """Program that `@function` makes (function.py), as far as others look at it.
 
     Attributes:
         func: the body.
@@ -296,7 +296,7 @@ class SglSamplingParams:
 
     @staticmethod
     def of(params: SamplingParams, constraint: Constraint | None = None) -> SglSamplingParams:
-        """From the parameters that were set; a regex or schema under its own name, choices as a regex."""
+        """Makes it from the parameters that were set; a regex or schema under its own name, choices as a regex."""
         found: dict[str, Any] = {}
         for name, value in given(params).items():
             if name in _OF_HOOKS:
@@ -316,7 +316,7 @@ class SglSamplingParams:
 
 
 def number_as_regex(number: Number, ends: str = "") -> Regex:
-    """For who can't end a number where the model does. Goes with NUMBER_STOPS, or has one of `ends` behind it."""
+    """Regex for who can't end a number where the model does. Goes with NUMBER_STOPS, or has one of `ends` behind it."""
     return Regex((REGEX_INT if number.kind == "integer" else REGEX_FLOAT) + (f"[{ends}]?" if ends else ""))
 
 

@@ -105,7 +105,7 @@ class Fingerprint:
             self._open.pop()
 
     def _content(self, value: Any) -> Iterator[str]:
-        """What tells a value from others of its type."""
+        """Texts that tell a value from others of its type."""
         match value:
             case FunctionType():
                 yield self._function(value)
@@ -255,7 +255,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _read_by(function: FunctionType, *, follow: bool, own: Any) -> dict[str, Any]:
-    """What a function reads beside its arguments, by name. Names that it sets itself are its memory, and no part of it.
+    """Values that a function reads beside its arguments, by name. Names that it sets itself are its memory: left out.
 
     Args:
         follow: globals and imports too.

@@ -1,4 +1,4 @@
-"""Where SGLang's users import nodes and patterns from."""
+"""Nodes and patterns, for SGLang's users to import."""
 
 from sglang_lite.lang.expressions import (
     DTYPES,

@@ -1,4 +1,4 @@
-"""From the keywords of `gen` and `run` to SamplingParams. What the user did not say stays UNSET."""
+"""SamplingParams from the keywords of `gen` and `run`. What the user did not say stays UNSET."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a backend said, in the shapes that SGLang's users read."""
+"""Answers of a backend, in the shapes that SGLang's users read."""
 
 from __future__ import annotations
 

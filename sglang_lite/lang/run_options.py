@@ -1,4 +1,4 @@
-"""From the keywords of `run` and `run_batch` to the settings of a run."""
+"""Settings of a run from the keywords of `run` and `run_batch`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DefaultInt(int):
 
 
 class DefaultFloat(float):
-    """See DefaultInt."""
+    """A default like DefaultInt, for a float."""
 
 
 def with_seed(options: dict[str, Any]) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def with_seed(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def backend_of(options: Mapping[str, Any]) -> BaseBackend:
-    """What a run is on: the backend given, else that of the run it is inside, else the default."""
+    """Backend of a run: the one given, else that of the run it is inside, else the default."""
     outer = current_run.get()
     given = options["backend"]
     return backend_for(outer.backend if given is None and outer is not None else given)
@@ -46,7 +46,7 @@ def is_said(value: Any, default: Any) -> bool:
 
 
 def settings_of(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> RunSettings:
-    """What the options of a run say.
+    """Settings that the options of a run say.
 
     Args:
         defaults: of each option.

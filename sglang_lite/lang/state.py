@@ -1,4 +1,4 @@
-"""What the user's function holds as `s`: the state of a program, and the group that a fork gives."""
+"""`s` of a user's function: the state of a program, and the group that a fork gives."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ class ProgramState:
         return _text_of(find_variable(self.branch.player, name).record, value)
 
     def probs(self, name: str) -> dict[str, float]:
-        """For a `select`: each choice's probability, from the summed log-probabilities of its tokens.
+        """Probability of each choice of a `select`, from the summed log-probabilities of its tokens.
 
         The largest need not be the decision: token_length_normalized, the default method, compares means per token.
         """
@@ -268,7 +268,7 @@ class ProgramState:
         return probabilities(selection)
 
     def selection(self, name: str) -> Selection:
-        """For a `select`: every choice with its tokens and their log-probabilities."""
+        """Selection that a `select` made: every choice with its tokens and their log-probabilities."""
         record = self._record(name)
         if not isinstance(record, tuple):
             raise ProgramError(f"{name!r} is no selection.", where=user_location())
@@ -296,7 +296,7 @@ class ProgramState:
         return isinstance(name, str) and name in self.branch.names.variables
 
     def get_meta_info(self, name: str) -> dict[str, Any] | None:
-        """What the backend reported about a variable, in SGLang's shape; None for variables set by hand."""
+        """Metadata that the backend reported about a variable, in SGLang's shape; None for variables set by hand."""
         return meta_info(self._record(name))
 
     def text(self) -> str:
@@ -323,7 +323,7 @@ class ProgramState:
             raise
 
     def error(self) -> SglError | None:
-        """What went wrong, None if nothing did. Waits like `sync`."""
+        """The error, None if nothing went wrong. Waits like `sync`."""
         self._may_wait(self.branch.read(nothing, user_location()))
         return self.branch.player.error()
 

@@ -100,7 +100,7 @@ class Toolbox:
         return Toolbox(by_name, schemas, shared, choice != "auto")
 
     def value_type(self, family: str | None) -> ValueType:
-        """What text spells a call or an answer; values are ToolCall or str.
+        """Type of a text that spells a call or an answer; values are ToolCall or str.
 
         Args:
             family: whose format calls have, a name of text.tool_formats; None: the text is one JSON object.

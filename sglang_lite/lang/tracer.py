@@ -53,7 +53,7 @@ class _UnhashableError(TraceError, TypeError):
 
 
 class _Own:
-    """What a symbol says of itself. The body that is being traced sees the value's attribute of that name instead."""
+    """Attribute of a symbol itself. The body that is being traced sees the value's attribute of that name instead."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -63,7 +63,7 @@ class _Own:
 
 
 class Symbol(Expression, Deferred):
-    """Something that is not known before the program runs."""
+    """Value that is not known before the program runs."""
 
     __slots__ = ("_mark", "_name")
 
@@ -90,7 +90,7 @@ class Symbol(Expression, Deferred):
         return str(self)
 
     def __str__(self) -> str:
-        """In a body that is being traced, text that stands for the symbol until it is added to a state."""
+        """Text that stands for the symbol in a body that is being traced, until it is added to a state."""
         marked = _marked.get()
         if marked is None:
             return repr(self)
@@ -431,7 +431,7 @@ def _awaited(body: Coroutine[Any, Any, Any]) -> Any:
 
 
 class _Blank(BaseBackend):
-    """What a trace without a backend renders its roles with."""
+    """Backend that a trace renders its roles with where it has none."""
 
     capabilities = Capabilities(ALL_CONSTRAINTS, images=True)
 

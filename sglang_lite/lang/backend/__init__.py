@@ -1,1 +1,1 @@
-"""What programs run on."""
+"""Backends, which programs run on."""

@@ -216,7 +216,7 @@ class Anthropic(RemoteBackend):
 
 
 def _cost(start: Any, end: Any, began: float, first: float) -> Usage:
-    """What was used: told at the start of a stream, and again, for some of it, at the end."""
+    """Usage of a stream: told at its start, and again, for some of it, at its end."""
 
     def tokens(name: str) -> int:
         return getattr(end, name, None) or getattr(start, name, None) or 0

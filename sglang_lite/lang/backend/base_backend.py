@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend can honour for its model. What a program needs beyond it is refused where it is added.
+    """Capabilities of a backend with its model. What a program needs beyond them is refused where it is added.
 
     Attributes:
         constraints: kinds of constraint it enforces.
@@ -148,14 +148,14 @@ class BaseBackend:
         return type(self).__name__
 
     def identity(self) -> tuple[Any, ...]:
-        """What its answers depend on beside the prompt and its parameters, as plain data that is the same in every
+        """Data that its answers depend on beside the prompt and its parameters, plain and the same in every
         process. A checkpoint of a batch is only good for the backend that it was made with."""
         kind, template = type(self), self.get_chat_template()
         how = None if template is None else getattr(template, "source", template.name)
         return f"{kind.__module__}.{kind.__qualname__}", self.get_model_name(), how
 
     def get_chat_template(self) -> ChatTemplate | None:
-        """How roles become text; None where the model has no template."""
+        """The chat template: how roles become text; None where the model has none."""
         if self.chat_template is None and self.blocking:
             from sglang_lite.lang.chat_template import get_chat_template
 
@@ -163,7 +163,7 @@ class BaseBackend:
         return self.chat_template
 
     def tool_family(self) -> str | None:
-        """How its model writes calls of tools: a key of text.tool_calls.FORMATS; None: as one JSON object."""
+        """Format of its model's calls of tools: a name of text.tool_formats; None: one JSON object."""
         return None
 
     def cache_prefix(self, prefix_str: str) -> None:
@@ -198,7 +198,7 @@ class BaseBackend:
         return None
 
     def get_server_info(self) -> dict[str, Any] | None:
-        """What runs behind it; None where that is not known."""
+        """Information on what runs behind the backend; None where that is not known."""
         return None
 
     def shutdown(self) -> None:
@@ -208,20 +208,20 @@ class BaseBackend:
 
     @cached_property
     def blocking(self) -> bool:
-        """It has SGLang's blocking hooks instead of the native ones: what a subclass defines counts before what it
-        inherits."""
+        """Whether it has SGLang's blocking hooks instead of the native ones: what a subclass defines counts before what
+        it inherits."""
         blocking, native = self._depth("generate", "generate_stream", "select"), self._depth("agenerate", "aselect")
         return blocking > native
 
     @cached_property
     def answers_now(self) -> bool:
-        """It is worth asking `answer_now` and `select_now`: no subclass has put other hooks over them."""
+        """Whether `answer_now` and `select_now` are worth asking: no subclass has put other hooks over them."""
         now = self._depth("answer_now", "select_now")
         return now > 0 and now >= self._depth("agenerate", "aselect", "generate", "generate_stream", "select")
 
     @cached_property
     def plays_programs(self) -> bool:
-        """It is to be handed whole runs: no subclass has put hooks for single nodes over `open_program`."""
+        """Whether it is to be handed whole runs: no subclass has put hooks for single nodes over `open_program`."""
         whole = self._depth("open_program")
         return whole > 0 and whole >= self._depth("agenerate", "aselect", "generate", "generate_stream", "select")
 
@@ -231,14 +231,14 @@ class BaseBackend:
         return frozenset(name for name in vars(BaseBackend) if getattr(type(self), name) is not vars(BaseBackend)[name])
 
     def _depth(self, *hooks: str) -> int:
-        """How far below BaseBackend the last of these hooks is defined."""
+        """Number of classes from BaseBackend down to the last one that defines one of these hooks."""
         line = type(self).__mro__[::-1]
         base = line.index(BaseBackend)
         return max(i - base for i, kind in enumerate(line) if i >= base and any(hook in vars(kind) for hook in hooks))
 
     @cached_property
     def pool(self) -> ThreadPool:
-        """Where blocking hooks run."""
+        """Threads that blocking hooks run on."""
         return ThreadPool(self.max_threads, "sglang_lite-hooks")
 
     def check(

@@ -1,4 +1,4 @@
-"""Which backend a program runs on."""
+"""Choice of the backend that a program runs on."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ def _add(sample: PartialAnswer, choice: Any) -> Delta:
 
 
 def _logprobs(said: Any) -> tuple[TokenLogprob, ...]:
-    """Of a chat or completions choice. Both tell tokens as text alone: the ids are -1."""
+    """Log-probabilities of a chat or completions choice. Both tell tokens as text alone: the ids are -1."""
     if said is None:
         return ()
     if getattr(said, "tokens", None) is not None:

@@ -1,4 +1,4 @@
-"""What backends on a provider's SDK share: the client, checks against the model, constraints as JSON, errors.
+"""Base of backends on a provider's SDK: the client, checks against the model, constraints as JSON, errors.
 
 Nothing here knows a provider's requests or answers.
 """
@@ -60,7 +60,7 @@ class TokenUsage:
 
 @dataclass(slots=True)
 class PartialAnswer:
-    """What an API has said so far of one sample.
+    """Answer of an API so far, for one sample.
 
     Attributes:
         refusal: why there is no answer, if there is none.
@@ -255,7 +255,7 @@ class RemoteBackend(BaseBackend):
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
-        """What the SDK raises inside becomes one of our errors."""
+        """Turns what the SDK raises inside into one of our errors."""
         import httpx2
 
         try:
@@ -269,7 +269,7 @@ class RemoteBackend(BaseBackend):
             raise self.unreadable(f"the answer is not JSON ({error})") from error
 
     def _translated(self, error: Exception) -> BackendError:
-        """One of our errors for one of the SDK's, which has done its retries."""
+        """Translates an error of the SDK, which has done its retries, into one of ours."""
         retries = "max_retries= of the backend says how often it is tried again"
         if isinstance(error, self.sdk.APITimeoutError):
             return RequestTimeoutError(

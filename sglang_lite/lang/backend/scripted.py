@@ -40,7 +40,7 @@ _TOKEN = re.compile(r"\s*\S+|\s+")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a scripted backend was asked. `choices` only for a selection."""
+    """Request to a scripted backend. `choices` only for a selection."""
 
     prompt: Prompt
     params: SamplingParams
@@ -192,7 +192,7 @@ class ScriptedBackend(BaseBackend):
 
 
 def _last(rule: str | re.Pattern[str], text: str) -> int:
-    """Where the last occurrence of a rule ends, -1 for nowhere."""
+    """End of the last occurrence of a rule, -1 for none."""
     if isinstance(rule, str):
         at = text.rfind(rule)
         return at + len(rule) if at >= 0 else -1

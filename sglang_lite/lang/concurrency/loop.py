@@ -1,4 +1,4 @@
-"""The one event loop that executes programs, in one background thread."""
+"""The executor loop: a single event loop that executes programs, in one background thread."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def on_executor() -> bool:
 
 
 def forks() -> int:
-    """How many forks this process is away from the first one. What was made at another number waits for threads that
-    are not here."""
+    """Number of forks from the first process to this one. What was made at another number waits for threads that are
+    not here."""
     return _forks
 
 

@@ -86,7 +86,7 @@ async def in_pool(pool: ThreadPool, work: Callable[[], Any]) -> Any:
 
 
 async def elsewhere(submit: Callable[[Callable[[], object]], object], work: Callable[[], Any]) -> Any:
-    """What `work` gives on the thread that `submit` has jobs run on, in this task's context."""
+    """Runs `work` in this task's context, on the thread that `submit` has jobs run on. Returns its result."""
     context = copy_context()
     mailbox = Mailbox(asyncio.get_running_loop())
     future: asyncio.Future[Any] = mailbox.loop.create_future()

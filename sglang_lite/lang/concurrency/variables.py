@@ -34,7 +34,7 @@ def located(error: BaseException, where: Location | None) -> SglError:
 
 
 class Blocking(Protocol):
-    """Who wants to know when a thread waits for a value: a crew of bodies lets another thread go on meanwhile."""
+    """Watcher of threads that wait for values: a pool of bodies lets another thread go on meanwhile."""
 
     def blocks(self) -> None: ...
 
@@ -45,7 +45,7 @@ class _Watched(threading.local):
     by: Blocking | None = None
 
 
-watched = _Watched()  # set by a crew on its own threads
+watched = _Watched()  # set by a pool on its own threads
 
 
 class Variable:

@@ -1,1 +1,1 @@
-"""One run: its branches, how their nodes are played, and how they are handed over. Knows backends by their hooks."""
+"""A run: its branches, how their nodes are played, and how they are handed over. Knows backends by their hooks."""

@@ -1,4 +1,4 @@
-"""What a user's thread has of a branch: nodes are made of what it adds, and checked as far as can be seen there."""
+"""The user's side of a branch: makes nodes of what a user's thread adds, and checks what can be seen there."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ _UNKNOWN_TO_HOOKS = tuple(parameter.name for parameter in PARAMETERS if "hooks" 
 
 
 class Branch:
-    """What the user's side has of a branch: it makes operations of what is added, and checks what can be seen there.
+    """The user's side of a branch: it makes operations of what is added, and checks what can be seen there.
 
     Args:
         player: plays them.
@@ -256,7 +256,7 @@ class Branch:
         return bool(retries) or own.options.check is not None or own.options.backend is not None
 
     def _params(self, node: Gen, more: tuple[str, ...]) -> SamplingParams:
-        """What the node said, over what the run said; and more stops, those of the chat template too."""
+        """Parameters of the node over those of the run; with more stops, those of the chat template too."""
         params = merge(self.run.settings.params, node.params)
         seed = self.node_seed()
         if self._role is not None:

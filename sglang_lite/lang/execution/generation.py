@@ -216,7 +216,7 @@ def needs_loop(branch: Player, op: Op) -> bool:
 
 
 async def _ask(branch: Player, op: GenOp, options: GenOptions, attempt: int, *, live: bool) -> list[Generation]:
-    """One attempt: the samples, in order."""
+    """Makes one attempt. Returns the samples, in order."""
     backend = branch.backend if options.backend is None else options.backend
     params = op.node.params
     if attempt and not isinstance(params.seed, Unset):  # the same draws would give the same answer
@@ -255,7 +255,7 @@ def _asked(branch: Player, op: GenOp, params: SamplingParams) -> tuple[PushedBra
 
 
 def _constraint(branch: Player, op: GenOp) -> Constraint | None:
-    """What a generation must be where the branch is now."""
+    """The constraint of a generation where the branch is now."""
     walk = branch.transcript.walk
     return op.node.constraint if walk is None else Continuation(walk.constraint, walk.text, op.node.constraint)
 
@@ -462,7 +462,7 @@ def _decided(op: SelectOp, selection: Selection) -> ChoicesDecision:
 
 
 def _choices(branch: Player, node: Select) -> Sequence[str]:
-    """Those that may come where the branch is now."""
+    """Choices that may come where the branch is now."""
     walk = branch.transcript.walk
     return node.choices if walk is None else walk.possible(node.choices)
 

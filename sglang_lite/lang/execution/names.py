@@ -39,7 +39,7 @@ class Names:
             promise.set(None)
 
     def promise(self, name: str, fresh: Variable, refusal: Callable[[], SglError | None]) -> Variable:
-        """Something to wait for until a name is declared: `fresh`, or what others wait for.
+        """A variable to wait for until a name is declared: `fresh`, or the one that others wait for.
 
         Args:
             refusal: why the name never will be.
@@ -53,7 +53,7 @@ class Names:
             return self._promises.setdefault(name, fresh)
 
     def close(self, unknown: Callable[[str], SglError]) -> None:
-        """No name will be declared any more: who waits for one is told so."""
+        """Ends the declaring of names: who waits for one is told that it will not come."""
         if not self._promises:
             return
         with self._lock:
@@ -63,7 +63,7 @@ class Names:
 
     @property
     def awaited(self) -> bool:
-        """Somebody waits for a name."""
+        """Whether somebody waits for a name."""
         return bool(self._promises)
 
     def own(self, outer: Mapping[str, Variable]) -> Iterator[tuple[str, Variable]]:

@@ -1,4 +1,4 @@
-"""What a branch plays: nodes, and beside those that give something what its run keeps for them."""
+"""Operations that a branch plays: nodes, and with those that give something what its run keeps for them."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What the submitting side of a branch knew at a mark."""
+    """Knowledge of the submitting side of a branch at a mark."""
 
     mark: Mark
     variables: dict[str, Variable]

@@ -139,34 +139,34 @@ class Player:
         return variable
 
     def tree(self) -> Iterator[Player]:
-        """It, and those that were forked from it."""
+        """The branch, and those that were forked from it."""
         yield self
         for child in self.children:
             yield from child.tree()
 
     @property
     def failure(self) -> SglError | None:
-        """What the branch has failed with so far."""
+        """The error that the branch has failed with so far."""
         return self._failure
 
     @property
     def at_rest(self) -> bool:
-        """Nothing is being played or queued."""
+        """Whether nothing is being played or queued."""
         return self._at is None
 
     @property
     def waits(self) -> bool:
-        """Something that is being played or queued is not there yet; else all of it is played in a moment."""
+        """Whether something that is being played or queued has to wait; else all of it is played in a moment."""
         with self._lock:
             ops = [*self._queue] if self._at is None else [self._at, *self._queue]
         return any(map(_has_to_wait, ops))
 
     def see_failure(self) -> None:
-        """Somebody is told what the branch has failed with, or will be."""
+        """Notes that somebody is told what the branch has failed with, or will be."""
         self._failure_seen = True
 
     def error(self) -> SglError | None:
-        """What the branch failed with, once everything queued has been played."""
+        """The error that the branch failed with, once everything queued has been played."""
         with contextlib.suppress(SglError):
             self.read(nothing).wait()
         self.see_failure()
@@ -285,7 +285,7 @@ class Player:
                 op = self._at = self._queue.popleft()
 
     def _next(self, op: Op) -> Op | None:
-        """What comes after `op`, which the caller has played; None as in _advance."""
+        """Takes the operation after `op`, which the caller has played; None as in _advance."""
         with self._lock:
             if self._at is not op:
                 return None

@@ -65,7 +65,7 @@ class OpenProgram(Protocol):
         ...
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Says that nothing more will come."""
         ...
 
 
@@ -90,7 +90,7 @@ class PushedProgram:
 
     @property
     def opened(self) -> bool:
-        """It has been, though it may have ended."""
+        """Whether the program was opened, though it may have ended."""
         return self._open is not None or self._over is not None
 
     def flush(self, branch: PushedBranch) -> None:
@@ -145,7 +145,7 @@ class PushedProgram:
                 self._open.close()
 
     def _take(self, event: Played | ProgramResult | SglError) -> None:
-        """On the executor loop."""
+        """Takes an event of the program. On the executor loop."""
         if isinstance(event, Played):
             if (branch := self._branches.get(event.path[:-1])) is not None:
                 branch.take(event.path[-1], event.event)
@@ -192,7 +192,7 @@ class PushedBranch:
 
     @property
     def path(self) -> Path | None:
-        """Of the branch in the program; None: its fork is not handed over yet."""
+        """Path of the branch in the program; None: its fork is not handed over yet."""
         if self.parent is None:
             return ()
         before = self.parent.path
@@ -256,7 +256,7 @@ class PushedBranch:
             self.program.drop(self)
 
     def waits(self) -> bool:
-        """It, or what was forked from it, is waiting."""
+        """Whether the branch, or one that was forked from it, is waiting."""
         return self.waiting or any(pushed.waits() for pushed in self.forks)
 
     def _put(self, *nodes: Node) -> int:
@@ -376,7 +376,7 @@ class PushedBranch:
         return self._put(Mark())
 
     def take(self, place: int, event: Delta | Generation | Selection | SglError) -> None:
-        """Something that a node has brought. An error is that of all nodes behind it, too, up to a rollback."""
+        """Takes an event of a node. An error is that of all nodes behind it, too, up to a rollback."""
         if isinstance(event, SglError):
             self._failed = place, event
             for each, inbox in list(self._inboxes.items()):
@@ -385,17 +385,17 @@ class PushedBranch:
         self._inbox(place).put(event)
 
     def _lost(self, place: int) -> bool:
-        """A node before has failed."""
+        """Whether a node before has failed."""
         return self._failed is not None and self._failed[0] < place and not self._failed[0] < self._back < place
 
     def end(self, error: SglError) -> None:
-        """Nothing more will come."""
+        """Ends the branch: nothing more will come."""
         self._ended = error
         for inbox in list(self._inboxes.values()):
             inbox.put(error)
 
     async def answers(self, place: int, last: int = 1) -> AsyncGenerator[Delta | Generation | Selection, None]:
-        """What a node brings, up to so many generations or selections. Raises SglError: what it failed with."""
+        """Events of a node, up to its `last`-th generation or selection. Raises SglError: what it failed with."""
         inbox = self._inbox(place)
         try:
             while last:
@@ -408,7 +408,7 @@ class PushedBranch:
             self._inboxes.pop(place, None)
 
     def answer(self, place: int) -> Any:
-        """The first thing that a node has brought, None as long as there is nothing."""
+        """The first event of a node, None as long as there is none."""
         inbox = self._inbox(place)
         if not inbox.events:
             return None
@@ -433,7 +433,7 @@ class PushedBranch:
 
 
 class Inbox:
-    """What a node brings, for whoever plays it: one at a time. On the executor loop.
+    """Events of a node, for whoever plays it: one at a time. On the executor loop.
 
     Attributes:
         events: that have come.

@@ -52,7 +52,7 @@ def _promise(player: Player, name: str, where: Location | None) -> Variable:
 
 
 def _never(player: Player, name: str, where: Location | None) -> SglError | None:
-    """Why a name will not be declared."""
+    """The error of a name that will not be declared; None for others."""
     if name in player.names.scopes:
         return ProgramError(f"the variable scope {name!r} is still open.", where=where)
     declaring = player.run.body_open and current_run.get() is not player.run
@@ -70,7 +70,7 @@ def unknown(player: Player, name: str, where: Location | None = None) -> SglErro
 
 
 def may_block(run: Run, instead: str, where: Location | None) -> None:
-    """Whoever is going to block asks this first.
+    """Checks that a caller may block; asked before it does.
 
     Raises:
         ProgramError: the coroutine body that is waited for needs the event loop of this thread.
@@ -88,7 +88,7 @@ def may_block(run: Run, instead: str, where: Location | None) -> None:
 
 
 def nothing(player: Player) -> None:
-    """For who only waits."""
+    """Reads nothing, for who only waits."""
 
 
 def whole_text(player: Player) -> str:
@@ -100,7 +100,7 @@ def all_messages(player: Player) -> list[dict[str, Any]]:
 
 
 def added(player: Player) -> list[Piece]:
-    """What has come since the branch was forked."""
+    """Pieces that have come since the branch was forked."""
     return player.transcript.added
 
 

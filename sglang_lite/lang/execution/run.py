@@ -1,4 +1,4 @@
-"""What the branches of one run share: its backend, settings, deadline, usage, and the program that it hands over."""
+"""State shared by the branches of a run: its backend, settings, deadline, usage, and the program that it hands over."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NO_CONTEXT = Context()
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """What holds for a whole run.
+    """Settings of a whole run.
 
     Attributes:
         params: sampling parameters that nodes inherit.
@@ -52,7 +52,7 @@ class RunSettings:
 
 
 class Run:
-    """What the branches of one run share.
+    """State shared by the branches of a run.
 
     Attributes:
         backend, settings: as given.
@@ -108,7 +108,7 @@ class Run:
 
     @property
     def template(self) -> ChatTemplate:
-        """How roles become text. Raises TemplateError: the model has none."""
+        """The chat template: how roles become text. Raises TemplateError: the model has none."""
         if self._template is None:
             self._template = self.backend.get_chat_template()
             if self._template is None:

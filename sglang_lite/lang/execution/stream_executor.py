@@ -1,4 +1,4 @@
-"""What SGLang's users and its blocking hooks read of a branch."""
+"""The part of a branch that SGLang's users and its blocking hooks read."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class StreamExecutor:
 
     @property
     def meta_info(self) -> dict[str, Any]:
-        """What the backend reported about the variables that have their value."""
+        """Metadata that the backend reported about the variables that have their value."""
         variables = self._player.names.variables.items()
         return {name: meta_info(variable.record) for name, variable in variables if variable.done and variable.record}
 

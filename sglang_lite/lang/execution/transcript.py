@@ -1,4 +1,4 @@
-"""What a branch has said so far: its text with the tokens that are final, and the same as messages for chat APIs."""
+"""Transcript of a branch: its text with the tokens that are final, and the same as messages for chat APIs."""
 
 from __future__ import annotations
 
@@ -140,17 +140,17 @@ class Transcript:
 
     @property
     def walk(self) -> ByteMatcher | None:
-        """Through the open grammar."""
+        """The matcher of the open grammar; None: none is open."""
         return self._walk
 
     @property
     def role(self) -> str | None:
-        """The open turn's."""
+        """The open turn's role; None: none is open."""
         return self._turn[0] if self._turn is not None else None
 
     @property
     def added(self) -> list[Piece]:
-        """What has come since the branch was forked."""
+        """Pieces that have come since the branch was forked."""
         return self.pieces[self._start :]
 
     @property
@@ -162,7 +162,7 @@ class Transcript:
         return "".join([p if isinstance(p, str) else p.text for p in self.pieces[start:] if not isinstance(p, Image)])
 
     def prompt(self, *, same_model: bool = True) -> Prompt:
-        """What a backend continues. `same_model`: its token ids are those of the run's backend."""
+        """The prompt that a backend continues. `same_model`: its token ids are those of the run's backend."""
         try:
             spans: tuple[Span, ...] = (Span("".join(self.pieces)),)  # type: ignore[arg-type] # mostly there is only text
         except TypeError:
