@@ -65,7 +65,7 @@ _ONCE = "that an object has a name which is not listed once"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What will be kept of a constraint.
+    """Report on what will be kept of a constraint.
 
     Attributes:
         refused: why it is refused, with JSON Pointers into a schema ("" elsewhere): all there is to be changed.
@@ -89,7 +89,7 @@ class Report:
 
 
 def check(constraint: ConstraintLike, model: str | Path | Engine | None = None) -> Report:
-    """What of a constraint, a JSON schema or a Python type will be kept.
+    """Reports what will be kept of a constraint, a JSON schema or a Python type.
 
     Args:
         model: whose tokens to compile it for, by name or path, or an engine's; None: a token per byte.
@@ -203,7 +203,7 @@ def _grammar(engine: LlguidanceEngine, constraint: Constraint) -> CompiledGramma
 
 
 def _compiled(constraint: Constraint, model: str | Path | Engine | None) -> CompiledGrammar:
-    """With an Engine, what it would generate with; else llguidance's."""
+    """Compiles a constraint as an Engine, where one is given, would to generate with; else by llguidance."""
     if model is None or isinstance(model, str | Path):
         return _grammar(_engine(*_tokens(model)), constraint)
     return model.compile_grammar(constraint)

@@ -1,4 +1,4 @@
-"""What a GPU could do at best: every weight, key and value read once a step, every product at the measured rate."""
+"""Time that a GPU takes at best: every weight, key and value read once a step, every product at the measured rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What vllm and sglang take for the same workloads, each in a process of its own: they take the whole GPU and leave it
+"""Times of vllm and sglang for the same workloads, each in a process of its own: they take the whole GPU and leave it
 dirty."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TOLD = "told.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a peer took.
+    """Figures of a peer.
 
     Attributes:
         version: "" where it could not be imported.
@@ -115,7 +115,7 @@ _ENGINES = {"vllm": _vllm, "sglang": _sglang}
 
 
 def _settings(fp8: bool) -> dict[str, Any]:
-    """What both call by the same names."""
+    """Settings that both peers call by the same names."""
     numbers = {"quantization": "fp8", "kv_cache_dtype": "fp8_e4m3"} if fp8 else {}
     return {"load_format": "dummy", "skip_tokenizer_init": True, "dtype": "bfloat16", **numbers}
 

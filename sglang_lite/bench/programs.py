@@ -29,7 +29,7 @@ def _shot(s: Any, shared: str, own: str, new: int) -> None:
 
 
 def _fork(backend: LocalBackend, work: Workload, shared: str, own: Sequence[str]) -> list[ProgramState]:
-    """One program that forks."""
+    """Runs a program that forks."""
     return [_forked.run(shared, own, work.new, backend=backend, temperature=work.temperature)]
 
 

@@ -31,7 +31,7 @@ class Workload:
     temperature: float = 0.0
 
     def smaller(self, by: int) -> Workload:
-        """As many prompts, with so many times fewer tokens."""
+        """A workload of as many prompts, with `by` times fewer tokens."""
 
         def less(counts: tuple[int, ...]) -> tuple[int, ...]:
             return tuple(max(count // by, 1) for count in counts)

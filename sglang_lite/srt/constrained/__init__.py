@@ -1,1 +1,1 @@
-"""Where SGLang's users import a few names of its server from. Nothing lives here."""
+"""A few names of SGLang's server, for its users to import. Nothing lives here."""
