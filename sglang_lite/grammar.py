@@ -203,7 +203,7 @@ def _grammar(engine: LlguidanceEngine, constraint: Constraint) -> CompiledGramma
 
 
 def _compiled(constraint: Constraint, model: str | Path | Engine | None) -> CompiledGrammar:
-    """Compiles a constraint as an Engine, where one is given, would to generate with; else by llguidance."""
+    """Compiles a constraint: as the Engine given would for a generation; without one, by llguidance."""
     if model is None or isinstance(model, str | Path):
         return _grammar(_engine(*_tokens(model)), constraint)
     return model.compile_grammar(constraint)
