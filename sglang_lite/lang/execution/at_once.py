@@ -1,4 +1,4 @@
-"""What a branch plays where it is submitted, without waiting."""
+"""Operations that a branch plays where they are submitted, without waiting."""
 
 from __future__ import annotations
 
