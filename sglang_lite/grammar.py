@@ -1,4 +1,4 @@
-"""The public door to constraints: `sgl.grammar`.
+"""The public interface to constraints: `sgl.grammar`.
 
 import sglang_lite as sgl
 
