@@ -157,13 +157,13 @@ class TurnEnd(BaseNode, frozen=True, eq=False):
 
 
 class ScopeBegin(BaseNode, frozen=True, eq=False):
-    """From here on, text is collected into a variable, too."""
+    """The start of a scope: text from here on is collected into a variable, too."""
 
     name: str
 
 
 class ScopeEnd(BaseNode, frozen=True, eq=False):
-    """The variable has its text."""
+    """The end of a scope: its variable has its text."""
 
     name: str
 
@@ -203,16 +203,16 @@ class Select(BaseNode, frozen=True, eq=False):
 
 
 class GrammarBegin(BaseNode, frozen=True, eq=False):
-    """From here on all text, `text` before it, is in the language of a constraint. Choices that can't go on there are
-    left out of a selection; a fork's branches need not complete it, and text between which nothing is generated or
-    selected is not checked: its author has."""
+    """The start of a grammar: all text from here on, `text` before it, is in the language of a constraint. Choices that
+    can't go on there are left out of a selection; a fork's branches need not complete it, and text between which
+    nothing is generated or selected is not checked: its author has."""
 
     constraint: Constraint
     text: str = ""
 
 
 class GrammarEnd(BaseNode, frozen=True, eq=False):
-    """The text in the grammar is complete."""
+    """The end of a grammar: the text in it is complete."""
 
 
 class Fork(BaseNode, frozen=True, eq=False):
