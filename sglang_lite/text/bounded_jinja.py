@@ -85,7 +85,7 @@ def _write(count: int) -> None:
 
 
 def _allow(chars: int) -> None:
-    """A text of so many characters may be made, and is counted."""
+    """Counts a text of so many characters. Refuses one that is too long."""
     if chars > MAX_CHARS:
         raise LimitError(f"it makes a text of {chars:,} characters; the limit is {MAX_CHARS:,}.")
     _step(1 + chars // _PER_STEP)

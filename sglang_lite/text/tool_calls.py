@@ -217,7 +217,7 @@ class ToolParser:
         return self._pieces(reasoning, answer)
 
     def flush(self) -> Pieces:
-        """The end of the text."""
+        """Ends the text."""
         reasoning, answer = ("", "") if self._reasoning is None else self._reasoning.flush()
         pieces = self._pieces(reasoning, answer)
         cut = self._read in (self._arguments, self._end) or (self._read == self._after and self._inside)
@@ -289,7 +289,7 @@ class ToolParser:
         return self._to(self._after, inside=self._inside)
 
     def _after(self) -> bool:
-        """Behind a call: another one, or what is after the last one."""
+        """Reads on behind a call: another one, or what is after the last one."""
         separator, closing = self._format.separator, self._format.closing if self._inside else ""
         if self._inside and self._format.any_blanks:
             self._held = self._held.lstrip()
