@@ -86,7 +86,7 @@ def regular(language: Language) -> Node | None:
 
 
 class _NotRegular(Exception):  # noqa: N818 # never leaves this module
-    """A rule needs itself, or the whole is too large."""
+    """Raised where a rule needs itself, or the whole is too large."""
 
 
 def renamed(language: Language, prefix: str) -> Language:

@@ -122,7 +122,7 @@ def _pointer(formula: Formula) -> str:
 
 @contextmanager
 def blame_formula(formula: Formula) -> Iterator[None]:
-    """Errors inside are those of the schema at the formula's place, where they don't know better."""
+    """Give errors inside to the schema at the formula's place, where they don't know better."""
     try:
         yield
     except ConstraintError as error:
