@@ -1,4 +1,4 @@
-"""The functions programs are written with: `gen`, `select`, roles and the rest build nodes (ir.py)."""
+"""The functions programs are written with: `gen`, `select`, roles and the rest build nodes (expressions.py)."""
 
 from __future__ import annotations
 

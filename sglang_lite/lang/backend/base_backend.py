@@ -73,7 +73,7 @@ EVERYTHING = Capabilities()
 
 
 class BaseBackend:
-    """Subclass this for a backend of your own.
+    """Base of backends; subclass it for one of your own.
 
     Attributes:
         capabilities: what it can honour.

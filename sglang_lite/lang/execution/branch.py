@@ -348,7 +348,7 @@ class Branch:
         self._grammar, self._ahead = parent._grammar, parent._ahead and parent._ahead.copy()
 
     def restore(self, text: str, messages: Sequence[Message]) -> None:
-        """Takes over what a run of before has said."""
+        """Takes over what an earlier run has said."""
         self.player.transcript.restore(text, messages)
         self._turns = [message.role for message in messages]
 
@@ -385,7 +385,7 @@ class Branch:
         self._grammar, self._ahead = to.grammar, to.ahead and to.ahead.copy()
 
     def end(self) -> None:
-        """The body has ended: names that were not declared never will be, and the text is complete."""
+        """Notes that the body has ended: names that were not declared never will be, and the text is complete."""
         self.run.body_open = False
         if self.player.pushed is not None:
             when_finished(self.player, self.player.pushed.program.close)
@@ -395,8 +395,8 @@ class Branch:
         self.tell("end_program")
 
     def abandon(self, error: BaseException) -> None:
-        """The body has raised: what is still under way is stopped, in every branch. Its caller is told; in a stream
-        only who reads."""
+        """Stops what is still under way, in every branch, as the body has raised. Its caller is told; in a stream only
+        who reads."""
         if isinstance(error, SglError) and error.where is None:
             error.where = _raised_at(error)
         if not isinstance(error, Exception):

@@ -173,7 +173,7 @@ class Player:
         return self._failure
 
     def declare_no_more(self) -> None:
-        """The body has ended: names that were not declared never will be, and the text is complete."""
+        """Notes that the body has ended: names that were not declared never will be, and the text is complete."""
         self.names.close(partial(unknown, self))
         if self.log is not None:
             self.put(ReadOp(Variable(), lambda player: player.log.close() if player.log else None))
@@ -239,7 +239,7 @@ class Player:
     # -------------------------------------------------------------------------------- the playing side
 
     def begin(self) -> None:
-        """The branch that it was forked from has got there."""
+        """Begins to play, as the branch that it was forked from has got there."""
         self._play_on(_NOTHING)
 
     def fail(self, error: SglError) -> None:

@@ -231,7 +231,7 @@ class PushedBranch:
             return msgspec.structs.replace(node, ends=tuple(child.count for child in own))
 
     def go_on(self, op: Op, pieces: Sequence[Piece], queue: Iterable[Op]) -> None:
-        """The branch is through with an operation that was held: hands over what it brought, and what is queued."""
+        """Hands over what an operation that was held has brought, as the branch is through with it, and the queue."""
         with self.program.lock:
             if self.held is not op:
                 return
@@ -251,7 +251,7 @@ class PushedBranch:
                 self.program.flush(self)
 
     def drop(self) -> None:
-        """The branch has failed."""
+        """Ends what is queued or under way, as the branch has failed."""
         with self.program.lock:
             self.program.drop(self)
 
@@ -260,7 +260,7 @@ class PushedBranch:
         return self.waiting or any(pushed.waits() for pushed in self.forks)
 
     def _put(self, *nodes: Node) -> int:
-        """Returns the place of the last one."""
+        """Appends nodes. Returns the place of the last one."""
         self.nodes += nodes
         self.count += len(nodes)
         return self.count - 1
@@ -348,7 +348,7 @@ class PushedBranch:
     # -------------------------------------------------------------- the playing side, on the executor loop
 
     def reach(self, op: Op, pieces: Sequence[Piece]) -> None:
-        """The branch begins to play an operation."""
+        """Notes that the branch begins to play an operation."""
         if self.held is op and not self._behind:
             self._known = len(pieces)
 
@@ -460,7 +460,7 @@ class Inbox:
         return self.events.popleft()
 
     def cancel(self) -> None:
-        """Calls nobody."""
+        """Forgets what was to be called."""
         self.then = None
 
 

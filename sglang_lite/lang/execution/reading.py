@@ -38,7 +38,7 @@ def find_variable(player: Player, name: str, where: Location | None = None) -> V
 
 
 async def afind_variable(player: Player, name: str, where: Location | None = None) -> Variable:
-    """`variable` for coroutines."""
+    """`find_variable` for coroutines."""
     check_name(name, where)
     variable = player.names.variables.get(name)
     while variable is None:

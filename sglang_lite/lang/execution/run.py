@@ -120,12 +120,12 @@ class Run:
         return self._template
 
     def played(self, record: Any) -> None:
-        """A node has its result."""
+        """Keeps the result of a node."""
         self._records.append(record)
         self._last_end = time.perf_counter()
 
     def restore(self, usage: Usage) -> None:
-        """Takes over what a run of before has used."""
+        """Takes over what an earlier run has used."""
         self.played(Generation("", usage=usage))
         self._started = self._last_end - usage.total_s
 
@@ -135,7 +135,7 @@ class Run:
         return None if seed is None else derived_seed(seed, f"inside/{next(self._seeds)}")
 
     def contain(self, branch: Branch) -> None:
-        """A program that the body runs by itself is stopped with this run."""
+        """Has a program that the body runs by itself stopped with this run."""
         self._inside.add(weakref.ref(branch, self._inside.discard))
 
     def inside(self) -> list[Branch]:

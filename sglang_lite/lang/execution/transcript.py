@@ -116,7 +116,7 @@ class Transcript:
             walk.end()
 
     def restore(self, text: str, messages: Sequence[Message]) -> None:
-        """Takes over what a run of before has said."""
+        """Takes over what an earlier run has said."""
         self.pieces, self.messages = [text], list(messages)
 
     # ------------------------------------------------------------------------------------------ places
