@@ -118,7 +118,7 @@ def real(engine: LlguidanceEngine, stride: int) -> list[str]:
         first.append(time.perf_counter() - began)
         bytewise = by_bytes.compile(constraint)
         texts = [json.dumps(case["data"], ensure_ascii=False) for case in tests]
-        judged = {
+        judged: dict[str, list[Any]] = {  # truth, as each level has it
             "byte level": [generates(bytewise, by_bytes.encode(text)) for text in texts],
             "rewritten": [rewritten(constraint, text) for text in texts],
         }

@@ -93,9 +93,9 @@ def measure(
     grammar = engine.compile(constraint)
     compiled = time.perf_counter() - began
     matchers = [grammar.matcher() for _ in texts]
-    for matcher, tokens, start in zip(matchers, texts, starts):
-        assert all(map(matcher.accept, tokens[:start]))
-    waiting = [iter(tokens[start:]) for tokens, start in zip(texts, starts)]
+    for matcher, text, start in zip(matchers, texts, starts):
+        assert all(map(matcher.accept, text[:start]))
+    waiting = [iter(text[start:]) for text, start in zip(texts, starts)]
     masks = np.empty((len(texts), words), np.int32)
     fills, accepts, late_rows = [], [], 0
     filler.fill(matchers, masks)  # in the step loop the first masks are known

@@ -114,7 +114,17 @@ _HOMES = {
 }  # fmt: skip
 _HOME = {name: f"sglang_lite.{home}" for home, names in _HOMES.items() for name in names}
 
-__all__ = ["__version__", "grammar", *_HOME]
+__all__ = [  # written out, as type checkers read it
+    "Anthropic", "BackendError", "BaseBackend", "BatchError", "CapabilityError", "Choices", "ConstraintError",
+    "DownloadError", "Engine", "EngineClosedError", "EngineConfig", "Grammar", "ModelError", "Multi", "OpenAI",
+    "OverloadedError", "ParameterError", "ProgramError", "ProgramState", "ProgramStateGroup", "RefusalError",
+    "Regex", "RequestAbortedError", "RequestTimeoutError", "SamplingParams", "ScriptedBackend", "SglError",
+    "TemplateError", "ToolCall", "ToolError", "TraceError", "UnknownVariableError", "ValueValidationError",
+    "__version__", "assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int",
+    "gen_string", "get_server_info", "global_config", "grammar", "greedy_token_selection", "image", "select",
+    "separate_reasoning", "set_default_backend", "system", "system_begin", "system_end", "token_length_normalized",
+    "unconditional_likelihood_normalized", "use_tools", "user", "user_begin", "user_end", "video",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

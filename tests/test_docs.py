@@ -41,7 +41,7 @@ def accepts(callee, call):
 
 def test_the_first_program_of_the_readme_runs(engine, capsys):
     sgl.set_default_backend(engine)
-    exec(compile(SNIPPETS[0].values[0], "README.md", "exec"), {"__name__": "readme"})
+    exec(compile(str(SNIPPETS[0].values[0]), "README.md", "exec"), {"__name__": "readme"})
     assert "name='Maria Lopez' age=34" in capsys.readouterr().out
 
 
@@ -52,7 +52,7 @@ def test_the_program_of_coroutines_in_the_readme_runs(tmp_path, monkeypatch):
     sgl.set_default_backend(backend)
     text = next(p.values[0] for p in SNIPPETS if "async def answer" in p.values[0])
     names = {"sgl": sgl, "better": better, "items": [{"question": "Why?"}]}
-    exec(compile(text, "README.md", "exec"), names)
+    exec(compile(str(text), "README.md", "exec"), names)
     assert [state["better"] for state in names["states"]] == ["a better plan"]
 
 
@@ -66,7 +66,7 @@ def test_the_grammar_over_several_nodes_runs(engine):
 
     def program(s):
         s += "A person: "
-        exec(compile(text, "constraints.md", "exec"), {"sgl": sgl, "Person": Person, "s": s})
+        exec(compile(str(text), "constraints.md", "exec"), {"sgl": sgl, "Person": Person, "s": s})
 
     state = sgl.function(program).run(backend=engine, temperature=0, max_new_tokens=12)
     assert isinstance(state["age"], int)

@@ -191,7 +191,7 @@ def parameters(function):
     """The parameters of a function, without self, as (name, whether given by name, default as text)."""
     found = []
     for p in inspect.signature(function).parameters.values():
-        star = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
+        star = "*" if p.kind is p.VAR_POSITIONAL else "**" if p.kind is p.VAR_KEYWORD else ""
         default = None if p.default is p.empty else repr(p.default)
         if p.default is sgl.token_length_normalized:
             default = "token_length_normalized"

@@ -291,7 +291,7 @@ class Odd(enum.Enum):
         (Literal["1", 1], "'1' and 1 are both written '1'"),
         (Odd, "can't be written"),
         (len, "is a function"),
-        (list["Nowhere"], "has no JSON schema"),  # noqa: F821
+        (list["Nowhere"], "has no JSON schema"),  # type: ignore[name-defined] # noqa: F821 # on purpose
         (type("Foreign", (), {}), "no type that can be generated"),
         (BaseModel | type("Foreign", (), {}), "no type that can be generated"),
     ],

@@ -179,8 +179,8 @@ CALLS = [
     lambda s: sgl.use_tools(s, [tool], max_steps="x"),
     lambda s: sgl.use_tools(s, [tool], name=3),
     # programs
-    lambda s: sgl.function(3),
-    lambda s: sgl.function("x"),
+    lambda s: sgl.function(3),  # type: ignore[call-overload] # wrong on purpose
+    lambda s: sgl.function("x"),  # type: ignore[call-overload] # wrong on purpose
     lambda s: sgl.function(dict),
     lambda s: sgl.function(lambda: None),
     lambda s: sgl.function(lambda *s: None),

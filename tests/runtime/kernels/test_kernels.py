@@ -122,7 +122,8 @@ def in_eight_bits(rows, q, *, scaled):
         q.copy_(by_kv_head(q, scales.k[0]))
     sides = (scales.k, scales.v) if scales else (torch.ones(1, rows.kv_heads, device=DEVICE),) * 2
     rows.cache = KVCache(*((x.float() * by[0].view(-1, 1, 1),) for x, by in zip(eight, sides)))
-    return KVCache(*((x,) for x in eight), scales), asked
+    k, v = ((x,) for x in eight)
+    return KVCache(k, v, scales), asked
 
 
 def close_by_head(a, b):
@@ -197,11 +198,13 @@ def test_a_prefix_is_read_once_for_all_that_share_it(scaled):
         module._WORTH = worth
     assert found is not None
     assert found.lengths.tolist() == [128, 128, 128, 128, 0, 0]
+    lengths_of, chunks, order = (
+        torch.from_numpy(np.resize(a, 6)).to(DEVICE) for a in (found.lengths, found.chunks, found.order)
+    )
     prefixes = SharedPrefixes(
-        *(
-            torch.from_numpy(np.resize(a, n)).to(DEVICE)
-            for a, n in ((found.lengths, 6), (found.chunks, 6), (found.order, 6))
-        ),
+        lengths_of,
+        chunks,
+        order,
         torch.from_numpy(np.concatenate((found.items, np.zeros((3, 6), dtype=np.int32)))).to(DEVICE),
         MOST_CHUNKS,
     )
@@ -258,7 +261,7 @@ def test_queries_and_keys_are_turned_and_stored(norm, turned, scaled):
         q = q * by[0].repeat_interleave(heads // kv_heads).unsqueeze(1)
         k, v = k / by[0].unsqueeze(1), v / by[1].unsqueeze(1)
     before = rows.cache.k[0].clone()
-    close(rope_store(qkv, *weights, 1e-5, (cos, sin), plan, rows.cache, 0), q)
+    close(rope_store(qkv, weights[0], weights[1], 1e-5, (cos, sin), plan, rows.cache, 0), q)
     stored = torch.stack([rows.read_at(s, p + 1)[-1] for s, p in zip(slots, positions)])
     close(rows.cache.k[0][:, stored].transpose(0, 1), k)
     close(rows.cache.v[0][:, stored].transpose(0, 1), v)
@@ -353,7 +356,15 @@ def test_scales_of_a_product_are_applied_by_its_reader():
     for norms in ((None, None), (normal(16), normal(16))):
         queries = [
             rope_store(
-                x.clone(), *norms, 1e-5, (angles, angles), rows.plan(0, [0, 1, 1], [8, 27, 28]), rows.cache, 0, s
+                x.clone(),
+                norms[0],
+                norms[1],
+                1e-5,
+                (angles, angles),
+                rows.plan(0, [0, 1, 1], [8, 27, 28]),
+                rows.cache,
+                0,
+                s,
             )
             for x, rows, s in ((y, ours, scales), (product, twins, None))
         ]
