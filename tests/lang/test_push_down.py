@@ -111,10 +111,10 @@ def test_a_check_a_method_of_the_callers_and_another_backend_are_held(tiny):
 def test_what_is_behind_a_node_that_fails_without_an_answer_fails(tiny, monkeypatch):
     """A grammar that the engine does not end: the language has walked it otherwise."""
 
-    def refused(within):
-        raise sgl.ConstraintError("the grammar is not complete at its end.")
+    def refused(grammar, ended):
+        return lambda: ended(sgl.ConstraintError("the grammar is not complete at its end."))
 
-    monkeypatch.setattr("sglang_lite.runtime.core.program_branch._Within.end", refused)
+    monkeypatch.setattr("sglang_lite.runtime.core.branch_text.OpenGrammar.end", refused)
 
     def body(s):
         s += "x"

@@ -25,6 +25,7 @@ from sglang_lite.protocol import (
     SglError,
     Span,
 )
+from sglang_lite.runtime.core.branch_text import BranchText
 from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.core.program_branch import Branch, Queued
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
@@ -69,7 +70,7 @@ class Player:
         self._busy = 0  # branches
         self._closed = self.ended = False
         self._branches: dict[Path, Branch] = {}
-        self.branch(()).begin(log)
+        self.branch(()).begin(BranchText(log, (), None))
 
     # ------------------------------------------------------------------------------------------ any thread
 

@@ -1,0 +1,126 @@
+"""The text of a branch of a program: its prompt, which grows, what it has added, and the grammar that it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from sglang_lite.protocol import ConstraintError, SglError, Span
+from sglang_lite.runtime.structured_output.base import CompiledGrammar
+from sglang_lite.runtime.structured_output.prefixed import walked
+from sglang_lite.runtime.tokens.token_log import TokenLog
+
+
+@dataclass(slots=True)
+class OpenGrammar:
+    """A grammar that a branch is in, and the text that is there of it. Going through that takes long: not on the loop's
+    thread.
+
+    Attributes:
+        asked: something of it was generated or selected. What was only written the program's author has checked.
+    """
+
+    grammar: CompiledGrammar
+    text: str
+    asked: bool = False
+
+    def possible(self, choices: Sequence[str]) -> list[str]:
+        """Those that go on in the grammar. Raises ConstraintError: none does."""
+        found = [choice for choice in choices if self._begins(self.text + choice)]
+        if not found:
+            raise ConstraintError(f"none of the choices goes on in the grammar: {', '.join(map(repr, choices))}.")
+        return found
+
+    def end(self, ended: Callable[[SglError | None], None]) -> Callable[[], None]:
+        """What is to be done when its end has come: `ended`, with an error where the text is not complete."""
+        error: SglError | None = None
+        try:
+            if not walked(self.grammar, self.text).complete:
+                error = ConstraintError(f"the grammar is not complete at its end, after {self.text[-80:]!r}.")
+        except SglError as why:
+            error = why
+        return partial(ended, error)
+
+    def _begins(self, text: str) -> bool:
+        try:
+            walked(self.grammar, text)
+        except ConstraintError:
+            return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class TextMark:
+    """A place in a text, to go back to."""
+
+    log: TokenLog
+    new: tuple[Span, ...]
+    added: int
+    grammar: OpenGrammar | None
+
+
+class BranchText:
+    """
+    Args:
+        log: the prompt.
+        new: what comes after it and is not tokenised yet.
+        grammar: that the branch is in; of its own.
+
+    Attributes:
+        added: what the branch has added, all in all.
+    """
+
+    def __init__(self, log: TokenLog, new: Sequence[Span], grammar: OpenGrammar | None) -> None:
+        self.log, self.new, self.grammar = log, list(new), grammar
+        self.added: list[Span] = []
+        self._lengths: dict[int, int] = {}  # of that, after each node
+
+    def write(self, spans: Sequence[Span]) -> None:
+        """Adds text, which is tokenised when ids are needed."""
+        for span in spans:
+            if not self.new and span.ids is not None and self.log.ready:
+                self.log.append((span,))
+            else:
+                self.new.append(span)
+        self.added += spans
+        if self.grammar is not None:
+            self.grammar.text += "".join(span.text for span in spans)
+
+    def take_new(self) -> list[Span]:
+        """What is not tokenised, which the caller will append to the log."""
+        new, self.new = self.new, []
+        return new
+
+    def through(self, place: int) -> None:
+        """Notes that the node of this place is through."""
+        self._lengths[place] = len(self.added)
+
+    def added_before(self, end: int | None) -> list[Span]:
+        """What the first `end` nodes (None: all) have added."""
+        if end is None:
+            return self.added
+        places = [place for place in self._lengths if place < end]
+        return self.added[: self._lengths[max(places)]] if places else []
+
+    def open_grammar(self) -> OpenGrammar | None:
+        """A copy of the grammar that the branch is in."""
+        return None if self.grammar is None else replace(self.grammar)
+
+    def tail(self) -> list[Span] | None:
+        """The text after the last token that is final; None where that is not known."""
+        if self.log.fixed and not any(span.ids for span in self.new):
+            return [*self.log.open, *self.new]
+        return None
+
+    def mark(self) -> TextMark:
+        return TextMark(self.log.copy(), tuple(self.new), len(self.added), self.open_grammar())
+
+    def go_back(self, mark: TextMark) -> None:
+        self.log, self.new = mark.log.copy(), list(mark.new)
+        self.grammar = None if mark.grammar is None else replace(mark.grammar)
+        del self.added[mark.added :]
+
+    def fork(self) -> BranchText:
+        """The text that a branch begins with which is forked here."""
+        return BranchText(self.log.copy(), self.new, self.open_grammar())

@@ -1,0 +1,122 @@
+"""A generation of a branch under way: its requests, one a sample, and what comes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import TypeAlias
+
+import msgspec
+
+from sglang_lite.protocol import Delta, Generation, SglError
+from sglang_lite.runtime.core.branch_text import OpenGrammar
+from sglang_lite.runtime.core.engine_parts import EngineParts
+from sglang_lite.runtime.output_builder import Event
+from sglang_lite.runtime.request import Request
+from sglang_lite.runtime.sampling_params import ResolvedParams
+from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
+from sglang_lite.runtime.tokens.token_log import TokenLog
+
+Done: TypeAlias = Callable[["GenerationJob", Generation, bool], "Request | None"]
+
+
+class GenerationJob:
+    """
+    Args:
+        parts: of the engine.
+        params: of the generation.
+        tell: called with each event of its samples.
+        done: called with this job and the first sample when all have ended, and whether a request can go on in its
+            slot; returns that.
+    """
+
+    def __init__(
+        self,
+        parts: EngineParts,
+        params: ResolvedParams,
+        tell: Callable[[Delta | Generation | SglError], None],
+        done: Done,
+        *,
+        stream: bool,
+        namespace: str,
+    ) -> None:
+        self._parts, self._params, self._tell, self._done = parts, params, tell, done
+        self._stream, self._namespace = stream, namespace
+        self._ended: dict[int, Generation] = {}
+        self._requests: list[Request] = []
+        self._submitted = self._aborted = False
+
+    def make(
+        self,
+        log: TokenLog,
+        grammar: Future[CompiledGrammar] | None,
+        matcher: Future[Matcher] | None,
+        within: OpenGrammar | None = None,
+    ) -> None:
+        """Makes the requests. On the loop's thread only where no grammar has to be gone through.
+
+        Args:
+            grammar: of the constraint.
+            matcher: of that grammar, for one request.
+            within: the grammar that the text before is in.
+
+        Raises:
+            ParameterError: the prompt has grown too long.
+            ConstraintError: the constraint can't be enforced, or the text before does not go on in the grammar.
+        """
+        requests = self._parts.builder.build(
+            log.ids(), self._params, partial(self._take, 0), stream=self._stream, namespace=self._namespace
+        )
+        for index, request in enumerate(requests[1:], 1):
+            request.output.sink = partial(self._take, index)
+        compiled = None if grammar is None else grammar.result()
+        if within is not None:
+            compiled = self._parts.compiler.continued(within.grammar, within.text, compiled)
+        if matcher is not None and within is None and len(requests) == 1:
+            requests[0].output.matcher = matcher.result()
+        elif compiled is not None:
+            for request in requests:
+                request.output.matcher = compiled.matcher()
+        if len(requests) == 1:
+            requests[0].follow = self._follow
+        self._requests = requests
+
+    def in_slot(self) -> Request:
+        """The one request, to go on in the slot of another. On the loop's thread."""
+        self._submitted = True
+        return self._requests[0]
+
+    def submit(self) -> None:
+        """On the loop's thread."""
+        self._submitted = True
+        for request in self._requests:
+            self._parts.loop.receive(request)
+
+    def abort(self) -> None:
+        """Ends the requests; nothing more is told of them. On the loop's thread."""
+        self._aborted = True
+        if self._submitted:
+            for index, request in enumerate(self._requests):
+                if index not in self._ended:
+                    self._parts.loop.abort(request)
+
+    def fail(self, error: SglError) -> None:
+        if not self._aborted:
+            self._tell(error)
+
+    def _take(self, index: int, event: Event) -> None:
+        if self._aborted:
+            return
+        self._tell(msgspec.structs.replace(event, index=index) if index and not isinstance(event, SglError) else event)
+        if isinstance(event, Generation):
+            self._ended[index] = event
+            count = len(self._requests)
+            if len(self._ended) < count:
+                return
+            self._requests = []  # no cycle is left that the garbage collector had to find
+            if count > 1:
+                self._done(self, self._ended[0], False)
+
+    def _follow(self, generation: Generation) -> Request | None:
+        return None if self._aborted else self._done(self, generation, True)
