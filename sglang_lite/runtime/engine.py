@@ -28,6 +28,7 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime import messages, offline, sglang_api
 from sglang_lite.runtime.config import FIELDS, EngineConfig, takes_fields
 from sglang_lite.runtime.core import engine_thread
+from sglang_lite.runtime.core.engine_core import EngineCore
 from sglang_lite.runtime.core.open_requests import Ticket
 from sglang_lite.runtime.core.program_player import Player, ProgramSink
 from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest
@@ -65,7 +66,7 @@ class Engine:
         settings = EngineConfig.make(**sglang_api.engine_settings(config))
         path = resolve(settings.model, settings.revision)
         started = time.perf_counter()
-        self._start(settings, lambda: load_model(settings, path))
+        self.core, self.thread = _start(self, settings, lambda: load_model(settings, path))
         seconds = time.perf_counter() - started
         messages.say(f"{self.core.description}; ready after {seconds:.1f} s.", settings.log_level)
 
@@ -73,12 +74,8 @@ class Engine:
     def of(cls, loaded: LoadedModel, **config: Any) -> Engine:  # as the constructor's
         """An engine around a model that is already there."""
         engine = cls.__new__(cls)
-        engine._start(EngineConfig.make(**config), lambda: loaded)
+        engine.core, engine.thread = _start(engine, EngineConfig.make(**config), lambda: loaded)
         return engine
-
-    def _start(self, config: EngineConfig, load: Callable[[], LoadedModel]) -> None:
-        messages.set_level(config.log_level)
-        self.core, self._thread = engine_thread.start(self, config, load)
 
     @property
     def config(self) -> EngineConfig:
@@ -418,8 +415,8 @@ class Engine:
     def close(self) -> None:
         """Stops the engine and gives its memory back; requests that have not ended fail with EngineClosedError. May be
         called again. An engine that nobody refers to any more is closed, too."""
-        if self.core.close() and threading.current_thread() is not self._thread:
-            self._thread.join()
+        if self.core.close() and threading.current_thread() is not self.thread:
+            self.thread.join()
 
     shutdown = close
 
@@ -428,6 +425,13 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _start(
+    engine: Engine, config: EngineConfig, load: Callable[[], LoadedModel]
+) -> tuple[EngineCore, threading.Thread]:
+    messages.set_level(config.log_level)
+    return engine_thread.start(engine, config, load)
 
 
 def _into(future: Future[Any]) -> Callable[[Any], None]:  # of each kind of result, with its own last event

@@ -51,7 +51,7 @@ def threads():
 def started(make):
     """An engine, weak references to its model and itself, and its thread."""
     engine = make()
-    return engine, weakref.ref(engine.core.runner.model), weakref.ref(engine), engine._thread
+    return engine, weakref.ref(engine.core.runner.model), weakref.ref(engine), engine.thread
 
 
 def tensor_bytes():
@@ -88,7 +88,7 @@ def test_a_cell_that_is_run_again_holds_one_model(no_gc, folder):
     for _ in range(3):
         engine = sgl.Engine(model=folder, max_total_tokens=512)
         thread.join(30)
-        thread = engine._thread
+        thread = engine.thread
     assert model() is None
     assert tensor_bytes() == one
     engine.close()
