@@ -209,6 +209,7 @@ def drawn_body(draw, constraint):
     return body
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
 def test_whatever_is_generated_is_in_the_grammar_or_the_program_fails(backend):
     outcomes = {"complete": 0, "error": 0}

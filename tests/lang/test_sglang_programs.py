@@ -10,6 +10,8 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.lang.ir import REGEX_FLOAT, REGEX_INT, REGEX_STR
 
+pytestmark = pytest.mark.slow
+
 FEW = 6  # tokens
 
 

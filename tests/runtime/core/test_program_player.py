@@ -22,6 +22,8 @@ from sglang_lite.protocol import (
 )
 from tests.runtime.scripted import SteppedEngine, ended
 
+pytestmark = pytest.mark.slow
+
 
 def greedy(tokens=8, **options):
     return SamplingParams(temperature=0, max_tokens=tokens, **options)
