@@ -31,7 +31,7 @@ import machine
 from constraints_suite import PADDED, default_tokenizer, tiktoken_tokenizer
 from tokenizers import AddedToken
 
-from sglang_lite.constraints.sampling import sample
+from sglang_lite.constraints.random_texts import sample
 from sglang_lite.protocol import Constraint, ConstraintError, Ebnf, JsonSchema, Regex
 from sglang_lite.runtime.structured_output.base import GrammarEngine
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine

@@ -26,7 +26,7 @@ from sglang_lite.constraints.json_schema.write_value import value_text
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.limits import within_limits
 from sglang_lite.constraints.memo import memoized
-from sglang_lite.constraints.sampling import sample
+from sglang_lite.constraints.random_texts import sample
 from sglang_lite.constraints.schema import json_schema as json_schema
 from sglang_lite.protocol import (
     Choices,

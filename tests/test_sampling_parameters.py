@@ -17,7 +17,7 @@ from sglang_lite.lang.ir import SglSamplingParams
 from sglang_lite.lang.tracer import SglArgument
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.protocol.sampling import PARAMETERS, UNSET, given, named
-from sglang_lite.runtime.sampling_params import ResolvedParams, resolve_params
+from sglang_lite.runtime.resolved_params import ResolvedParams, resolve_params
 from sglang_lite.runtime.sglang_api import read_request, read_sampling
 
 DOCS = Path(__file__).parent.parent / "docs" / "sampling.md"

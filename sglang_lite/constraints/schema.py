@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sglang_lite.constraints.json_schema import closing, wellformed
+from sglang_lite.constraints.json_schema import closed_objects, wellformed
 from sglang_lite.constraints.json_schema.validator import faults
 from sglang_lite.protocol import ConstraintError, JsonSchema, SglError, ValueValidationError
 
@@ -41,7 +41,7 @@ def json_schema(
     wellformed.check_text(text)
     if closed:
         try:
-            text = json.dumps(closing.closed(json.loads(text)))
+            text = json.dumps(closed_objects.closed(json.loads(text)))
         except RecursionError as error:
             raise ConstraintError("json_schema: nested too deeply.") from error
     return msgspec.structs.replace(schema, schema=text)

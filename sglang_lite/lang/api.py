@@ -23,7 +23,7 @@ from sglang_lite.lang.expressions import (
 )
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.global_config import global_config
-from sglang_lite.lang.params import check_limits, gen_params
+from sglang_lite.lang.sampling_keywords import check_limits, gen_params
 from sglang_lite.lang.tools import Toolbox
 from sglang_lite.program.choosing import name_of
 from sglang_lite.program.nodes import Expression, Expressions, Gen, Select, TurnBegin, TurnEnd, as_expression

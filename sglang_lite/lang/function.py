@@ -20,8 +20,8 @@ from sglang_lite.lang.execution.run import RunSettings, current_run
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.nested_call import NestedCall
-from sglang_lite.lang.params import check_flags
 from sglang_lite.lang.run_options import DefaultFloat, DefaultInt, backend_of, is_said, settings_of, with_seed
+from sglang_lite.lang.sampling_keywords import check_flags
 from sglang_lite.lang.state import ProgramState, in_event_loop, user_location
 from sglang_lite.lang.tracebacks import trim
 from sglang_lite.protocol import ParameterError

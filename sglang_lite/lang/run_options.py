@@ -9,7 +9,7 @@ from typing import Any
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.default import backend_for
 from sglang_lite.lang.execution.run import NO_PARAMS, RunSettings, current_run
-from sglang_lite.lang.params import check_flags, check_limits, run_params
+from sglang_lite.lang.sampling_keywords import check_flags, check_limits, run_params
 from sglang_lite.protocol import ParameterError, SamplingParams
 from sglang_lite.protocol.sampling import named
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.attention.registry import AttentionBackendName
-from sglang_lite.runtime.models.schema import shown
+from sglang_lite.runtime.models.config_fields import shown
 from sglang_lite.runtime.structured_output.registry import ConstraintBackend
 
 # Above these the machine fails, not the setting: positions and slots are int32, and each thread has a stack.

@@ -35,7 +35,7 @@ from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest,
 from sglang_lite.runtime.load import LoadedModel, load_model
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.output_builder import Sink
-from sglang_lite.runtime.sampling_params import LogitProcessor
+from sglang_lite.runtime.resolved_params import LogitProcessor
 from sglang_lite.runtime.structured_output.base import CompiledGrammar
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from sglang_lite.text.chat_template import JinjaTemplate

@@ -12,11 +12,11 @@ import torch
 from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime import messages
 from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.models.config_fields import GENERATION, check, check_ids, read_json
 from sglang_lite.runtime.models.decoder import Decoder, Precision
 from sglang_lite.runtime.models.kv_scales import kv_scales
+from sglang_lite.runtime.models.memory_check import check_room, rotary_bytes, weight_bytes
 from sglang_lite.runtime.models.model import Model
-from sglang_lite.runtime.models.room import check_room, rotary_bytes, weight_bytes
-from sglang_lite.runtime.models.schema import GENERATION, check, check_ids, read_json
 from sglang_lite.runtime.models.spec import ModelSpec, spec_from_config, spec_from_gguf
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from sglang_lite.runtime.models.weights.folder import open_folder

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lite.protocol import ConstraintError, Delta, Generation, SglError, TokenLogprob, Usage
-from sglang_lite.runtime.sampling_params import ResolvedParams
+from sglang_lite.runtime.resolved_params import ResolvedParams
 from sglang_lite.runtime.structured_output.base import Matcher, NumberSoFar
 from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
 from sglang_lite.runtime.tokens.token_log import kept_spans

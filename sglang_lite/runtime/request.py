@@ -12,7 +12,7 @@ from sglang_lite.protocol import Generation, ModelError, TokenLogprob, Usage
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.store import SlotHandle
 from sglang_lite.runtime.output_builder import Finish, OutputBuilder
-from sglang_lite.runtime.sampling_params import LogitProcessor, ResolvedParams
+from sglang_lite.runtime.resolved_params import LogitProcessor, ResolvedParams
 
 
 class State(enum.Enum):

@@ -29,7 +29,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.sampling import named, read_params
 from sglang_lite.runtime.core.submission import GenerateRequest
-from sglang_lite.runtime.sampling_params import LogitProcessor
+from sglang_lite.runtime.resolved_params import LogitProcessor
 
 # ------------------------------------------------------------------------------------------ an engine's settings
 

@@ -9,7 +9,7 @@ from sglang_lite.errors import Location, SglError, WireError, restored
 from sglang_lite.protocol.record import Variant
 from sglang_lite.protocol.results import Generation
 from sglang_lite.wire.limits import LIMITS
-from sglang_lite.wire.plain import is_plain
+from sglang_lite.wire.plain_data import is_plain
 
 ERRORS: Final = {
     kind.__name__: kind

@@ -15,7 +15,7 @@ from sglang_lite.protocol.record import Record
 from sglang_lite.protocol.results import Delta, Generation, Played, Selection
 from sglang_lite.wire.failure import Failure, as_error, as_failure
 from sglang_lite.wire.limits import LIMITS, Limits, too_deep, too_large
-from sglang_lite.wire.plain import check
+from sglang_lite.wire.plain_data import check
 from sglang_lite.wire.scan import FLOAT, scan_json, scan_msgpack
 
 VERSION: Final = 1

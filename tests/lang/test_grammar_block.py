@@ -8,7 +8,7 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.constraints.matching import matches
-from sglang_lite.constraints.sampling import sample
+from sglang_lite.constraints.random_texts import sample
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.program.nodes import Gen, GrammarBegin, GrammarEnd, Program, Select, Text
 from sglang_lite.protocol import (

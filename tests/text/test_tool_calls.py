@@ -15,7 +15,7 @@ from xgrammar.builtin_structural_tag import get_model_structural_tag
 
 import sglang_lite as sgl
 from sglang_lite.constraints import matching, memo, structural_tag
-from sglang_lite.constraints.sampling import sample
+from sglang_lite.constraints.random_texts import sample
 from sglang_lite.constraints.schema import json_schema, parse_json
 from sglang_lite.protocol import JsonSchema, SamplingParams, ValueValidationError
 from sglang_lite.runtime.engine import Engine

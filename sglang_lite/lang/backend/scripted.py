@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from sglang_lite.constraints.free_numbers import first_number
 from sglang_lite.constraints.matching import validate
-from sglang_lite.constraints.sampling import sample
+from sglang_lite.constraints.random_texts import sample
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import (

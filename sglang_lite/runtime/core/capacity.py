@@ -12,7 +12,7 @@ from sglang_lite.runtime.config import EngineConfig, Sizes
 from sglang_lite.runtime.executor import memory
 from sglang_lite.runtime.load import LoadedModel
 from sglang_lite.runtime.models.decoder import Decoder
-from sglang_lite.runtime.models.room import cache_bytes, check_room
+from sglang_lite.runtime.models.memory_check import cache_bytes, check_room
 
 
 @dataclass(frozen=True, slots=True)

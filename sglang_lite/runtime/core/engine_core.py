@@ -42,7 +42,7 @@ from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.output_builder import Event, Sink
 from sglang_lite.runtime.request import Request
-from sglang_lite.runtime.sampling_params import shown
+from sglang_lite.runtime.resolved_params import shown
 from sglang_lite.runtime.scheduler.policy import POLICIES
 from sglang_lite.runtime.scheduler.scheduler import Scheduler
 from sglang_lite.runtime.structured_output.base import CompiledGrammar

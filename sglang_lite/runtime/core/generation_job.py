@@ -14,7 +14,7 @@ from sglang_lite.runtime.core.branch_text import OpenGrammar
 from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.output_builder import Event
 from sglang_lite.runtime.request import Request
-from sglang_lite.runtime.sampling_params import ResolvedParams
+from sglang_lite.runtime.resolved_params import ResolvedParams
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 from sglang_lite.runtime.tokens.token_log import TokenLog
 

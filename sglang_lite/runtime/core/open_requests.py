@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from sglang_lite.protocol import Delta, OverloadedError, ParameterError, Played
 from sglang_lite.runtime.request import Request
-from sglang_lite.runtime.sampling_params import shown
+from sglang_lite.runtime.resolved_params import shown
 
 _COUNTED = ("requests_submitted", "programs_opened", "programs_extended")
 E = TypeVar("E")

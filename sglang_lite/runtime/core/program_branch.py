@@ -42,7 +42,7 @@ from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.core.generation_job import GenerationJob
 from sglang_lite.runtime.core.selection_job import SelectionJob
 from sglang_lite.runtime.request import Request
-from sglang_lite.runtime.sampling_params import ResolvedParams
+from sglang_lite.runtime.resolved_params import ResolvedParams
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 
 _WAITED_FOR = (Gen, Select, Join, GrammarBegin, GrammarEnd)

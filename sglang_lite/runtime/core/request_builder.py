@@ -19,7 +19,7 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.load import LoadedModel
 from sglang_lite.runtime.output_builder import OutputBuilder, Sink
 from sglang_lite.runtime.request import Request
-from sglang_lite.runtime.sampling_params import ResolvedParams, resolve_params, shown
+from sglang_lite.runtime.resolved_params import ResolvedParams, resolve_params, shown
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
 

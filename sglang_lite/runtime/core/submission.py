@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sglang_lite.program.nodes import Program
 from sglang_lite.protocol import Constraint, Prompt, SamplingParams, Unset
-from sglang_lite.runtime.sampling_params import LogitProcessor
+from sglang_lite.runtime.resolved_params import LogitProcessor
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sglang_lite.protocol import ModelError, ProgramError, SglError, TokenLogprob
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.request import not_finite
-from sglang_lite.runtime.sampling_params import LogitProcessor, ResolvedParams
+from sglang_lite.runtime.resolved_params import LogitProcessor, ResolvedParams
 
 
 class SamplingTable:

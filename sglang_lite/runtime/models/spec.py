@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.models import schema
+from sglang_lite.runtime.models import config_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class RopeSpec:
     theta: float = 10_000.0
     kind: str = "default"
     rotary_dim: int | None = None
-    params: Mapping[str, schema.Json] = field(default_factory=dict)
+    params: Mapping[str, config_fields.Json] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
                "sliding_window_pattern": 6},
     "phi3": {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
 }  # fmt: skip
-_FIRST = {name: schema.CONFIG[name] for name in ("architectures", "text_config")}  # say what the others mean
+_FIRST = {name: config_fields.CONFIG[name] for name in ("architectures", "text_config")}  # say what the others mean
 _ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
 }  # fmt: skip
@@ -111,7 +111,7 @@ _ROPE_KINDS = {
 }
 
 
-def spec_from_config(config: Mapping[str, schema.Json], source: str) -> ModelSpec:
+def spec_from_config(config: Mapping[str, config_fields.Json], source: str) -> ModelSpec:
     """Reads a Hugging Face config; of a vision-language model, its text part.
 
     Args:
@@ -121,7 +121,7 @@ def spec_from_config(config: Mapping[str, schema.Json], source: str) -> ModelSpe
     Raises:
         ModelError: an architecture or option that is not supported, or a field that is missing or senseless.
     """
-    schema.check(
+    config_fields.check(
         {"architectures": config.get("architectures"), "text_config": config.get("text_config")}, _FIRST, source
     )
     names = config.get("architectures") or []
@@ -133,7 +133,7 @@ def spec_from_config(config: Mapping[str, schema.Json], source: str) -> ModelSpe
             hint=f"Supported: {', '.join(ARCHITECTURES)}.",
         )
     whole = {**_DEFAULTS[family], **(config.get("text_config") or {}), **config}
-    schema.check(whole, schema.CONFIG, source)
+    config_fields.check(whole, config_fields.CONFIG, source)
     for name in ("rope_parameters", "rope_scaling"):
         _check_rope(whole.get(name) or {}, source)
     try:
@@ -142,18 +142,18 @@ def spec_from_config(config: Mapping[str, schema.Json], source: str) -> ModelSpe
         raise ModelError(f"{source}: the field {error} is missing.") from error
     except (ValueError, ArithmeticError) as error:
         raise ModelError(f"{source}: {error}") from error
-    schema.check_ids(list(spec.eos_ids), spec.vocab_size, source, "eos_token_id")
-    schema.check_ids(spec.bos_id, spec.vocab_size, source, "bos_token_id")
+    config_fields.check_ids(list(spec.eos_ids), spec.vocab_size, source, "eos_token_id")
+    config_fields.check_ids(spec.bos_id, spec.vocab_size, source, "bos_token_id")
     return spec
 
 
-def _check_rope(parameters: Mapping[str, schema.Json], source: str) -> None:
-    schema.check(parameters, schema.ROPE, source)
+def _check_rope(parameters: Mapping[str, config_fields.Json], source: str) -> None:
+    config_fields.check(parameters, config_fields.ROPE, source)
     for name in ("full_attention", "sliding_attention"):
-        schema.check(parameters.get(name) or {}, schema.ROPE, source)
+        config_fields.check(parameters.get(name) or {}, config_fields.ROPE, source)
 
 
-def _read_config(family: str, config: Mapping[str, schema.Json]) -> ModelSpec:
+def _read_config(family: str, config: Mapping[str, config_fields.Json]) -> ModelSpec:
     heads, hidden_size = config["num_attention_heads"], config["hidden_size"]
     kv_heads = config.get("num_key_value_heads") or heads
     if heads % kv_heads:
@@ -201,7 +201,7 @@ def _read_config(family: str, config: Mapping[str, schema.Json]) -> ModelSpec:
     )
 
 
-def _max_positions(config: Mapping[str, schema.Json], rope: RopeSpec) -> int:
+def _max_positions(config: Mapping[str, config_fields.Json], rope: RopeSpec) -> int:
     """A model's own limit, or what YaRN stretches it to: people add YaRN to a config and leave the limit as it is."""
     limit: int = config["max_position_embeddings"]
     if rope.kind == "yarn":
@@ -209,7 +209,7 @@ def _max_positions(config: Mapping[str, schema.Json], rope: RopeSpec) -> int:
     return limit
 
 
-def _ropes(family: str, config: Mapping[str, schema.Json], head_dim: int) -> tuple[RopeSpec, RopeSpec | None]:
+def _ropes(family: str, config: Mapping[str, config_fields.Json], head_dim: int) -> tuple[RopeSpec, RopeSpec | None]:
     """The global and, where layers with a window turn differently, the local rotary embedding.
 
     transformers 5 writes `rope_parameters` (for Gemma 3 one entry per layer type), older files `rope_theta`,
@@ -225,7 +225,7 @@ def _ropes(family: str, config: Mapping[str, schema.Json], head_dim: int) -> tup
 
 
 def _rope(
-    family: str, parameters: Mapping[str, schema.Json], config: Mapping[str, schema.Json], head_dim: int
+    family: str, parameters: Mapping[str, config_fields.Json], config: Mapping[str, config_fields.Json], head_dim: int
 ) -> RopeSpec:
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if family == "phi3" and kind in ("su", "yarn"):  # what early Phi-3 files call it
@@ -250,7 +250,7 @@ def _rope(
     return RopeSpec(theta=float(parameters["rope_theta"]), kind=kind, rotary_dim=rotary_dim, params=params)
 
 
-def _windows(family: str, config: Mapping[str, schema.Json]) -> tuple[int | None, ...]:
+def _windows(family: str, config: Mapping[str, config_fields.Json]) -> tuple[int | None, ...]:
     layers: int = config["num_hidden_layers"]
     window = config.get("sliding_window")
     optional = family in ("qwen2", "qwen3")
@@ -262,7 +262,7 @@ def _windows(family: str, config: Mapping[str, schema.Json]) -> tuple[int | None
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _layer_type(family: str, config: Mapping[str, schema.Json], layer: int) -> str:
+def _layer_type(family: str, config: Mapping[str, config_fields.Json], layer: int) -> str:
     if family == "gemma2":
         full = layer % 2 == 1
     elif family == "gemma3":
@@ -272,7 +272,7 @@ def _layer_type(family: str, config: Mapping[str, schema.Json], layer: int) -> s
     return "full_attention" if full else "sliding_attention"
 
 
-def spec_from_gguf(metadata: Mapping[str, schema.Json], tensors: frozenset[str], source: str) -> ModelSpec:
+def spec_from_gguf(metadata: Mapping[str, config_fields.Json], tensors: frozenset[str], source: str) -> ModelSpec:
     """Reads a GGUF file's metadata.
 
     Args:
@@ -284,7 +284,7 @@ def spec_from_gguf(metadata: Mapping[str, schema.Json], tensors: frozenset[str],
         ModelError: an architecture that is not supported, or a key that is missing.
     """
     arch = metadata.get("general.architecture")
-    schema.check(metadata, schema.GGUF, source, prefix=str(arch))
+    config_fields.check(metadata, config_fields.GGUF, source, prefix=str(arch))
     if arch not in ("llama", "qwen2", "qwen3"):
         raise ModelError(
             f"{source}: GGUF architecture {arch!r} is not supported.", hint="Supported: llama, qwen2, qwen3."

@@ -19,8 +19,8 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.store import KVStore
 from sglang_lite.runtime.request import Request, State
 from sglang_lite.runtime.scheduler.batch import Batch
+from sglang_lite.runtime.scheduler.page_reserve import Reserve
 from sglang_lite.runtime.scheduler.policy import Policy
-from sglang_lite.runtime.scheduler.reserve import Reserve
 
 Row: TypeAlias = tuple[Request, int, int]  # positions start … end-1 are computed
 

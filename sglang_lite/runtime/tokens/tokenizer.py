@@ -22,7 +22,15 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from sglang_lite.protocol import ModelError, ParameterError, SglError, Span
-from sglang_lite.runtime.models.schema import MOST_TOKENS, TOKENIZER, check, check_ids, read_json, read_text, shown
+from sglang_lite.runtime.models.config_fields import (
+    MOST_TOKENS,
+    TOKENIZER,
+    check,
+    check_ids,
+    read_json,
+    read_text,
+    shown,
+)
 from sglang_lite.text.tool_formats import SPOKEN, marks_among
 
 # The pre-tokenizers that GGUF files name in `tokenizer.ggml.pre`: the pattern that splits text before BPE, and

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from sglang_lite.constraints.json_schema.write_value import value_text
-from sglang_lite.constraints.sampling import sample
+from sglang_lite.constraints.random_texts import sample
 from sglang_lite.constraints.schema import json_schema, parse_json
 from sglang_lite.protocol import ConstraintError, ValueValidationError
 from tests.constraints.engine import accepts, byte_engine

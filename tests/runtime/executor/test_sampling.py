@@ -14,7 +14,7 @@ from sglang_lite.runtime.engine import Engine
 from sglang_lite.runtime.executor.sampler import Masks, SamplingTable, Special, sample, sample_seed, uniforms
 from sglang_lite.runtime.load import load_model, pick_device
 from sglang_lite.runtime.models.layers.linear import Bf16Linear, DenseLinear
-from sglang_lite.runtime.sampling_params import resolve_params
+from sglang_lite.runtime.resolved_params import resolve_params
 from tests.runtime import scripted
 from tests.runtime.models.tiny import VOCAB, randomise, save
 

@@ -15,7 +15,7 @@ import sglang_lite as sgl
 from sglang_lite.protocol import ModelError, SamplingParams, SglError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.load import load_model
-from sglang_lite.runtime.models import schema
+from sglang_lite.runtime.models import config_fields
 from tests.runtime.models.tiny import randomise, tiny_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -382,11 +382,17 @@ def test_random_gguf_heads_load_or_are_refused(tmp_path, tensors):
 
 
 def test_every_field_of_the_schema_refuses_what_is_strange():
-    for fields in (schema.CONFIG, schema.ROPE, schema.GENERATION, schema.TOKENIZER, schema.GGUF):
+    for fields in (
+        config_fields.CONFIG,
+        config_fields.ROPE,
+        config_fields.GENERATION,
+        config_fields.TOKENIZER,
+        config_fields.GGUF,
+    ):
         for name, field in fields.items():
             for value in STRANGE:
                 if value is not None and field.problem(value):
                     required = {key: {"whole": 1, "texts": ["x"]}[f.kind] for key, f in fields.items() if f.required}
                     with pytest.raises(ModelError, match=f"`{name}`"):
-                        schema.check({**required, name: value}, fields, "file")
+                        config_fields.check({**required, name: value}, fields, "file")
     assert torch.get_num_threads() < 1024

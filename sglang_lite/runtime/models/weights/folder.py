@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 import torch
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.models.schema import read_any_json, shown
+from sglang_lite.runtime.models.config_fields import read_any_json, shown
 from sglang_lite.runtime.models.weights.fp8 import ScaledRows
 from sglang_lite.runtime.models.weights.source import Encoded, Weight, WeightSource
 

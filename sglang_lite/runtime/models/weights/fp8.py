@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.models.schema import Json
+from sglang_lite.runtime.models.config_fields import Json
 from sglang_lite.runtime.models.weights.source import Encoded
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.models.schema import shown
+from sglang_lite.runtime.models.config_fields import shown
 from sglang_lite.runtime.models.weights.source import Blocks4, Encoded, Weight, WeightSource
 
 SUPPORTED_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K")

@@ -7,7 +7,7 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.runtime.structured_output.base import next_mask
-from sglang_lite.runtime.structured_output.distinct import names_are_open
+from sglang_lite.runtime.structured_output.unique_names import names_are_open
 
 INTEGERS = {"type": "object", "additionalProperties": {"type": "integer"}}
 NESTED = {"type": "object", "additionalProperties": {"items": INTEGERS, "type": "array"}}

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from sglang_lite.constraints.matching import matches
-from sglang_lite.constraints.sampling import sample
+from sglang_lite.constraints.random_texts import sample
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import (
     Choices,
