@@ -27,6 +27,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """What was kept from the collector is given back: at its end Python finds what Triton's kernels hold."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
 def model_file() -> Path:
     """The default model's GGUF file."""
