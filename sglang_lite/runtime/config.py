@@ -1,4 +1,4 @@
-"""What an engine can be told. Every field is a keyword of `Engine` and is honoured or refused."""
+"""Configuration of an engine. Every field is a keyword of `Engine` and is honoured or refused."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class EngineConfig:
                 raise ParameterError(name, f"{getattr(self, name)!r} is not one of {', '.join(map(str, allowed))}.")
 
     def sized(self, *, gpu: bool) -> Sizes:
-        """What was left to the kind of device."""
+        """The sizes, with the defaults of the kind of device where none were set."""
         running = self.max_running or min(256 if gpu else 64, self.step_tokens or 8192)
         tokens = self.step_tokens or max(8192 if gpu else 512, running)
         return Sizes(running, tokens, self.page_size or (16 if gpu else 1))

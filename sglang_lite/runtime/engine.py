@@ -144,7 +144,7 @@ class Engine:
         params: SamplingParams = SamplingParams(),
         constraint: Constraint | None = None,
     ) -> Generation:
-        """Like `submit` with one sample, and waits for the result."""
+        """Generates one sample as `submit` does, and waits for the result."""
         self.core.check_wait("complete")
         if isinstance(params.n, int) and params.n > 1:
             raise ParameterError("n", "complete gives one generation.", hint="Use generate or submit.")
@@ -153,7 +153,7 @@ class Engine:
         return future.result()
 
     def admitted(self, submit: Callable[[], Ticket], count: int) -> Awaitable[Ticket]:
-        """What `submit()` gives, as soon as there is room for `count` requests.
+        """Submits as soon as there is room for `count` requests, and returns the result of `submit()`.
 
         Raises:
             SglError: as `submit`; but OverloadedError only where there never will be room.
@@ -196,7 +196,7 @@ class Engine:
         return self.core.submit_select(asked, self.core.flushed(sink, flush))
 
     def select(self, prompt: Prompt | str, choices: Sequence[str], *, unconditional: bool = False) -> Selection:
-        """Like `submit_select`, and waits for the result."""
+        """Scores choices as `submit_select` does, and waits for the result."""
         self.core.check_wait("select")
         future: Future[Selection] = Future()
         self.submit_select(prompt, choices, sink=_into(future), unconditional=unconditional)
@@ -213,7 +213,7 @@ class Engine:
         namespace: str = "",
     ) -> Player:
         """Opens a program, to which nodes are added while it is played: at the end of a generation the next text is
-        appended and its row goes on in its slot. With nothing to play it holds no slot, no page and no room.
+        appended and its row continues in its slot. With nothing to play it holds no slot, no page and no room.
 
         Args:
             sink: called on the engine's thread with what each node brings (Played; of one that failed, its SglError,
@@ -247,7 +247,7 @@ class Engine:
         return self.core.run_program(ProgramRequest(prompt, program, stream, namespace), sink)
 
     def play(self, prompt: Prompt | str, program: Program) -> tuple[ProgramResult, list[Played]]:
-        """Like `run_program`, and waits for the result."""
+        """Plays a program as `run_program` does, and waits for the result."""
         self.core.check_wait("play")
         played: list[Played] = []
         future: Future[ProgramResult] = Future()
@@ -328,7 +328,7 @@ class Engine:
         stream: bool = False,
         **unsupported: object,  # SGLang's other parameters, which are refused by name where they are set
     ) -> Any:  # a dictionary, a list or an iterator of them: by the shape of the prompt, `n` and `stream`
-        """Like `generate`, for asyncio; with `stream`, what is awaited is an asynchronous iterator."""
+        """`generate` for asyncio; with `stream`, the awaited result is an asynchronous iterator."""
         self.core.check_open()
         calls, is_list = sglang_api.read_request(
             prompt, sampling_params, input_ids, return_logprob=return_logprob, logprob_start_len=logprob_start_len,
@@ -367,7 +367,7 @@ class Engine:
     # ------------------------------------------------------------------------------------------ the engine
 
     def score(self, prompt: Prompt | str, continuations: Sequence[str]) -> tuple[ChoiceScore, ...]:
-        """The log-probabilities of texts, each going on from the prompt, which may be empty. As `select` scores them.
+        """The log-probabilities of texts, each after the prompt, which may be empty. As `select` scores them.
 
         Raises:
             ParameterError, OverloadedError, EngineClosedError: as `submit`.
@@ -384,7 +384,7 @@ class Engine:
             path: as EngineConfig's `model`.
 
         Raises:
-            ModelError: it can't be read, or is another architecture; the engine goes on as it was.
+            ModelError: it can't be read, or is another architecture; the engine continues as it was.
         """
         self.core.update_weights(path)
 
@@ -409,7 +409,7 @@ class Engine:
         asked for so far (requests and selections by themselves, programs, and how often those were extended),
         constraints compiled, found compiled, and of those to be compiled found on disk; and of the last 4,096 steps
         with grammars median, 99th percentile and maximum of the seconds that their masks took, and that the device
-        (on a CPU: the step) waited for them; and rows that went on a step later, as their masks took too long."""
+        (on a CPU: the step) waited for them; and rows that continued a step later, as their masks took too long."""
         return self.core.stats()
 
     def close(self) -> None:

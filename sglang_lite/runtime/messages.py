@@ -1,4 +1,4 @@
-"""What an engine says while it starts: a bar while weights are read, and one line when it is ready.
+"""Messages of an engine while it starts: a bar while weights are read, and one line when it is ready.
 
 Both go to standard error where somebody watches it (a terminal or a notebook), unless `log_level` asks for warnings
 and errors alone; the line is a log message of level "info" where those are shown.
@@ -38,7 +38,7 @@ def progress(parts: Iterable[_T], level: str | None) -> Iterable[_T]:
 
 
 def say(line: str, level: str | None) -> None:
-    """One line about the engine."""
+    """Logs or prints one line about the engine."""
     if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
         logger.info(line)
     elif _watched(level):

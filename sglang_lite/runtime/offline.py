@@ -83,7 +83,7 @@ class Running:
 
     @property
     def open(self) -> bool:
-        """Something is still to come."""
+        """Whether something is still to come."""
         return self._open > 0
 
     def take(self, item: tuple[int, Event] | None) -> list[dict[str, Any]]:
@@ -182,7 +182,7 @@ def _post(post: Post, first: int, event: Event) -> None:
 def generate(
     engine: EngineCore, calls: Sequence[GenerateRequest], *, is_list: bool, stream: bool
 ) -> Any:  # as `Running.results`, or a Stream
-    """See `Engine.generate`."""
+    """Carries out `Engine.generate`."""
     events: queue.SimpleQueue[tuple[int, Event] | None] = queue.SimpleQueue()
     running = Running(engine, events.put, calls, is_list=is_list, stream=stream)
 
@@ -202,7 +202,7 @@ def generate(
 async def async_generate(
     engine: EngineCore, calls: Sequence[GenerateRequest], *, is_list: bool, stream: bool
 ) -> Any:  # as `Running.results`, or a Stream
-    """See `Engine.async_generate`."""
+    """Carries out `Engine.async_generate`."""
     events: asyncio.Queue[tuple[int, Event] | None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 

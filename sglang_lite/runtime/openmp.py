@@ -1,4 +1,4 @@
-"""How long torch's threads look for their next product before they sleep.
+"""Spinning of torch's threads: how long they look for their next product before they sleep.
 
 Torch's wheels bring GNU OpenMP, whose threads look some 300,000 times (milliseconds). Beside another busy process those
 that look take the time of those that work, and a token takes many times as long (benchmarks/openmp.py). `SPINS` times

@@ -1,4 +1,4 @@
-"""What a request generates: from tokens to text, deltas and the result; where it ends by its grammar or stop strings.
+"""Output of a request: from tokens to text, deltas and the result; where it ends by its grammar or stop strings.
 
 Knows nothing of slots, pages and steps.
 """
@@ -30,7 +30,7 @@ Top: TypeAlias = tuple[tuple[float, int, str | None], ...]
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Why a generation ended: see Generation."""
+    """Reason for the end of a generation, with what matched: as in Generation."""
 
     reason: Literal["stop", "length", "abort"]
     matched: str | int | None
@@ -156,14 +156,14 @@ class OutputBuilder:
         return [stop.encode("utf-8", "surrogatepass")[-1] for stop in self.params.stop]
 
     def _ends_at(self, token: int) -> bool:
-        """The token that comes next ends it. Inside of its grammar the model's own end is text, if it spells any."""
+        """Whether the next token ends the output. Inside of its grammar the model's end is text, if it spells any."""
         if token not in self.ends:
             return False
         return self.matcher is None or token in self.params.stop_token_ids or self.matcher.complete
 
     @property
     def _number(self) -> NumberSoFar | None:
-        """Its text, where that is a number: less than its tokens say."""
+        """Text of a number, where the output is one: less than its tokens say."""
         return None if self.matcher is None else self.matcher.number
 
     @staticmethod

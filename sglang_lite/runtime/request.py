@@ -16,7 +16,7 @@ from sglang_lite.runtime.resolved_params import LogitProcessor, ResolvedParams
 
 
 class State(enum.Enum):
-    """Where a request is. The last three are ends: each request reaches exactly one of them, once."""
+    """Stage of a request. The last three are ends: each request reaches exactly one of them, once."""
 
     COMPILING = "compiling"
     WAITING = "waiting"
@@ -41,8 +41,8 @@ _NEXT = {
 
 
 class Look(enum.IntEnum):
-    """Which of a request's new tokens the host must look at when they come. At the model's end of sequence, and at the
-    last token before the limit, it looks in any case."""
+    """Selection of a request's new tokens that the host must look at when they come. At the model's end of sequence,
+    and at the last token before the limit, it looks in any case."""
 
     ENDS = 0  # no others
     STOPS = 1  # those that can complete a stop string: `OutputBuilder.stop_tokens`
@@ -73,7 +73,7 @@ class Request:
         priority: higher ones are admitted first, where the policy says so.
         retractions: how often it was put back.
         passed_over: how many later requests were admitted before it.
-        follow: makes of its result the request that goes on in its slot, or None; called on the loop's thread.
+        follow: makes of its result the request that continues in its slot, or None; called on the loop's thread.
     """
 
     id: int
@@ -110,7 +110,7 @@ class Request:
 
     @property
     def look(self) -> Look:
-        """Which of its new tokens the host must look at."""
+        """Selection of its new tokens that the host must look at."""
         p, output = self.params, self.output
         if output.matcher is not None and p.plain and self.processor is None:
             others = output.stream or p.stop or p.stop_regex or p.stop_token_ids or p.min_tokens or p.return_logprob
@@ -123,7 +123,7 @@ class Request:
         return Look.STOPS if p.stop else Look.ENDS
 
     def untaken(self, known: Ints) -> Sequence[int]:
-        """Those of its tokens that were not looked at."""
+        """Tokens of the request that were not looked at."""
         tokens: list[int] = known[self.prompt_len + self.output.taken :].tolist()
         return tokens
 

@@ -195,7 +195,7 @@ def _ids(input_ids: Any) -> tuple[list[Any], bool]:
 
 
 def _each(name: str, value: Any, count: int) -> list[Any]:
-    """One value for each prompt."""
+    """Values, one for each prompt."""
     if not isinstance(value, list | tuple):
         return [value] * count
     if len(value) != count:
@@ -279,7 +279,7 @@ def _constraint(given: Mapping[str, Any]) -> Constraint | None:
 
 
 class Answer:
-    """One sample, as the dictionary of the protocol: after every event, all that has come so far.
+    """Answer of a sample, as the dictionary of the protocol: after every event, all that has come so far.
 
     Args:
         call: what was asked for.
@@ -378,7 +378,7 @@ class Answer:
         return fields
 
     def _of_prompt(self, prompt: Sequence[TokenLogprob]) -> list[TokenLogprob]:
-        """One entry for each position from the start on; the first one says nothing but which token it is."""
+        """Entries, one for each position from the start on; the first one says nothing but which token it is."""
         params = self._call.params
         start = params.logprob_start_len
         if isinstance(start, Unset) or not 0 <= start < len(self._prompt_ids):

@@ -1,1 +1,1 @@
-"""What happens to a request between its submission and its end: building it, its steps, its output; programs."""
+"""The path of a request from its submission to its end: building it, its steps, its output; programs."""

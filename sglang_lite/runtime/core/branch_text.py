@@ -26,14 +26,14 @@ class OpenGrammar:
     asked: bool = False
 
     def possible(self, choices: Sequence[str]) -> list[str]:
-        """Those that go on in the grammar. Raises ConstraintError: none does."""
+        """Choices that the grammar allows after the text. Raises ConstraintError: it allows none."""
         found = [choice for choice in choices if self._begins(self.text + choice)]
         if not found:
             raise ConstraintError(f"none of the choices goes on in the grammar: {', '.join(map(repr, choices))}.")
         return found
 
     def end(self, ended: Callable[[SglError | None], None]) -> Callable[[], None]:
-        """What is to be done when its end has come: `ended`, with an error where the text is not complete."""
+        """Checks the text at the grammar's end. Returns a call of `ended`, with an error where it is not complete."""
         error: SglError | None = None
         try:
             if not walked(self.grammar, self.text).complete:
@@ -88,7 +88,7 @@ class BranchText:
             self.grammar.text += "".join(span.text for span in spans)
 
     def take_new(self) -> list[Span]:
-        """What is not tokenised, which the caller will append to the log."""
+        """Takes the text that is not tokenised, which the caller will append to the log."""
         new, self.new = self.new, []
         return new
 
@@ -97,7 +97,7 @@ class BranchText:
         self._lengths[place] = len(self.added)
 
     def added_before(self, end: int | None) -> list[Span]:
-        """What the first `end` nodes (None: all) have added."""
+        """Text that the first `end` nodes (None: all) have added."""
         if end is None:
             return self.added
         places = [place for place in self._lengths if place < end]

@@ -1,4 +1,4 @@
-"""What an engine has room for: sizes of its steps, pages of its KV cache, and the longest sequence."""
+"""Capacity of an engine: sizes of its steps, pages of its KV cache, and the longest sequence."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _SCORE = SamplingParams(max_tokens=0, return_logprob=True)
 
 
 class ChoiceScoring:
-    """One selection under way.
+    """Scoring of the choices of a selection.
 
     Prompt and choice are tokenised together, as text that follows text always is. Where that merges tokens across the
     boundary for one choice, scoring starts before the boundary for all of them: every score is over the same text.

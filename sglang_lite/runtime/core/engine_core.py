@@ -212,15 +212,15 @@ class EngineCore:
     # -------------------------------------------------------------------------------------- room for more
 
     def wait_for_room(self, call: Callable[[], object], count: int, *, first: bool = False) -> None:
-        """See OpenRequests."""
+        """Calls back when there is room, as `OpenRequests.wait_for_room`."""
         self.open.wait_for_room(call, count, first=first)
 
     def leave(self, call: Callable[[], object]) -> None:
-        """See OpenRequests."""
+        """Gives up room that was asked for, as `OpenRequests.leave`."""
         self.open.leave(call)
 
     def admitted(self, submit: Callable[[], Ticket], count: int) -> Awaitable[Ticket]:
-        """See OpenRequests."""
+        """Submits as soon as there is room, as `OpenRequests.admitted`."""
         return self.open.admitted(submit, count)
 
     # ----------------------------------------------------------------------------------- the engine itself

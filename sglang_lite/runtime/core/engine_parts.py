@@ -1,4 +1,4 @@
-"""What requests under way refer to instead of their engine, so that an engine ends when nobody else refers to it."""
+"""Parts of an engine that requests under way refer to instead of it: it ends when nobody else refers to it."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class GenerationJob:
         parts: of the engine.
         params: of the generation.
         tell: called with each event of its samples.
-        done: called with this job and the first sample when all have ended, and whether a request can go on in its
+        done: called with this job and the first sample when all have ended, and whether a request can continue in its
             slot; returns that.
     """
 
@@ -63,7 +63,7 @@ class GenerationJob:
 
         Raises:
             ParameterError: the prompt has grown too long.
-            ConstraintError: the constraint can't be enforced, or the text before does not go on in the grammar.
+            ConstraintError: the constraint can't be enforced, or the grammar does not allow the text before.
         """
         requests = self._parts.builder.build(
             log.ids(), self._params, partial(self._take, 0), stream=self._stream, namespace=self._namespace
@@ -83,7 +83,7 @@ class GenerationJob:
         self._requests = requests
 
     def in_slot(self) -> Request:
-        """The one request, to go on in the slot of another. On the loop's thread."""
+        """Returns the only request, which continues in the slot of another. On the loop's thread."""
         self._submitted = True
         return self._requests[0]
 

@@ -39,7 +39,7 @@ class Inbox:
 
     @property
     def is_copy(self) -> bool:
-        """This process is a forked copy, which has no such thread."""
+        """Whether this process is a forked copy, which does not have the loop's thread."""
         return os.getpid() != self._process
 
     def check_process(self) -> None:
@@ -117,7 +117,7 @@ class Inbox:
 
     @property
     def runs_here(self) -> bool:
-        """This is the thread of the loop, which has not ended."""
+        """Whether this is the thread of the loop, which has not ended."""
         return threading.get_ident() == self._thread and not self._ended
 
     def wait(self) -> None:

@@ -1,4 +1,4 @@
-"""What was submitted and has not ended: how much of it there may be, who waits for room, and its names."""
+"""Requests and programs that have not ended: how many there may be, who waits for room, and their names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ E = TypeVar("E")
 
 
 class Ticket:
-    """Something that was submitted: its events go to the sink it was submitted with."""
+    """Handle of a submission, whose events go to the sink it was submitted with."""
 
     def __init__(self, abort: Callable[[], None], requests: Sequence[Request] = ()) -> None:
         self._abort, self._requests = abort, requests
@@ -110,7 +110,7 @@ class OpenRequests:
             return True
 
     def go_out(self) -> None:
-        """It is not open any more."""
+        """Counts one less as open, and calls the next one who waits for room."""
         with self._lock:
             self._open -= 1
         self._call_next()
@@ -133,7 +133,7 @@ class OpenRequests:
         call()
 
     def leave(self, call: Callable[[], object]) -> None:
-        """Who was or is to be called back wants no room any more; the next one in the order gets it."""
+        """Gives up the room that `call` was or is to be told of; the next one in the order gets it."""
         with self._lock:
             waiting = next((place for place in self._queue if place[0] is call), None)
             if waiting is not None:
@@ -148,7 +148,7 @@ class OpenRequests:
         call()
 
     async def admitted(self, submit: Callable[[], Ticket], count: int) -> Ticket:
-        """What `submit()` gives, as soon as there is room for `count` requests.
+        """Submits as soon as there is room for `count` requests, and returns the result of `submit()`.
 
         Raises:
             SglError: as `submit`; but OverloadedError only where there never will be room.
@@ -171,10 +171,10 @@ class OpenRequests:
                 self.leave(call)
 
     def ticket(self, rid: str) -> Ticket:
-        """What was submitted under this name.
+        """The ticket of a submission by its name.
 
         Raises:
-            ParameterError: nothing that is waiting or running.
+            ParameterError: nothing of this name is waiting or running.
         """
         with self._lock:
             ticket = self._tickets.get(rid) if isinstance(rid, str) else None

@@ -1,4 +1,4 @@
-"""Who is woken after a step: once, for all that the step told them."""
+"""Callbacks that wake readers after a step: once, for all that the step told them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One branch of a program that is played: a prompt that grows, and the nodes that are yet to come."""
+"""A branch of a program that is played: a prompt that grows, and the nodes that are yet to come."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Queued:
         grammar: of its constraint, being compiled.
         params: of a generation, or why they are refused.
         branches: of a fork.
-        text: the text that it was foreseen to go on from, after the last generated token; None: not foreseen.
+        text: the text that it was foreseen to continue, after the last generated token; None: not foreseen.
         ids: of `text`, being made.
         matcher: of its grammar, being made for the one row that is next.
     """
@@ -118,16 +118,16 @@ class Branch:
 
     @property
     def queued(self) -> bool:
-        """Nodes of it are to be played."""
+        """Whether nodes of the branch are to be played."""
         return bool(self._queue)
 
     @property
     def text(self) -> str:
-        """What it has added."""
+        """The text that the branch has added."""
         return "" if self._text is None else "".join(span.text for span in self._text.added)
 
     def begin(self, text: BranchText, foreseen: list[Span] | None = None) -> None:
-        """It goes on from a text."""
+        """Sets the text that the branch continues."""
         self._text, self._foreseen = text, foreseen
 
     def take(self, entries: Sequence[Queued]) -> None:
@@ -150,7 +150,7 @@ class Branch:
             self._prepare_next()
 
     def refuse(self, count: int, error: SglError) -> None:
-        """So many nodes come that can't be queued: the first of them fails, when those before are played."""
+        """Refuses `count` nodes that can't be queued: the first of them fails, when those before are played."""
         place, self._count = self._count, self._count + count
         if self.error is None and self._refused is None:
             self._refused = error
@@ -164,11 +164,11 @@ class Branch:
             self._wake()
 
     def _has_to_wait(self) -> bool:
-        """Something comes before what is queued next."""
+        """Whether what is queued next has to wait for something before it."""
         return self._busy or any(isinstance(entry.node, Gen | Select | Join) for _, entry in self._queue)
 
     def _prepare_next(self) -> None:
-        """Has the matcher made of the generation that is next: it may go on in the slot of what is under way."""
+        """Has the matcher made of the generation that is next: it may continue in the slot of what is under way."""
         if self._text is not None and self._text.grammar is not None:
             return  # it begins with the text that is yet to come
         waits = (entry for _, entry in self._queue if isinstance(entry.node, _WAITED_FOR))
@@ -202,7 +202,7 @@ class Branch:
         self._player.settle()
 
     def added(self, end: int | None) -> list[Span]:
-        """What its first `end` nodes (None: all) have added."""
+        """Text that the first `end` nodes of the branch (None: all) have added."""
         return [] if self._text is None else self._text.added_before(end)
 
     def through(self, end: int | None) -> bool:
@@ -210,7 +210,7 @@ class Branch:
         return self._text is not None and self._played >= (self._count if end is None else end)
 
     def wake_when_through(self, branch: Branch) -> None:
-        """Has another branch go on when more of this one has been played, or it has ended."""
+        """Has another branch continue when more of this one has been played, or it has ended."""
         self._waiting.append(branch)
 
     # ------------------------------------------------------------------------------------------- playing
@@ -219,7 +219,7 @@ class Branch:
         """Plays up to what has to wait.
 
         Args:
-            in_slot: a request has just ended, in whose slot the next one can go on; that is returned.
+            in_slot: a request has just ended, in whose slot the next one can continue; that is returned.
         """
         text = self._text
         assert text is not None
@@ -371,7 +371,7 @@ class Branch:
     # ------------------------------------------------------------------------------------------ its nodes
 
     def _generate(self, text: BranchText, place: int, entry: Queued, node: Gen, *, in_slot: bool) -> Request | None:
-        """Starts a generation, or returns the request that goes on in the slot."""
+        """Starts a generation, or returns the request that continues in the slot."""
         if isinstance(entry.params, ParameterError):
             raise entry.params
         for awaited in (entry.grammar, entry.ids, entry.matcher):
@@ -492,7 +492,7 @@ class Branch:
 
 
 def _foreseen_after(node: Node, foreseen: list[Span] | None) -> list[Span] | None:
-    """What text stands after the last generated token behind a node; None where that is not known.
+    """Text that stands after the last generated token behind a node; None where that is not known.
 
     Args:
         foreseen: before the node.

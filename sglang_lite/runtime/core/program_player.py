@@ -37,12 +37,12 @@ MOST_QUEUED = 100_000  # nodes of one program that wait to be played
 
 
 class Player:
-    """One program. `extend` gives a branch more nodes, which are played as soon as those before are; an open program
-    with nothing to play holds no slot and no page, and does not count as an open request.
+    """Player of a program. `extend` gives a branch more nodes, which are played as soon as those before are; an open
+    program with nothing to play holds no slot and no page, and does not count as an open request.
 
     Args:
         parts: of the engine that plays it.
-        log: the prompt it goes on from.
+        log: the prompt that it continues.
         sink: gets what each node brings and, when it was closed and everything is played, a ProgramResult; or an
             SglError: that of the main branch, or what ended the whole. Called on the engine's thread.
         stream: deltas are wanted.
@@ -90,7 +90,7 @@ class Player:
 
     def drop(self, path: Path) -> None:
         """Ends what is queued or under way in a branch, which its caller has given up: nothing more of it is told. A
-        rollback goes on from before."""
+        rollback continues from before."""
         self.parts.loop.inbox.tell(partial(self._drop, path))
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ class Player:
             self._sink(Played(path, name, event))
 
     def may_play(self) -> bool:
-        """Whether it counts as an open request. If not, the branches go on when there is room."""
+        """Whether it counts as an open request. If not, the branches continue when there is room."""
         if not self._entered and not self._asked:
             self._entered = self.parts.open.enter()
             if not self._entered:
@@ -161,7 +161,7 @@ class Player:
         self.parts.open.wait_for_room(self._room, 1, first=first)
 
     def _go_on(self) -> None:
-        """There may be room. Who does not take it has to say so: nobody else is told."""
+        """Takes room that there may be now. Where it is not taken, that has to be said: nobody else is told."""
         wanted = self._asked and not self.ended and any(branch.queued for branch in self._branches.values())
         self._asked = False
         if not wanted:
@@ -177,7 +177,7 @@ class Player:
         self.settle()
 
     def encoded(self, text: Sequence[Span]) -> Future[array[int]]:
-        """The ids of text that goes on from generated tokens."""
+        """The ids of text that follows generated tokens."""
         try:
             return self.parts.encoder.submit(self.parts.builder.log("").encode_after, text, first=False)
         except RuntimeError as error:  # as in encode
@@ -226,7 +226,7 @@ class Player:
             self.fail(error)
 
     def played(self, count: int) -> None:
-        """So many nodes are not queued any more."""
+        """Counts `count` nodes as not queued any more."""
         self._queued -= count
 
     def busy(self, change: int) -> None:
@@ -302,7 +302,7 @@ def _too_many(waiting: int) -> OverloadedError:
 
 
 def _nothing() -> None:
-    """What is done when there is room for what has ended."""
+    """Does nothing: room has come for a program that has ended."""
 
 
 def _nobody(event: Played | ProgramResult | SglError) -> None:

@@ -1,4 +1,4 @@
-"""What is asked of an engine, as requests: prompts become token ids, and parameters are checked.
+"""Building of requests: prompts become token ids, and parameters are checked.
 
 Knows nothing of how they are run.
 """

@@ -74,4 +74,4 @@ class SelectionJob:
 
 
 def _nothing() -> None:
-    """What is left to do where all is done."""
+    """Does nothing, where nothing is left to do."""

@@ -108,7 +108,7 @@ class StepLoop:
         self.steps = 0
         self.mask_times = Seconds()  # to fill the masks of a step
         self.mask_waits = Seconds()  # of those, and of what else the host does meanwhile, what its device waited for
-        self.late_masks = 0  # rows that went on a step later, as their masks took too long
+        self.late_masks = 0  # rows that continued a step later, as their masks took too long
         self.inbox = Inbox()
         self.outbox = Outbox(self.inbox)
         self._runner, self._sampling, self._filler = runner, sampling, filler
@@ -194,7 +194,7 @@ class StepLoop:
         self.scheduler.add(request)
 
     def step(self) -> None:
-        """One step. Where memory ends in it, its rows are put back and each is tried alone."""
+        """Runs one step. Where memory ends in it, its rows are put back and each is tried alone."""
         batch = self._plan()
         shortage = None
         try:
@@ -226,8 +226,8 @@ class StepLoop:
             self._settle_before()
 
     def _isolate(self, shortage: str) -> None:
-        """Goes on after a step whose memory was not enough. Nothing of it counts; of the one before it all does, unless
-        it can't be read: then its tokens are drawn again."""
+        """Continues after a step whose memory was not enough. Nothing of it counts; of the one before it all does,
+        unless it can't be read: then its tokens are drawn again."""
         try:
             self._settle_before()
         except Exception as error:  # as in _step
@@ -287,7 +287,7 @@ class StepLoop:
             words,
             patience=step.patience,
             can_wait=lambda i: self.scheduler.repeatable(batch.requests[rows[masked[i]]]),
-            others=len(masked) < len(batch.slots),  # a piece of a prompt goes on, too
+            others=len(masked) < len(batch.slots),  # a piece of a prompt is computed, too
         )
         filling = time.perf_counter() - began
         which = np.full(len(rows), -1, dtype=np.int32)
@@ -306,7 +306,7 @@ class StepLoop:
         self._in_flight = _InFlight(step, masked, drawn)
 
     def _special(self, batch: Batch, rows: NDArray[np.int64]) -> dict[int, Special]:
-        """What the draws of some rows need beyond the sampling table and masks, by index into `rows`."""
+        """Data that the draws of some rows need beyond the sampling table and masks, by index into `rows`."""
         special: dict[int, Special] = {}
         table = self.scheduler.store.table
         which = (table.look[batch.slots[rows]] == _DRAWS).nonzero()[0]
@@ -418,7 +418,7 @@ class StepLoop:
         return finish, len(tokens) >= room
 
     def _finish(self, request: Request, finish: Finish) -> None:
-        """Ends a request with its result, or lets the next one of its program go on in its slot."""
+        """Ends a request with its result, or lets the next one of its program continue in its slot."""
         if request.follow is None:
             self.scheduler.finish(request, State.FINISHED)
             request.output.tell(request.generation(finish))

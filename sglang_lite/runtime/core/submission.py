@@ -1,4 +1,4 @@
-"""What is submitted to an engine, as records."""
+"""Records of what is submitted to an engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sglang_lite.runtime.resolved_params import LogitProcessor
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One prompt that is to be gone on with; `Engine.submit` says what the fields mean."""
+    """A prompt that is to be continued; `Engine.submit` says what the fields mean."""
 
     prompt: Prompt | str | Sequence[int]
     params: SamplingParams = SamplingParams()

@@ -55,7 +55,7 @@ class PrefixLock:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """A cached page whose first `count` tokens, less than all, go on with what was matched. It can be copied."""
+    """A cached page whose first `count` tokens, less than all, continue what was matched. It can be copied."""
 
     node: Node
     page: int

@@ -8,7 +8,7 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 
 _FIRST, _LEAST, _STEPS = 0.7, 0.1, 600
 _LONGEST = 4096  # tokens: nobody keeps room for more, whatever max_tokens says
-_SPARE = 20  # steps that those who stay can go on after a retraction
+_SPARE = 20  # steps that those who stay can continue after a retraction
 
 
 class Reserve:

@@ -98,7 +98,7 @@ class Scheduler:
 
     def launched(self, batch: Batch) -> list[int]:
         """The batch's tokens will have keys and values for every later step. Returns the rows whose prompts are through
-        with it; they go on decoding."""
+        with it; they continue decoding."""
         table = self.store.table
         table.computed[batch.slots] = batch.ends
         through: list[int] = []
@@ -159,7 +159,7 @@ class Scheduler:
         request.move(end)
 
     def succeed(self, request: Request, following: Request) -> None:
-        """Finishes a request and lets another go on in its slot, with what is computed of their common beginning."""
+        """Finishes a request and lets another continue in its slot, with what is computed of their common beginning."""
         table, slot, holding, tokens = self.store.table, request.slot, request.holding, following.tokens
         assert holding is not None
         common = _common(table.tokens[slot, : table.known[slot]], tokens)
@@ -213,7 +213,7 @@ class Scheduler:
             if not request.ended and now <= known:
                 return
             self._suspects.popleft()
-            for other in list(self.running()):  # itself, or what goes on in its slot
+            for other in list(self.running()):  # itself, or what continues in its slot
                 self.retract(other)
 
     def _stop(self, request: Request) -> None:

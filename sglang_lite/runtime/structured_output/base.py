@@ -120,7 +120,7 @@ class CompiledGrammar(Protocol):
     def matcher(self) -> Matcher: ...
 
     def combinable(self) -> CompiledGrammar:
-        """The same grammar with masks that can be combined with another's: all tokens are allowed that go on with an
+        """The same grammar with masks that can be combined with another's: all tokens are allowed that continue with an
         allowed text. May take as long as loading it, the first time."""
         ...
 

@@ -162,7 +162,7 @@ class Compiler:
         return future
 
     def continued(self, whole: CompiledGrammar, text: str, part: CompiledGrammar | None) -> ContinuedGrammar:
-        """A grammar that goes on from a text."""
+        """A grammar that continues a text."""
         return ContinuedGrammar(whole, text, part, self._end)
 
     def build(self, constraint: Constraint) -> CompiledGrammar:

@@ -1,8 +1,8 @@
 """JSON documents that are a number by themselves: nothing in JSON ends them.
 
-Under the grammar alone only more digits and the end of the sequence were left to a model that goes on with text, and
-most go on with digits. So once there is a number, any token that does not begin with a digit may end it, and is no part
-of it.
+Under the grammar alone only more digits and the end of the sequence were left to a model that continues with text, and
+most continue with digits. So once there is a number, any token that does not begin with a digit may end it, and is no
+part of it.
 """
 
 from __future__ import annotations

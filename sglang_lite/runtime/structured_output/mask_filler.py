@@ -47,9 +47,9 @@ class MaskFiller:
 
         Args:
             masks: [N, words].
-            patience: seconds after which rows that can wait are late, if any row goes on meanwhile.
+            patience: seconds after which rows that can wait are late, if any row continues meanwhile.
             can_wait: whether a row can.
-            others: rows that need none go on.
+            others: rows that need none continue.
 
         Returns:
             The rows that are late: not filled, to be asked for again. Until then their matchers must not be moved.

@@ -1,4 +1,4 @@
-"""A grammar that goes on from a text: what a generation in the middle of one is held to.
+"""A grammar that continues a text: what a generation in the middle of one is held to.
 
 The whole is compiled once; each generation walks its text, by bytes, as other tokens may spell it.
 """

@@ -18,7 +18,8 @@ request, for 64 of the constraint at once, which share llguidance's masks (mask_
 
 A request by itself has the time: its masks are made while the forward runs. A counted repeat costs xgrammar a look at
 every token in each step (a string of up to 16 characters: 86 us by llguidance, 10,600), and it compiles them slowly
-(200 characters: 2 ms, 1.4 s); so does a place where the text may end or go on with letters. Tags may have both inside.
+(200 characters: 2 ms, 1.4 s); so does a place where the text may end or continue with letters. Tags may have both
+inside.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class XgrammarEngine:
 
     Args:
         vocabulary: the model's.
-        spell: the tokens of a text that goes on from another; None: nothing is forced.
+        spell: the tokens of a text that follows another; None: nothing is forced.
     """
 
     name = "xgrammar"
