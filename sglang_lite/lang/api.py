@@ -136,8 +136,8 @@ def gen(
         repetition_penalty: for tokens in the prompt or the output (1.0; above 0, at most 2).
         logit_bias: what is added to the logits of token ids (-10,000 to 10,000).
         dtype: int, float, bool or str: text that spells such a value; the result stays text. A number ends where the
-            model goes on with anything else, which is dropped, or at `max_tokens`; the commas of grouped thousands are
-            left out of the result.
+            model continues with anything else, which is dropped, or at `max_tokens`; the commas of grouped thousands
+            are left out of the result.
         choices, choices_method: as `select`, which generates nothing: what says how to generate is of no use beside it.
         regex: text that matches from beginning to end; docs/constraints.md has the dialect.
         json_schema: text that is JSON valid under a schema: schema text, a dict, a pydantic model (whose objects have

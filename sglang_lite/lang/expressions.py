@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 # Patterns of values that Python reads: what `dtype=bool` and `str` stand for, and numbers on backends that can't end
 # them where the model does (`number_as_regex`). Those are bounded, and a blank or line end may come after them, which
-# ends them (NUMBER_STOPS) and is not part of the result: else a model that goes on with text could only write digits.
+# ends them (NUMBER_STOPS) and is not part of the result: else a model that continues with text could only write digits.
 REGEX_INT = r"[-+]?[0-9]{1,16}[ \n]?"
 REGEX_FLOAT = r"[-+]?[0-9]{1,16}(?:\.[0-9]{1,16})?[ \n]?"
 NUMBER_STOPS = (" ", "\n")
@@ -236,7 +236,7 @@ class BaseProgram(ABC):
 
 
 class SglCall(Expression, ABC):
-    """A program added to another: it goes on with that one's text (function.py)."""
+    """A program added to another: it continues that one's text (function.py)."""
 
     __slots__ = ()
 

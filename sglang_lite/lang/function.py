@@ -106,7 +106,7 @@ class SglFunction(BaseProgram):
         return SglFunction(self.func, self.num_api_spec_tokens, {**self.bind_arguments, **kwargs})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """`run`; inside another program's body an expression: `s += program(…)` goes on with that state's text, and
+        """`run`; inside another program's body an expression: `s += program(…)` continues that state's text, and
         reading from it (`program(…)["x"]`) runs it by itself."""
         from sglang_lite.lang.tracer import TracingScope
 
@@ -212,7 +212,7 @@ class SglFunction(BaseProgram):
         **kwargs: Any,
     ) -> ProgramState:
         """`run` for coroutines. It returns when everything has been executed; with stream=True at once, while the
-        body goes on as a task of this event loop. The body of a plain function runs in a thread."""
+        body continues as a task of this event loop. The body of a plain function runs in a thread."""
         own, options = self._sorted(args, kwargs, locals())
         call = self._call(args, own, options)
         if not options["stream"]:
@@ -271,7 +271,7 @@ class SglFunction(BaseProgram):
             on_error: what a failed program does: "raise" BatchError after all have finished (from an iterator: the
                 error itself, when its turn comes), "return" the exception in its place, "skip" leave it out.
             ordered: whether an iterator yields in the order of the items; False yields (index, state) as they finish.
-            checkpoint: a file that keeps finished items: run again, the batch goes on where it was stopped. The file
+            checkpoint: a file that keeps finished items: run again, the batch continues where it was stopped. The file
                 is refused after anything has changed that results depend on: arguments, settings and backend, and the
                 program's code and every value that it reads, functions that it calls included (of installed packages
                 the names alone; another version of Python counts as a change). Only one run can have it open.

@@ -18,7 +18,7 @@ logger = logging.getLogger("sglang_lite")
 
 
 class NestedCall(SglCall):
-    """A program called inside another's body. Added to a state, its body goes on with that state's text and names;
+    """A program called inside another's body. Added to a state, its body continues with that state's text and names;
     read from, it is run by itself, unless it has been added before: then that is read from."""
 
     __slots__ = ("_added", "_args", "_kwargs", "_program", "_state", "_used", "_where")

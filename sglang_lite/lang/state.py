@@ -179,9 +179,10 @@ class ProgramState:
     def grammar(self, constraint: ConstraintLike) -> _Scope:
         """`with s.grammar(G):` all text added inside, generated or not, is together in the language of G.
 
-        A generation goes on in G, and completes it unless it ends sooner: by its `stop`, `max_tokens`, or a constraint
-        of its own, which holds beside G. A selection takes no choice that G does not allow. Turns, images and further
-        grammars can't be inside; branches forked inside go on in G, and only this one has to complete it.
+        A generation continues in G, and completes it unless it ends sooner: by its `stop`, `max_tokens`, or a
+        constraint of its own, which holds beside G. A selection takes no choice that G does not allow. Turns, images
+        and further grammars can't be inside; branches forked inside continue in G, and only this one has to complete
+        it.
 
         Args:
             constraint: what `gen(constraint=…)` takes.
@@ -199,7 +200,7 @@ class ProgramState:
     def call(self, program: Any, *args: Any, **kwargs: Any) -> Any:
         """Runs another program by itself, on this one's backend, and returns its state (of an async program: an
         awaitable of it). It has a seed if this one has, and ends with it: by its timeout, or when it is cancelled.
-        `s += program(…)` instead lets it go on with this state's text."""
+        `s += program(…)` instead lets it continue this state's text."""
         if not isinstance(program, BaseProgram):
             raise ParameterError(
                 "call", f"{program!r:.60} is no program.", hint="Decorate it with @sgl.function.", where=user_location()
@@ -222,7 +223,7 @@ class ProgramState:
     def cancel(self) -> None:
         """Stops what is still under way, here and in the branches, down to the backend's requests. What was not
         finished raises RequestAbortedError when it is read. From outside of the body it is final; inside, a
-        checkpoint's rollback goes on from before."""
+        checkpoint's rollback continues from before."""
         self.branch.stop(RequestAbortedError("the program was cancelled.", where=user_location()))
 
     # ------------------------------------------------------------------------------------------ reading

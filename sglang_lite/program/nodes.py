@@ -204,7 +204,7 @@ class Select(BaseNode, frozen=True, eq=False):
 
 class GrammarBegin(BaseNode, frozen=True, eq=False):
     """The start of a grammar: all text from here on, `text` before it, is in the language of a constraint. Choices that
-    can't go on there are left out of a selection; a fork's branches need not complete it, and text between which
+    it does not allow are left out of a selection; a fork's branches need not complete it, and text between which
     nothing is generated or selected is not checked: its author has."""
 
     constraint: Constraint
@@ -216,7 +216,7 @@ class GrammarEnd(BaseNode, frozen=True, eq=False):
 
 
 class Fork(BaseNode, frozen=True, eq=False):
-    """Branches that go on from here, beside what follows, each with the nodes that are known of it."""
+    """Branches that continue from here, beside what follows, each with the nodes that are known of it."""
 
     branches: tuple[tuple[Node, ...], ...]
 

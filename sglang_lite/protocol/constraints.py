@@ -110,8 +110,8 @@ class TaggedObject(Variant, frozen=True):
 
 
 class Number(Variant, frozen=True):
-    """A number as it is written in free text, which ends where the text goes on with anything else. That is no part of
-    it. The digits may be grouped by commas in threes.
+    """A number as it is written in free text, which ends where the text continues with anything else. That is no part
+    of it. The digits may be grouped by commas in threes.
 
     Attributes:
         kind: "integer", or "float" for one that may have a fraction and an exponent.
@@ -218,7 +218,7 @@ class Repeated(Variant, frozen=True):
 
 
 class Continuation(Variant, frozen=True):
-    """Text that goes on from `text` in a grammar that spans several nodes. It is no part of another constraint.
+    """Text that continues `text` in a grammar that spans several nodes. It is no part of another constraint.
 
     Attributes:
         whole: what `text`, this generation and what follows it are together.

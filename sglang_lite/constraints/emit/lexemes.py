@@ -2,7 +2,7 @@
 
 The parts of rules that are regular are made lexemes as large as they come. Then all places of the grammar are walked
 through, as far as a finite automaton can tell them apart (a rule may return to any place that uses it). Where a lexeme
-could end although another one that is possible there could go on with what comes next, reading greedily would lose
+could end although another one that is possible there could continue with what comes next, reading greedily would lose
 texts: both are taken apart into characters, whose lexemes can't collide. That costs speed, never correctness.
 """
 

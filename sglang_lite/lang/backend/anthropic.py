@@ -42,7 +42,7 @@ def _claude(params: frozenset[str], constraints: frozenset[type], prefill: bool)
     )
 
 
-# By name, the first that fits; as of October 2026: sampling parameters went after 4.6, going on with a turn after 4.5.
+# By name, the first that fits; as of October 2026: sampling parameters went after 4.6, continuing a turn after 4.5.
 _MODELS = (
     (r"claude-(instant|2|3)|claude-(opus|sonnet)-4-(0|2025)", _claude(_SAMPLED, frozenset(), prefill=True)),
     (r"claude-opus-4-1|claude-\w+-4-5", _claude(_SAMPLED, JSON, prefill=True)),

@@ -55,8 +55,8 @@ class Capabilities:
         params: names of the sampling parameters it honours; None for all.
         select: it can choose among texts.
         scores: it reports the choices' probabilities, so that methods and temperatures work.
-        continues: it goes on with any text; else only a conversation whose last turn is the one to be generated.
-        prefill: it goes on with what stands in that turn already.
+        continues: it continues any text; else only a conversation whose last turn is the one to be generated.
+        prefill: it continues what stands in that turn already.
         images: it sees images.
     """
 

@@ -169,7 +169,7 @@ class RemoteBackend(BaseBackend):
         """Refuses a prompt that a chat API would be shown only in part.
 
         Raises:
-            CapabilityError: the model can't go on with this text.
+            CapabilityError: the model can't continue this text.
         """
         if self.capabilities.continues:
             return

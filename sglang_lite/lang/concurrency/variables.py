@@ -34,7 +34,7 @@ def located(error: BaseException, where: Location | None) -> SglError:
 
 
 class Blocking(Protocol):
-    """Watcher of threads that wait for values: a pool of bodies lets another thread go on meanwhile."""
+    """Watcher of threads that wait for values: a pool of bodies lets another thread run meanwhile."""
 
     def blocks(self) -> None: ...
 

@@ -61,7 +61,7 @@ class OpenProgram(Protocol):
         ...
 
     def drop(self, path: Path) -> None:
-        """Ends what is queued or under way in a branch; a rollback goes on from before."""
+        """Ends what is queued or under way in a branch; a rollback continues from before."""
         ...
 
     def close(self) -> None:

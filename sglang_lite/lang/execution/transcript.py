@@ -62,7 +62,7 @@ class Transcript:
     # ------------------------------------------------------------------------------------------ writing
 
     def write(self, node: Text) -> None:
-        """Appends text of the program. Raises ConstraintError: the open grammar does not go on with it."""
+        """Appends text of the program. Raises ConstraintError: the open grammar does not allow it."""
         text = node.text
         if not text:
             return
@@ -122,7 +122,7 @@ class Transcript:
     # ------------------------------------------------------------------------------------------ places
 
     def fork(self, other: Transcript) -> None:
-        """Lets another one, which has nothing yet, go on from here."""
+        """Lets another one, which has nothing yet, continue from here."""
         other.pieces, other.messages = list(self.pieces), list(self.messages)
         other._turn, other._walk = self._turn, self._walk and self._walk.copy()
         other._start = len(self.pieces)
