@@ -61,7 +61,7 @@ class Sum(Step):
 
 @dataclass(frozen=True)
 class Read(Step):
-    """Reads a variable, or the text, and goes on by what it is. `paste`: adds it to the text, too."""
+    """Reads a variable, or the text, and continues by what it is. `paste`: adds it to the text, too."""
 
     name: str | None
     paste: bool
@@ -124,7 +124,7 @@ class Checkpoint(Step):
 
 @dataclass(frozen=True)
 class Attempt(Step):
-    """Goes on after what `body` raises."""
+    """Continues after what `body` raises."""
 
     body: Steps
 
@@ -144,7 +144,7 @@ class Cancel(Step):
 
 @dataclass(frozen=True)
 class Nested(Step):
-    """A program that goes on with the state's text."""
+    """A program that continues the state's text."""
 
     body: Steps
 

@@ -73,7 +73,7 @@ def run(path, items=ITEMS, program=square, **options):
     return [state["a"] for state in states], len(backend.calls)
 
 
-# ------------------------------------------------------------------------------------------ going on
+# ------------------------------------------------------------------------------------------ continuing
 
 
 def test_what_is_finished_is_not_run_again(path):

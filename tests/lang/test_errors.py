@@ -1,4 +1,4 @@
-"""One clear exception at the right line, and the process goes on."""
+"""One clear exception at the right line, and the process continues."""
 
 import asyncio
 import gc

@@ -550,7 +550,7 @@ def test_tracing_records_the_grammar():
     ]  # fmt: skip
 
 
-# --------------------------------------------------------------------------------------- the engine's own door
+# --------------------------------------------------------------------------------------- the engine's own interface
 
 
 GREEDY = SamplingParams(temperature=0, max_tokens=60)

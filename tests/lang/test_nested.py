@@ -1,4 +1,4 @@
-"""Programs inside programs: going on with the same text, or running by themselves."""
+"""Programs inside programs: continuing the same text, or running by themselves."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The engine through its own door: generation, limits, scoring, failure."""
+"""The engine through its own interface: generation, limits, scoring, failure."""
 
 import subprocess
 import sys

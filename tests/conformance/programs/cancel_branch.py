@@ -1,4 +1,4 @@
-"""A branch that is cancelled while it waits; the others, and the parent, go on."""
+"""A branch that is cancelled while it waits; the others, and the parent, continue."""
 
 import sglang_lite as sgl
 from tests.conformance.case import Case, never

@@ -1,4 +1,4 @@
-"""Branches of a coroutine that each go on by what they read, all at once."""
+"""Branches of a coroutine that each continue by what they read, all at once."""
 
 import asyncio
 

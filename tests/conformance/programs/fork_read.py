@@ -1,4 +1,4 @@
-"""A branch's value is read before another branch goes on."""
+"""A branch's value is read before another branch continues."""
 
 import sglang_lite as sgl
 from tests.conformance.case import Case

@@ -1,4 +1,4 @@
-"""Branches that are read in turn while they go on."""
+"""Branches that are read in turn while they continue."""
 
 import sglang_lite as sgl
 from tests.conformance.case import Case

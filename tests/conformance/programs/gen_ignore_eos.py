@@ -1,4 +1,4 @@
-"""A generation that goes on after the end of the sequence."""
+"""A generation that continues after the end of the sequence."""
 
 import sglang_lite as sgl
 from tests.conformance.case import Case

@@ -1,4 +1,4 @@
-"""A read in the middle of a grammar decides how it goes on."""
+"""A read in the middle of a grammar decides how it continues."""
 
 import sglang_lite as sgl
 from tests.conformance.case import Case

@@ -1,4 +1,4 @@
-"""An image that the model can't see is refused at its line; the program goes on."""
+"""An image that the model can't see is refused at its line; the program continues."""
 
 import sglang_lite as sgl
 from tests.conformance.case import Case

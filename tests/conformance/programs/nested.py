@@ -1,4 +1,4 @@
-"""A program that goes on with another's text."""
+"""A program that continues another's text."""
 
 import sglang_lite as sgl
 from tests.conformance.case import Case

@@ -1,4 +1,4 @@
-"""A program that goes on with a branch's text, reads in it, and forks."""
+"""A program that continues a branch's text, reads in it, and forks."""
 
 import sglang_lite as sgl
 from tests.conformance.case import Case

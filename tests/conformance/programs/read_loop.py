@@ -1,4 +1,4 @@
-"""A loop that goes on until a value says so."""
+"""A loop that runs until a value says so."""
 
 import sglang_lite as sgl
 from tests.conformance.case import Case

@@ -1,4 +1,4 @@
-"""Branches that threads of the body's go on with."""
+"""Branches that threads of the body's continue."""
 
 import contextvars
 import threading

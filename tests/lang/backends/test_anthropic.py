@@ -28,7 +28,7 @@ from sglang_lite.lang.backend.anthropic import Anthropic
 from sglang_lite.lang.backend.base_backend import Capabilities
 from sglang_lite.lang.backend.remote import RefusalError
 
-NEW, OLD = "claude-opus-5", "claude-haiku-4-5"  # OLD goes on with a begun turn and takes sampling parameters
+NEW, OLD = "claude-opus-5", "claude-haiku-4-5"  # OLD continues a begun turn and takes sampling parameters
 PNG = (
     b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x00\x00\x00\x00:~\x9bU\x00\x00\x00\n"
     b"IDATx\x9cc\xf8\x0f\x00\x01\x01\x01\x00\x1b\xb6\xeeV\x00\x00\x00\x00IEND\xaeB`\x82"

@@ -73,7 +73,7 @@ def test_it_ends_a_text_that_is_complete(temperature):
     if backend != "outlines" or not isinstance(constraint, JsonSchema)  # it takes none
 ])  # fmt: skip
 def test_a_generation_that_ends_inside_its_constraint_is_never_a_stop(backend, constraint):
-    """An engine may know no way to go on: then the request fails."""
+    """An engine may know no way to continue: then the request fails."""
     engine = engine_for(constraint_backend=backend)
     for limit in (1, 2, 3, 60):
         try:

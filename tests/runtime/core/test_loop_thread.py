@@ -1,6 +1,6 @@
 """What takes long is never done on the engine's own thread: there every row would wait for it.
 
-Watched are the tokenizer, and of the grammars what compiles, and what walks the text that a generation goes on from.
+Watched are the tokenizer, and of the grammars what compiles, and what walks the text that a generation continues.
 """
 
 import threading
