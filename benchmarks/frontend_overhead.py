@@ -42,7 +42,7 @@ def load_upstream(folder: Path) -> Any:
 
 
 def with_blocking_hooks(base: type) -> Any:
-    """The same backend class for both systems: SGLang's one door."""
+    """The same backend class for both systems: SGLang's only interface."""
 
     class Blocking(base):  # type: ignore[misc] # either system's
         latency = 0.0

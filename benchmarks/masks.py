@@ -1,5 +1,5 @@
 """What masks cost the host in a step, by engine and threads: masks are filled, and matchers take a token. A row whose
-mask takes too long is late, as in the step loop: it takes its token in a later step, and the others go on.
+mask takes too long is late, as in the step loop: it takes its token in a later step, and the others continue.
 
     python benchmarks/masks.py [--vocabulary FILE] [--rows N] [--steps N] [--threads 1,2,4]
 

@@ -4,7 +4,7 @@
 
 Each request has 32 tokens of its own after the prefix and generates `--new` tokens, greedily; medians of three runs,
 each from an empty cache. llama.cpp runs twice: with its own prompt cache, one request after the other as its Python
-door does it ("prompt cache"), and with all requests in one batch whose prefix is copied from one sequence to the
+interface does it ("prompt cache"), and with all requests in one batch whose prefix is copied from one sequence to the
 others, which takes its C interface ("copied sequences").
 """
 
