@@ -105,7 +105,7 @@ def cpu_per_program(run: Callable[[], Any], seconds: float = 1.0) -> float:
     samples = []
     for _ in range(5):
         count, started, cpu = 0, time.perf_counter(), time.process_time()
-        while time.perf_counter() - started < seconds / 5:
+        while not count or time.perf_counter() - started < seconds / 5:
             run()
             count += 1
         samples.append((time.process_time() - cpu) / count * 1e6)
