@@ -338,6 +338,21 @@ def test_a_failing_sink_harms_nobody_else(engine, caplog):
     assert "sink of request" in caplog.text
 
 
+def test_a_failing_flush_harms_nobody_else(engine, caplog):
+    """As that of an event loop which was closed meanwhile."""
+    woken, told = threading.Event(), []
+
+    def bad():
+        raise RuntimeError("flush")
+
+    engine.submit("x", greedy(max_tokens=1), sink=told.append, flush=bad)
+    engine.submit("x", greedy(max_tokens=1), sink=told.append, flush=woken.set)
+    assert woken.wait(60)
+    assert engine.complete("x", greedy(max_tokens=1)).finish_reason == "length"
+    assert len(told) == 2
+    assert "could not be woken" in caplog.text
+
+
 def test_two_engines_live_side_by_side(engine):
     with sgl.Engine(max_running=2, seed=5) as other:
         a, b = engine.complete(CHAT, GREEDY), other.complete(CHAT, GREEDY)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TypeVar
 
 from sglang_lite.runtime.core.inbox import Inbox
 
+logger = logging.getLogger("sglang_lite")
 E = TypeVar("E")
 
 
@@ -38,4 +40,7 @@ class Outbox:
         """Wakes who was told something. On the loop's thread."""
         flushes, self._flushes = self._flushes, {}
         for flush in flushes:
-            flush()
+            try:
+                flush()
+            except Exception:  # the caller's code: an event loop that was closed, say
+                logger.exception("the reader of a step's events could not be woken")
