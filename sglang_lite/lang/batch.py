@@ -29,14 +29,37 @@ Item: TypeAlias = "tuple[Sequence[Any], dict[str, Any]]"  # positional and keywo
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """A batch: its items, what holds for all of them, how many may be under way, the file that keeps outcomes, and
-    those it has already."""
+    """A batch that can begin.
+
+    Attributes:
+        options: keywords of `run_batch`, and of `run` at their defaults.
+        settings: of each run.
+        window: how many runs may be under way.
+        file: keeps outcomes.
+        known: outcomes that it has already, by index.
+    """
 
     items: list[Item]
+    options: Mapping[str, Any]
     settings: RunSettings
     window: int
     file: BatchFile | None
     known: Mapping[int, Outcome]
+    progress: Progress | None
+
+    @property
+    def on_error(self) -> OnError:
+        on_error: OnError = self.options["on_error"]
+        return on_error
+
+    @property
+    def ordered(self) -> bool:
+        return bool(self.options["ordered"])
+
+    @property
+    def iterates(self) -> bool:
+        """True if the caller gets an iterator of states, not all of them at the end."""
+        return bool(self.options["generator_style"]) or not self.ordered
 
     @property
     def left(self) -> list[tuple[int, Item]]:
@@ -46,6 +69,8 @@ class BatchPlan:
         """The batch runs; at its end, however it ends, others can have the file."""
 
     def __exit__(self, *_: object) -> None:
+        if self.progress is not None:
+            self.progress.close()
         if self.file is not None:
             self.file.close()
 
@@ -55,31 +80,29 @@ def plan_of(
     batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
     options: Mapping[str, Any],
     defaults: Mapping[str, Any],
-    num_threads: str | int,
-    on_error: OnError,
-    checkpoint: str | Path | None,
-    version: str | int | None,
-    **flags: bool,
 ) -> BatchPlan:
     """Plan of a batch. Bad items and settings are refused here, before anything runs."""
+    checkpoint, version, skip_damaged = options["checkpoint"], options["version"], options["skip_damaged"]
     if isinstance(batch_kwargs, str) or not isinstance(batch_kwargs, Iterable):
         raise ParameterError("batch_kwargs", f"{batch_kwargs!r:.60} is not a list of arguments.", where=user_location())
-    check_flags(**flags)
+    check_flags(**{name: options[name] for name in ("skip_damaged", "progress_bar", "generator_style", "ordered")})
     settings = settings_of(options, defaults)
-    check_on_error(on_error)
+    check_on_error(options["on_error"])
     items = [_item(program, i, item) for i, item in enumerate(batch_kwargs)]
-    window = min(window_of(num_threads), max(len(items), 1))
+    window = min(window_of(options["num_threads"]), max(len(items), 1))
     file = None
     if checkpoint is not None:
         if not isinstance(checkpoint, str | Path):
             raise ParameterError("checkpoint", f"{checkpoint!r:.60} is no path.", where=user_location())
         parts = batch_parts(program.func, settings, backend_of(options), version)
-        file = BatchFile(Path(checkpoint), program.name, parts, items, skip_damaged=flags["skip_damaged"])
-    elif version is not None or flags["skip_damaged"]:
+        file = BatchFile(Path(checkpoint), program.name, parts, items, skip_damaged=skip_damaged)
+    elif version is not None or skip_damaged:
         raise ParameterError(
             "skip_damaged" if version is None else "version", "needs a checkpoint.", where=user_location()
         )
-    return BatchPlan(items, settings, window, file, dict(file.states) if file is not None else {})
+    known = dict(file.states) if file is not None else {}
+    progress = Progress(len(items), len(known)) if options["progress_bar"] else None
+    return BatchPlan(items, options, settings, window, file, known, progress)
 
 
 def _item(program: SglFunction, index: int, item: Mapping[str, Any] | Sequence[Any]) -> Item:
@@ -95,18 +118,16 @@ def _item(program: SglFunction, index: int, item: Mapping[str, Any] | Sequence[A
     return tuple(item), program.bound(item, {}, what)
 
 
-def all_results(
-    make_pool: Callable[[Report], BodyPool | AsyncBodyPool], count: int, seen: Report | None = None
-) -> dict[int, Outcome]:
-    """Runs a pool over `count` items to the end; the outcomes by index."""
-    results: dict[int, Outcome] = {}
-    left = count
+def all_results(make_pool: Callable[[Report], BodyPool | AsyncBodyPool], plan: BatchPlan) -> dict[int, Outcome]:
+    """Runs a pool over the items that are left to the end. All outcomes, by index."""
+    results = dict(plan.known)
+    left = len(plan.items) - len(results)
     lock, done = threading.Lock(), threading.Event()
 
     def report(index: int, outcome: Outcome) -> None:
         nonlocal left
-        if seen is not None:
-            seen(index, outcome)
+        if plan.progress is not None:
+            plan.progress(index, outcome)
         results[index] = outcome
         with lock:
             left -= 1
@@ -114,7 +135,7 @@ def all_results(
         if last:
             done.set()
 
-    if not count:
+    if not left:
         return results
     workers = make_pool(report)
     try:
@@ -126,79 +147,62 @@ def all_results(
 
 
 def iterate(
-    make_pool: Callable[[Report], BodyPool | AsyncBodyPool],
-    count: int,
-    known: Mapping[int, Outcome],
-    ordered: bool,
-    progress: Progress | None,
+    make_pool: Callable[[Report], BodyPool | AsyncBodyPool], plan: BatchPlan
 ) -> Generator[tuple[int, Outcome], None, None]:
     """Runs a pool (one whose runs are held) while the consumer asks: no more runs than the window are under way or
-    finished and not asked for.
-
-    Args:
-        count: of its items.
-        known: outcomes of other items, by index.
-        ordered: yield in the order of the items, else as they finish.
-    """
+    finished and not asked for. Yields known outcomes, too."""
     finished: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
     workers = make_pool(lambda index, outcome: finished.put((index, outcome)))
     workers.start()
-    order = _Order(known, count, ordered)
+    order = _Order(plan)
     try:
         while order.left:
             for index, outcome in order.ready():
                 yield index, outcome
-                if index not in known:
+                if index not in plan.known:
                     workers.release()
             if order.awaited:
-                order.add(*finished.get(), progress)
+                order.add(*finished.get())
     finally:
         workers.stop()
-        if progress is not None:
-            progress.close()
 
 
 async def aiterate(
-    make_pool: Callable[[Report], AsyncBodyPool],
-    count: int,
-    known: Mapping[int, Outcome],
-    ordered: bool,
-    progress: Progress | None,
+    make_pool: Callable[[Report], AsyncBodyPool], plan: BatchPlan
 ) -> AsyncGenerator[tuple[int, Outcome], None]:
     """`iterate` on the running event loop."""
     finished: asyncio.Queue[tuple[int, Outcome]] = asyncio.Queue()
     workers = make_pool(lambda index, outcome: finished.put_nowait((index, outcome)))
     running = asyncio.ensure_future(workers.run())
-    order = _Order(known, count, ordered)
+    order = _Order(plan)
     try:
         while order.left:
             for index, outcome in order.ready():
                 yield index, outcome
-                if index not in known:
+                if index not in plan.known:
                     workers.release()
             if order.awaited:
-                order.add(*await finished.get(), progress)
+                order.add(*await finished.get())
     finally:
         workers.stop()
         running.cancel()
-        if progress is not None:
-            progress.close()
 
 
 class _Order:
     """Outcomes that have come, and which of them may be handed on."""
 
-    def __init__(self, known: Mapping[int, Outcome], count: int, ordered: bool) -> None:
-        self._come, self._ordered = dict(known), ordered
+    def __init__(self, plan: BatchPlan) -> None:
+        self._come, self._progress = dict(plan.known), plan.progress
+        self._ordered = plan.ordered and plan.iterates  # who waits for all of them needs no order
         self._next = 0
-        self.left = len(known) + count
-        self.awaited = count
+        self.left = len(plan.items)
+        self.awaited = self.left - len(plan.known)
 
-    def add(self, index: int, outcome: Outcome, progress: Progress | None) -> None:
+    def add(self, index: int, outcome: Outcome) -> None:
         self._come[index] = outcome
         self.awaited -= 1
-        if progress is not None:
-            progress(index, outcome)
+        if self._progress is not None:
+            self._progress(index, outcome)
 
     def ready(self) -> Iterator[tuple[int, Outcome]]:
         while self._come and (not self._ordered or self._next in self._come):
@@ -208,16 +212,17 @@ class _Order:
             yield index, self._come.pop(index)
 
 
-def settle(results: list[Any], on_error: OnError) -> list[Any]:
-    """A batch's results as the caller wants failures.
+def settle(plan: BatchPlan, outcomes: Mapping[int, Outcome]) -> list[Any]:
+    """A batch's results in the order of its items, with failures as the caller wants them.
 
     Raises:
         BatchError: with "raise", where some failed; it carries all results.
     """
+    results: list[Any] = [outcomes[index] for index in range(len(plan.items))]
     failed = [i for i, result in enumerate(results) if isinstance(result, Exception)]
-    if not failed or on_error == "return":
+    if not failed or plan.on_error == "return":
         return results
-    if on_error == "skip":
+    if plan.on_error == "skip":
         return [result for result in results if not isinstance(result, Exception)]
     first = results[failed[0]]
     raise BatchError(
@@ -289,20 +294,16 @@ def _wanted(outcome: Outcome, on_error: OnError) -> bool:
     return on_error != "skip" or not isinstance(outcome, Exception)
 
 
-def passed(
-    plan: BatchPlan, outcomes: Generator[tuple[int, Outcome], None, None], on_error: OnError, ordered: bool
-) -> Iterator[Any]:
+def passed(plan: BatchPlan, outcomes: Generator[tuple[int, Outcome], None, None]) -> Iterator[Any]:
     with plan, contextlib.closing(outcomes):
         for index, outcome in outcomes:
-            if _wanted(outcome, on_error):
-                yield outcome if ordered else (index, outcome)
+            if _wanted(outcome, plan.on_error):
+                yield outcome if plan.ordered else (index, outcome)
 
 
-async def apassed(
-    plan: BatchPlan, outcomes: AsyncGenerator[tuple[int, Outcome], None], on_error: OnError, ordered: bool
-) -> AsyncIterator[Any]:
+async def apassed(plan: BatchPlan, outcomes: AsyncGenerator[tuple[int, Outcome], None]) -> AsyncIterator[Any]:
     with plan:
         async with contextlib.aclosing(outcomes):
             async for index, outcome in outcomes:
-                if _wanted(outcome, on_error):
-                    yield outcome if ordered else (index, outcome)
+                if _wanted(outcome, plan.on_error):
+                    yield outcome if plan.ordered else (index, outcome)

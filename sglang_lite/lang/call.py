@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
 from threading import Thread
+from types import TracebackType
 from typing import Any
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
@@ -19,6 +20,29 @@ from sglang_lite.lang.execution.run import Run, RunSettings, current_run
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.protocol import Location, ProgramError, RequestAbortedError
+
+
+class _Body:
+    """`with`: the body of a run runs inside. What it raises ends the run."""
+
+    __slots__ = ("_state", "_token")
+
+    def __init__(self, state: ProgramState) -> None:
+        self._state = state
+
+    def __enter__(self) -> None:
+        run = self._state.branch.run
+        run.context = copy_context()
+        self._token = current_run.set(run)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        branch = self._state.branch
+        try:
+            if error is not None:
+                branch.abandon(error)
+        finally:
+            current_run.reset(self._token)
+            branch.end()
 
 
 class Call:
@@ -49,18 +73,9 @@ class Call:
     def run(self) -> ProgramState:
         """Runs the body here. What it raises ends the run and is raised."""
         state, program = self.state, self._program
-        run = state.branch.run
-        run.context = copy_context()
-        token = current_run.set(run)
-        try:
+        with _Body(state):
             result = program.func(state, *self._args, **self._kwargs)
             state.ret_value = asyncio.run(result) if program.is_async else returned(program, result)
-        except BaseException as error:
-            state.branch.abandon(error)
-            raise
-        finally:
-            current_run.reset(token)
-            state.branch.end()
         return state
 
     def run_streaming(self) -> None:
@@ -99,17 +114,8 @@ class Call:
             if raised:
                 raise raised[0]
             return state
-        run = state.branch.run
-        run.context = copy_context()
-        token = current_run.set(run)
-        try:
+        with _Body(state):
             state.ret_value = await program.func(state, *self._args, **self._kwargs)
-        except BaseException as error:
-            state.branch.abandon(error)
-            raise
-        finally:
-            current_run.reset(token)
-            state.branch.end()
         return state
 
     async def arun(self) -> None:

@@ -8,7 +8,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from sglang_lite.lang import batch
 from sglang_lite.lang.backend.default import backend_for
@@ -27,6 +27,8 @@ from sglang_lite.lang.tracebacks import trim
 from sglang_lite.protocol import ParameterError
 
 logger = logging.getLogger("sglang_lite")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class _Trimmed:
@@ -41,6 +43,16 @@ class _Trimmed:
 
 
 _trimmed = _Trimmed()
+
+
+def _takes_what(method: Callable[_P, Any]) -> Callable[[Callable[..., _T]], Callable[_P, _T]]:
+    """Gives a method the signature of another one, of which it is the twin."""
+
+    def given(twin: Callable[..., _T]) -> Callable[_P, _T]:
+        twin.__signature__ = inspect.signature(method)  # type: ignore[attr-defined] # where `inspect` looks
+        return twin
+
+    return given
 
 
 class SglFunction(BaseProgram):
@@ -183,37 +195,12 @@ class SglFunction(BaseProgram):
             print(call.state.text())
         return call.state
 
-    async def arun(
-        self,
-        *args: Any,
-        max_new_tokens: int = DefaultInt(128),
-        n: int = DefaultInt(1),
-        stop: str | Sequence[str] | None = None,
-        stop_token_ids: Sequence[int] | None = None,
-        stop_regex: str | Sequence[str] | None = None,
-        temperature: float = DefaultFloat(1.0),
-        top_p: float = DefaultFloat(1.0),
-        top_k: int = DefaultInt(-1),
-        min_p: float = DefaultFloat(0.0),
-        frequency_penalty: float = DefaultFloat(0.0),
-        presence_penalty: float = DefaultFloat(0.0),
-        ignore_eos: bool = False,
-        return_logprob: bool | None = None,
-        logprob_start_len: int | None = None,
-        top_logprobs_num: int | None = None,
-        return_text_in_logprobs: bool | None = None,
-        stream: bool = False,
-        backend: Any = None,
-        use_thread: bool = True,
-        seed: int | None = None,
-        timeout: float | None = None,
-        retries: int = 0,
-        push_down: bool = True,
-        **kwargs: Any,
-    ) -> ProgramState:
+    @_takes_what(run)
+    async def arun(self, *args: Any, **kwargs: Any) -> ProgramState:
         """`run` for coroutines. It returns when everything has been executed; with stream=True at once, while the
         body continues as a task of this event loop. The body of a plain function runs in a thread."""
-        own, options = self._sorted(args, kwargs, locals())
+        own = {name: value for name, value in kwargs.items() if name not in _RUN_DEFAULTS}
+        own, options = self._sorted(args, own, {**_RUN_DEFAULTS, **kwargs})
         call = self._call(args, own, options)
         if not options["stream"]:
             with _trimmed:
@@ -286,71 +273,24 @@ class SglFunction(BaseProgram):
             BatchError: some program failed (on_error="raise"); it carries all results.
             ProgramError: the checkpoint's file is of another batch, damaged, or open in another run.
         """
-        options = with_seed({name: value for name, value in locals().items() if name in _BATCH_DEFAULTS})
-        plan = batch.plan_of(
-            self, batch_kwargs, {**_RUN_DEFAULTS, **options}, _RUN_DEFAULTS, num_threads, on_error, checkpoint, version,
-            skip_damaged=skip_damaged, progress_bar=progress_bar, generator_style=generator_style, ordered=ordered,
-        )  # fmt: skip
-        make_pool = self._pool({**_RUN_DEFAULTS, **options}, plan)
-        progress = batch.Progress(len(plan.items), len(plan.known)) if progress_bar else None
-        if generator_style or not ordered:
-            outcomes = batch.iterate(functools.partial(make_pool, True), len(plan.left), plan.known, ordered, progress)
-            return batch.passed(plan, outcomes, on_error, ordered)
+        plan = self._plan(batch_kwargs, locals())
+        make_pool = functools.partial(self._pool, plan, held=plan.iterates)
+        if plan.iterates:
+            return batch.passed(plan, batch.iterate(make_pool, plan))
         with plan:
-            results = {**plan.known, **batch.all_results(functools.partial(make_pool, False), len(plan.left), progress)}
-        if progress is not None:
-            progress.close()
-        return batch.settle([results[i] for i in range(len(plan.items))], on_error)
+            return batch.settle(plan, batch.all_results(make_pool, plan))
 
-    async def arun_batch(
-        self,
-        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
-        *,
-        max_new_tokens: int = DefaultInt(128),
-        n: int = DefaultInt(1),
-        stop: str | Sequence[str] | None = None,
-        stop_token_ids: Sequence[int] | None = None,
-        stop_regex: str | Sequence[str] | None = None,
-        temperature: float = DefaultFloat(1.0),
-        top_p: float = DefaultFloat(1.0),
-        top_k: int = DefaultInt(-1),
-        min_p: float = DefaultFloat(0.0),
-        frequency_penalty: float = DefaultFloat(0.0),
-        presence_penalty: float = DefaultFloat(0.0),
-        ignore_eos: bool = False,
-        return_logprob: bool | None = None,
-        logprob_start_len: int | None = None,
-        top_logprobs_num: int | None = None,
-        return_text_in_logprobs: bool | None = None,
-        backend: Any = None,
-        num_threads: str | int = "auto",
-        progress_bar: bool = False,
-        generator_style: bool = False,
-        seed: int | None = None,
-        timeout: float | None = None,
-        retries: int = 0,
-        push_down: bool = True,
-        on_error: OnError = "raise",
-        ordered: bool = True,
-        checkpoint: str | Path | None = None,
-        version: str | int | None = None,
-        skip_damaged: bool = False,
-    ) -> Any:
+    @_takes_what(run_batch)
+    async def arun_batch(self, batch_kwargs: Any, **options: Any) -> Any:
         """`run_batch` for coroutines; with generator_style=True (or ordered=False) it returns an async iterator."""
-        options = with_seed({name: value for name, value in locals().items() if name in _BATCH_DEFAULTS})
-        plan = batch.plan_of(
-            self, batch_kwargs, {**_RUN_DEFAULTS, **options}, _RUN_DEFAULTS, num_threads, on_error, checkpoint, version,
-            skip_damaged=skip_damaged, progress_bar=progress_bar, generator_style=generator_style, ordered=ordered,
-        )  # fmt: skip
-        make_pool = functools.partial(self._async_pool({**_RUN_DEFAULTS, **options}, plan), True)
-        progress = batch.Progress(len(plan.items), len(plan.known)) if progress_bar else None
-        if generator_style or not ordered:
-            outcomes = batch.aiterate(make_pool, len(plan.left), plan.known, ordered, progress)
-            return batch.apassed(plan, outcomes, on_error, ordered)
+        for name in options.keys() - _BATCH_DEFAULTS.keys():
+            raise TypeError(f"SglFunction.arun_batch() got an unexpected keyword argument {name!r}")
+        plan = self._plan(batch_kwargs, {**_BATCH_DEFAULTS, **options})
+        outcomes = batch.aiterate(functools.partial(self._async_pool, plan, held=True), plan)
+        if plan.iterates:
+            return batch.apassed(plan, outcomes)
         with plan:
-            outcomes = batch.aiterate(make_pool, len(plan.left), plan.known, False, progress)
-            results = {i: outcome async for i, outcome in outcomes}
-        return batch.settle([results[i] for i in range(len(plan.items))], on_error)
+            return batch.settle(plan, {index: outcome async for index, outcome in outcomes})
 
     def trace(self, *, backend: Any = None, **kwargs: Any) -> Any:
         """Runs the body once without a backend and records its nodes. Arguments not given are symbols, which can be
@@ -373,7 +313,11 @@ class SglFunction(BaseProgram):
             chosen.cache_prefix(prefix)
 
     def _call(
-        self, args: Sequence[Any], kwargs: dict[str, Any], options: dict[str, Any], settings: RunSettings | None = None
+        self,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        options: Mapping[str, Any],
+        settings: RunSettings | None = None,
     ) -> Call:
         bound = self.bound(args, kwargs, "run")
         try:
@@ -382,25 +326,27 @@ class SglFunction(BaseProgram):
             error.where = error.where or user_location()
             raise
 
-    def _pool(self, options: dict[str, Any], plan: BatchPlan) -> Callable[[bool, Report], BodyPool | AsyncBodyPool]:
-        """Makes a pool for the items that are left."""
+    def _plan(self, batch_kwargs: Any, given: Mapping[str, Any]) -> BatchPlan:
+        options = with_seed({**_RUN_DEFAULTS, **{name: given[name] for name in _BATCH_DEFAULTS}})
+        return batch.plan_of(self, batch_kwargs, options, _RUN_DEFAULTS)
+
+    def _pool(self, plan: BatchPlan, report: Report, *, held: bool) -> BodyPool | AsyncBodyPool:
+        """A pool for the items of a batch that are left."""
         if self.is_async:
-            return self._async_pool(options, plan)
+            return self._async_pool(plan, report, held=held)
 
         def call(item: Item) -> Call:
-            return self._call(item[0], item[1], options, plan.settings)
+            return self._call(item[0], item[1], plan.options, plan.settings)
 
-        return lambda held, report: BodyPool(call, plan.left, plan.window, batch.saving(report, plan.file), held=held)
+        return BodyPool(call, plan.left, plan.window, batch.saving(report, plan.file), held=held)
 
-    def _async_pool(self, options: dict[str, Any], plan: BatchPlan) -> Callable[[bool, Report], AsyncBodyPool]:
+    def _async_pool(self, plan: BatchPlan, report: Report, *, held: bool) -> AsyncBodyPool:
         async def body(item: Item) -> ProgramState:
-            call = self._call(item[0], item[1], options, plan.settings)
+            call = self._call(item[0], item[1], plan.options, plan.settings)
             await call.arun()
             return call.state
 
-        return lambda held, report: AsyncBodyPool(
-            body, plan.left, plan.window, batch.saving(report, plan.file), held=held
-        )
+        return AsyncBodyPool(body, plan.left, plan.window, batch.saving(report, plan.file), held=held)
 
     def bound(self, args: Sequence[Any], kwargs: dict[str, Any], what: str) -> dict[str, Any]:
         """The keyword arguments of a call, those given by `bind` included.
@@ -444,4 +390,4 @@ def _defaults(method: Callable[..., Any]) -> dict[str, Any]:
 
 
 _RUN_DEFAULTS = _defaults(SglFunction.run)
-_BATCH_DEFAULTS = {k: v for k, v in _defaults(SglFunction.run_batch).items() if k in _RUN_DEFAULTS}
+_BATCH_DEFAULTS = _defaults(SglFunction.run_batch)

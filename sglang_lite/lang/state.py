@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
 from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
-from sglang_lite.lang.concurrency.variables import TextLog, Variable
+from sglang_lite.lang.concurrency.variables import TextLog, Variable, when_all_done
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.operations import Checkpoint as Place
 from sglang_lite.lang.execution.reading import (
@@ -244,13 +243,7 @@ class ProgramState:
 
     async def get(self, name: str) -> Any:
         """`s[name]` for async programs."""
-        variable = await afind_variable(self.branch.player, name, user_location())
-        try:
-            return await variable.get()
-        except SglError as error:
-            self.branch.player.see_failure()
-            trim(error)
-            raise
+        return await self._await(await afind_variable(self.branch.player, name, user_location()))
 
     def raw(self, name: str) -> Any:
         """The text behind a variable (a list for several samples): what a typed value was read from."""
@@ -262,11 +255,7 @@ class ProgramState:
 
         The largest need not be the decision: token_length_normalized, the default method, compares means per token.
         """
-        record = self._record(name)
-        if not isinstance(record, tuple):
-            raise ProgramError(f"{name!r} is no selection.", where=user_location())
-        selection: Selection = record[0]
-        return probabilities(selection)
+        return probabilities(self.selection(name))
 
     def selection(self, name: str) -> Selection:
         """Selection that a `select` made: every choice with its tokens and their log-probabilities."""
@@ -316,12 +305,7 @@ class ProgramState:
 
     async def async_sync(self) -> None:
         """`sync` for coroutines."""
-        try:
-            await self.branch.read(nothing, user_location()).get()
-        except SglError as error:
-            self.branch.player.see_failure()
-            trim(error)
-            raise
+        await self._await(self.branch.read(nothing, user_location()))
 
     def error(self) -> SglError | None:
         """The error, None if nothing went wrong. Waits like `sync`."""
@@ -337,6 +321,14 @@ class ProgramState:
         self._may_wait(variable, name)
         try:
             return variable.wait()
+        except SglError as error:
+            self.branch.player.see_failure()
+            trim(error)
+            raise
+
+    async def _await(self, variable: Variable) -> Any:
+        try:
+            return await variable.get()
         except SglError as error:
             self.branch.player.see_failure()
             trim(error)
@@ -544,11 +536,8 @@ def _gather(variables: list[Variable | None], shared: Variable | None) -> Variab
     own = [variable if variable is not shared else None for variable in variables]
     present = [variable for variable in own if variable is not None]
     gathered = Variable()
-    left = itertools.count(len(present) - 1, -1)  # counts down atomically: variables settle on several threads
 
-    def one_more() -> None:
-        if next(left):
-            return
+    def settled() -> None:
         failed = next((variable for variable in present if variable.error() is not None), None)
         if failed is not None:
             error = failed.error()
@@ -559,8 +548,7 @@ def _gather(variables: list[Variable | None], shared: Variable | None) -> Variab
             gathered.record = [variable.record if variable is not None else None for variable in own]
             gathered.set([variable.result() if variable is not None else None for variable in own])
 
-    for variable in present:
-        variable.when_done(one_more)
+    when_all_done(present, settled)
     return gathered
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import itertools
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from sglang_lite.lang.concurrency.loop import forks, on_executor
@@ -144,14 +145,8 @@ class Variable:
     async def get(self) -> Any:
         """`wait` for coroutines, on any event loop."""
         if not self._done:
-            loop = asyncio.get_running_loop()
-            future: asyncio.Future[None] = loop.create_future()
-
-            def settle() -> None:
-                with contextlib.suppress(RuntimeError):  # the loop was closed while we waited
-                    loop.call_soon_threadsafe(_resolve, future)
-
-            self.when_done(settle)
+            future, wake = _bell()
+            self.when_done(wake)
             await future
         return self.result()
 
@@ -174,9 +169,34 @@ def _refuse_in_vain(made: int, where: Location | None = None) -> None:
         )
 
 
-def _resolve(future: asyncio.Future[None]) -> None:
+def when_all_done(variables: Sequence[Variable], callback: Callable[[], object]) -> None:
+    """Calls `callback` once, when the last of the variables is settled. There is at least one."""
+    left = itertools.count(len(variables) - 1, -1)  # counts down atomically: they settle on several threads
+
+    def one_more() -> None:
+        if not next(left):
+            callback()
+
+    for variable in variables:
+        variable.when_done(one_more)
+
+
+def resolve(future: asyncio.Future[None]) -> None:
+    """Ends the waiting for a future, unless that was cancelled. On its event loop."""
     if not future.done():
         future.set_result(None)
+
+
+def _bell() -> tuple[asyncio.Future[None], Callable[[], None]]:
+    """A future of the event loop that runs here, and what resolves it from any thread."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(resolve, future)
+
+    return future, wake
 
 
 class TextLog:
@@ -233,15 +253,9 @@ class TextLog:
         self._raise()
 
     async def __aiter__(self) -> AsyncIterator[tuple[str, dict[str, Any] | None]]:
-        loop = asyncio.get_running_loop()
         at = 0
         while True:
-            future: asyncio.Future[None] = loop.create_future()
-
-            def wake(future: asyncio.Future[None] = future) -> None:
-                with contextlib.suppress(RuntimeError):
-                    loop.call_soon_threadsafe(_resolve, future)
-
+            future, wake = _bell()
             pieces, ended = self._from(at, wake)
             for piece in pieces:
                 yield piece

@@ -6,16 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sglang_lite.lang.execution import generation
-from sglang_lite.lang.execution.operations import (
-    ForkOp,
-    GenOp,
-    HookOp,
-    JoinOp,
-    MarkOp,
-    ReadOp,
-    ScopeOp,
-    SelectOp,
-)
+from sglang_lite.lang.execution.operations import ForkOp, GenOp, HookOp, JoinOp, MarkOp, ReadOp, ScopeOp, SelectOp
 from sglang_lite.lang.execution.transcript import Transcript
 from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ImagePart, ScopeBegin, TurnBegin, TurnEnd
 

@@ -206,11 +206,7 @@ class Branch:
         variable, log = self._declare(node.name, where)
         held = own.multi is not None or self.run.settings.retries
         node = msgspec.structs.replace(
-            node,
-            method=None if held else node.method,
-            seed=self.node_seed(),
-            special=self._role is None,
-            where=where,
+            node, method=None if held else node.method, seed=self.node_seed(), special=self._role is None, where=where
         )
         return SelectOp(node, own, variable, log)
 

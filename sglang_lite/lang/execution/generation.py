@@ -35,7 +35,6 @@ from sglang_lite.protocol import (
     ParameterError,
     ProgramError,
     RequestTimeoutError,
-    SamplingParams,
     Selection,
     SglError,
     Span,
@@ -47,7 +46,6 @@ from sglang_lite.text.reasoning import ReasoningParser
 
 if TYPE_CHECKING:
     from sglang_lite.lang.execution.player import Player
-    from sglang_lite.lang.execution.push_down import PushedBranch
 
 _T = TypeVar("_T")
 _NO_OPTIONS = GenOptions()
@@ -225,7 +223,8 @@ async def _ask(branch: Player, op: GenOp, options: GenOptions, attempt: int, *, 
     show = _Show(branch, op, options.reasoning) if live and stream else None
     done: list[Generation] = []
     if branch.pushed is not None and options.backend is None:
-        pushed, place = op.asked if op.asked is not None and not attempt else _asked(branch, op, params)
+        first = op.asked if not attempt else None
+        pushed, place = first or (branch.pushed, branch.pushed.gen(op, params, branch.transcript.pieces))
         count = 1 if isinstance(params.n, Unset) else params.n
         events: AsyncGenerator[Any, None] = pushed.answers(place, count)
     elif backend.blocking:
@@ -247,11 +246,6 @@ async def _ask(branch: Player, op: GenOp, options: GenOptions, attempt: int, *, 
     if show is not None:
         show.end(done[0])
     return done
-
-
-def _asked(branch: Player, op: GenOp, params: SamplingParams) -> tuple[PushedBranch, int]:
-    assert branch.pushed is not None
-    return branch.pushed, branch.pushed.gen(op, params, branch.transcript.pieces)
 
 
 def _constraint(branch: Player, op: GenOp) -> Constraint | None:
@@ -510,12 +504,7 @@ async def _select_several(branch: Player, op: SelectOp) -> None:
         op.mark = None  # that was before it
         taken.append(decision.removeprefix(before))
         left.remove(taken[-1])
-    op.variable.record = records
-    branch.run.played(records)
-    if op.log is not None:
-        op.log.append(multi.separator.join(taken))
-        op.log.close()
-    op.variable.set(taken)
+    _chosen(branch, op, records, multi.separator.join(taken), taken)
 
 
 def select(branch: Player, op: SelectOp) -> None:
@@ -527,9 +516,15 @@ def _picked(branch: Player, op: SelectOp, selection: Selection | None, decision:
     if not branch.is_at(op):  # as in _accept
         return
     branch.transcript.choose(decision.decision)
-    op.variable.record = (selection or Selection((), picked=decision.decision), decision)
-    branch.run.played(op.variable.record)
+    record = selection or Selection((), picked=decision.decision), decision
+    _chosen(branch, op, record, decision.decision, decision.decision)
+
+
+def _chosen(branch: Player, op: SelectOp, record: Any, text: str, value: str | list[str]) -> None:
+    """Gives the variable of a selection its value, and its stream the text."""
+    op.variable.record = record
+    branch.run.played(record)
     if op.log is not None:
-        op.log.append(decision.decision)
+        op.log.append(text)
         op.log.close()
-    op.variable.set(decision.decision)
+    op.variable.set(value)

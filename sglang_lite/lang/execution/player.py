@@ -43,9 +43,7 @@ from sglang_lite.lang.execution.push_down import Inbox, PushedBranch
 from sglang_lite.lang.execution.reading import nothing, unknown
 from sglang_lite.lang.execution.run import Run, current_run
 from sglang_lite.lang.execution.transcript import Transcript
-from sglang_lite.program.nodes import (
-    Text,
-)
+from sglang_lite.program.nodes import Text
 from sglang_lite.protocol import Location, ProgramError, RequestAbortedError, SglError
 
 logger = logging.getLogger("sglang_lite")
@@ -70,22 +68,8 @@ class Player:
     """
 
     __slots__ = (
-        "__weakref__",
-        "_at",
-        "_failure",
-        "_failure_seen",
-        "_lock",
-        "_queue",
-        "_sid",
-        "_stopped",
-        "_waiting",
-        "backend",
-        "children",
-        "names",
-        "pushed",
-        "run",
-        "scope_starts",
-        "transcript",
+        "__weakref__", "_at", "_failure", "_failure_seen", "_lock", "_queue", "_sid", "_stopped", "_waiting", "backend",
+        "children", "names", "pushed", "run", "scope_starts", "transcript",
     )  # fmt: skip
 
     def __init__(self, run: Run, pushed: PushedBranch | None = None, *, forked: bool = False) -> None:

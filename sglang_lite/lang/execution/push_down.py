@@ -22,17 +22,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from sglang_lite.lang.concurrency.loop import executor
-from sglang_lite.lang.execution.operations import (
-    ForkOp,
-    GenOp,
-    HookOp,
-    JoinOp,
-    MarkOp,
-    Op,
-    ReadOp,
-    ScopeOp,
-    SelectOp,
-)
+from sglang_lite.lang.concurrency.variables import resolve
+from sglang_lite.lang.execution.operations import ForkOp, GenOp, HookOp, JoinOp, MarkOp, Op, ReadOp, ScopeOp, SelectOp
 from sglang_lite.lang.execution.transcript import Piece
 from sglang_lite.program.nodes import Join, Mark, Node, Path, Rollback, Text
 from sglang_lite.protocol import (
@@ -455,15 +446,10 @@ class Inbox:
     async def get(self) -> Any:
         if not self.events:
             come = asyncio.get_running_loop().create_future()
-            self.then = partial(_resolve, come)
+            self.then = partial(resolve, come)
             await come
         return self.events.popleft()
 
     def cancel(self) -> None:
         """Forgets what was to be called."""
         self.then = None
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

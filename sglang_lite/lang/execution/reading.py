@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.lang.concurrency.variables import Variable, located
+from sglang_lite.lang.concurrency.variables import Variable, located, when_all_done
 from sglang_lite.lang.execution.run import Run, current_run
 from sglang_lite.lang.execution.transcript import Piece
 from sglang_lite.lang.results import as_dicts
@@ -109,15 +108,7 @@ def when_finished(player: Player, callback: Callable[[], object]) -> None:
     if not player.children:
         player.read(nothing).when_done(callback)
         return
-    branches = list(player.tree())
-    left = itertools.count(len(branches) - 1, -1)  # counts down atomically: branches end on several threads
-
-    def one_more() -> None:
-        if not next(left):
-            callback()
-
-    for branch in branches:
-        branch.read(nothing).when_done(one_more)
+    when_all_done([branch.read(nothing) for branch in player.tree()], callback)
 
 
 def finished(player: Player) -> Variable:
