@@ -138,7 +138,7 @@ def _said_by(constraint: Constraint) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def matches(constraint: ConstraintLike, text: str, model: str | Path | Engine | None = None) -> bool:
-    """Whether the masks allow the text, token by token to its end, and a finished value is valid.
+    """Tells whether the masks allow the text, token by token to its end, and a finished value is valid.
 
     A JSON schema may be held against JSON with any blanks, order of members and spelling of numbers: its value is
     written as it is generated, and that text walked. Inside another constraint JSON has to be in that style.

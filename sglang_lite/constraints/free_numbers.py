@@ -91,5 +91,5 @@ class NumberText:
 
     @property
     def whole(self) -> bool:
-        """Whether the whole text is a number."""
+        """True if the whole text is a number."""
         return first_number(self._number, self._text) == self._text != ""

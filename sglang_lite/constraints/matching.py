@@ -13,7 +13,7 @@ from sglang_lite.protocol import Constraint, JsonSchema, ValueValidationError
 
 
 def matches(constraint: Constraint, text: str) -> bool:
-    """Whether a constraint allows a text. JSON may have any blanks and any order of members, unless it is part of
+    """Tells whether a constraint allows a text. JSON may have any blanks and any order of members, unless it is part of
     another constraint.
 
     Raises:

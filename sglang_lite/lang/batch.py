@@ -288,7 +288,7 @@ def saving(report: Report, file: BatchFile | None) -> Report:
 
 
 def _wanted(outcome: Outcome, on_error: OnError) -> bool:
-    """Whether an iterator yields an outcome. Raises it, where the caller wants that."""
+    """Tells whether an iterator yields an outcome. Raises it, where the caller wants that."""
     if isinstance(outcome, Exception) and on_error == "raise":
         raise outcome
     return on_error != "skip" or not isinstance(outcome, Exception)

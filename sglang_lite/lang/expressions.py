@@ -191,7 +191,7 @@ class SglSeparateReasoning(Expression):
     expr: Expression
 
     def marked(self) -> Expressions:
-        """The same, each generation told to split its reasoning off."""
+        """Parts of the expression, each generation told to split its reasoning off."""
         marked: list[Expression] = []
         for part in self.expr.walk():
             if isinstance(part, SglGen):

@@ -208,7 +208,7 @@ class Fingerprint:
         return not self._installed(module.__name__, getattr(module, "__file__", None))
 
     def _installed(self, module: str, file: str | None) -> bool:
-        """Whether code is that of a package that is installed, and not the program's own."""
+        """Tells whether code is that of a package that is installed, and not the program's own."""
         package = module.partition(".")[0]
         if package == "sglang_lite":
             return True
@@ -239,7 +239,7 @@ def digest(value: Any) -> str:
 
 
 def _is_said(key: str, value: Any) -> bool:
-    """Whether a member of a class is what its body says, not what Python or a library has made of that."""
+    """Tells whether a member of a class is what its body says, not what Python or a library has made of that."""
     if isinstance(value, GetSetDescriptorType | MemberDescriptorType) or key == "_abc_impl":
         return False
     dunder = key.startswith("__") and key.endswith("__")

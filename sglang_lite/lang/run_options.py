@@ -41,7 +41,7 @@ def backend_of(options: Mapping[str, Any]) -> BaseBackend:
 
 
 def is_said(value: Any, default: Any) -> bool:
-    """Whether a user has given the value: it is no default, of this method or of another."""
+    """Tells whether a user has given the value: it is no default, of this method or of another."""
     return value is not default and type(value) not in (DefaultInt, DefaultFloat)
 
 

@@ -282,7 +282,7 @@ class ProgramState:
         return variable.record
 
     def __contains__(self, name: str) -> bool:
-        """Whether there is such a variable; it may not have its value yet."""
+        """Tells whether there is such a variable; it may not have its value yet."""
         return isinstance(name, str) and name in self.branch.names.variables
 
     def get_meta_info(self, name: str) -> dict[str, Any] | None:
@@ -562,7 +562,7 @@ def _text_of(record: Any, value: Any) -> Any:
 
 
 def in_event_loop() -> bool:
-    """Whether this thread is running an event loop right now."""
+    """Tells whether this thread is running an event loop right now."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -30,7 +30,7 @@ def trim(error: BaseException) -> None:
 
 
 def is_library(trace: TracebackType) -> bool:
-    """Whether a frame is in Python's own or an installed package's code."""
+    """Tells whether a frame is in Python's own or an installed package's code."""
     return trace.tb_frame.f_code.co_filename.startswith(LIBRARIES)
 
 
@@ -40,7 +40,7 @@ def _module(trace: TracebackType) -> str:
 
 
 def _is_ours(trace: TracebackType | None) -> bool:
-    """Whether the deepest frame that is not a library's is this package's."""
+    """Tells whether the deepest frame that is not a library's is this package's."""
     found = False
     while trace is not None:
         if _module(trace) == "sglang_lite":

@@ -28,7 +28,7 @@ JoinMode: TypeAlias = Literal["gather_variable", "concate_and_append"]
 
 
 class Expression:
-    """Anything that can be added to a state. `+` with text or another expression makes a list."""
+    """Base of what can be added to a state. `+` with text or another expression makes a list."""
 
     __slots__ = ()
 

@@ -99,7 +99,7 @@ class ChoiceScore(Record, frozen=True):
 
 
 class Selection(Variant, frozen=True):
-    """All choices scored. `scores` is in the order of the choices and empty where a backend only picks (`picked`)."""
+    """Scores of all choices. `scores` is in their order and empty where a backend only picks (`picked`)."""
 
     scores: tuple[ChoiceScore, ...]
     usage: Usage = Usage()

@@ -156,7 +156,7 @@ class OutputBuilder:
         return [stop.encode("utf-8", "surrogatepass")[-1] for stop in self.params.stop]
 
     def _ends_at(self, token: int) -> bool:
-        """Whether the next token ends the output. Inside of its grammar the model's end is text, if it spells any."""
+        """Tells whether the next token ends the output. In its grammar the model's end is text, if it spells any."""
         if token not in self.ends:
             return False
         return self.matcher is None or token in self.params.stop_token_ids or self.matcher.complete

@@ -457,7 +457,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _is_helper(owner: Any) -> bool:
-    """Whether an object is one of Jinja's own (a loop, a cycler), whose methods are in Python and small."""
+    """Tells whether an object is one of Jinja's own (a loop, a cycler), whose methods are in Python and small."""
     return type(owner).__module__.startswith("jinja2.")
 
 

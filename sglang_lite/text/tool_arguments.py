@@ -153,7 +153,7 @@ class _Value:
         return self.after.strip()
 
     def is_json(self) -> bool:
-        """Whether a text that begins like an array or object is one."""
+        """Tells whether a text that begins like an array or object is one."""
         return _STRING not in self.types or (self.allowed.schema is not None and self.allowed.containers)
 
 

@@ -46,7 +46,7 @@ class ToolFormat:
 
     @property
     def any_blanks(self) -> bool:
-        """Whether models write other blanks between the parts, too."""
+        """True if models write other blanks between the parts, too."""
         return self.arguments is not None or bool(self.variants)
 
     @property

@@ -366,7 +366,7 @@ class _Places:
         return charsets.union(found)
 
     def _overlap(self, name: str, other: str) -> bool:
-        """Whether two symbols share a text."""
+        """Tells whether two symbols share a text."""
         key = min(name, other), max(name, other)
         if key not in self._overlaps:
             lexemes = self._cut.lexemes
@@ -391,7 +391,7 @@ class _Places:
         return {each for each, size in sizes.items() if size == max(sizes.values())}
 
     def _collide(self, name: str, other: str, following: Ranges) -> bool:
-        """Whether `other` can continue, where `name` has ended, with a character that may follow `name`."""
+        """Tells whether `other` can continue, where `name` has ended, with a character that may follow `name`."""
         lexemes = self._cut.lexemes
         if name not in lexemes and other not in lexemes:
             return bool(charsets.intersection(self._firsts[name], _DIGITS)) and bool(
@@ -408,8 +408,8 @@ class _Places:
 
 @memoized  # as most are asked about again when a few have been taken apart
 def _goes_on(lexeme: Node, other: Node, following: Ranges) -> tuple[bool, int]:
-    """Whether `other` can continue with a character of `following` where a text of `lexeme` has ended; and the work
-    spent.
+    """Tells whether `other` can continue with a character of `following` where a text of `lexeme` has ended; and
+    the work spent.
     """
     if not following:
         return False, 1

@@ -142,7 +142,7 @@ class Automaton:
         }
 
     def nonempty(self, state: State) -> bool:
-        """Whether some text is in the language. Rules count as nothing."""
+        """Tells whether some text is in the language. Rules count as nothing."""
         seen = {state}
         for each in (queue := [state]):
             if self._nullable[each]:
@@ -387,7 +387,7 @@ def _listed(options: tuple[Node, ...]) -> frozenset[str] | None:
 
 
 def accepts(node: Node, text: str) -> bool:
-    """Whether a text is in a regular language."""
+    """Tells whether a text is in a regular language."""
     if isinstance(node, Text):
         return text == node.text
     if isinstance(node, Alternation) and (texts := _listed(node.options)) is not None:
@@ -397,12 +397,12 @@ def accepts(node: Node, text: str) -> bool:
 
 
 def is_empty(node: Node) -> bool:
-    """Whether a regular language is empty."""
+    """Tells whether a regular language is empty."""
     return emptiness(node)[0]
 
 
 @memoized
 def emptiness(node: Node) -> tuple[bool, int]:
-    """Whether a regular language is empty, and the work spent on telling."""
+    """Tells whether a regular language is empty, and the work spent on telling."""
     found = Automaton(node)
     return not found.nonempty(found.start), found.work

@@ -15,7 +15,7 @@ _Item = tuple[State, str, int]  # what may still come of a rule, the rule, and w
 
 
 def recognises(language: Language, text: str) -> bool:
-    """Whether a text is in a language, in time up to the cube of its length.
+    """Tells whether a text is in a language, in time up to the cube of its length.
 
     Raises:
         ConstraintError: it can be read in too many ways to tell.

@@ -229,5 +229,5 @@ def references(node: Node) -> set[str]:
 
 
 def is_plain(node: Node) -> bool:
-    """Whether a node is free of intersections and complements, which few engines know."""
+    """Tells whether a node is free of intersections and complements, which few engines know."""
     return not isinstance(node, Intersection | Complement) and all(map(is_plain, children(node)))

@@ -61,7 +61,7 @@ class AllowedValues:
 
     @property
     def choices(self) -> bool:
-        """Whether the strings are a finite list."""
+        """True if the strings are a finite list."""
         return texts_of(self._values.strings) is not None
 
     @property
@@ -92,8 +92,8 @@ class AllowedValues:
         return json.dumps(text, ensure_ascii=False)
 
     def _has(self, value: Any) -> bool:
-        """Whether a value is allowed, as far as it can be told without looking into it. As a string it would be in
-        quotes.
+        """Tells whether a value is allowed, as far as it can be told without looking into it. As a string it would be
+        in quotes.
         """
         values = self._values
         match value:

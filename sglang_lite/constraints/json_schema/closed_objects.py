@@ -84,7 +84,7 @@ class _Closer:
             self.visit(each, part=False)
 
     def _names(self, place: Place, seen: set[str]) -> bool:
-        """Whether a schema names members, itself or by what is in the same place."""
+        """Tells whether a schema names members, itself or by what is in the same place."""
         schema = self._document.schema(place)
         if place.pointer in seen or not isinstance(schema, dict):
             return False

@@ -126,7 +126,7 @@ def language_of(name: str) -> Node:
 
 
 def is_valid(name: str, text: str) -> bool:
-    """Whether a text is of an asserted format."""
+    """Tells whether a text is of an asserted format."""
     if accepts(language_of(name), text):
         return True
     labels = text.split(".")

@@ -73,7 +73,7 @@ NONE: Numbers = ()
 
 
 def is_finite(value: float) -> bool:
-    """Whether a number is finite; whole numbers of any length are."""
+    """Tells whether a number is finite; whole numbers of any length are."""
     return isinstance(value, int) or math.isfinite(value)
 
 

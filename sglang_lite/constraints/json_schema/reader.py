@@ -79,7 +79,7 @@ class SchemaReader:
             self._open.discard(key)
 
     def empty(self, formula: Formula) -> bool:
-        """Whether a formula is known to allow no value; False where that can't be told without following a circle."""
+        """Tells whether a formula is known to allow no value; False where only following a circle would tell."""
         if isinstance(formula, bool):
             return not formula
         key = frozenset(formula.parts) if isinstance(formula, AllOf) else formula

@@ -83,7 +83,7 @@ class ObjectShape:
         return replace(self, members=(*self.members, *members), others=others) if listed else self
 
     def too_few(self) -> bool:
-        """Whether more members are required than are possible."""
+        """Tells whether more members are required than are possible."""
         least = max(self.least, sum(member.required for member in self.members))
         possible = None if self.others else sum(member.formula is not False for member in self.members)
         most = _smaller(self.most, possible)
@@ -243,7 +243,7 @@ class Algebra:
         return shapes
 
     def is_empty(self, values: ValueSet) -> bool:
-        """Whether a set is known to be empty, without following circles of references."""
+        """Tells whether a set is known to be empty, without following circles of references."""
         if values.null or values.booleans or values.numbers or values.strings != NOTHING:
             return False
         return not any(map(self._possible, values.arrays)) and not any(map(self._possible, values.objects))

@@ -77,7 +77,7 @@ def _items(writer: Notation, shape: ArrayShape) -> Node:
 
 
 def _different(writer: Notation, shape: ArrayShape) -> bool:
-    """Whether any two items differ, whatever they are."""
+    """Tells whether any two items differ, whatever they are."""
     if shape.most is None and shape.rest is not False:
         return False
     most = len(shape.prefix) if shape.most is None else shape.most

@@ -124,7 +124,7 @@ class BaseBackend:
         return None
 
     def select_now(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection | None:
-        """The same for a selection; None: ask aselect."""
+        """Scores that are there without waiting, as `answer_now`; None: ask aselect."""
         return None
 
     # -------------------------------------------------------------------------- SGLang's blocking hooks
@@ -134,7 +134,7 @@ class BaseBackend:
         raise CapabilityError(f"{type(self).__name__} has no generate.")
 
     def generate_stream(self, s: StreamExecutor, sampling_params: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The same in pieces; in one, unless a subclass does better."""
+        """`generate` in pieces; in one, unless a subclass does better."""
         text, meta = self.generate(s, sampling_params)
         yield text, meta
 
@@ -208,20 +208,20 @@ class BaseBackend:
 
     @cached_property
     def blocking(self) -> bool:
-        """Whether it has SGLang's blocking hooks instead of the native ones: what a subclass defines counts before what
+        """True if it has SGLang's blocking hooks instead of the native ones: what a subclass defines counts before what
         it inherits."""
         blocking, native = self._depth("generate", "generate_stream", "select"), self._depth("agenerate", "aselect")
         return blocking > native
 
     @cached_property
     def answers_now(self) -> bool:
-        """Whether `answer_now` and `select_now` are worth asking: no subclass has put other hooks over them."""
+        """True if `answer_now` and `select_now` are worth asking: no subclass has put other hooks over them."""
         now = self._depth("answer_now", "select_now")
         return now > 0 and now >= self._depth("agenerate", "aselect", "generate", "generate_stream", "select")
 
     @cached_property
     def plays_programs(self) -> bool:
-        """Whether it is to be handed whole runs: no subclass has put hooks for single nodes over `open_program`."""
+        """True if it is to be handed whole runs: no subclass has put hooks for single nodes over `open_program`."""
         whole = self._depth("open_program")
         return whole > 0 and whole >= self._depth("agenerate", "aselect", "generate", "generate_stream", "select")
 

@@ -41,7 +41,7 @@ def as_backend(value: Any) -> BaseBackend:
 
 
 def is_engine(value: Any) -> bool:
-    """Whether a value is an engine of this process; told by name, as the language does not import the runtime."""
+    """Tells whether a value is an engine of this process; told by name, as the language does not import the runtime."""
     return any(kind.__module__ == "sglang_lite.runtime.engine" for kind in type(value).__mro__)
 
 

@@ -78,7 +78,7 @@ def running_mailbox() -> Mailbox:
 
 
 def on_executor() -> bool:
-    """Whether this is the executor loop's thread, which must not wait for what it executes itself."""
+    """Tells whether this is the executor loop's thread, which must not wait for what it executes itself."""
     return _executor is not None and asyncio._get_running_loop() is _executor.loop
 
 

@@ -245,7 +245,7 @@ class Branch:
         return op
 
     def _held(self, own: SglGen) -> bool:
-        """Whether the caller has a say in what comes of it."""
+        """Tells whether the caller has a say in what comes of it."""
         if own.options is None:
             return bool(self.run.settings.retries)
         retries = self.run.settings.retries if own.options.retries is None else own.options.retries

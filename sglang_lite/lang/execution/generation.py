@@ -71,7 +71,7 @@ def at_once(branch: Player, op: GenOp) -> bool:
 
 
 def is_only_answered(op: Op, branch: Player) -> TypeGuard[GenOp]:
-    """Whether an operation is a generation, handed over, of which one whole answer will come, and nothing of the
+    """Tells whether an operation is a generation, handed over, of which one whole answer will come, and nothing of the
     caller's has a say in it."""
     return (
         type(op) is GenOp
@@ -205,9 +205,9 @@ def generate(branch: Player, op: GenOp) -> None:
 
 
 def needs_loop(branch: Player, op: Op) -> bool:
-    """Whether an operation of a backend with blocking hooks has to be played on the executor loop: where it waits for
-    other branches (a thread that waited for them could be the one they need), where there are attempts or a time limit
-    to watch, or another backend to ask."""
+    """Tells whether an operation of a backend with blocking hooks has to be played on the executor loop: where it waits
+    for other branches (a thread that waited for them could be the one they need), where there are attempts or a time
+    limit to watch, or another backend to ask."""
     if isinstance(op, GenOp | SelectOp):
         return not branch.run.plain or (isinstance(op, GenOp) and op.own.options is not None)
     return isinstance(op, JoinOp)

@@ -63,7 +63,7 @@ class Names:
 
     @property
     def awaited(self) -> bool:
-        """Whether somebody waits for a name."""
+        """True if somebody waits for a name."""
         return bool(self._promises)
 
     def own(self, outer: Mapping[str, Variable]) -> Iterator[tuple[str, Variable]]:

@@ -135,12 +135,12 @@ class Player:
 
     @property
     def at_rest(self) -> bool:
-        """Whether nothing is being played or queued."""
+        """True if nothing is being played or queued."""
         return self._at is None
 
     @property
     def waits(self) -> bool:
-        """Whether something that is being played or queued has to wait; else all of it is played in a moment."""
+        """True if something that is being played or queued has to wait; else all of it is played in a moment."""
         with self._lock:
             ops = [*self._queue] if self._at is None else [self._at, *self._queue]
         return any(map(_has_to_wait, ops))
@@ -410,7 +410,7 @@ class Player:
         return self.transcript.log
 
     def is_at(self, op: Op) -> bool:
-        """Whether it is (still) playing an operation: what was stopped meanwhile has nothing to say."""
+        """Tells whether it is (still) playing an operation: what was stopped meanwhile has nothing to say."""
         return self._at is op
 
     @property
@@ -440,7 +440,7 @@ def _has_to_wait(op: Op) -> bool:
 
 
 def _goes_back(op: Op) -> bool:
-    """Whether an operation goes back to before anything that is played now."""
+    """Tells whether an operation goes back to before anything that is played now."""
     return isinstance(op, MarkOp) and op.back and op.mark.played is not None
 
 

@@ -81,7 +81,7 @@ class PushedProgram:
 
     @property
     def opened(self) -> bool:
-        """Whether the program was opened, though it may have ended."""
+        """True if the program was opened, though it may have ended."""
         return self._open is not None or self._over is not None
 
     def flush(self, branch: PushedBranch) -> None:
@@ -201,7 +201,7 @@ class PushedBranch:
             return True
 
     def fresh(self, at: Op | None, pieces: Sequence[Piece]) -> PushedBranch:
-        """The same branch, handed over in a program of its own.
+        """Copy of the branch, handed over in a program of its own.
 
         Args:
             at: what the branch is at.
@@ -247,7 +247,7 @@ class PushedBranch:
             self.program.drop(self)
 
     def waits(self) -> bool:
-        """Whether the branch, or one that was forked from it, is waiting."""
+        """Tells whether the branch, or one that was forked from it, is waiting."""
         return self.waiting or any(pushed.waits() for pushed in self.forks)
 
     def _put(self, *nodes: Node) -> int:
@@ -376,7 +376,7 @@ class PushedBranch:
         self._inbox(place).put(event)
 
     def _lost(self, place: int) -> bool:
-        """Whether a node before has failed."""
+        """Tells whether a node before has failed."""
         return self._failed is not None and self._failed[0] < place and not self._failed[0] < self._back < place
 
     def end(self, error: SglError) -> None:

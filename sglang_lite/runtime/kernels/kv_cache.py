@@ -75,5 +75,5 @@ def gather(cache: torch.Tensor, at: torch.Tensor, dtype: torch.dtype) -> torch.T
 
 
 def indexable(x: torch.Tensor) -> torch.Tensor:
-    """The same memory, in a format that torch can index by a tensor."""
+    """View of the memory in a format that torch can index by a tensor."""
     return x.view(torch.uint8) if x.dtype.itemsize == 1 else x

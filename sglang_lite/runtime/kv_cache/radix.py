@@ -236,7 +236,7 @@ class RadixTree:
             current = current.parent
 
     def nodes(self) -> Iterator[Node]:
-        """All nodes but the roots."""
+        """Nodes of all trees, without the roots."""
         stack = list(self._roots.values())
         while stack:
             node = stack.pop()

@@ -63,7 +63,7 @@ class Scheduler:
         return not (self.waiting or self.prefilling or self.decoding)
 
     def requests(self) -> Iterator[Request]:
-        """All that have not ended."""
+        """Requests that have not ended."""
         return chain(self.waiting, self.prefilling, self.decoding)
 
     def running(self) -> Iterator[Request]:
