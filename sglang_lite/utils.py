@@ -29,7 +29,7 @@ def dump_state_text(filename: str | os.PathLike[str], states: Sequence[Any], mod
             file.write(f"{'=' * 40} {i} {'=' * 40}\n{text}\n{'=' * 80}\n\n")
 
 
-def convert_json_schema_to_str(json_schema: Any) -> str:
+def convert_json_schema_to_str(json_schema: object) -> str:
     """A schema as JSON text: from a dict, a pydantic model, or text as it is.
 
     Raises:

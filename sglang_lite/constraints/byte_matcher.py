@@ -41,7 +41,7 @@ def grammar_text(constraint: Constraint) -> str:
     return to_lark(lexed(language_of(constraint)))
 
 
-def start(text: str, tokenizer: Any) -> Any:
+def start(text: str, tokenizer: LLTokenizer) -> LLMatcher:
     """llguidance's matcher at the start of a grammar.
 
     Raises:
@@ -67,12 +67,12 @@ def _limits(text: str) -> LLParserLimits:
     )
 
 
-def refusal(matcher: Any) -> ConstraintError:
+def refusal(matcher: LLMatcher) -> ConstraintError:
     """The error of a matcher that has failed."""
     return ConstraintError(f"llguidance: {reason(matcher)}")
 
 
-def reason(matcher: Any) -> str:
+def reason(matcher: LLMatcher) -> str:
     """The reason why a matcher has failed; empty where it has not."""
     if not matcher.is_error():
         return ""

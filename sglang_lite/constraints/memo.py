@@ -32,7 +32,7 @@ class BoundedCache:
         self._entries: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: Any) -> Any:
+    def get(self, key: object) -> Any:
         """Look up a value: in a tuple, or None."""
         with self._lock:
             found = self._entries.get(key)
@@ -45,7 +45,7 @@ class BoundedCache:
             self._entries.move_to_end(key)
             return (value,)
 
-    def put(self, key: Any, value: Any, size: int) -> None:
+    def put(self, key: object, value: object, size: int) -> None:
         with self._lock:
             self.bytes += size - self._entries.pop(key, (None, 0))[1]
             self._entries[key] = value, size
@@ -81,7 +81,7 @@ def memoized(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return found
 
 
-def size_of(value: Any) -> int:
+def size_of(value: object) -> int:
     """Memory of a value in bytes, roughly. An object with a `size` is asked, and may grow."""
     total, seen, stack = 0, set[int](), [value]
     while stack:

@@ -15,7 +15,7 @@ from sglang_lite.protocol import Location, ParameterError
 
 
 def use_tools(
-    s: Any, tools: Sequence[Callable[..., Any]], name: str = "answer", *, max_steps: int = 8, **options: Any
+    s: ProgramState, tools: Sequence[Callable[..., Any]], name: str = "answer", *, max_steps: int = 8, **options: Any
 ) -> str:
     """Lets the model use tools until it answers: assistant turns with calls, user turns with their results.
 

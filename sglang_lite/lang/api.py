@@ -9,7 +9,7 @@ from typing import Any, overload
 from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
 from sglang_lite.constraints.python_types.value_type import number_text, value_type
 from sglang_lite.constraints.schema import json_schema as checked_schema
-from sglang_lite.lang.backend.default import as_backend
+from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.choices import ChoicesSamplingMethod, method_of, token_length_normalized
 from sglang_lite.lang.expressions import (
     DTYPES,
@@ -46,18 +46,18 @@ def function(
     return SglFunction(func, num_api_spec_tokens)
 
 
-def set_default_backend(backend: Any) -> None:
+def set_default_backend(backend: BackendLike | None) -> None:
     """Sets what programs run on that name no backend: an Engine or a BaseBackend; None for the default engine."""
     global_config.default_backend = None if backend is None else as_backend(backend)
 
 
-def flush_cache(backend: Any = None) -> bool:
+def flush_cache(backend: BackendLike | None = None) -> bool:
     """Drops the backend's cached prefixes. False where there is no backend or nothing to drop."""
     chosen = backend if backend is not None else global_config.default_backend
     return bool(as_backend(chosen).flush_cache()) if chosen is not None else False
 
 
-def get_server_info(backend: Any = None) -> dict[str, Any] | None:
+def get_server_info(backend: BackendLike | None = None) -> dict[str, Any] | None:
     """Information on what runs behind the backend, None where there is none or it does not tell."""
     chosen = backend if backend is not None else global_config.default_backend
     return as_backend(chosen).get_server_info() if chosen is not None else None
@@ -85,13 +85,13 @@ def gen(
     logprob_start_len: int | None = None,
     top_logprobs_num: int | None = None,
     return_text_in_logprobs: bool | None = None,
-    dtype: Any = None,
+    dtype: type | str | None = None,
     choices: Iterable[str] | None = None,
     choices_method: ChoicesSamplingMethod | str | None = None,
     regex: str | None = None,
     json_schema: str | Mapping[str, Any] | type | JsonSchema | None = None,
     *,
-    type: Any = None,
+    type: object = None,
     tools: Sequence[Callable[..., Any]] | None = None,
     tool_choice: str | Callable[..., Any] | None = None,
     ebnf: str | None = None,
@@ -104,7 +104,7 @@ def gen(
     timeout: float | None = None,
     retries: int | None = None,
     check: Callable[[Any], Any] | None = None,
-    backend: Any = None,
+    backend: BackendLike | None = None,
     reasoning: str | None = None,
 ) -> SglGen | SglSelect:
     """A generation. What is None comes from the run (`program.run(temperature=…)`). What that does not set either has
@@ -328,7 +328,7 @@ def select(
     return SglSelect(Select(name, texts, name_of(method), float(temperature)), method, several)
 
 
-def image(expr: Any) -> SglImage:
+def image(expr: object) -> SglImage:
     """An image: a path, an address, encoded bytes, a PIL image, or a uint8 array or tensor."""
     return SglImage(expr)
 

@@ -138,7 +138,7 @@ class Call:
             await self.arun_body()
 
 
-def returned(program: BaseProgram, result: Any) -> Any:
+def returned(program: BaseProgram, result: object) -> Any:
     """The value that a plain body returned. Raises ProgramError: it is a coroutine, which has not run."""
     if inspect.iscoroutine(result):
         result.close()

@@ -45,7 +45,7 @@ _PYTHON = sys.implementation.cache_tag or sys.version  # whose code objects are 
 
 
 def batch_parts(
-    function: Any, settings: RunSettings, backend: BaseBackend, version: str | int | None
+    function: object, settings: RunSettings, backend: BaseBackend, version: str | int | None
 ) -> dict[str, str]:
     """Digests of what the results of a batch depend on beside its items, by what they are of.
 

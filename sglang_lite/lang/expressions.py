@@ -39,6 +39,7 @@ from sglang_lite.protocol.sampling import given, named
 
 if TYPE_CHECKING:
     from sglang_lite.constraints.python_types.value_type import ValueType
+    from sglang_lite.lang.execution.branch import Branch
     from sglang_lite.lang.tools import Toolbox
 
 # Patterns of values that Python reads: what `dtype=bool` and `str` stand for, and numbers on backends that can't end
@@ -241,7 +242,7 @@ class SglCall(Expression, ABC):
     __slots__ = ()
 
     @abstractmethod
-    def play_on(self, branch: Any) -> None:
+    def play_on(self, branch: Branch) -> None:
         """Runs the program's body on a branch."""
 
 

@@ -67,7 +67,7 @@ class Fingerprint:
         self._open: list[int] = []  # values that are being read, which may be inside themselves
         self._package = ""
 
-    def add(self, name: str, value: Any) -> None:
+    def add(self, name: str, value: object) -> None:
         """Adds a part."""
         try:
             self.parts[name] = self._value(value)
@@ -76,7 +76,7 @@ class Fingerprint:
         except RecursionError:
             self.unreadable[name] = f"{type(value).__name__} of too many levels"
 
-    def add_program(self, function: Any) -> None:
+    def add_program(self, function: object) -> None:
         """Adds a program's body, and the functions of its package wherever that is installed."""
         self._package = (getattr(function, "__module__", None) or "").partition(".")[0]
         self.add("the body", function)
@@ -225,7 +225,7 @@ def _digest(*parts: str | bytes) -> str:
     return found.hexdigest()
 
 
-def digest(value: Any) -> str:
+def digest(value: object) -> str:
     """A digest of plain data, and of what it has of functions and objects.
 
     Raises:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from sglang_lite.lang import batch
-from sglang_lite.lang.backend.default import backend_for
+from sglang_lite.lang.backend.default import BackendLike, backend_for
 from sglang_lite.lang.batch import BatchPlan, Item, OnError
 from sglang_lite.lang.body_pool import AsyncBodyPool, BodyPool, Report
 from sglang_lite.lang.call import Call, start_thread
@@ -150,7 +150,7 @@ class SglFunction(BaseProgram):
         top_logprobs_num: int | None = None,
         return_text_in_logprobs: bool | None = None,
         stream: bool = False,
-        backend: Any = None,
+        backend: BackendLike | None = None,
         use_thread: bool = True,
         seed: int | None = None,
         timeout: float | None = None,
@@ -232,7 +232,7 @@ class SglFunction(BaseProgram):
         logprob_start_len: int | None = None,
         top_logprobs_num: int | None = None,
         return_text_in_logprobs: bool | None = None,
-        backend: Any = None,
+        backend: BackendLike | None = None,
         num_threads: str | int = "auto",
         progress_bar: bool = False,
         generator_style: bool = False,
@@ -281,7 +281,7 @@ class SglFunction(BaseProgram):
             return batch.settle(plan, batch.all_results(make_pool, plan))
 
     @_takes_what(run_batch)
-    async def arun_batch(self, batch_kwargs: Any, **options: Any) -> Any:
+    async def arun_batch(self, batch_kwargs: object, **options: Any) -> Any:
         """`run_batch` for coroutines; with generator_style=True (or ordered=False) it returns an async iterator."""
         for name in options.keys() - _BATCH_DEFAULTS.keys():
             raise TypeError(f"SglFunction.arun_batch() got an unexpected keyword argument {name!r}")
@@ -292,7 +292,7 @@ class SglFunction(BaseProgram):
         with plan:
             return batch.settle(plan, {index: outcome async for index, outcome in outcomes})
 
-    def trace(self, *, backend: Any = None, **kwargs: Any) -> Any:
+    def trace(self, *, backend: BackendLike | None = None, **kwargs: Any) -> Any:
         """Runs the body once without a backend and records its nodes. Arguments not given are symbols, which can be
         added and formatted into text; a body that decides by one raises TraceError at that line.
 
@@ -303,7 +303,7 @@ class SglFunction(BaseProgram):
 
         return trace_program(self, {**self.bind_arguments, **kwargs}, None if backend is None else backend_for(backend))
 
-    def cache(self, backend: Any = None) -> None:
+    def cache(self, backend: BackendLike | None = None) -> None:
         """Tells the backend the constant text that the program starts with, if it is longer than 64 characters."""
         from sglang_lite.lang.tracer import extract_prefix_by_tracing
 

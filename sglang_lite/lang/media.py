@@ -20,7 +20,7 @@ _MAGIC = (
 _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA")  # PIL's modes that a PNG file can have
 
 
-def load_image(source: Any, where: Location | None = None) -> Image:
+def load_image(source: Any, where: Location | None = None) -> Image:  # PIL and arrays by what they have
     """An image as bytes with the media type that they really are; an address stays an address.
 
     Args:
@@ -55,7 +55,7 @@ def load_image(source: Any, where: Location | None = None) -> Image:
     return Image(data, _media_type(data, where))
 
 
-def load_video(path: Any, num_frames: int, where: Location | None = None) -> list[Image]:
+def load_video(path: str | os.PathLike[str], num_frames: int, where: Location | None = None) -> list[Image]:
     """`num_frames` frames of a video file, evenly spread, as images. Needs opencv-python.
 
     Raises:

@@ -12,6 +12,7 @@ from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.protocol import ParameterError, ProgramError
 
 if TYPE_CHECKING:
+    from sglang_lite.lang.execution.branch import Branch
     from sglang_lite.lang.function import SglFunction
 
 logger = logging.getLogger("sglang_lite")
@@ -29,7 +30,7 @@ class NestedCall(SglCall):
         self._added = self._used = False
         self._where = user_location()
 
-    def play_on(self, branch: Any) -> None:
+    def play_on(self, branch: Branch) -> None:
         program, self._used = self._program, True
         if self._state is not None and not self._added:
             raise ProgramError(
@@ -46,6 +47,7 @@ class NestedCall(SglCall):
                 hint="Give it to the generation, or use s.call(…).", where=user_location(),
             )  # fmt: skip
         kwargs = program.bound(self._args, dict(self._kwargs), program.name)
+        assert branch.run.new_state is not None  # it has a body
         self._added, self._state = True, branch.run.new_state(branch)
         self._state.ret_value = returned(program, program.func(self._state, *self._args, **kwargs))
 

@@ -10,7 +10,7 @@ from typing import Any
 from sglang_lite.protocol import CapabilityError, Delta, Generation, Image, Message, Selection, TokenLogprob, Usage
 
 
-def meta_info(record: Any) -> dict[str, Any] | None:
+def meta_info(record: object) -> dict[str, Any] | None:
     """SGLang's meta_info of a node: of a generation or a selection, or of the list of them that several samples or
     branches give."""
     if isinstance(record, Generation):
@@ -79,7 +79,7 @@ def probabilities(selection: Selection) -> dict[str, float]:
     return {s.text: w / sum(weights) for s, w in zip(selection.scores, weights)}
 
 
-def usages_of(record: Any) -> list[Usage]:
+def usages_of(record: object) -> list[Usage]:
     """The usages in a record: of a node, of its samples, or of the branches it was gathered from."""
     if isinstance(record, Generation):
         return [record.usage]

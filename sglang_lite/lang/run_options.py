@@ -40,7 +40,7 @@ def backend_of(options: Mapping[str, Any]) -> BaseBackend:
     return backend_for(outer.backend if given is None and outer is not None else given)
 
 
-def is_said(value: Any, default: Any) -> bool:
+def is_said(value: object, default: object) -> bool:
     """Tells whether a user has given the value: it is no default, of this method or of another."""
     return value is not default and type(value) not in (DefaultInt, DefaultFloat)
 

@@ -40,7 +40,7 @@ def run_params(given: Mapping[str, Any]) -> SamplingParams:
     return read_params(given, _OF_RUN)
 
 
-def check_limits(timeout: Any, retries: Any) -> None:
+def check_limits(timeout: float | None, retries: int | None) -> None:
     """Raises ParameterError: a time limit or a number of retries that is none. None says nothing."""
     if timeout is not None:
         real = isinstance(timeout, int | float) and not isinstance(timeout, bool)

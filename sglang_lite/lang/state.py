@@ -144,7 +144,7 @@ class ProgramState:
 
     # ------------------------------------------------------------------------------------------ writing
 
-    def __iadd__(self, other: Any) -> ProgramState:
+    def __iadd__(self, other: str | Expression) -> ProgramState:
         if other is None or other is not self._submitted:  # `s += s.user(…)` adds the turn once
             self.branch.submit(other, user_location())
         self._submitted = None
@@ -196,7 +196,7 @@ class ProgramState:
         """`with s.checkpoint() as c:` remembers this place; `c.rollback()` comes back to it."""
         return Checkpoint(self)
 
-    def call(self, program: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self, program: BaseProgram, *args: Any, **kwargs: Any) -> Any:
         """Runs another program by itself, on this one's backend, and returns its state (of an async program: an
         awaitable of it). It has a seed if this one has, and ends with it: by its timeout, or when it is cancelled.
         `s += program(…)` instead lets it continue this state's text."""
@@ -212,11 +212,11 @@ class ProgramState:
             return program.arun(*args, **kwargs)
         return program.run(*args, **kwargs)
 
-    def set_var(self, name: str, value: Any) -> None:
+    def set_var(self, name: str, value: object) -> None:
         check_name(name, user_location())
         self.branch.names.declare(name, Variable.of(value))
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         self.set_var(name, value)
 
     def cancel(self) -> None:
@@ -497,7 +497,7 @@ class ProgramStateGroup:
         if value is not self.states[i]:  # what `group[i] += …` assigns
             raise ProgramError("the branches of a fork can't be replaced.", where=user_location())
 
-    def __iadd__(self, other: Any) -> ProgramStateGroup:
+    def __iadd__(self, other: object) -> ProgramStateGroup:
         """Adds to every branch: the same text or expression, or per branch from a list or a callable of its index."""
         where = user_location()
         if isinstance(other, str | Expression):

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, NotRequired
+from typing import TYPE_CHECKING, Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -26,6 +26,9 @@ from sglang_lite.protocol import (
     ValueValidationError,
 )
 from sglang_lite.text.tool_calls import call_text, calls_constraint, parse_answer
+
+if TYPE_CHECKING:
+    from sglang_lite.lang.state import ProgramState
 
 
 class ToolError(ProgramError):
@@ -146,7 +149,7 @@ class Toolbox:
         return ToolCall(name, dict(bound.arguments), tool)
 
 
-def check_tools(tools: Any, where: Location | None = None) -> None:
+def check_tools(tools: object, where: Location | None = None) -> None:
     """Raises ParameterError: this is no list of functions."""
     if not isinstance(tools, Sequence) or isinstance(tools, str):
         raise ParameterError("tools", f"{tools!r:.60} is not a list of functions.", where=where)
@@ -159,7 +162,7 @@ def _exactly(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
-def describe(tools: Sequence[Callable[..., Any]], s: Any = None) -> str:
+def describe(tools: Sequence[Callable[..., Any]], s: ProgramState | None = None) -> str:
     """The tools as text for a prompt: name, signature and docstring of each, and how to call them.
 
     Args:

@@ -81,7 +81,7 @@ class Symbol(Expression, Deferred):
             raise AttributeError(f"{self!r} has no attribute {name!r}")
         return self._part(f".{name}")
 
-    def __getitem__(self, key: Any) -> Symbol:
+    def __getitem__(self, key: object) -> Symbol:
         return self._part(f"[{key!r}]")
 
     def __format__(self, spec: str) -> str:
@@ -107,10 +107,10 @@ class Symbol(Expression, Deferred):
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         self._refuse("call it")
 
-    def __add__(self, other: Any) -> Expressions:
+    def __add__(self, other: object) -> Expressions:
         return super().__add__(self._summand(other))
 
-    def __radd__(self, other: Any) -> Expressions:
+    def __radd__(self, other: object) -> Expressions:
         return super().__radd__(self._summand(other))
 
     def _summand(self, other: Any) -> Any:
@@ -169,7 +169,7 @@ class SglArgument(Symbol):
 
     value = _Own("value")
 
-    def __init__(self, name: str, value: Any = None) -> None:
+    def __init__(self, name: str, value: object = None) -> None:
         super().__init__(name)
         self._value = value
 
@@ -184,7 +184,7 @@ class SglVariable(Symbol):
 
     source = _Own("source")
 
-    def __init__(self, name: str, source: Any = None) -> None:
+    def __init__(self, name: str, source: object = None) -> None:
         super().__init__(name)
         self._source = source
 
@@ -205,7 +205,7 @@ class TraceBranch(Branch):
 
     state: TracerProgramState
 
-    def submit(self, expr: Any, where: Location | None = None) -> None:
+    def submit(self, expr: Expression | str, where: Location | None = None) -> None:
         if isinstance(expr, str):
             self._submit_text(expr, where)
         elif isinstance(expr, Expressions):

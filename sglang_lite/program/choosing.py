@@ -230,7 +230,7 @@ def decide(
     return decision
 
 
-def checked(decision: Any, choices: Sequence[str]) -> ChoicesDecision:
+def checked(decision: Any, choices: Sequence[str]) -> ChoicesDecision:  # whatever a user's code returned
     """Checks the decision of a method or of a hook of the user's. Raises ProgramError: it is none of the choices."""
     if getattr(decision, "decision", None) not in choices:
         raise ProgramError(f"{decision!r:.80} is no ChoicesDecision for one of {list(choices)!r:.80}.")
@@ -238,7 +238,7 @@ def checked(decision: Any, choices: Sequence[str]) -> ChoicesDecision:
     return found
 
 
-def method_of(given: Any) -> ChoicesSamplingMethod:
+def method_of(given: object) -> ChoicesSamplingMethod:
     """A rule, or one of ours by its name.
 
     Raises:

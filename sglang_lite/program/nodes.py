@@ -70,7 +70,7 @@ class Expressions(Expression):
         return f"ExprList({list(self.expr_list)!r})"
 
 
-def as_expression(value: Any) -> Expression:
+def as_expression(value: object) -> Expression:
     """Text as a node; an expression as it is. Raises ParameterError: it is neither."""
     if isinstance(value, str):
         return Text(value)
@@ -79,7 +79,7 @@ def as_expression(value: Any) -> Expression:
     raise not_addable("+", value)
 
 
-def not_addable(operator: str, value: Any, where: Location | None = None) -> ParameterError:
+def not_addable(operator: str, value: object, where: Location | None = None) -> ParameterError:
     """The error for what is neither text nor an expression."""
     hint = "Turn it into text."
     if inspect.isawaitable(value):

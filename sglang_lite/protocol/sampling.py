@@ -121,7 +121,7 @@ class Parameter:
         known += [self.limits] if self.limits else []
         return self.text + (f" ({'; '.join(known)})." if known else ".")
 
-    def read(self, value: Any) -> Any:
+    def read(self, value: Any) -> Any:  # whatever a user gives
         """A value as users write it, as the record has it: one string for a list of one, any iterable, a mapping of
         biases, numbers of other packages. What is none of these stays as it is, for `check` to refuse."""
         if self.kind == "strings":
@@ -139,7 +139,7 @@ class Parameter:
             return value
         return _whole(value) if self.kind == "int" else _real(value)
 
-    def check(self, value: Any) -> None:
+    def check(self, value: object) -> None:
         """
         Raises:
             ParameterError: no backend could honour the value.
@@ -166,7 +166,7 @@ class Parameter:
                 self._number(entry[0], "int")
                 _finite(self.name, entry[1])
 
-    def check_engine(self, value: Any) -> None:
+    def check_engine(self, value: Any) -> None:  # of the type that `kind` names
         """
         Raises:
             ParameterError: a value that an engine of this process does not take, although another backend may.

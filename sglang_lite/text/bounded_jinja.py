@@ -399,7 +399,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         _step(count)
         return True
 
-    def measured(self, value: Any) -> Any:
+    def measured(self, value: object) -> Any:
         return _touch(value)
 
     def concatenated(self, *values: Any) -> str:
@@ -409,7 +409,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     # ------------------------------------------------------------------------------------- jinja2's hooks
 
-    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:  # whatever a template calls
         owner = getattr(function, "__self__", None)
         if owner is self:
             return function(*args)
@@ -418,7 +418,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             args = _check_method(owner, function.__name__, args, kwargs)
         return _result(super().call(context, function, *args, **kwargs))
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: Context, operator: str, left: object, right: object) -> Any:
         for number in (left, right):
             if isinstance(number, int) and number.bit_length() > MAX_BITS:
                 raise LimitError(
@@ -443,7 +443,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 raise LimitError(f"it computes an integer of up to {bits:,} bits; the limit is {MAX_BITS:,}.")
         return _result(super().call_binop(context, operator, left, right))
 
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # whatever a template calls
         if super().wrap_str_format(value) is None:
             return None
         text = str(value.__self__)

@@ -17,7 +17,7 @@ _IN_PLACE = ("allOf", *_ALTERNATIVES, "then", "else", "dependentSchemas", "depen
 _BELOW = (*_NAMING, *_SAYING, "items", "prefixItems", "additionalItems", "unevaluatedItems")
 
 
-def closed(schema: Any) -> Any:
+def closed(schema: object) -> Any:
     """The schema with its objects closed, those of alternatives and references each by itself, those that are put
     together of several schemas as a whole. Conditions (`if`, `not`, `contains`) stay as they are.
 

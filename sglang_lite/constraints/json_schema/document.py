@@ -74,7 +74,7 @@ class Document:
         root: the schema. Its `$schema` says of which draft it is, else it is of 2020-12. `dependencies` always count.
     """
 
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: object) -> None:
         self.root = root
         said = str(root.get("$schema")) if isinstance(root, dict) else ""
         self._unknown = next((others for name, others in _OTHERS.items() if name in said), frozenset[str]())

@@ -89,7 +89,7 @@ def blame(place: Place, keyword: str) -> Iterator[None]:
         raise ConstraintError(message, pointer=place.child(keyword).pointer, hint=error.hint) from error
 
 
-def just(value: Any) -> ValueSet:
+def just(value: Any) -> ValueSet:  # JSON
     """The set of one JSON value."""
     match value:
         case None:

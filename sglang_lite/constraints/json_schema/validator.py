@@ -25,7 +25,7 @@ _REFERENCES = ("$ref", "$dynamicRef")
 _OLDER = {"$schema": "http://json-schema.org/draft-07/schema#"}
 
 
-def faults(constraint: JsonSchema, value: Any) -> Iterator[Any]:
+def faults(constraint: JsonSchema, value: object) -> Iterator[Any]:
     """Violations of a schema in a value, as jsonschema's errors.
 
     Raises:

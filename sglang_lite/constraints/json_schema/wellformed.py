@@ -58,7 +58,7 @@ def distinct_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
-def check(schema: Any) -> None:
+def check(schema: object) -> None:
     """Check a schema, and what only references lead to, as into `default`.
 
     Raises:

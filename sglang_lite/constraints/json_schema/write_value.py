@@ -17,7 +17,7 @@ from sglang_lite.constraints.limits import within_limits
 from sglang_lite.protocol import JsonSchema
 
 
-def value_text(constraint: JsonSchema, value: Any) -> str | None:
+def value_text(constraint: JsonSchema, value: object) -> str | None:
     """The text of a value; None if the schema does not allow it, as far as it is enforced.
 
     Raises:

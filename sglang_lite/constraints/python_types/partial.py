@@ -16,7 +16,7 @@ from sglang_lite.constraints.python_types.value_type import value_type
 from sglang_lite.protocol import JsonSchema
 
 
-def partial_reader(annotation: Any) -> Callable[[str], Any]:
+def partial_reader(annotation: object) -> Callable[[str], Any]:
     """A function from the beginning of a text to what it says of the value so far; None where that is nothing yet.
 
     Models and dataclasses become models of the same fields, None where one has not come; lists and dicts have what has

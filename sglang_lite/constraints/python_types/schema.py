@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import PydanticUserError, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
@@ -23,6 +23,7 @@ from sglang_lite.constraints.python_types import patterns as patterns
 from sglang_lite.protocol import ConstraintError
 
 Json = dict[str, Any]
+CoreNode: TypeAlias = Any  # one of some fifty TypedDicts of pydantic, by its "type"
 
 _UNSAID = "x-checked-when-read"  # a keyword that is taken out again, with its pointer
 _ASCII_ONLY = r"^[\u0000-\u007F]*$"
@@ -102,7 +103,7 @@ def _marks_taken(schema: Json) -> tuple[Json, tuple[tuple[str, str], ...]]:
 class TypeSchema(GenerateJsonSchema):
     """Pydantic's generator of JSON schemas, made exact; objects are closed unless their type says `extra="allow"`."""
 
-    def generate_inner(self, schema: Any) -> Json:
+    def generate_inner(self, schema: CoreNode) -> Json:
         found: Json = super().generate_inner(schema)
         pattern = patterns.FORMATS.get(found.get("format", "")) if found.get("type") == "string" else None
         if pattern is not None:
@@ -121,12 +122,12 @@ class TypeSchema(GenerateJsonSchema):
             found = _marked(found, f"by its {kind} schema, which takes no JSON")
         return found
 
-    def is_subclass_schema(self, schema: Any) -> Json:
+    def is_subclass_schema(self, schema: CoreNode) -> Json:
         return self.handle_invalid_for_json_schema(schema, f"classes below {schema['cls'].__name__}")
 
     # --------------------------------------------------------------------------------------------- numbers
 
-    def decimal_schema(self, schema: Any) -> Json:
+    def decimal_schema(self, schema: CoreNode) -> Json:
         low, low_open = _tighter(schema.get("ge"), schema.get("gt"), max)
         high, high_open = _tighter(schema.get("le"), schema.get("lt"), min)
         options = []
@@ -141,18 +142,18 @@ class TypeSchema(GenerateJsonSchema):
         step = schema.get("multiple_of")
         return found if step is None else {"allOf": [found, {"multipleOf": _number(step)}]}
 
-    def fraction_schema(self, schema: Any) -> Json:
+    def fraction_schema(self, schema: CoreNode) -> Json:
         bounds = {name: float(schema[name]) for name in ("ge", "gt", "le", "lt") if schema.get(name) is not None}
         if bounds:
             return self.float_schema({"type": "float", **bounds})  # type: ignore[typeddict-item] # of known names
         return {"type": "string", "format": "fraction"}
 
-    def complex_schema(self, schema: Any) -> Json:
+    def complex_schema(self, schema: CoreNode) -> Json:
         return {"type": "string", "pattern": f"^{patterns.COMPLEX}$"}
 
     # --------------------------------------------------------------------------------------------- strings
 
-    def str_schema(self, schema: Any) -> Json:
+    def str_schema(self, schema: CoreNode) -> Json:
         found: Json = super().str_schema(schema)
         config = self._config
         for keyword, said in (("minLength", config.str_min_length), ("maxLength", config.str_max_length)):
@@ -162,7 +163,7 @@ class TypeSchema(GenerateJsonSchema):
         more += [_ASCII_ONLY] if schema.get("ascii_only") else []
         return _all_patterns(found, more)
 
-    def bytes_schema(self, schema: Any) -> Json:
+    def bytes_schema(self, schema: CoreNode) -> Json:
         limits = {"minLength": schema.get("min_length"), "maxLength": schema.get("max_length")}
         said = {keyword: value for keyword, value in limits.items() if value is not None}
         coded = getattr(self._config, "val_json_bytes", "utf8")
@@ -172,17 +173,17 @@ class TypeSchema(GenerateJsonSchema):
         found: Json = {"type": "string", "pattern": f"^{pattern}$"}
         return _marked(found, "the length of the decoded bytes") if said else found
 
-    def uuid_schema(self, schema: Any) -> Json:
+    def uuid_schema(self, schema: CoreNode) -> Json:
         version = schema.get("version")
         return {"type": "string", "format": f"uuid{version}" if version else "uuid"}
 
-    def url_schema(self, schema: Any) -> Json:
+    def url_schema(self, schema: CoreNode) -> Json:
         return self._url(schema, hosts=False)
 
-    def multi_host_url_schema(self, schema: Any) -> Json:
+    def multi_host_url_schema(self, schema: CoreNode) -> Json:
         return self._url(schema, hosts=True)
 
-    def _url(self, schema: Any, *, hosts: bool) -> Json:
+    def _url(self, schema: CoreNode, *, hosts: bool) -> Json:
         found = [
             {"type": "string", "pattern": pattern} if longest is None else
             {"type": "string", "pattern": pattern, "maxLength": longest}
@@ -190,12 +191,12 @@ class TypeSchema(GenerateJsonSchema):
         ]  # fmt: skip
         return found[0] if len(found) == 1 else {"anyOf": found}
 
-    def json_schema(self, schema: Any) -> Json:
+    def json_schema(self, schema: CoreNode) -> Json:
         return _marked({"type": "string"}, "that the string is JSON")
 
     # -------------------------------------------------------------------------------------- dates and times
 
-    def date_schema(self, schema: Any) -> Json:
+    def date_schema(self, schema: CoreNode) -> Json:
         low, high, today = schema.get("ge"), schema.get("le"), datetime.date.today()
         day = datetime.timedelta(days=1)
         now = schema.get("now_op")
@@ -209,7 +210,7 @@ class TypeSchema(GenerateJsonSchema):
             found = {**found, "pattern": pattern} if pattern else _NO_VALUE
         return _marked(found, "that it is before or after the day of the check") if now else found
 
-    def datetime_schema(self, schema: Any) -> Json:
+    def datetime_schema(self, schema: CoreNode) -> Json:
         zone = schema.get("tz_constraint")
         aware_only = zone == "aware" or isinstance(zone, int)
         found: Json = {"type": "string", "pattern": patterns.moments(day=True, naive=True, aware=zone != "naive")}
@@ -219,7 +220,7 @@ class TypeSchema(GenerateJsonSchema):
             found = _marked(found, f"that the offset is {zone} seconds")
         return self._bounded(found, schema, naive=zone == "naive")
 
-    def time_schema(self, schema: Any) -> Json:
+    def time_schema(self, schema: CoreNode) -> Json:
         zone = schema.get("tz_constraint")
         found: Json = {
             "type": "string",
@@ -227,7 +228,7 @@ class TypeSchema(GenerateJsonSchema):
         }
         return self._bounded(found, schema, naive=zone == "naive")
 
-    def _bounded(self, found: Json, schema: Any, *, naive: bool) -> Json:
+    def _bounded(self, found: Json, schema: CoreNode, *, naive: bool) -> Json:
         """Moments within their limits. Where zones have to be compared, the digits tell it to the day."""
         now = datetime.datetime.now()
         limits = [(schema.get(name), name[0] == "g", name[1] == "t") for name in ("ge", "gt", "le", "lt")]
@@ -248,20 +249,20 @@ class TypeSchema(GenerateJsonSchema):
             more.append(pattern)
         return _all_patterns(found, more)
 
-    def timedelta_schema(self, schema: Any) -> Json:
+    def timedelta_schema(self, schema: CoreNode) -> Json:
         found: Json = {"type": "string", "pattern": f"^{patterns.DURATION}$"}
         bounded = any(schema.get(name) is not None for name in ("ge", "gt", "le", "lt"))
         return _marked(found, "the limits of durations") if bounded else found
 
     # ------------------------------------------------------------------------------------ arrays and objects
 
-    def set_schema(self, schema: Any) -> Json:
+    def set_schema(self, schema: CoreNode) -> Json:
         return self._set(schema)
 
-    def frozenset_schema(self, schema: Any) -> Json:
+    def frozenset_schema(self, schema: CoreNode) -> Json:
         return self._set(schema)
 
-    def _set(self, schema: Any) -> Json:
+    def _set(self, schema: CoreNode) -> Json:
         """A set may be written with an item twice, where a grammar can't tell."""
         items = self.generate_inner(schema["items_schema"]) if "items_schema" in schema else {}
         least, most = schema.get("min_length", 0), schema.get("max_length")
@@ -279,10 +280,10 @@ class TypeSchema(GenerateJsonSchema):
             found = _marked(found, "the number of different items")
         return found
 
-    def dict_schema(self, schema: Any) -> Json:
+    def dict_schema(self, schema: CoreNode) -> Json:
         return self._common_dict_schema(schema)
 
-    def _common_dict_schema(self, schema: Any) -> Json:
+    def _common_dict_schema(self, schema: CoreNode) -> Json:
         keys = schema.get("keys_schema", {"type": "any"})
         if keys["type"] == "decimal" and keys.keys() <= {"type", "metadata"}:
             keys = {"type": "float"}  # as names these look the same
@@ -330,24 +331,24 @@ class TypeSchema(GenerateJsonSchema):
                 return {"enum": ["true", "false"]}
         return self.handle_invalid_for_json_schema({"type": "any"}, f"keys that are no scalars: {known}")
 
-    def tagged_union_schema(self, schema: Any) -> Json:
+    def tagged_union_schema(self, schema: CoreNode) -> Json:
         found: Json = super().tagged_union_schema(schema)
         options = {"anyOf": found["oneOf"]}  # which the tag tells apart
         chosen = schema["discriminator"]
         return _marked(options, f"by the function {_name_of(chosen)}") if callable(chosen) else options
 
-    def literal_schema(self, schema: Any) -> Json:
+    def literal_schema(self, schema: CoreNode) -> Json:
         values = [getattr(each, "value", each) if isinstance(each, Enum) else each for each in schema["expected"]]
         if not all(isinstance(value, str | int | None) for value in values):
             self.handle_invalid_for_json_schema(schema, f"Literal{schema['expected']}, not all of which JSON has")
         return super().literal_schema(schema)
 
-    def enum_schema(self, schema: Any) -> Json:
+    def enum_schema(self, schema: CoreNode) -> Json:
         if not all(isinstance(member.value, str | int | float | bool | None) for member in schema["members"]):
             self.handle_invalid_for_json_schema(schema, f"{schema['cls'].__name__}, whose values are no scalars")
         return super().enum_schema(schema)
 
-    def model_schema(self, schema: Any) -> Json:
+    def model_schema(self, schema: CoreNode) -> Json:
         found = self._closed(super().model_schema(schema))
         begun = getattr(schema["cls"], schema.get("post_init") or "", None)
         if schema.get("custom_init"):
@@ -355,13 +356,13 @@ class TypeSchema(GenerateJsonSchema):
         own = begun is not None and not begun.__module__.startswith("pydantic.")
         return _marked(found, f"by {_name_of(begun)}") if own else found
 
-    def dataclass_schema(self, schema: Any) -> Json:
+    def dataclass_schema(self, schema: CoreNode) -> Json:
         found = self._closed(super().dataclass_schema(schema))
         if not schema.get("post_init"):
             return found
         return _marked(found, f"by {schema['cls'].__name__}.__post_init__")
 
-    def typed_dict_schema(self, schema: Any) -> Json:
+    def typed_dict_schema(self, schema: CoreNode) -> Json:
         return self._closed(super().typed_dict_schema(schema))
 
     def _closed(self, found: Json) -> Json:

@@ -46,7 +46,7 @@ class ValueType:
     checked: tuple[tuple[str, str], ...] = ()
 
 
-def value_type(annotation: Any) -> ValueType:
+def value_type(annotation: object) -> ValueType:
     """Constraint and reader of the values of a type.
 
     Args:
@@ -156,7 +156,7 @@ def _adapter(annotation: Any) -> Any:
         raise ConstraintError(f"type: {annotation!r} needs a package: {error}.") from error
 
 
-def for_pydantic(annotation: Any) -> Any:
+def for_pydantic(annotation: Any) -> Any:  # whatever stands as a type
     """Convert TypedDicts of `typing` to those of `typing_extensions`, the only ones that pydantic takes before Python
     3.12.
     """

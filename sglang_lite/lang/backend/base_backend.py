@@ -44,6 +44,7 @@ from sglang_lite.text.chat_template import ChatTemplate
 if TYPE_CHECKING:
     from sglang_lite.lang.execution.push_down import OpenProgram
     from sglang_lite.lang.execution.stream_executor import StreamExecutor
+    from sglang_lite.lang.expressions import SglSamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +130,13 @@ class BaseBackend:
 
     # -------------------------------------------------------------------------- SGLang's blocking hooks
 
-    def generate(self, s: StreamExecutor, sampling_params: Any) -> tuple[Any, Any]:
+    def generate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> tuple[Any, Any]:
         """The continuation of `s.text_` (a list where n > 1), and what is to be known about it."""
         raise CapabilityError(f"{type(self).__name__} has no generate.")
 
-    def generate_stream(self, s: StreamExecutor, sampling_params: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    def generate_stream(
+        self, s: StreamExecutor, sampling_params: SglSamplingParams
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
         """`generate` in pieces; in one, unless a subclass does better."""
         text, meta = self.generate(s, sampling_params)
         yield text, meta
@@ -184,7 +187,7 @@ class BaseBackend:
     def commit_lazy_operations(self, s: StreamExecutor) -> None:
         """A hint, before a fork: several continuations of `s.text_` will follow."""
 
-    def fork_program(self, src: StreamExecutor, dst: list[StreamExecutor], position_ids_offset: Any = None) -> None:
+    def fork_program(self, src: StreamExecutor, dst: list[StreamExecutor], position_ids_offset: object = None) -> None:
         """A state was forked."""
 
     def fill_image(self, s: StreamExecutor) -> None:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.global_config import global_config
 from sglang_lite.protocol import ParameterError
 
+if TYPE_CHECKING:
+    from sglang_lite import Engine
+
 logger = logging.getLogger("sglang_lite")
 _starting = threading.Lock()
+BackendLike: TypeAlias = "BaseBackend | Engine"
 
 
 def _forget() -> None:
@@ -23,7 +27,7 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)  # a thread that is not in the copy may have it
 
 
-def as_backend(value: Any) -> BaseBackend:
+def as_backend(value: object) -> BaseBackend:
     """A backend for what the user gave: a backend, or an engine of this process.
 
     Raises:
@@ -40,12 +44,12 @@ def as_backend(value: Any) -> BaseBackend:
     )
 
 
-def is_engine(value: Any) -> bool:
+def is_engine(value: object) -> TypeGuard[Engine]:
     """Tells whether a value is an engine of this process; told by name, as the language does not import the runtime."""
     return any(kind.__module__ == "sglang_lite.runtime.engine" for kind in type(value).__mro__)
 
 
-def backend_for(value: Any = None) -> BaseBackend:
+def backend_for(value: object = None) -> BaseBackend:
     """The backend given, else the default one; where none was set, the default engine, started on first use."""
     if value is not None:
         return as_backend(value)

@@ -117,7 +117,7 @@ _FORMATS = frozenset({
 _JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 
 
-def strict_schema(schema: Any) -> dict[str, Any] | None:
+def strict_schema(schema: object) -> dict[str, Any] | None:
     """The schema as strict structured outputs take it: objects closed, all their properties required. What they can't
     keep is told in the description, and checked in the answer. None: they can't take it."""
     if not isinstance(schema, dict):

@@ -76,7 +76,7 @@ class Variable:
         self._callbacks: list[Callable[[], object]] | None = None
 
     @staticmethod
-    def of(value: Any) -> Variable:
+    def of(value: object) -> Variable:
         """A variable that has its value already."""
         variable = Variable()
         variable.set(value)
@@ -86,7 +86,7 @@ class Variable:
     def done(self) -> bool:
         return self._done
 
-    def set(self, value: Any) -> None:
+    def set(self, value: object) -> None:
         """Gives the value. A variable that has failed or was set keeps what it has."""
         self._settle(value, None)
 

@@ -437,7 +437,7 @@ class Inbox:
         self.events: deque[Any] = deque()
         self.then: Callable[[], object] | None = None
 
-    def put(self, event: Any) -> None:
+    def put(self, event: object) -> None:
         self.events.append(event)
         then, self.then = self.then, None
         if then is not None:

@@ -119,7 +119,7 @@ class Run:
                 )
         return self._template
 
-    def played(self, record: Any) -> None:
+    def played(self, record: object) -> None:
         """Keeps the result of a node."""
         self._records.append(record)
         self._last_end = time.perf_counter()

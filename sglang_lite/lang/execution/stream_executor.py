@@ -89,7 +89,7 @@ class StreamExecutor:
     def get_var(self, name: str) -> Any:
         return find_variable(self._player, name).wait()
 
-    def set_var(self, name: str, value: Any) -> None:
+    def set_var(self, name: str, value: object) -> None:
         self._player.names.declare(name, Variable.of(value))
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> dict[str, Any] | None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.utils import convert_json_schema_to_str
 
 
-def build_regex_from_object(object: Any, whitespace_pattern: str | None = None) -> str:
+def build_regex_from_object(object: object, whitespace_pattern: str | None = None) -> str:
     """A regex for the JSON of a pydantic model, or of a schema as text or dict. (`gen(type=Model)` keeps more.)
 
     Raises:
