@@ -161,11 +161,12 @@ def main() -> None:
             dice = random.Random(3)
             prompt = [dice.randrange(5, vocab) for _ in range(7900)]
             waits = {}
-            for name, more in (
+            asks: list[tuple[str, dict[str, Any]]] = [
                 ("a prompt of 7,900", {}),
                 ("with its log-probabilities", {"return_logprob": True, "logprob_start_len": 0}),
                 ("and five others of each", {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 5}),
-            ):
+            ]
+            for name, more in asks:
                 params = SamplingParams(temperature=0, max_tokens=1, **more)
                 beside = partial(ask, engine, [prompt], params)
                 waits[name] = sorted(longest_wait(engine, beside) for _ in range(5))

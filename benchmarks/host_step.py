@@ -17,7 +17,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -42,7 +41,7 @@ class Nothing(ScriptedModel):
 
 
 def no_draw(logits: torch.Tensor, table: Any, slots: Any, *others: Any, **settings: Any) -> Sampled:
-    return Sampled(np.full(len(slots), 5), {})
+    return Sampled([5] * len(slots), {})
 
 
 class Unchecked(SteppedEngine):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from typing import Any
 
 import machine
 
@@ -56,7 +57,7 @@ def main() -> None:
     draw = random.Random(0)
     shots = "".join(solved(draw) for _ in range(options.shots))
     questions = [question(draw) for _ in range(count)]
-    items = [{"shots": shots, "text": text, "answers": answers} for text, answers, _ in questions]
+    items: list[dict[str, Any]] = [{"shots": shots, "text": text, "answers": answers} for text, answers, _ in questions]
     print(machine.describe())
     seconds, picks = {}, {}
     for cached in (True, False):

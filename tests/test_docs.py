@@ -75,7 +75,7 @@ def test_the_grammar_over_several_nodes_runs(engine):
 def test_help_of_an_engine_and_of_gen_has_every_parameter_with_its_default():
     for callee in (sgl.Engine, sgl.gen):
         for name in inspect.signature(callee).parameters:
-            assert re.search(rf"^ +([\w, ]+, )?{name}(, [\w, ]+)?: ", callee.__doc__, re.MULTILINE), name
+            assert re.search(rf"^ +([\w, ]+, )?{name}(, [\w, ]+)?: ", callee.__doc__ or "", re.MULTILINE), name
     shown = inspect.signature(sgl.Engine).parameters
     assert {name: p.default for name, p in shown.items()} == {
         name: field.default for name, field in EngineConfig.__dataclass_fields__.items()

@@ -49,6 +49,7 @@ def test_every_public_name_loads_and_is_what_type_checkers_see():
     assert len(sgl.__all__) == len(set(sgl.__all__))
     assert set(sgl.__all__) <= set(dir(sgl))
     for name, module in typed.items():
+        assert module is not None
         assert getattr(sgl, name) is getattr(importlib.import_module(module), name)
         assert sgl._HOME.get(name, "sglang_lite") == module
 

@@ -65,8 +65,8 @@ def test_errors_can_be_copied_and_pickled(error):
 
 RECORDS = [
     protocol.SamplingParams(stop=("a",), seed=3),
-    protocol.JsonSchema("{}", separators=[",", ":"]),
-    protocol.Tag("<a>", protocol.OneOf([protocol.Number("float"), protocol.Repeated(protocol.Choices(["x"]))]), "</a>"),
+    protocol.JsonSchema("{}", separators=[",", ":"]),  # type: ignore[arg-type]  # wrong on purpose
+    protocol.Tag("<a>", protocol.OneOf([protocol.Number("float"), protocol.Repeated(protocol.Choices(["x"]))]), "</a>"),  # type: ignore[arg-type]  # wrong on purpose
     protocol.Prompt((protocol.Span("a", (1, 2)),), images=(protocol.Image(b"\x00"),)),
     protocol.Generation("x", spans=(protocol.Span("x"),), matched=3, meta={"a": [1]}),
     protocol.ProgramResult("x"),

@@ -117,7 +117,7 @@ def test_records_have_no_other_fields():
 
 
 def test_docstrings_say_what_the_table_says():
-    entries = re.findall(r"^    (\w+): ((?:.|\n {8})+)", inspect.getdoc(sgl.gen), re.MULTILINE)
+    entries = re.findall(r"^    (\w+): ((?:.|\n {8})+)", inspect.getdoc(sgl.gen) or "", re.MULTILINE)
     told = {name: re.sub(r"\s+", " ", text) for name, text in entries}
     for name, parameter in named("gen").items():
         assert told[name].startswith(parameter.line), name
@@ -249,7 +249,7 @@ def test_what_another_backend_may_take_is_an_engines_to_refuse(wide):
 
 
 def test_an_argument_that_is_not_known_yet_is_taken_in_a_trace_and_refused_by_an_engine():
-    asked = sgl.gen("a", temperature=SglArgument("t"))
+    asked = sgl.gen("a", temperature=SglArgument("t"))  # type: ignore[arg-type]  # a symbol, in a trace
     with pytest.raises(sgl.ParameterError, match=r"^temperature: Argument.* is only known when the program runs"):
         resolve_params(asked.node.params, 10)
 

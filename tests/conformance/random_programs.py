@@ -570,7 +570,7 @@ def walk(steps: Steps) -> Iterator[Step]:
 def inside(step: Step) -> dict[tuple[str, int | None], Steps]:
     """The lists of steps that a step has."""
     found: dict[tuple[str, int | None], Steps] = {}
-    for name in (f.name for f in fields(step)):
+    for name in (f.name for f in fields(step)):  # type: ignore[arg-type]  # every step is a dataclass
         value = getattr(step, name)
         if isinstance(value, tuple) and value and all(isinstance(each, Step) for each in value):
             found[name, None] = value

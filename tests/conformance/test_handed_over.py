@@ -8,6 +8,7 @@ import contextlib
 import os
 from collections import Counter
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 CASES = cases()
 RUNS = int(os.environ.get("SGLANG_LITE_RUNS", "0"))
-FIXED = {"seed": 3, "max_new_tokens": 8}
+FIXED: dict[str, Any] = {"seed": 3, "max_new_tokens": 8}
 gen = sgl.gen
 
 
@@ -44,7 +45,7 @@ def told(node):
     return with_settings
 
 
-WAYS = {  # of settings of the run, and of each generation
+WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of settings of the run, and of each generation
     "plain": ({}, {}),
     "timeout": ({"timeout": 60}, {}),
     "retries": ({"retries": 2}, {}),

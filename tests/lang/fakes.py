@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from random import Random
 from typing import Any
@@ -127,7 +127,7 @@ class Scored(sgl.BaseBackend):
         asked: the choices of each call.
     """
 
-    def __init__(self, table: dict[str, Sequence[tuple[int, float, float | None]]]) -> None:
+    def __init__(self, table: Mapping[str, Sequence[tuple[int, float, float | None]]]) -> None:
         super().__init__()
         self._table = table
         self.asked: list[tuple[str, ...]] = []

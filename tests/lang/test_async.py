@@ -100,7 +100,7 @@ def test_async_sync_and_errors():
         await s.get("a")
 
     with pytest.raises(sgl.ProgramError, match="ZeroDivisionError"):
-        failing.run(backend=sgl.ScriptedBackend(lambda call: 1 / 0))
+        failing.run(backend=sgl.ScriptedBackend(lambda call: str(1 / 0)))
 
 
 def test_streaming_from_arun():

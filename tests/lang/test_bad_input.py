@@ -419,12 +419,12 @@ def calls():
         lambda: program.run(backend=BACKEND),
         lambda: program.run("a", "b", backend=BACKEND),
         lambda: program.run(qestion="a", backend=BACKEND),
-        lambda: program.run("a", backend=3),
+        lambda: program.run("a", backend=3),  # type: ignore[arg-type]  # wrong on purpose
         lambda: program.run("a", backend=BACKEND, timeout=-1),
-        lambda: program.run("a", backend=BACKEND, retries=1.5),
+        lambda: program.run("a", backend=BACKEND, retries=1.5),  # type: ignore[arg-type]  # wrong on purpose
         lambda: program.run("a", backend=BACKEND, stop=[3]),
         lambda: program.run_batch([("a",)], backend=BACKEND, num_threads=0),
-        lambda: program.run_batch([("a",)], backend=BACKEND, on_error="ignore"),
+        lambda: program.run_batch([("a",)], backend=BACKEND, on_error="ignore"),  # type: ignore[arg-type]  # wrong on purpose
         lambda: program.bind(qestion="a"),
     ]  # here
 

@@ -1,6 +1,7 @@
 """run_batch: every item, in order, whatever happens to one of them."""
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ def test_results_are_in_order_and_finished():
 
 
 def test_items_may_be_sequences_and_none_is_changed():
-    items = [(2,), (3, 4), {"x": 5}]
+    items: list[Any] = [(2,), (3, 4), {"x": 5}]
     states = square.run_batch(items, backend=backend())
     assert [state.text() for state in states] == ["2 0 4", "3 4 9", "5 0 25"]
     assert items == [(2,), (3, 4), {"x": 5}]
@@ -372,7 +373,7 @@ def test_nothing_that_is_given_is_changed():
         s += f"{a} {b}"
         more["c"] = 1
 
-    items = [{"a": shared, "b": [2], "d": 3}, (shared, 4, 5), [shared, 6]]
+    items: list[Any] = [{"a": shared, "b": [2], "d": 3}, (shared, 4, 5), [shared, 6]]
     before = repr(items)
     greedy.run_batch(items, backend=sgl.ScriptedBackend())
     bound = greedy.bind(b=9)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -224,7 +225,7 @@ def test_llama_2_puts_the_system_turn_into_the_first_user_turn_alone():
 
 
 def test_a_system_message_without_content_gets_the_default():
-    messages = [{"role": "system", "content": None}, {"role": "user", "content": "U"}]
+    messages: list[dict[str, Any]] = [{"role": "system", "content": None}, {"role": "user", "content": "U"}]
     assert get_chat_template("default").get_prompt(messages) == "USER:U\n"
     assert get_chat_template("qwen").get_prompt(messages).startswith("<|im_start|>system\nYou are a helpful")
 

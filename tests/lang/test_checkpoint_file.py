@@ -97,7 +97,7 @@ def test_a_restored_state_is_like_the_one_that_ran(path):
 
     backend = sgl.ScriptedBackend(lambda call: "[1, 2]" if call.constraint else "two words")
     (ran,) = program.run_batch([(1,)], backend=backend, checkpoint=path)
-    (restored,) = program.run_batch([(1,)], backend=sgl.ScriptedBackend(lambda call: 1 / 0), checkpoint=path)
+    (restored,) = program.run_batch([(1,)], backend=sgl.ScriptedBackend(lambda call: str(1 / 0)), checkpoint=path)
     names = ["cut", "picked", "several", "typed", "half", "set"]
     assert [restored[name] for name in names] == [ran[name] for name in names]
     assert [restored.raw(name) for name in names] == [ran.raw(name) for name in names]
@@ -202,7 +202,9 @@ def test_a_value_that_can_not_be_kept_fails_its_item_and_says_which(path, value)
 
 
 def test_what_has_failed_is_run_again(path):
-    failing = sgl.ScriptedBackend(lambda call: 1 / 0 if call.prompt.messages[0].content[0] in ("1", "4") else "fine")
+    failing = sgl.ScriptedBackend(
+        lambda call: str(1 / 0) if call.prompt.messages[0].content[0] in ("1", "4") else "fine"
+    )
     results = square.run_batch(ITEMS, backend=failing, checkpoint=path, on_error="return")
     assert [isinstance(r, Exception) for r in results] == [False, True, False, False, True, False]
     assert run(path) == (["fine", "<1>", "fine", "fine", "<4>", "fine"], 2)

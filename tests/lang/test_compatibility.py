@@ -7,6 +7,7 @@ import importlib
 import inspect
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -289,7 +290,7 @@ def test_gen_makes_a_generation_or_a_selection():
 
 
 def test_gen_takes_its_parameters_in_sglangs_order():
-    values = dict(
+    values: dict[str, Any] = dict(
         max_tokens=1, min_tokens=2, n=3, stop="s", stop_token_ids=[4], stop_regex="r", temperature=0.5, top_p=0.6,
         top_k=7, min_p=0.1, frequency_penalty=0.2, presence_penalty=0.3, ignore_eos=True, return_logprob=True,
         logprob_start_len=8, top_logprobs_num=9, return_text_in_logprobs=True,
@@ -434,7 +435,7 @@ def test_calling_a_program_runs_it():
 
 def test_every_sampling_parameter_of_run_reaches_the_node():
     script = sgl.ScriptedBackend(default="x")
-    given = dict(
+    given: dict[str, Any] = dict(
         max_new_tokens=3, n=2, stop=["s"], stop_token_ids=[1], stop_regex=["r"], temperature=0.1, top_p=0.2, top_k=3,
         min_p=0.4, frequency_penalty=0.5, presence_penalty=0.6, ignore_eos=True, return_logprob=True,
         logprob_start_len=7, top_logprobs_num=8, return_text_in_logprobs=True,
@@ -539,7 +540,7 @@ def test_text_iter_of_a_finished_program_gives_all_at_once():
 
 
 def test_error_tells_what_went_wrong_and_nothing_else_is_needed():
-    state = program.run("Why?", backend=sgl.ScriptedBackend(lambda call: 1 / 0))
+    state = program.run("Why?", backend=sgl.ScriptedBackend(lambda call: str(1 / 0)))
     assert isinstance(state.error(), Exception)
     assert isinstance(state.stream_executor.error(), Exception)
     assert isinstance(state.stream_executor.error_, Exception)

@@ -5,6 +5,7 @@ import re
 import threading
 from contextvars import ContextVar, copy_context
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -119,7 +120,7 @@ def test_a_timeout_of_the_backends_own_is_not_taken_for_the_nodes():
 
 
 def test_a_time_limit_holds_across_attempts():
-    state = run(sgl.gen("a", retries=10**9), backend=sgl.ScriptedBackend(lambda call: 1 / 0), timeout=0.05)
+    state = run(sgl.gen("a", retries=10**9), backend=sgl.ScriptedBackend(lambda call: str(1 / 0)), timeout=0.05)
     with pytest.raises(sgl.RequestTimeoutError, match="the run took longer"):
         within(2, lambda: state["a"])
 
@@ -520,7 +521,7 @@ def test_the_engine_draws_the_same_alone_and_in_a_batch(engine):
     def story(s, animal):
         s += f"A {animal}:" + sgl.gen("a", max_tokens=3)
 
-    items = [{"animal": animal} for animal in ("cat", "dog", "cow", "owl")]
+    items: list[dict[str, Any]] = [{"animal": animal} for animal in ("cat", "dog", "cow", "owl")]
     together = [state["a"] for state in story.run_batch(items, backend=engine, seed=3)]
     assert [story.run(**item, backend=engine, seed=3)["a"] for item in items[::2]] == together[::2]
 

@@ -63,7 +63,7 @@ def test_an_invalid_value_is_an_error_that_carries_the_text():
 
 
 def test_each_reader_gets_an_error_of_its_own():
-    state = run(lambda s: s.__iadd__(sgl.gen("a")), sgl.ScriptedBackend(lambda call: 1 / 0))
+    state = run(lambda s: s.__iadd__(sgl.gen("a")), sgl.ScriptedBackend(lambda call: str(1 / 0)))
     errors = []
     for _ in range(2):
         with pytest.raises(sgl.ProgramError) as caught:
@@ -210,7 +210,7 @@ def test_arguments_that_do_not_fit_the_program():
     with pytest.raises(sgl.ParameterError, match="no parameter for the state"):
         sgl.function(lambda: None)
     with pytest.raises(sgl.ParameterError, match="a str is no backend"):
-        program.run(1, backend="gpt-4")
+        program.run(1, backend="gpt-4")  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_a_backend_without_hooks_says_so():
@@ -224,7 +224,7 @@ def test_a_backend_without_hooks_says_so():
 
 def test_a_failure_that_nobody_reads_is_logged(caplog):
     with caplog.at_level(logging.ERROR, "sglang_lite"):
-        state = run(lambda s: s.__iadd__(sgl.gen("a")), sgl.ScriptedBackend(lambda call: 1 / 0), use_thread=True)
+        state = run(lambda s: s.__iadd__(sgl.gen("a")), sgl.ScriptedBackend(lambda call: str(1 / 0)), use_thread=True)
         state.branch.read("nothing").when_done(lambda: None)
         while state.branch.player.failure is None:
             pass
@@ -272,7 +272,7 @@ def test_a_failed_branch_is_logged_unless_a_variable_tells(caplog, way, name):
         s += "."
 
     with caplog.at_level(logging.ERROR, "sglang_lite"):
-        state = run(body, sgl.ScriptedBackend(lambda call: 1 / 0))
+        state = run(body, sgl.ScriptedBackend(lambda call: str(1 / 0)))
         assert state.text() == "."
         if name is not None:
             with pytest.raises(sgl.ProgramError, match="ZeroDivisionError"):
@@ -311,7 +311,7 @@ def test_a_variable_that_a_failed_stream_never_made_raises_what_it_failed_with()
     @sgl.function
     def program(s):
         s += "x"
-        s += sgl.gen("a", temperature="hot")
+        s += sgl.gen("a", temperature="hot")  # type: ignore[arg-type]  # wrong on purpose
 
     state = program.run(stream=True, backend=sgl.ScriptedBackend())
     with pytest.raises(sgl.ParameterError, match="temperature") as caught:

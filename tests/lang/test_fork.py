@@ -143,7 +143,7 @@ def test_a_failing_parent_fails_the_branches_it_never_reached():
         fork.join("concate_and_append")
         return fork
 
-    state = program.run(backend=sgl.ScriptedBackend(lambda call: 1 / 0))
+    state = program.run(backend=sgl.ScriptedBackend(lambda call: str(1 / 0)))
     for read in (lambda: state.ret_value[0]["b"], lambda: state["b"], state.text, state.sync):
         with pytest.raises(sgl.ProgramError, match="ZeroDivisionError"):
             read()

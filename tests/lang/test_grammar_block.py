@@ -13,6 +13,7 @@ from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.program.nodes import Gen, GrammarBegin, GrammarEnd, Program, Select, Text
 from sglang_lite.protocol import (
     Choices,
+    Constraint,
     Continuation,
     Ebnf,
     Generation,
@@ -182,7 +183,7 @@ class Slow(LocalBackend):
         return super().hooks - {"open_program"}
 
 
-CONSTRAINTS = {
+CONSTRAINTS: dict[str, Constraint] = {
     "words": WORDS,
     "choices": Choices(("ab", "abc", "b, b, b")),
     "parentheses": Ebnf('root ::= "a" | "(" root ")" | "[" root "b]"'),
@@ -202,7 +203,7 @@ def drawn_body(draw, constraint):
         s += "x"
         with s.grammar(constraint):
             for i, piece in enumerate(pieces):
-                own = sgl.Choices([piece[:1], piece, piece + "a"])
+                own = sgl.Choices([piece[:1], piece, piece + "a"])  # type: ignore[arg-type]  # a list will do
                 s += sgl.gen(f"own{i}", constraint=own, max_tokens=99) if draw.random() < 0.5 and piece else piece
             s += sgl.gen("rest", max_tokens=200)
 

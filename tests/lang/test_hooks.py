@@ -261,7 +261,7 @@ def test_a_hook_that_does_not_answer_as_it_should_is_an_error(answer):
         within(5, lambda: run("x", sgl.gen("a"), backend=Odd())["a"])
 
 
-@pytest.mark.parametrize("decision", [None, "x", ChoicesDecision("z"), ChoicesDecision(None)])
+@pytest.mark.parametrize("decision", [None, "x", ChoicesDecision("z"), ChoicesDecision(None)])  # type: ignore[arg-type]  # wrong on purpose
 def test_a_hook_that_selects_what_is_no_choice_is_an_error(decision):
     class Odd(sgl.BaseBackend):
         def select(self, s, choices, temperature, choices_method):
@@ -409,7 +409,7 @@ def saying(text, meta=None):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("options", [{}, {"retries": 1}], ids=str)
 @pytest.mark.parametrize(
-    "constraint", [dict(regex="[0-9]+"), dict(constraint=sgl.Choices(["a", "b"])), dict(dtype=bool), dict(type=int)],
+    "constraint", [dict(regex="[0-9]+"), dict(constraint=sgl.Choices(("a", "b"))), dict(dtype=bool), dict(type=int)],
     ids=str,
 )  # fmt: skip
 def test_an_answer_that_breaks_its_constraint_is_an_error(constraint, options, stream):

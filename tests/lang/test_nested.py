@@ -159,7 +159,7 @@ def test_a_failing_node_is_named_by_its_line_in_the_inner_program():
     def program(s):
         s += inner()
 
-    state = program.run(backend=sgl.ScriptedBackend(lambda call: 1 / 0))
+    state = program.run(backend=sgl.ScriptedBackend(lambda call: str(1 / 0)))
     with pytest.raises(sgl.ProgramError) as caught:
         state["a"]
     assert caught.value.where.line == line_here(inner)
@@ -170,7 +170,7 @@ def test_a_called_programs_failure_does_not_fail_the_caller():
     def program(s):
         s += "1"
         with pytest.raises(sgl.ProgramError, match="ZeroDivisionError"):
-            s.call(ask, "q", backend=sgl.ScriptedBackend(lambda call: 1 / 0))["answer"]
+            s.call(ask, "q", backend=sgl.ScriptedBackend(lambda call: str(1 / 0)))["answer"]
         s += "2"
 
     assert program.run(backend=backend()).text() == "12"

@@ -285,7 +285,7 @@ def test_own_arguments_win_over_settings_of_the_same_name():
     def program(s, n, stop=None, stream=False):
         s += f"{n} {stop} {stream} " + sgl.gen("a")
 
-    assert program.run(n=5, stop="here", stream="yes", backend=backend).text() == "5 here yes x"
+    assert program.run(n=5, stop="here", stream="yes", backend=backend).text() == "5 here yes x"  # type: ignore[arg-type]  # the body takes a `stream` of its own
     assert (backend.calls[0].params.n, backend.calls[0].params.stop) == (UNSET, UNSET)
 
 

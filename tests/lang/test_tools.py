@@ -277,7 +277,7 @@ def test_a_call_can_be_demanded(choice):
 def test_a_choice_that_is_none_is_refused():
     for choice in ("subtract", weather, "none", 3):
         with pytest.raises(sgl.ParameterError, match=r"tool_choice: .* is not 'auto', 'required' or one"):
-            sgl.gen("x", tools=[add], tool_choice=choice)
+            sgl.gen("x", tools=[add], tool_choice=choice)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(sgl.ParameterError, match="tool_choice: needs tools"):
         sgl.gen("x", tool_choice="auto")
 

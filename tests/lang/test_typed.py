@@ -270,9 +270,9 @@ def test_the_backend_is_given_a_constraint(kind, constraint):
 def test_whole_numbers_are_bounded_where_the_type_says_nothing():
     import json
 
-    schema = json.loads(sgl.gen("x", type=Annotated[int, Field(gt=2)]).node.constraint.schema)
+    schema = json.loads(sgl.gen("x", type=Annotated[int, Field(gt=2)]).node.constraint.schema)  # type: ignore[arg-type]  # a schema
     assert (schema["exclusiveMinimum"], schema["maximum"]) == (2, 2**53 - 1)
-    schema = json.loads(sgl.gen("x", type=Annotated[int, Field(lt=2)]).node.constraint.schema)
+    schema = json.loads(sgl.gen("x", type=Annotated[int, Field(lt=2)]).node.constraint.schema)  # type: ignore[arg-type]  # a schema
     assert (schema["minimum"], schema["exclusiveMaximum"]) == (-(2**53) + 1, 2)
 
 

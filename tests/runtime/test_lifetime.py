@@ -251,7 +251,7 @@ def test_a_forked_copy_does_not_wait_for_a_program_of_the_other_process():
         s += sgl.gen("x") + "!"
         go.wait(30)
 
-    backend = sgl.ScriptedBackend(lambda call: go.wait(30) and "done")
+    backend = sgl.ScriptedBackend(lambda call: "done" if go.wait(30) else "")
     state = program.run(backend=backend, stream=True)
     for read in (lambda: state["x"], state.text, state.sync, lambda: state["y"], lambda: list(state.text_iter())):
         said = in_a_fork(read)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+from typing import Any
 
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -14,7 +15,7 @@ from sglang_lite.text.chat_template import JinjaTemplate
 pytestmark = pytest.mark.slow
 
 EXAMPLES = int(os.environ.get("SGLANG_LITE_HOSTILE_FILES", "200"))
-MESSAGES = [
+MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be <b>brief</b> & 'kind'."},
     {"role": "user", "content": "hi\nthere", "tags": ["a", "b"]},
     {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1, "y": [1.5, None]}}}]},

@@ -616,7 +616,7 @@ def test_a_random_model_that_is_held_to_a_format_calls_the_tools(tiny, family):
     for seed in range(6):
         for choice, names in (("required", TOOLS), ("required", ["add"]), ("auto", TOOLS)):
             tools = {name: TOOLS[name] for name in names}
-            constraint = calls_constraint(family, tools, choice, parallel=False)
+            constraint = calls_constraint(family, tools, choice, parallel=False)  # type: ignore[arg-type]  # a literal
             params = SamplingParams(max_tokens=600, seed=seed, temperature=1.0)
             generation = tiny.complete("x", params, constraint)
             if generation.finish_reason == "length":

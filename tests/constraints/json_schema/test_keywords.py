@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ OLD = "http://json-schema.org/draft-07/schema#"
 OBJECT, ARRAY = {"type": "object"}, {"type": "array"}
 
 # keyword: a schema, texts that are kept, texts that are not
-ENFORCED = {
+ENFORCED: dict[str, Any] = {
     "type": ({"type": ["integer", "null"]}, ["3", "null"], ["3.5", '"3"']),
     "enum": ({"enum": [1, "a", [True]]}, ["1", '"a"', "[true]"], ["2", "true"]),
     "const": ({"const": {"a": None}}, ['{"a": null}'], ["{}", "null"]),

@@ -308,6 +308,7 @@ def test_additional_properties_are_evaluated_in_every_draft(draft, additional):
         "unevaluatedProperties": False,
     }
     example = sgl.grammar.check(schema).example
+    assert example is not None
     assert sgl.grammar.matches(schema, example)
     assert sgl.grammar.matches(schema, '{"a": 1, "b": "x"}')
     assert sgl.grammar.matches(schema, '{"b": 1}') == (additional is True)

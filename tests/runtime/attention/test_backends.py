@@ -1,7 +1,7 @@
 """What every backend of attention answers, against the CPU's attention of each row by itself."""
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -68,7 +68,7 @@ def test_decoding_rows_beside_blocks(backend, options, scaled):
     cache, asked = (rows.cache, q) if scaled is None else in_eight_bits(rows, q, scaled=scaled)
     out = backend.attend(rows, cache, plan, q, **options)
     alone = [(i, 1, i, n) for i, n in enumerate(lengths)]
-    rows.cache = KVCache(*(tuple(x.float() for x in side) for side in (rows.cache.k, rows.cache.v)))
+    rows.cache = KVCache(*(tuple(x.float() for x in side) for side in (rows.cache.k, rows.cache.v)))  # type: ignore[arg-type]  # keys and values
     expected = rows.twin(asked, [*alone, (5, 20, 5, 45), (25, 3, 6, 3)], scale=0.3, **options)
     if scaled is None:
         assert (out - expected).norm() < backend.limit * expected.norm()
@@ -114,7 +114,13 @@ def test_what_lies_beyond_a_row_is_not_read(backend):
     ids=str,
 )
 def test_packages_refuse_what_they_cannot(package, settings, reason, monkeypatch):
-    found = {"head_dim": 128, "compute": torch.bfloat16, "cache": torch.bfloat16, "capability": (9, 0), "spec": "there"}
+    found: dict[str, Any] = {
+        "head_dim": 128,
+        "compute": torch.bfloat16,
+        "cache": torch.bfloat16,
+        "capability": (9, 0),
+        "spec": "there",
+    }
     found |= settings
     monkeypatch.setattr("importlib.util.find_spec", lambda name: found["spec"])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found["capability"])

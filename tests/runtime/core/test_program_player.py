@@ -7,7 +7,7 @@ import pytest
 
 import sglang_lite as sgl
 import sglang_lite.runtime.core.program_player as module
-from sglang_lite.program.nodes import Fork, Gen, Join, Mark, Program, Rollback, Select, Text
+from sglang_lite.program.nodes import Fork, Gen, Join, Mark, Node, Program, Rollback, Select, Text
 from sglang_lite.protocol import (
     Choices,
     Delta,
@@ -138,7 +138,7 @@ def test_deltas_are_the_texts_in_pieces(engine):
 
 
 def random_segments(draw, depth=0):
-    segments = []
+    segments: list[Node] = []
     for _ in range(draw.randrange(1, 6)):
         kind = draw.random()
         if kind < 0.35:

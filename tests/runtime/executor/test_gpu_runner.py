@@ -4,6 +4,7 @@ With a GPU, on it and through captured graphs; without one, on the CPU under Tri
 
 import random
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 import torch
@@ -150,7 +151,7 @@ def test_packages_give_the_probabilities_of_our_kernels(package, tmp_path):
         num_key_value_heads=2, head_dim=64, max_position_embeddings=256, bos_token_id=0, eos_token_id=1,
         pad_token_id=None,
     )  # fmt: skip
-    settings = {
+    settings: dict[str, Any] = {
         "model": str(save(randomise(Qwen3ForCausalLM(config)), tmp_path)),
         "dtype": "float16",
         "step_tokens": 150,

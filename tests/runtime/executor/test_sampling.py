@@ -57,7 +57,7 @@ def run_all(engine, requests):
 
 
 def test_draws_are_uniform_and_seeds_do_not_shift_each_other():
-    positions = np.arange(4000)
+    positions = np.arange(4000, dtype=np.int32)
     streams = [uniforms(np.full(4000, s % 2**64, dtype=np.uint64), positions) for s in (0, 1, -1, 0x9E3779B97F4A7C15)]
     streams += [uniforms(np.full(4000, sample_seed(0, i), dtype=np.uint64), positions) for i in (1, 2)]
     for stream in streams:

@@ -121,7 +121,7 @@ def in_eight_bits(rows, q, *, scaled):
         scales = KVScales((2.0 ** (2 * heads - 1),), (2.0 ** (12 * heads - 9),))
         q.copy_(by_kv_head(q, scales.k[0]))
     sides = (scales.k, scales.v) if scales else (torch.ones(1, rows.kv_heads, device=DEVICE),) * 2
-    rows.cache = KVCache(*((x.float() * by[0].view(-1, 1, 1),) for x, by in zip(eight, sides)))
+    rows.cache = KVCache(*((x.float() * by[0].view(-1, 1, 1),) for x, by in zip(eight, sides)))  # type: ignore[arg-type]  # keys and values
     k, v = ((x,) for x in eight)
     return KVCache(k, v, scales), asked
 

@@ -1,6 +1,7 @@
 """Configs as the hub has them, old spelling and left-out fields included, are read as transformers reads them."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 from sglang_lite.runtime.models.layers.rope import RotaryTable
 from sglang_lite.runtime.models.spec import spec_from_config
 
-HUB = {
+HUB: dict[str, Any] = {
     "llama-2-7b": (LlamaConfig, "LlamaForCausalLM", dict(
         hidden_size=4096, intermediate_size=11008, max_position_embeddings=4096, num_attention_heads=32,
         num_hidden_layers=32, num_key_value_heads=32, pretraining_tp=1, rms_norm_eps=1e-5, rope_scaling=None,

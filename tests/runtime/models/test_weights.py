@@ -253,9 +253,9 @@ def test_a_gguf_that_cannot_be_used_says_why(tmp_path, reference):
     with pytest.raises(sgl.ModelError, match="pre-tokenizer 'klingon'"):
         sgl.Engine(model=str(write_gguf(bad, reference, pre="klingon")))
     with pytest.raises(sgl.ModelError, match=r"stored as I8, which is not supported. Supported: F32"):
-        sgl.Engine(model=str(write_gguf(bad, reference, **{"extra.weight": np.zeros(32, dtype=np.int8)})))
+        sgl.Engine(model=str(write_gguf(bad, reference, **{"extra.weight": np.zeros(32, dtype=np.int8)})))  # type: ignore[arg-type]  # no name of Python
     with pytest.raises(sgl.ModelError, match=r"'odd.weight' is of no supported architecture"):
-        sgl.Engine(model=str(write_gguf(bad, reference, **{"odd.weight": np.zeros(32, dtype=np.float32)})))
+        sgl.Engine(model=str(write_gguf(bad, reference, **{"odd.weight": np.zeros(32, dtype=np.float32)})))  # type: ignore[arg-type]  # no name of Python
 
 
 @pytest.mark.parametrize(
@@ -333,8 +333,8 @@ def test_a_folder_with_damaged_files_names_them(tmp_path, reference):
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(sgl.ModelError, match=r"tokenizer.json: not a tokenizer"):
         sgl.Engine(model=str(folder))
-    for content, message in (("{", "not JSON"), ("[]", "not a JSON object")):
-        (folder / "config.json").write_text(content)
+    for text, message in (("{", "not JSON"), ("[]", "not a JSON object")):
+        (folder / "config.json").write_text(text)
         with pytest.raises(sgl.ModelError, match=f"config.json: {message}"):
             sgl.Engine(model=str(folder))
 
@@ -367,4 +367,4 @@ def test_dummy_weights_need_no_checkpoint(tmp_path, reference):
         params = sgl.protocol.SamplingParams(max_tokens=4, ignore_eos=True, return_logprob=True, seed=0)
         generation = engine.complete(PROMPT, params)
     assert len(generation.token_ids) == 4
-    assert all(np.isfinite(e.logprob) for e in generation.output_logprobs)
+    assert all(np.isfinite(e.logprob) for e in generation.output_logprobs)  # type: ignore[arg-type]  # all have one

@@ -14,6 +14,7 @@ from sglang_lite.constraints.matching import matches
 from sglang_lite.program.nodes import Gen, Program, Text
 from sglang_lite.protocol import (
     Choices,
+    Constraint,
     ConstraintError,
     Delta,
     Ebnf,
@@ -38,7 +39,7 @@ from tests.constraints import hostile
 from tests.constraints.test_generation import random_model
 
 PARAMS = SamplingParams(max_tokens=60, temperature=1.0, seed=3)
-CONSTRAINTS = {
+CONSTRAINTS: dict[str, Constraint] = {
     "regex": Regex("[a-f]{2,5}(, [a-f]{2,5}){1,2}"),
     "choices": Choices(("yes", "no", "maybe, maybe not")),
     "ebnf": Ebnf('root ::= "a" root "b" | "c"'),
@@ -345,7 +346,7 @@ def test_rows_of_several_engines_and_of_none_run_side_by_side():
         kinds = ("regex", None, "schema", "ebnf")
         for i, sink in enumerate(sinks):
             params = SamplingParams(max_tokens=40, temperature=1.0, seed=i)
-            engine.submit("ab", params, CONSTRAINTS.get(kinds[i % 4]), sink=sink)
+            engine.submit("ab", params, CONSTRAINTS.get(kinds[i % 4]), sink=sink)  # type: ignore[arg-type]  # None for none
         for i, sink in enumerate(sinks):
             generation = sink.end()
             assert isinstance(generation, Generation)

@@ -9,6 +9,7 @@ import pytest
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.protocol import (
     Choices,
+    Constraint,
     ConstraintError,
     Ebnf,
     InOrder,
@@ -33,7 +34,7 @@ from tests.constraints.random_grammars import grammar as random_grammar
 OBJECT = (
     '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": false}'
 )
-REGULAR = {
+REGULAR: dict[str, Constraint] = {
     "a date": Regex(r"[0-9]{4}-[0-9]{2}-[0-9]{2}"),
     "words": Regex(r"[a-z]+( [a-z]+){1,5}\."),
     "a class without ASCII": Regex("[é-ü€😀-😂]{1,3}x?"),
@@ -46,7 +47,7 @@ REGULAR = {
     "choices with an empty one": Choices(("", "a", "é")),
     "in order": InOrder((Choices(("a", "b")), Regex("[0-9]+"))),
 }
-OTHERS = {
+OTHERS: dict[str, Constraint] = {
     "any text": Regex("(?s).*"),
     "a line": Regex(".{1,3}"),
     "digits of any script": Regex(r"\d{1,3}"),

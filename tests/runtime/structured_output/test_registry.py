@@ -21,4 +21,4 @@ def test_a_name_of_the_registry_is_a_setting_with_an_engine(name):
 
 def test_other_names_are_refused():
     with pytest.raises(ParameterError, match=f"is not one of {', '.join(get_args(ConstraintBackend))}"):
-        EngineConfig(constraint_backend="grammars")
+        EngineConfig(constraint_backend="grammars")  # type: ignore[arg-type]  # wrong on purpose
