@@ -110,9 +110,10 @@ def measure(
         accepts.append(time.perf_counter() - filled)
         fills.append(filled - began)
     both = [a + b for a, b in zip(fills, accepts)]
-    row = 1e6 / len(texts)
+    per_row = 1e6 / len(texts)
     return (
-        f"{median(both) * row:6.1f} us a row (mask {median(fills) * row:5.1f}, accept {median(accepts) * row:4.1f}), "
+        f"{median(both) * per_row:6.1f} us a row "
+        f"(mask {median(fills) * per_row:5.1f}, accept {median(accepts) * per_row:4.1f}), "
         f"step p50 {median(both) * 1e3:6.2f} ms, p99 {sorted(both)[len(both) * 99 // 100] * 1e3:6.2f}, "
         f"worst {max(both) * 1e3:6.2f}; "
         f"late {late_rows / len(fills) / len(texts):6.3%}; compile {compiled * 1e3:7.1f} ms"

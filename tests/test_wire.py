@@ -223,7 +223,7 @@ UNSENDABLE = {
     "bytes in meta": (G("x", meta={"a": b"x"}), "/data/meta/a", "bytes"),
     "a tuple in meta": (G("x", meta={"a": (1,)}), "/data/meta/a", "tuple"),
     "a record in meta": (G("x", meta={"a": protocol.Usage()}), "/data/meta/a", "Usage"),
-    "a name that is no text": (G("x", meta={1: 2}), "/data/meta", "no name"),
+    "a name that is no text": (G("x", meta={1: 2}), "/data/meta", "no name"),  # type: ignore[dict-item]  # wrong on purpose
     "the reserved name": (G("x", meta={"a": {"$float": "inf"}}), "/data/meta/a", "no name"),
     "a wide integer": (protocol.SamplingParams(seed=2**64), "/data/seed", "64 bits"),
     "a wide token": (protocol.Span("x", (1, -(2**63) - 1)), "/data/ids/1", "64 bits"),
@@ -242,7 +242,7 @@ def test_what_has_no_form_is_refused_where_it_is_sent(record, pointer, problem, 
 
 
 def nested(depth):
-    constraint = protocol.Regex("a")
+    constraint: protocol.Constraint = protocol.Regex("a")
     for _ in range(depth):
         constraint = protocol.Repeated(constraint)
     return constraint

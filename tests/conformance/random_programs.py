@@ -383,8 +383,8 @@ def _fork(s: Any, step: Fork, told: list[Any]) -> Body:
     if step.together:
         yield Together(parts)
     else:
-        for part in parts:
-            yield from part
+        for body in parts:
+            yield from body
     told.append(each)
     yield from take(s, step.beside, told)
     for i, name in step.read:
@@ -859,7 +859,7 @@ def _less(steps: Steps) -> Iterator[Steps]:
                     value = list(getattr(step, name))
                     value[at] = less
                     value = tuple(value)
-                yield (*steps[:i], replace(step, **{name: value}), *steps[i + 1 :])
+                yield (*steps[:i], replace(step, **{name: value}), *steps[i + 1 :])  # type: ignore[type-var]  # every step is a dataclass
         if isinstance(step, Gen):
             for key in dict(step.given):
                 left = tuple(pair for pair in step.given if pair[0] != key)

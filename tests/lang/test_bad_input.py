@@ -182,7 +182,7 @@ def test_what_is_no_text_and_no_expression(only_error, what):
 
 def test_an_expression_plus_a_number(only_error):
     def program(s):
-        s += sgl.gen("a") + 3  # here
+        s += sgl.gen("a") + 3  # type: ignore[operator]  # here
 
     assert "a int can't be added" in str(only_error(program))
 
@@ -422,7 +422,7 @@ def calls():
         lambda: program.run("a", backend=3),  # type: ignore[arg-type]  # wrong on purpose
         lambda: program.run("a", backend=BACKEND, timeout=-1),
         lambda: program.run("a", backend=BACKEND, retries=1.5),  # type: ignore[arg-type]  # wrong on purpose
-        lambda: program.run("a", backend=BACKEND, stop=[3]),
+        lambda: program.run("a", backend=BACKEND, stop=[3]),  # type: ignore[list-item]  # wrong on purpose
         lambda: program.run_batch([("a",)], backend=BACKEND, num_threads=0),
         lambda: program.run_batch([("a",)], backend=BACKEND, on_error="ignore"),  # type: ignore[arg-type]  # wrong on purpose
         lambda: program.bind(qestion="a"),

@@ -156,7 +156,7 @@ def test_what_can_not_be_added_is_refused(value):
 
 def test_expressions_refuse_foreign_operands():
     with pytest.raises(sgl.ParameterError, match="a int can't be added"):
-        sgl.gen("a") + 3
+        sgl.gen("a") + 3  # type: ignore[operator]  # wrong on purpose
 
 
 BAD_GENS = [

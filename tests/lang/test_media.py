@@ -242,7 +242,7 @@ class FakeCapture:
         return self.at != 8, self.at
 
     def release(self):
-        self.count = None
+        self.count = None  # type: ignore[assignment]  # no use of it can follow
 
 
 @pytest.fixture

@@ -137,7 +137,7 @@ NO_MEMORY = "CUDA out of memory. Tried to allocate 20.00 GiB.\nGPU 0 has a total
 class Inline(Executor):
     """Does at once what is submitted."""
 
-    def submit(self, work, *args, **kwargs):
+    def submit(self, work, *args, **kwargs):  # type: ignore[override]  # callers give them in order
         done = Future()
         try:
             done.set_result(work(*args, **kwargs))
@@ -160,7 +160,7 @@ class SteppedEngine(Engine):
         self.core = EngineCore(EngineConfig.make(**config), model or loaded(), Inline())
         self.loop, self.scheduler, self.store = self.core.loop, self.core.scheduler, self.core.scheduler.store
         if fails is not None:
-            self.loop._runner = ShortRunner(self.loop._runner, fails)
+            self.loop._runner = ShortRunner(self.loop._runner, fails)  # type: ignore[assignment]  # a fake around it
         self._retract_every, self._random = retract_every, random.Random(seed)
 
     def start(self, prompt, params=SamplingParams(), **options):

@@ -215,7 +215,7 @@ class Partial(TypedDict, total=False):
 
 class Row(NamedTuple):
     name: str
-    count: int = 0
+    count: int = 0  # type: ignore[assignment]  # hides tuple.count
 
 
 def even(value):

@@ -43,8 +43,8 @@ def engine_for(**config):
     return SteppedEngine(model=model, max_total_tokens=192, context_length=128, **config)
 
 
-def generate(engine, constraint, **params):
-    params = SamplingParams(**{"temperature": 0, "max_tokens": 60, **params})
+def generate(engine, constraint, **given):
+    params = SamplingParams(**{"temperature": 0, "max_tokens": 60, **given})
     engine.compile_grammar(constraint)
     _, events = engine.start("go", params, constraint=constraint, stream=bool(params.stop))
     engine.drain()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sglang_lite.program.nodes import Fork, Gen, Program, Text
+from sglang_lite.program.nodes import Fork, Gen, Node, Program, Text
 from sglang_lite.protocol import Generation, OverloadedError, Played, ProgramResult, RequestAbortedError, SamplingParams
 from tests.runtime.scripted import VOCAB, SteppedEngine, answer, ended
 
@@ -47,7 +47,7 @@ class Scheduling(RuleBasedStateMachine):
     @rule(prompt=prompts, widths=st.lists(st.integers(1, 4), min_size=1, max_size=3))
     def fork(self, prompt, widths):
         params = SamplingParams(max_tokens=3, temperature=0)
-        segments = (Gen("end", params),)
+        segments: tuple[Node, ...] = (Gen("end", params),)
         for width in widths:
             segments = (Text("ab"), Gen("g", params), Fork((segments,) * width))
         events = []

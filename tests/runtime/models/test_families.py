@@ -3,6 +3,7 @@
 import random
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,7 +45,7 @@ GEMMA3 = GEMMA | dict(
     rope_parameters=dict(full_attention=dict(rope_type="linear", rope_theta=1e5, factor=8.0),
                          sliding_attention=dict(rope_type="default", rope_theta=100.0)))  # fmt: skip
 
-FAMILIES = {
+FAMILIES: dict[str, Any] = {
     "llama-2": (LlamaForCausalLM, dict(num_key_value_heads=4)),
     "llama-biases": (LlamaForCausalLM, dict(attention_bias=True, mlp_bias=True, head_dim=12)),
     "llama-linear": (LlamaForCausalLM, dict(rope_parameters=LINEAR)),
