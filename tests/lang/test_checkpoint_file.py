@@ -277,6 +277,7 @@ print([state.ret_value for state in states] == [f"ITEM {i}: " for i in range(cou
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [1, 4])
 def test_a_killed_batch_goes_on_where_it_was(tmp_path, window):
     path, log = tmp_path / "batch.jsonl", tmp_path / "ran.txt"
@@ -622,6 +623,7 @@ def test_arguments_are_compared_by_their_content(path, value):
     refused(path, "other arguments", [{"x": (value,)}], program)
 
 
+@pytest.mark.slow
 def test_every_process_compares_alike(tmp_path):
     (tmp_path / "changing.py").write_text(CHANGING)
     code = (

@@ -418,6 +418,7 @@ def live_threads():
     return Counter(re.sub(r"_\d+$", "", thread.name) for thread in threading.enumerate())
 
 
+@pytest.mark.slow
 def test_ten_thousand_live_states_have_one_thread():
     @sgl.function
     def program(s):

@@ -50,12 +50,14 @@ def test_the_cache_changes_what_is_computed_and_nothing_else(engine):
     assert engine.stats()["cached_tokens"] == 0
 
 
+@pytest.mark.slow
 def test_ids_text_and_spans_are_the_same_prompt(engine):
     ids = engine.tokenizer.encode(CHAT)
     texts = {engine.complete(p, GREEDY).text for p in (CHAT, ids, Prompt((Span(CHAT[:9]), Span(CHAT[9:]))))}
     assert len(texts) == 1
 
 
+@pytest.mark.slow
 def test_stops_end_the_text_and_cut_it(engine):
     cut = engine.complete(CHAT, greedy(stop=("France", "Paris")))
     assert (cut.text, cut.matched) == ("The capital of ", "France")
@@ -70,6 +72,7 @@ def test_stops_end_the_text_and_cut_it(engine):
     assert engine.complete(CHAT, greedy(min_tokens=10)).usage.completion_tokens >= 10
 
 
+@pytest.mark.slow
 def test_draws_depend_on_the_seed_alone(engine):
     params = SamplingParams(temperature=1.0, max_tokens=12, seed=7)
     alone = engine.complete(CHAT, params).text
@@ -91,6 +94,7 @@ def test_draws_depend_on_the_seed_alone(engine):
     assert len({engine.complete("Once", SamplingParams(max_tokens=8)).text for _ in range(3)}) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("params", [dict(top_k=1), dict(top_p=1e-6), dict(min_p=1.0), dict(temperature=1e-6)])
 def test_filters_at_their_limit_are_greedy(engine, params):
     assert (
@@ -99,6 +103,7 @@ def test_filters_at_their_limit_are_greedy(engine, params):
     )
 
 
+@pytest.mark.slow
 def test_penalties_and_biases_move_the_choice(engine):
     paris = engine.tokenizer.encode(" Paris")[0]
     assert "Paris" not in engine.complete(CHAT, greedy(logit_bias=((paris, -100.0),))).text

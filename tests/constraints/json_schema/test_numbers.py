@@ -39,6 +39,7 @@ def decimal(rng):
     return rng.choice(["", "-"]) + (f"{digits[:-places]}.{digits[-places:]}" if places else digits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
 def test_the_texts_spell_exactly_the_numbers_of_the_set(seed):
     rng = random.Random(seed)

@@ -36,6 +36,7 @@ def engine_that(fails, **settings):
     return found[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("cached", [False, True])
 def test_nothing_is_lost_when_memory_ends_now_and_then(overlap, cached):

@@ -98,7 +98,7 @@ def with_graphs(device, monkeypatch):
 def test_captured_steps_of_rows_with_one_token_and_with_several(with_graphs, on_cpu, most):
     engine = with_graphs(max_running=most, page_size=4)
     first = prompts(2, own=30)
-    asked = [prompt + more for prompt in first for more in ([7], [8, 9, 10], [11, 12, 13, 14, 15])]
+    asked = [prompt + more for prompt in first for more in ([7], [11, 12, 13, 14, 15])]
     for batch in (first, asked):  # what is new of the second are a few tokens each
         expected = [g.token_ids for g in answers(on_cpu, batch, greedy())]
         assert [g.token_ids for g in answers(engine, batch, greedy())] == expected

@@ -270,6 +270,7 @@ def tensors(result):
     return [tensor for part in result for tensor in tensors(part)]
 
 
+@pytest.mark.slow
 @needs_kernels
 @pytest.mark.parametrize("name", sorted(FOUND))
 def test_a_kernel_gives_what_its_twin_gives(name):

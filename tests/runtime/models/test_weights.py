@@ -224,6 +224,7 @@ def test_every_supported_gguf_type_is_read(tmp_path, kind):
     np.testing.assert_allclose(value.numpy(), expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_gguf_header_is_read_as_the_gguf_package_reads_it(model_file):
     ours = GgufFile(model_file)
     theirs = gguf.GGUFReader(model_file)

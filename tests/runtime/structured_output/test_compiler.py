@@ -93,6 +93,7 @@ def any_engine(request):
         yield engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CONSTRAINTS)
 def test_every_backend_keeps_a_constraint_or_refuses_it_by_its_name(any_engine, kind):
     constraint, backend = CONSTRAINTS[kind], any_engine.config.constraint_backend
@@ -197,6 +198,7 @@ def stuck(monkeypatch, tmp_path):
     return Ebnf('root ::= "zz"{2,3}')
 
 
+@pytest.mark.slow
 def test_a_constraint_that_takes_too_long_fails_alone_and_the_process_is_replaced(stuck):
     with make(compile_timeout_s=0.5) as engine:
         sinks = [Sink() for _ in range(3)]
@@ -228,6 +230,7 @@ def test_only_time_on_the_cpu_counts(monkeypatch, tmp_path):
         assert isinstance(engine.complete("ab", PARAMS, LARGER), Generation)
 
 
+@pytest.mark.slow
 def test_a_process_that_has_grown_is_replaced(monkeypatch):
     started, popen = [], subprocess.Popen
     monkeypatch.setattr(worker.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1])
@@ -265,6 +268,7 @@ def test_closing_the_engine_ends_what_is_being_compiled_and_its_process(stuck, m
     assert all(process.returncode is not None for process in started)  # waited for
 
 
+@pytest.mark.slow
 def test_a_process_that_needs_too_much_memory_fails_its_constraint_alone():
     with make(compile_memory_mb=256, compile_timeout_s=600) as engine:
         greedy = Choices(tuple(f"choice {i}" for i in range(400_000)))

@@ -54,6 +54,7 @@ def test_another_engine_finds_what_one_has_compiled(backend, folder, monkeypatch
     assert generated(BY_ENGINE[backend], backend) == (text, 1)
 
 
+@pytest.mark.slow
 def test_blanks_in_a_schema_make_no_difference():
     schema = '{"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": true}'
     text, found = generated(JsonSchema(schema))
@@ -61,6 +62,7 @@ def test_blanks_in_a_schema_make_no_difference():
     assert generated(JsonSchema(schema.replace(" ", "\n"))) == (text, 1)
 
 
+@pytest.mark.slow
 def test_another_engine_of_constraints_or_vocabulary_or_constraint_is_something_else(folder):
     generated(LARK)
     assert generated(LARK, "xgrammar")[1] == 0
@@ -72,6 +74,7 @@ def test_another_engine_of_constraints_or_vocabulary_or_constraint_is_something_
     assert [store.get(LARK) for store in stores] == [("llguidance", "x"), None, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
     [
@@ -94,6 +97,7 @@ def test_a_damaged_file_is_compiled_again_and_replaced(folder, damage):
     assert generated(LARK) == (text, 1)
 
 
+@pytest.mark.slow
 def test_what_an_engine_can_not_load_is_compiled_again(folder):
     text, _ = generated(LARK)
     with Engine.of(random_model()) as engine:
@@ -129,6 +133,7 @@ def test_the_files_used_longest_ago_go_first(folder, monkeypatch):
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 2500
 
 
+@pytest.mark.slow
 def test_a_disk_that_takes_nothing_does_no_harm(folder):
     folder.write_text("no folder")
     assert generated(LARK)[1] == 0

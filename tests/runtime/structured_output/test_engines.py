@@ -123,6 +123,7 @@ def test_engines_allow_the_same_bytes(name):
         walk(grammars, tokens, random.Random(seed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*REGULAR, *OTHERS])
 def test_engines_allow_the_same_tokens(name, model_engines):
     tokens, engines = model_engines
@@ -131,6 +132,7 @@ def test_engines_allow_the_same_tokens(name, model_engines):
         walk(grammars, tokens, random.Random(seed), steps=15)
 
 
+@pytest.mark.slow
 def test_engines_allow_the_same_in_random_grammars():
     tokens, engines = byte_engines()
     compared = 0
@@ -210,6 +212,7 @@ def test_the_engine_is_chosen_by_what_costs_it_time(constraint, engine):
     assert fastest(constraint) == engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*REGULAR, *OTHERS])
 def test_a_text_leads_to_where_any_tokens_of_it_lead(name, model_engines):
     """Every engine of a model's tokens agrees, at every character of some texts."""

@@ -108,6 +108,7 @@ def engine_for(**config):
     return engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("overlap", "page", "chunk", "retract"), [
     (True, 1, 7, 0), (True, 4, 64, 3), (False, 16, 7, 3), (False, 1, 64, 0),
 ], ids=str)  # fmt: skip

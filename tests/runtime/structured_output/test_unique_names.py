@@ -75,6 +75,7 @@ def test_what_lists_all_names_is_left_alone():
     assert not names_are_open(sgl.Regex("a"))
 
 
+@pytest.mark.slow
 def test_a_generation_that_repeats_itself_has_other_names(engine):
     @sgl.function
     def program(s):
