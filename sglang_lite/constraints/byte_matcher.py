@@ -194,10 +194,10 @@ def _next(at: Any) -> str:
         return " It is complete."
     forced = at.compute_ff_bytes().decode("utf-8", "ignore")
     if forced:
-        return f" It goes on with {forced!r:.60}."
+        return f" It continues with {forced!r:.60}."
     mask = int.from_bytes(at.compute_bitmask(), "little")
     allowed = [chr(byte) for byte in range(128) if mask >> byte & 1]
     if len(allowed) > _MAX_SHOWN or any(mask >> byte & 1 for byte in range(128, 256)):
         return ""
     end = ", or is complete" if at.is_accepting() else ""
-    return f" It goes on with one of {', '.join(map(repr, allowed))}{end}."
+    return f" It continues with one of {', '.join(map(repr, allowed))}{end}."

@@ -79,7 +79,7 @@ def _language_of(constraint: _Other) -> Language:
         case Choices(options):
             return pruned(Language(_START, {_START: alternation(map(literal, options))}))
         case Continuation():
-            raise ConstraintError("what goes on in a grammar over several nodes is no grammar by itself.")
+            raise ConstraintError("what continues a grammar over several nodes is no grammar by itself.")
     parts = _parts(constraint)
     names = {f"{i}": _inner(part) for i, part in enumerate(parts)}
     outer = Language(_START, _body(constraint, [Ref(name) for name in names]))

@@ -126,7 +126,7 @@ def gen(
         min_p: leave out tokens less likely than this share of the likeliest (0.0; 0 to 1).
         frequency_penalty: for each occurrence of a token in the output (0.0; -2 to 2).
         presence_penalty: once for tokens in the output (0.0; -2 to 2).
-        ignore_eos: go on after an end-of-sequence token (False).
+        ignore_eos: continue after an end-of-sequence token (False).
         return_logprob: report tokens' log-probabilities in the metadata, `s.get_meta_info(name)` (False).
         logprob_start_len: with them, those of prompt tokens from this position on; -1 for none (-1; at least -1).
         top_logprobs_num: with them, so many of the likeliest tokens at each position (0; 0 to 256).

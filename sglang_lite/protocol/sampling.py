@@ -259,7 +259,7 @@ PARAMETERS: Final = (
     Parameter("min_p", "float", 0.0, "leave out tokens less likely than this share of the likeliest", Range(0, 1)),
     Parameter("frequency_penalty", "float", 0.0, "for each occurrence of a token in the output", Range(-2, 2)),
     Parameter("presence_penalty", "float", 0.0, "once for tokens in the output", Range(-2, 2)),
-    Parameter("ignore_eos", "bool", False, "go on after an end-of-sequence token"),
+    Parameter("ignore_eos", "bool", False, "continue after an end-of-sequence token"),
     Parameter(
         "return_logprob", "bool", False, "report tokens' log-probabilities in the metadata, `s.get_meta_info(name)`",
         places=_LOGPROB,

@@ -74,10 +74,10 @@ def test_a_walk_through_random_grammars_ends_where_a_text_is_in_the_language():
 @pytest.mark.parametrize(
     ("texts", "refused", "message"),
     [
-        ((), "[", r"does not allow '\[' here, from character 1 of it on\. It goes on with '\{\"näme\": \"'"),
+        ((), "[", r"does not allow '\[' here, from character 1 of it on\. It continues with '\{\"näme\": \"'"),
         (('{"n',), 'äme": "é\n', r"'äme\": \"é\\n' here, from character 9 of it on, after '\{\"näme\": \"é'\.$"),
-        (('{"näme": "abcde',), "f", "after '.*abcde'. It goes on with"),
-        (('{"näme": "", "age": 1',), "!", "goes on with one of '0', '1', .*'9', '}'"),
+        (('{"näme": "abcde',), "f", "after '.*abcde'. It continues with"),
+        (('{"näme": "", "age": 1',), "!", "continues with one of '0', '1', .*'9', '}'"),
         (('{"näme": "", "age": 1}',), " ", "It is complete"),
         ((), "{\ud800", "from character 2 of it on, after '{'"),
     ],
@@ -90,7 +90,7 @@ def test_what_is_not_allowed_is_said_with_its_place_and_what_is(texts, refused, 
 
 
 def test_an_end_may_be_one_of_the_few_things_that_come_next():
-    with pytest.raises(ConstraintError, match="It goes on with one of 'a', 'b', or is complete"):
+    with pytest.raises(ConstraintError, match="It continues with one of 'a', 'b', or is complete"):
         walked(sgl.Regex("x[ab]*"), "x").push("c")
 
 
@@ -98,7 +98,7 @@ def test_of_several_texts_the_possible_ones_are_left():
     walk = walked(PERSON, '{"näme": "a')
     assert walk.possible(["", "bcdef", "bcde", '", "age"', '","age"']) == ("", "bcde", '", "age"')
     walk.push('", ')
-    with pytest.raises(ConstraintError, match=r"allows none of 'x', 'y' here. It goes on with '\"age\": '"):
+    with pytest.raises(ConstraintError, match=r"allows none of 'x', 'y' here. It continues with '\"age\": '"):
         walk.possible(["x", "y"])
 
 

@@ -102,7 +102,7 @@ def test_the_refusal_names_the_users_line():
         with s.grammar(WORDS):
             s += "c"  # here
 
-    with pytest.raises(sgl.ConstraintError, match="It goes on with one of 'a', 'b', 'e'") as caught:
+    with pytest.raises(sgl.ConstraintError, match="It continues with one of 'a', 'b', 'e'") as caught:
         run(body, sgl.ScriptedBackend())
     assert caught.value.where.line == line_here(body)
 
@@ -136,7 +136,7 @@ def test_an_end_that_comes_too_early_is_an_error_with_what_is_missing():
     assert caught.value.where.line == line_here(body)
     state = run(later, sgl.ScriptedBackend({"": 'Bo"'}, latency=0.001))
     assert state["x"] == "Bo"
-    with pytest.raises(sgl.ConstraintError, match=r"not complete after .*\"ag'. It goes on with 'e\": '") as caught:
+    with pytest.raises(sgl.ConstraintError, match=r"not complete after .*\"ag'. It continues with 'e\": '") as caught:
         state.text()
     assert caught.value.where.line == line_here(later)
 

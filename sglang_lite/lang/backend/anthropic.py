@@ -172,7 +172,7 @@ class Anthropic(RemoteBackend):
         if prefill:
             if form is not None:
                 raise CapabilityError(
-                    f"{self._name} can't go on with a begun turn under a constraint.",
+                    f"{self._name} can't continue a begun turn under a constraint.",
                     hint="Say in the user's turn what stands before the value.",
                 )
             request["messages"].append({"role": "assistant", "content": prefill})

@@ -175,12 +175,12 @@ class RemoteBackend(BaseBackend):
             return
         if prompt.role != "assistant":
             raise CapabilityError(
-                f"{self._name} can't go on with text outside an assistant's turn.",
+                f"{self._name} can't continue text outside an assistant's turn.",
                 hint="Write turns: s += sgl.user(…), then s += sgl.assistant(sgl.gen(…)).",
             )
         if prompt.partial.strip() and not self.capabilities.prefill:
             raise CapabilityError(
-                f"{self._name} can't go on with what stands in the assistant's turn already: {prompt.partial[-60:]!r}.",
+                f"{self._name} can't continue what stands in the assistant's turn already: {prompt.partial[-60:]!r}.",
                 hint="Say it in the user's turn, begin a new turn for each generation, or use a local engine.",
             )
         outside = self._outside(prompt)

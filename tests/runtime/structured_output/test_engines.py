@@ -39,7 +39,7 @@ REGULAR: dict[str, Constraint] = {
     "words": Regex(r"[a-z]+( [a-z]+){1,5}\."),
     "a class without ASCII": Regex("[é-ü€😀-😂]{1,3}x?"),
     "nothing or something": Regex("(ab|a)?"),
-    "ends that can go on": Regex("a|ab|abc*"),
+    "ends that can continue": Regex("a|ab|abc*"),
     "a string with escapes": Regex(r'"([^"\\\0-\x1f]|\\["\\nu])*"'),
     "nested repeats": Regex("((a{1,3}b){2,4}c){1,2}"),
     "ignored case": Regex("(?i)straße|k"),
