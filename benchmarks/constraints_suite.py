@@ -34,7 +34,7 @@ import sglang_lite as sgl
 from sglang_lite.constraints.json_schema.write_value import value_text
 from sglang_lite.protocol import JsonSchema
 from sglang_lite.runtime.models.resolve import resolve
-from sglang_lite.runtime.models.weights.gguf import GgufFile
+from sglang_lite.runtime.models.weights.gguf_file import GgufFile
 from sglang_lite.runtime.structured_output.base import generates
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer, tokenizer_from_gguf

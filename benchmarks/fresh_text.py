@@ -30,13 +30,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.host_step import Nothing, no_draw
 from benchmarks.machine import describe
+from sglang_lite.engine.engine import Engine
 from sglang_lite.program.nodes import Gen, Text
 from sglang_lite.protocol import Played, SamplingParams
-from sglang_lite.runtime.engine import Engine
 from sglang_lite.runtime.executor import cpu_runner as runner_module
 from sglang_lite.runtime.load import LoadedModel
 from sglang_lite.runtime.models.resolve import resolve
-from sglang_lite.runtime.models.weights.gguf import GgufFile
+from sglang_lite.runtime.models.weights.gguf_file import GgufFile
 from sglang_lite.runtime.tokens.tokenizer import tokenizer_from_gguf
 
 STEP = 0.002  # seconds

@@ -22,6 +22,7 @@ from sglang_lite.version import __version__
 if TYPE_CHECKING:
     from sglang_lite import grammar
     from sglang_lite.constraints.coerce import Grammar
+    from sglang_lite.engine.engine import Engine
     from sglang_lite.errors import (
         BackendError,
         BatchError,
@@ -80,7 +81,6 @@ if TYPE_CHECKING:
     from sglang_lite.lang.tracer import TraceError
     from sglang_lite.protocol import Choices, Regex, SamplingParams
     from sglang_lite.runtime.config import EngineConfig
-    from sglang_lite.runtime.engine import Engine
 
 _HOMES = {
     "constraints.coerce": ("Grammar",),
@@ -110,7 +110,7 @@ _HOMES = {
     "lang.tracer": ("TraceError",),
     "protocol": ("Choices", "Regex", "SamplingParams"),
     "runtime.config": ("EngineConfig",),
-    "runtime.engine": ("Engine",),
+    "engine.engine": ("Engine",),
 }  # fmt: skip
 _HOME = {name: f"sglang_lite.{home}" for home, names in _HOMES.items() for name in names}
 

@@ -70,7 +70,7 @@ def _models(options: argparse.Namespace) -> int:
 
 
 def _warm(options: argparse.Namespace) -> int:
-    from sglang_lite.runtime.engine import Engine
+    from sglang_lite.engine.engine import Engine
 
     started = time.perf_counter()
     with Engine(**({"model": options.model} if options.model else {})) as engine:

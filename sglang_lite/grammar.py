@@ -49,7 +49,7 @@ from sglang_lite.protocol import (
 )
 
 if TYPE_CHECKING:
-    from sglang_lite.runtime.engine import Engine
+    from sglang_lite.engine.engine import Engine
     from sglang_lite.runtime.structured_output.base import CompiledGrammar
     from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -225,7 +225,7 @@ def _tokens(model: str | Path | Engine | None) -> tuple[Tokenizer | None, int | 
 
 @lru_cache(maxsize=4)
 def _tokenizer_at(path: Path) -> Tokenizer:
-    from sglang_lite.runtime.models.weights.gguf import GgufFile
+    from sglang_lite.runtime.models.weights.gguf_file import GgufFile
     from sglang_lite.runtime.tokens.tokenizer import tokenizer_from_folder, tokenizer_from_gguf
 
     return tokenizer_from_folder(path) if path.is_dir() else tokenizer_from_gguf(GgufFile(path).metadata, str(path))

@@ -46,7 +46,7 @@ def model_file() -> Path:
 def engine(model_file: Path) -> Iterator[sgl.Engine]:
     """An engine with the default model, shared by the tests that only read from it. In float32, where no near tie
     between tokens falls differently in another batch."""
-    with sgl.Engine(dtype="float32") as engine:
+    with sgl.Engine(dtype="float32", in_process=True) as engine:
         yield engine
 
 

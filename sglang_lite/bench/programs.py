@@ -9,10 +9,10 @@ from typing import Any
 
 from sglang_lite.bench.shapes import text_of
 from sglang_lite.bench.workloads import Measured, Workload, generate, prepare
+from sglang_lite.engine.engine import Engine
 from sglang_lite.lang.api import function, gen
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.state import ProgramState
-from sglang_lite.runtime.engine import Engine
 
 
 @function

@@ -17,8 +17,8 @@ from sglang_lite.bench.peers import installed, measure_peer
 from sglang_lite.bench.programs import PROGRAMS, run_as_program
 from sglang_lite.bench.shapes import ON_CPUS, SHAPES, load_shape
 from sglang_lite.bench.workloads import WORKLOADS, Measured, run
+from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import ParameterError
-from sglang_lite.runtime.engine import Engine
 
 
 def report(shape: str, names: Sequence[str], repeat: int, *, fp8: bool = False) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import Generation, SamplingParams
-from sglang_lite.runtime.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)

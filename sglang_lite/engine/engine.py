@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from sglang_lite.engine import offline, sglang_api
+from sglang_lite.engine.child_core import ChildCore
+from sglang_lite.engine.core import Core, OpenProgram, ProgramSink
 from sglang_lite.program.nodes import Program
 from sglang_lite.protocol import (
+    BackendError,
     CapabilityError,
     ChoiceScore,
     Constraint,
@@ -25,14 +29,10 @@ from sglang_lite.protocol import (
     Selection,
     SglError,
 )
-from sglang_lite.runtime import messages, offline, sglang_api
+from sglang_lite.runtime import messages
 from sglang_lite.runtime.config import FIELDS, EngineConfig, takes_fields
-from sglang_lite.runtime.core import engine_thread
-from sglang_lite.runtime.core.engine_core import EngineCore
 from sglang_lite.runtime.core.open_requests import Ticket
-from sglang_lite.runtime.core.program_player import Player, ProgramSink
 from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest
-from sglang_lite.runtime.load import LoadedModel, load_model
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.output_builder import Sink
 from sglang_lite.runtime.resolved_params import LogitProcessor
@@ -40,6 +40,11 @@ from sglang_lite.runtime.structured_output.base import CompiledGrammar
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from sglang_lite.text.chat_template import JinjaTemplate
 from sglang_lite.version import __version__
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.load import LoadedModel
+
+T = TypeVar("T")
 
 
 class Engine:
@@ -64,18 +69,41 @@ class Engine:
         if model is not None:
             config["model"] = os.fspath(model)
         settings = EngineConfig.make(**sglang_api.engine_settings(config))
+        messages.set_level(settings.log_level)
         path = resolve(settings.model, settings.revision)
         started = time.perf_counter()
-        self.core, self.thread = _start(self, settings, lambda: load_model(settings, path))
+        if not settings.in_process and os.name != "posix":
+            messages.say("The engine runs in this process: elsewhere it is for Linux and macOS.", settings.log_level)
+            settings = replace(settings, in_process=True)
+        self.core: Core
+        if settings.in_process:
+            from sglang_lite.runtime.core import engine_thread  # and torch
+            from sglang_lite.runtime.load import load_model
+
+            self.core = engine_thread.start(self, settings, lambda: load_model(settings, path))
+        else:
+            core = ChildCore(settings, path)
+            weakref.finalize(self, core.hang_up).atexit = False
+            self.core = core
         seconds = time.perf_counter() - started
         messages.say(f"{self.core.description}; ready after {seconds:.1f} s.", settings.log_level)
 
     @classmethod
     def of(cls, loaded: LoadedModel, **config: Any) -> Engine:  # as the constructor's
-        """An engine around a model that is already there."""
+        """An engine around a model that is already there, in this process."""
+        from sglang_lite.runtime.core import engine_thread
+
+        settings = EngineConfig.make(**{**config, "in_process": True})
+        messages.set_level(settings.log_level)
         engine = cls.__new__(cls)
-        engine.core, engine.thread = _start(engine, EngineConfig.make(**config), lambda: loaded)
+        engine.core = engine_thread.start(engine, settings, lambda: loaded)
         return engine
+
+    def __reduce__(self) -> NoReturn:
+        raise BackendError(
+            "an engine can't be pickled: it belongs to the process that started it.",
+            hint="Start one where it is used, or send what it is to do to where it is.",
+        )
 
     @property
     def config(self) -> EngineConfig:
@@ -149,8 +177,7 @@ class Engine:
         if isinstance(params.n, int) and params.n > 1:
             raise ParameterError("n", "complete gives one generation.", hint="Use generate or submit.")
         future: Future[Generation] = Future()
-        self.submit(prompt, params, constraint, sink=_into(future))
-        return future.result()
+        return _result(future, self.submit(prompt, params, constraint, sink=_into(future)))
 
     def admitted(self, submit: Callable[[], Ticket], count: int) -> Awaitable[Ticket]:
         """Submits as soon as there is room for `count` requests, and returns the result of `submit()`.
@@ -199,8 +226,7 @@ class Engine:
         """Scores choices as `submit_select` does, and waits for the result."""
         self.core.check_wait("select")
         future: Future[Selection] = Future()
-        self.submit_select(prompt, choices, sink=_into(future), unconditional=unconditional)
-        return future.result()
+        return _result(future, self.submit_select(prompt, choices, sink=_into(future), unconditional=unconditional))
 
     # ------------------------------------------------------------------------------------------ programs
 
@@ -211,7 +237,7 @@ class Engine:
         flush: Callable[[], object] | None = None,
         stream: bool = False,
         namespace: str = "",
-    ) -> Player:
+    ) -> OpenProgram:
         """Opens a program, to which nodes are added while it is played: at the end of a generation the next text is
         appended and its row continues in its slot. With nothing to play it holds no slot, no page and no room.
 
@@ -252,8 +278,10 @@ class Engine:
         played: list[Played] = []
         future: Future[ProgramResult] = Future()
         settle = _into(future)
-        self.run_program(prompt, program, sink=lambda e: played.append(e) if isinstance(e, Played) else settle(e))
-        return future.result(), played
+        ticket = self.run_program(
+            prompt, program, sink=lambda e: played.append(e) if isinstance(e, Played) else settle(e)
+        )
+        return _result(future, ticket), played
 
     # -------------------------------------------------------------------------------- SGLang's offline engine
 
@@ -415,8 +443,7 @@ class Engine:
     def close(self) -> None:
         """Stops the engine and gives its memory back; requests that have not ended fail with EngineClosedError. May be
         called again. An engine that nobody refers to any more is closed, too."""
-        if self.core.close() and threading.current_thread() is not self.thread:
-            self.thread.join()
+        self.core.close()
 
     shutdown = close
 
@@ -427,11 +454,13 @@ class Engine:
         self.close()
 
 
-def _start(
-    engine: Engine, config: EngineConfig, load: Callable[[], LoadedModel]
-) -> tuple[EngineCore, threading.Thread]:
-    messages.set_level(config.log_level)
-    return engine_thread.start(engine, config, load)
+def _result(future: Future[T], ticket: Ticket) -> T:
+    """The result of what was submitted, which ends when its caller is interrupted."""
+    try:
+        return future.result()
+    except KeyboardInterrupt:
+        ticket.abort()
+        raise
 
 
 def _into(future: Future[Any]) -> Callable[[Any], None]:  # of each kind of result, with its own last event

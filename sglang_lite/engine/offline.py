@@ -11,12 +11,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
+from sglang_lite.engine.core import Core
+from sglang_lite.engine.sglang_api import Answer
 from sglang_lite.protocol import BatchError, Delta, Generation, OverloadedError, RequestAbortedError, SglError
-from sglang_lite.runtime.core.engine_core import EngineCore
 from sglang_lite.runtime.core.open_requests import Ticket
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.output_builder import Event
-from sglang_lite.runtime.sglang_api import Answer
 
 Post: TypeAlias = Callable[[tuple[int, Event] | None], object]
 
@@ -38,7 +38,7 @@ class Running:
     """
 
     def __init__(
-        self, engine: EngineCore, post: Post, calls: Sequence[GenerateRequest], *, is_list: bool, stream: bool
+        self, engine: Core, post: Post, calls: Sequence[GenerateRequest], *, is_list: bool, stream: bool
     ) -> None:
         self._engine, self._post, self._is_list, self._stream = engine, post, is_list, stream
         self._answers: list[Answer] = []
@@ -180,7 +180,7 @@ def _post(post: Post, first: int, event: Event) -> None:
 
 
 def generate(
-    engine: EngineCore, calls: Sequence[GenerateRequest], *, is_list: bool, stream: bool
+    engine: Core, calls: Sequence[GenerateRequest], *, is_list: bool, stream: bool
 ) -> Any:  # as `Running.results`, or a Stream
     """Carries out `Engine.generate`."""
     events: queue.SimpleQueue[tuple[int, Event] | None] = queue.SimpleQueue()
@@ -200,7 +200,7 @@ def generate(
 
 
 async def async_generate(
-    engine: EngineCore, calls: Sequence[GenerateRequest], *, is_list: bool, stream: bool
+    engine: Core, calls: Sequence[GenerateRequest], *, is_list: bool, stream: bool
 ) -> Any:  # as `Running.results`, or a Stream
     """Carries out `Engine.async_generate`."""
     events: asyncio.Queue[tuple[int, Event] | None] = asyncio.Queue()

@@ -86,6 +86,15 @@ class EngineConfig:
             without CUDA graphs. One that is named and can't is refused. Without a meaning on a CPU.
         threads: CPU threads; None for one per physical core.
         seed: of the requests that set none; None for fresh randomness.
+        in_process: run the engine in this process instead of one of its own: what its caller computes and what it
+            computes then wait for each other, and a fault of one is the end of both. Logit processors can be any
+            function. Where processes can't be started so (Windows) that is always done.
+        restart: start another process for later requests when the engine's has died, at most three times in five
+            minutes. Without a meaning in this process.
+        stall_timeout_s: seconds after which a step that stands still is logged, with what it is doing. Without a
+            meaning in this process.
+        stream_interval_s: least seconds between two times that new text is told: what comes meanwhile is joined. 0
+            tells it as it comes. Without a meaning in this process.
         log_level: of this package's messages, for the whole process, in letters of any case; they are shown on standard
             error where the caller has set up no logging. None leaves it as it is.
     """
@@ -120,6 +129,10 @@ class EngineConfig:
     attention_backend: AttentionBackendName = "auto"
     threads: int | None = None
     seed: int | None = None
+    in_process: bool = False
+    restart: bool = False
+    stall_timeout_s: float = 60.0
+    stream_interval_s: float = 0.0
     log_level: Literal["debug", "info", "warning", "error", "critical"] | None = None
 
     def __post_init__(self) -> None:
@@ -139,9 +152,13 @@ class EngineConfig:
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
             raise ParameterError("mem_fraction", f"{fraction!r} is not between 0 and 1.")
         _check_int("compile_memory_mb", self.compile_memory_mb, 256)
-        seconds = self.compile_timeout_s
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
-            raise ParameterError("compile_timeout_s", f"{seconds!r} is no number of seconds above 0.")
+        for name in ("compile_timeout_s", "stall_timeout_s"):
+            seconds = getattr(self, name)
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
+                raise ParameterError(name, f"{seconds!r} is no number of seconds above 0.")
+        pause = self.stream_interval_s
+        if isinstance(pause, bool) or not isinstance(pause, int | float) or not 0 <= pause <= 60:
+            raise ParameterError("stream_interval_s", f"{pause!r} is no number of seconds from 0 to 60.")
         if self.step_tokens is not None and self.max_running is not None and self.step_tokens < self.max_running:
             raise ParameterError(
                 "step_tokens", f"{self.step_tokens} is less than max_running ({self.max_running}).",
@@ -183,6 +200,7 @@ class EngineConfig:
 
 _SWITCHES = (
     "special_tokens_in_roles", "prefix_cache", "overlap", "deterministic", "original_logprobs", "cuda_graphs",
+    "in_process", "restart",
 )  # fmt: skip
 
 
@@ -209,6 +227,27 @@ class Sizes:
     max_running: int
     step_tokens: int
     page_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """
+    Attributes:
+        sizes: of the config, on this device.
+        context_length: the longest sequence that the config and the model allow, in tokens.
+        pages: of the KV cache.
+        longest: the longest sequence that fits the cache, too.
+    """
+
+    sizes: Sizes
+    context_length: int
+    pages: int
+    longest: int
+
+    @property
+    def tokens(self) -> int:
+        """Of the KV cache."""
+        return self.pages * self.sizes.page_size
 
 
 def _check_int(name: str, value: object, least: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -11,19 +12,19 @@ import torch
 
 from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime import messages
+from sglang_lite.runtime.checkpoint import Checkpoint, open_checkpoint
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.models.config_fields import GENERATION, check, check_ids, read_json
+from sglang_lite.runtime.models.config_fields import read_json
 from sglang_lite.runtime.models.decoder import Decoder, Precision
 from sglang_lite.runtime.models.kv_scales import kv_scales
 from sglang_lite.runtime.models.memory_check import check_room, rotary_bytes, weight_bytes
 from sglang_lite.runtime.models.model import Model
-from sglang_lite.runtime.models.spec import ModelSpec, spec_from_config, spec_from_gguf
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from sglang_lite.runtime.models.weights.folder import open_folder
 from sglang_lite.runtime.models.weights.fp8 import claims_scales, scale_block
-from sglang_lite.runtime.models.weights.gguf import GgufFile, GgufSource
+from sglang_lite.runtime.models.weights.gguf import GgufSource
 from sglang_lite.runtime.models.weights.source import WeightSource
-from sglang_lite.runtime.tokens.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
+from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +39,20 @@ class LoadedModel:
     context_length: int
 
 
-def load_model(config: EngineConfig, path: Path) -> LoadedModel:
+def load_model(
+    config: EngineConfig, path: Path, progress: Callable[[Iterable[int]], Iterable[int]] | None = None
+) -> LoadedModel:
     """Loads the GGUF file or folder at `path`.
+
+    Args:
+        progress: gets the parts that are loaded and gives them back one by one; None for a bar.
 
     Raises:
         ModelError: damaged or not supported.
     """
-    spec, tokenizer, source, eos = _open_gguf(path) if path.is_file() else _open_folder(path, config)
-    if config.load_format == "dummy":
-        source = DummySource(pick_device(config))
-    if tokenizer.vocab_size > spec.vocab_size:
-        raise ModelError(
-            f"{path}: the tokenizer has {tokenizer.vocab_size:,} tokens, the model {spec.vocab_size:,}.",
-            hint="The folder mixes the files of two models.",
-        )
+    checkpoint = open_checkpoint(path)
+    source = _source(checkpoint, config)
+    spec, tokenizer = checkpoint.spec, checkpoint.tokenizer
     device = pick_device(config)
     kind = Decoder
     if device.type == "cuda":
@@ -78,11 +79,11 @@ def load_model(config: EngineConfig, path: Path) -> LoadedModel:
             formats,
             device,
             positions,
-            partial(messages.progress, level=config.log_level),
+            progress or partial(messages.progress, level=config.log_level),
         )
     if model.precision.cache.itemsize == 1:
         model.kv_scales = kv_scales(model, source.kv_scales(spec.num_kv_heads), tokenizer.bos_id)
-    return LoadedModel(config.model, model, tokenizer, spec.vocab_size, eos, spec.max_positions)
+    return LoadedModel(config.model, model, tokenizer, spec.vocab_size, checkpoint.eos_ids, spec.max_positions)
 
 
 def load_alike(config: EngineConfig, path: Path, model: Model) -> LoadedModel:
@@ -101,17 +102,15 @@ def load_alike(config: EngineConfig, path: Path, model: Model) -> LoadedModel:
     return loaded
 
 
-def _open_gguf(path: Path) -> tuple[ModelSpec, Tokenizer, WeightSource, frozenset[int]]:
-    file = GgufFile(path)
-    spec = spec_from_gguf(file.metadata, frozenset(file.tensors), str(path))
-    tokenizer = tokenizer_from_gguf(file.metadata, str(path))
-    return spec, tokenizer, GgufSource(file, spec.num_heads, spec.num_kv_heads), tokenizer.eos_ids
-
-
-def _open_folder(path: Path, config: EngineConfig) -> tuple[ModelSpec, Tokenizer, WeightSource, frozenset[int]]:
+def _source(checkpoint: Checkpoint, config: EngineConfig) -> WeightSource:
+    """Where the weights come from."""
+    if checkpoint.gguf is not None:
+        spec = checkpoint.spec
+        gguf = GgufSource(checkpoint.gguf, spec.num_heads, spec.num_kv_heads)
+        return DummySource(pick_device(config)) if config.load_format == "dummy" else gguf
+    path = checkpoint.path
     file = path / "config.json"
     content = read_json(file)
-    spec = spec_from_config(content, str(file))
     modelopt = path / "hf_quant_config.json"
     if not content.get("quantization_config") and modelopt.exists():  # of files that Model Optimizer wrote
         file = modelopt
@@ -120,18 +119,15 @@ def _open_folder(path: Path, config: EngineConfig) -> tuple[ModelSpec, Tokenizer
             quantisation = {"quant_method": "modelopt", **quantisation}
         content["quantization_config"] = quantisation
     block = scale_block(content, str(file))
-    tokenizer = tokenizer_from_folder(path, spec.vocab_size)
-    source = DummySource(pick_device(config)) if config.load_format == "dummy" else open_folder(path, block)
-    if claims_scales(content) and config.load_format != "dummy" and not source.has_scales:
+    if config.load_format == "dummy":
+        return DummySource(pick_device(config))
+    source = open_folder(path, block)
+    if claims_scales(content) and not source.has_scales:
         raise ModelError(
             f"{file}: quantization_config says that the weights are in 8 bits, but no tensor has a scale.",
             hint="Remove quantization_config, if the checkpoint is not quantised.",
         )
-    generation = path / "generation_config.json"
-    also = read_json(generation) if generation.exists() else {}
-    check(also, GENERATION, str(generation))
-    more = check_ids(also.get("eos_token_id"), spec.vocab_size, str(generation), "eos_token_id")
-    return spec, tokenizer, source, tokenizer.eos_ids | frozenset(spec.eos_ids) | more
+    return source
 
 
 def pick_device(config: EngineConfig) -> torch.device:

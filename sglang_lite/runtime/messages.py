@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 logger = logging.getLogger("sglang_lite")
 _T = TypeVar("_T")
@@ -29,12 +29,25 @@ def set_level(level: str | None) -> None:
 
 def progress(parts: Iterable[_T], level: str | None) -> Iterable[_T]:
     """The parts of a model that are loaded, with a bar that shows how far they are."""
+    bar: Iterable[_T] = _bar(level, iterable=parts)
+    return bar
+
+
+def moved(bar: Any, done: int, total: int, level: str | None) -> Any:  # of tqdm
+    """The bar of parts that are loaded elsewhere, moved on; a new one where there is none. It is closed at the end."""
+    if bar is None and done < total:
+        bar = _bar(level, total=total)
+    if bar is not None:
+        bar.update(done - bar.n)
+        if done >= total:
+            bar.close()
+    return bar
+
+
+def _bar(level: str | None, **options: Any) -> Any:  # of tqdm
     from tqdm.auto import tqdm
 
-    bar: Iterable[_T] = tqdm(
-        parts, desc="Loading", unit="layer", leave=False, delay=0.5, disable=not _watched(level)
-    )  # fmt: skip
-    return bar
+    return tqdm(desc="Loading", unit="layer", leave=False, delay=0.5, disable=not _watched(level), **options)
 
 
 def say(line: str, level: str | None) -> None:

@@ -63,10 +63,10 @@ def encode(message: Message, *, form: Form = "msgpack", limits: Limits = LIMITS)
         name, data = _named(message)
         odd = check(data, limits)
         if _checked(form) == "msgpack":
-            found = msgspec.msgpack.encode({"version": VERSION, "type": name, "data": data}, enc_hook=_names)
+            found = msgspec.msgpack.encode({"version": VERSION, "type": name, "data": data}, enc_hook=location_names)
         else:
-            content = _without_odd_floats(msgspec.to_builtins(data, enc_hook=_names)) if odd else data
-            found = msgspec.json.encode({"version": VERSION, "type": name, "data": content}, enc_hook=_names)
+            content = _without_odd_floats(msgspec.to_builtins(data, enc_hook=location_names)) if odd else data
+            found = msgspec.json.encode({"version": VERSION, "type": name, "data": content}, enc_hook=location_names)
     except RecursionError:  # the caller is deep in a recursion of its own
         raise too_deep(["data"], limits) from None
     if len(found) > limits.bytes:
@@ -162,7 +162,7 @@ def _read(name: str, content: msgspec.Raw, form: Form, *, odd: bool) -> Any:
     kind = _READ[name]
     try:
         if odd and form == "json":
-            return msgspec.convert(_with_odd_floats(msgspec.json.decode(content)), kind, dec_hook=_place)
+            return msgspec.convert(_with_odd_floats(msgspec.json.decode(content)), kind, dec_hook=location_from)
         return _decoder(kind, form).decode(content)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _translated(error, "/data") from None
@@ -171,15 +171,15 @@ def _read(name: str, content: msgspec.Raw, form: Form, *, odd: bool) -> Any:
 @cache
 def _decoder(kind: Any, form: Form) -> msgspec.json.Decoder[Any] | msgspec.msgpack.Decoder[Any]:
     decoder = msgspec.msgpack.Decoder if form == "msgpack" else msgspec.json.Decoder
-    return decoder(kind, dec_hook=_place)
+    return decoder(kind, dec_hook=location_from)
 
 
-def _names(place: Location) -> tuple[str, int, str]:
+def location_names(place: Location) -> tuple[str, int, str]:
     """A Location as data: the only class that is no record. (`check` has refused all others.)"""
     return place.names
 
 
-def _place(kind: type[Location], names: Any) -> Location:
+def location_from(kind: type[Location], names: Any) -> Location:
     return Location.named(*msgspec.convert(names, tuple[str, int, str]))
 
 

@@ -7,7 +7,7 @@ from sglang_lite.bench.programs import PROGRAMS, run_as_program
 from sglang_lite.bench.shapes import load_shape, text_of, tokenizer
 from sglang_lite.bench.workloads import WORKLOADS, Workload, run
 from sglang_lite.cli import main
-from sglang_lite.runtime.engine import Engine
+from sglang_lite.engine.engine import Engine
 
 SMALL = {
     "fork64": lambda: Workload(640, (1,) * 6, (32,) * 6),

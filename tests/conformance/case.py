@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.engine.engine import Engine
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.function import SglFunction
-from sglang_lite.runtime.engine import Engine
 from tests.conformance import programs
 
 

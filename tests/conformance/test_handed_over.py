@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.engine.engine import Engine
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.chat_template import get_chat_template
-from sglang_lite.runtime.engine import Engine
 from tests.conformance.case import cases, outcome
 from tests.constraints.test_generation import random_model
 

@@ -6,12 +6,12 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite import wire
+from sglang_lite.engine.engine import Engine
 from sglang_lite.errors import WireError
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.program.nodes import Program
 from sglang_lite.protocol import Played
-from sglang_lite.runtime.engine import Engine
 from tests.conformance.case import cases, outcome, read
 from tests.constraints.test_generation import random_model
 

@@ -9,6 +9,7 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.constraints.matching import matches
 from sglang_lite.constraints.random_texts import sample
+from sglang_lite.engine.engine import Engine
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.program.nodes import Gen, GrammarBegin, GrammarEnd, Program, Select, Text
 from sglang_lite.protocol import (
@@ -24,7 +25,6 @@ from sglang_lite.protocol import (
     Tag,
 )
 from sglang_lite.runtime.core.program_player import Player
-from sglang_lite.runtime.engine import Engine
 from tests.constraints.random_grammars import grammar as random_grammar
 from tests.constraints.test_generation import random_model
 from tests.lang.fakes import Answers, line_here

@@ -8,10 +8,10 @@ from collections import Counter
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.engine.engine import Engine
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.backend.scripted import Call
 from sglang_lite.protocol import UNSET, Generation, JsonSchema, Number, Regex, Usage
-from sglang_lite.runtime.engine import Engine
 from tests.conformance.case import Never
 from tests.constraints.test_generation import random_model
 from tests.lang.fakes import Gated, within

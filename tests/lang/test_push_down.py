@@ -5,12 +5,12 @@ import threading
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.engine.engine import Engine
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from sglang_lite.lang.execution.reading import finished
 from sglang_lite.runtime.core import program_player as programs
-from sglang_lite.runtime.engine import Engine
 from tests.constraints.test_generation import random_model
 
 

@@ -196,7 +196,7 @@ def test_the_text_of_a_template_inside_a_turn_names_them(backend):
 
 
 def test_the_switch_is_the_engines(model_file):
-    with sgl.Engine(special_tokens_in_roles=True, max_total_tokens=512, context_length=256) as engine:
+    with sgl.Engine(special_tokens_in_roles=True, max_total_tokens=512, context_length=256, in_process=True) as engine:
         state = sgl.function(whole).run(backend=engine)
         ids = prompt_ids(state)
         assert ids.count(START) == 4  # with the template's own system turn

@@ -14,14 +14,14 @@ import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
+from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import Delta, Generation, SamplingParams, SglError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.engine_core import EngineCore
-from sglang_lite.runtime.engine import Engine
-from sglang_lite.runtime.executor.sampler import uniforms
 from sglang_lite.runtime.kv_cache.check import check_cache
 from sglang_lite.runtime.load import LoadedModel
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
+from sglang_lite.runtime.uniforms import uniforms
 
 EOS = 0
 LETTERS = "\x00abcdefghijklmnopqrstuvwxyz ,.?"

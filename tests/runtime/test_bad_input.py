@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sglang_lite as sgl
+from sglang_lite.engine.engine import Engine
 from sglang_lite.program.nodes import Gen, Program
 from sglang_lite.protocol import Delta, Generation, Image, Prompt, Regex, SamplingParams, Span
-from sglang_lite.runtime.engine import Engine
 from sglang_lite.runtime.structured_output.compiler import Compiler
 from tests.runtime import scripted
 
@@ -131,7 +131,7 @@ def test_bad_parameters_are_refused_by_name(engine, params, message):
 )
 def test_bad_settings_of_an_engine_are_refused_by_name(config, message):
     with pytest.raises(sgl.ParameterError, match=message):
-        sgl.Engine(**config)
+        sgl.Engine(**config, in_process=True)
 
 
 @settings(max_examples=200, deadline=None)

@@ -220,7 +220,9 @@ def test_selection_without_a_prompt_and_without_condition(engine):
 def test_a_small_engine_queues_retracts_and_answers_everything(model_file):
     """Pages for two requests at most: the others wait or are put back, and all texts are those of a roomy engine."""
     prompts = [f"Question {i}: what is {i} plus one?\nAnswer:" for i in range(6)]
-    with sgl.Engine(dtype="float32", max_running=4, max_total_tokens=120, context_length=100, step_tokens=16) as small:
+    with sgl.Engine(
+        dtype="float32", max_running=4, max_total_tokens=120, context_length=100, step_tokens=16, in_process=True
+    ) as small:
         results: dict[int, Generation] = {}
         done = threading.Event()
 
@@ -251,6 +253,7 @@ def test_pages_and_chunks_do_not_change_the_text(model_file, page_size, step_tok
         max_running=2,
         max_total_tokens=256,
         context_length=200,
+        in_process=True,
     ) as engine:
         first = engine.complete(CHAT * 3, greedy(ignore_eos=True))
         again = engine.complete(CHAT * 3, greedy(ignore_eos=True))
@@ -276,7 +279,9 @@ def test_abort_ends_a_request_once_and_frees_its_pages(engine):
 
 
 def test_too_many_requests_are_refused(model_file):
-    with sgl.Engine(max_running=1, max_queued=1, max_total_tokens=256, context_length=128, step_tokens=16) as engine:
+    with sgl.Engine(
+        max_running=1, max_queued=1, max_total_tokens=256, context_length=128, step_tokens=16, in_process=True
+    ) as engine:
         tickets = [engine.submit("x", greedy(max_tokens=100, ignore_eos=True), sink=lambda e: None) for _ in range(2)]
         with pytest.raises(sgl.OverloadedError, match="2 requests are waiting or running"):
             engine.submit("x", greedy(), sink=lambda e: None)
@@ -287,7 +292,7 @@ def test_too_many_requests_are_refused(model_file):
 
 
 def test_closing_fails_what_is_under_way_and_what_comes_later(model_file):
-    engine = sgl.Engine(max_running=2)
+    engine = sgl.Engine(max_running=2, in_process=True)
     events, done, _ = collect(engine, CHAT, greedy(max_tokens=4000, ignore_eos=True))
     engine.close()
     assert done.wait(60)
@@ -320,7 +325,7 @@ begun.wait()
 
 
 def test_a_crash_of_the_loop_fails_every_request_with_its_cause(model_file, monkeypatch, caplog):
-    engine = sgl.Engine(max_running=2)
+    engine = sgl.Engine(max_running=2, in_process=True)
 
     def crash(*_):
         raise ArithmeticError("out of everything")
@@ -359,21 +364,21 @@ def test_a_failing_flush_harms_nobody_else(engine, caplog):
 
 
 def test_two_engines_live_side_by_side(engine):
-    with sgl.Engine(max_running=2, seed=5) as other:
+    with sgl.Engine(max_running=2, seed=5, in_process=True) as other:
         a, b = engine.complete(CHAT, GREEDY), other.complete(CHAT, GREEDY)
         assert a.text == b.text
         first = other.complete(CHAT, SamplingParams(max_tokens=12)).text
-    with sgl.Engine(max_running=2, seed=5) as other:
+    with sgl.Engine(max_running=2, seed=5, in_process=True) as other:
         other.complete(CHAT, GREEDY)
         assert other.complete(CHAT, SamplingParams(max_tokens=12)).text == first
 
 
 def test_a_chat_template_of_ones_own(engine, tmp_path):
     (tmp_path / "t.jinja").write_text("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}")
-    with sgl.Engine(max_running=2, chat_template=str(tmp_path / "t.jinja")) as other:
+    with sgl.Engine(max_running=2, chat_template=str(tmp_path / "t.jinja"), in_process=True) as other:
         assert other.chat_template().get_prefix_and_suffix("user", []) == ("[user]", "")
     with (
-        sgl.Engine(max_running=2, chat_template="nothing.jinja") as other,
+        sgl.Engine(max_running=2, chat_template="nothing.jinja", in_process=True) as other,
         pytest.raises(sgl.ParameterError, match="chat_template"),
     ):
         other.chat_template()

@@ -10,10 +10,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sglang_lite as sgl
+from sglang_lite.engine.engine import Engine
 from sglang_lite.program.nodes import Gen, Program
 from sglang_lite.protocol import Delta, Regex, SamplingParams
 from sglang_lite.runtime.core import engine_thread
-from sglang_lite.runtime.engine import Engine
 from tests.runtime import scripted
 from tests.runtime.models.tiny import VOCAB, save
 
@@ -51,7 +51,7 @@ def threads():
 def started(make):
     """An engine, weak references to its model and itself, and its thread."""
     engine = make()
-    return engine, weakref.ref(engine.core.runner.model), weakref.ref(engine), engine.thread
+    return engine, weakref.ref(engine.core.runner.model), weakref.ref(engine), engine.core.thread
 
 
 def tensor_bytes():
@@ -72,7 +72,7 @@ def use(engine):
 @pytest.mark.parametrize("used", [False, True])
 def test_an_engine_that_nobody_refers_to_is_freed(no_gc, folder, used):
     for _ in range(4):
-        engine, model, itself, thread = started(lambda: sgl.Engine(model=folder, max_total_tokens=512))
+        engine, model, itself, thread = started(lambda: sgl.Engine(model=folder, max_total_tokens=512, in_process=True))
         if used:
             use(engine)
         del engine
@@ -83,12 +83,12 @@ def test_an_engine_that_nobody_refers_to_is_freed(no_gc, folder, used):
 
 
 def test_a_cell_that_is_run_again_holds_one_model(no_gc, folder):
-    engine, model, _, thread = started(lambda: sgl.Engine(model=folder, max_total_tokens=512))
+    engine, model, _, thread = started(lambda: sgl.Engine(model=folder, max_total_tokens=512, in_process=True))
     one = tensor_bytes()
     for _ in range(3):
-        engine = sgl.Engine(model=folder, max_total_tokens=512)
+        engine = sgl.Engine(model=folder, max_total_tokens=512, in_process=True)
         thread.join(30)
-        thread = engine.thread
+        thread = engine.core.thread
     assert model() is None
     assert tensor_bytes() == one
     engine.close()
@@ -96,7 +96,7 @@ def test_a_cell_that_is_run_again_holds_one_model(no_gc, folder):
 
 def test_a_closed_engine_keeps_no_tensors(no_gc, folder):
     before = tensor_bytes()
-    engine, model, _, _ = started(lambda: sgl.Engine(model=folder, max_total_tokens=512))
+    engine, model, _, _ = started(lambda: sgl.Engine(model=folder, max_total_tokens=512, in_process=True))
     use(engine)
     assert tensor_bytes() > before
     engine.close()
@@ -107,7 +107,7 @@ def test_a_closed_engine_keeps_no_tensors(no_gc, folder):
 
 def test_an_engine_that_crashed_or_did_not_start_keeps_no_tensors(no_gc, folder, monkeypatch, caplog):
     before = tensor_bytes()
-    engine = sgl.Engine(model=folder, max_total_tokens=512)
+    engine = sgl.Engine(model=folder, max_total_tokens=512, in_process=True)
 
     def crash(self, hidden):
         raise LookupError("no logits")
@@ -120,7 +120,7 @@ def test_an_engine_that_crashed_or_did_not_start_keeps_no_tensors(no_gc, folder,
     assert tensor_bytes() == before
     monkeypatch.setattr("sglang_lite.runtime.core.engine_core.StepLoop", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError) as failed:
-        sgl.Engine(model=folder, max_total_tokens=512)
+        sgl.Engine(model=folder, max_total_tokens=512, in_process=True)
     assert tensor_bytes() == before
     assert crashed.value.__cause__.__traceback__ is not None  # both errors are still there
     assert failed.value.__traceback__ is not None
@@ -219,7 +219,7 @@ CALLS = {
 
 @pytest.fixture(scope="module")
 def small(folder):
-    with sgl.Engine(model=folder, max_total_tokens=512) as engine:
+    with sgl.Engine(model=folder, max_total_tokens=512, in_process=True) as engine:
         use(engine)
         yield engine
 

@@ -46,7 +46,7 @@ def test_what_the_user_has_set_stays(users):
 def test_where_torch_came_first_that_is_said_once():
     code = (
         "import torch, logging; logging.basicConfig(level='INFO')\n"
-        "from sglang_lite.runtime.engine import Engine\n"
+        "from sglang_lite.engine.engine import Engine\n"
         "from tests.runtime import scripted\n"
         "for _ in range(2): Engine.of(scripted.loaded()).close()"
     )

@@ -10,10 +10,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sglang_lite as sgl
+from sglang_lite.engine.engine import Engine
+from sglang_lite.engine.sglang_api import Answer, engine_settings, read_request, read_sampling
 from sglang_lite.protocol import Ebnf, Generation, JsonSchema, Regex, SamplingParams, StructuralTag, Tag, TokenLogprob
 from sglang_lite.runtime.core.submission import GenerateRequest
-from sglang_lite.runtime.engine import Engine
-from sglang_lite.runtime.sglang_api import Answer, engine_settings, read_request, read_sampling
 from tests.runtime import scripted
 from tests.runtime.models.tiny import VOCAB, save
 
@@ -153,7 +153,7 @@ def test_server_args_with_a_meaning_here_are_translated(given, settings):
 )
 def test_server_args_without_one_are_refused_by_name(given, message):
     with pytest.raises(sgl.ParameterError, match=message):
-        sgl.Engine(**given)
+        sgl.Engine(**given, in_process=True)
 
 
 # ---------------------------------------------------------------------------------------------------- answers
@@ -408,9 +408,9 @@ def test_weights_are_updated_between_steps_and_nothing_of_the_old_ones_stays(tmp
     old, new = (tiny_llama(tmp_path / name, seed) for name, seed in (("old", 1), ("new", 2)))
     other = tiny_llama(tmp_path / "other", 3, hidden_size=64)
     prompt = "abcdefgh" * 6
-    with Engine(model=new, dtype="float32") as engine:
+    with Engine(model=new, dtype="float32", in_process=True) as engine:
         expected = engine.generate(prompt, GREEDY)["text"]
-    with Engine(model_path=old, dtype="float32") as engine:
+    with Engine(model_path=old, dtype="float32", in_process=True) as engine:
         before = engine.generate(prompt, GREEDY)
         running = engine.generate("xyz", {"max_new_tokens": 180, "ignore_eos": True}, stream=True)
         next(running)

@@ -17,8 +17,8 @@ import sglang_lite as sgl
 from sglang_lite.constraints import matching, memo, structural_tag
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.constraints.schema import json_schema, parse_json
+from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import JsonSchema, SamplingParams, ValueValidationError
-from sglang_lite.runtime.engine import Engine
 from sglang_lite.text.tool_arguments import arguments_text
 from sglang_lite.text.tool_calls import Answer, Call, ToolParser, call_text, calls_constraint, parse_answer
 from sglang_lite.text.tool_formats import FORMATS, family_of

@@ -28,7 +28,7 @@ os.register_at_fork(after_in_child=_forget)  # a thread that is not in the copy 
 
 
 def as_backend(value: object) -> BaseBackend:
-    """A backend for what the user gave: a backend, or an engine of this process.
+    """A backend for what the user gave: a backend, or an engine.
 
     Raises:
         ParameterError: it is neither.
@@ -45,8 +45,8 @@ def as_backend(value: object) -> BaseBackend:
 
 
 def is_engine(value: object) -> TypeGuard[Engine]:
-    """Tells whether a value is an engine of this process; told by name, as the language does not import the runtime."""
-    return any(kind.__module__ == "sglang_lite.runtime.engine" for kind in type(value).__mro__)
+    """Tells whether a value is an engine; told by name, as the language does not import the runtime."""
+    return any(kind.__module__ == "sglang_lite.engine.engine" for kind in type(value).__mro__)
 
 
 def backend_for(value: object = None) -> BaseBackend:

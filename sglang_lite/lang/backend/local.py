@@ -26,8 +26,8 @@ from sglang_lite.text.chat_template import ChatTemplate, JinjaTemplate
 from sglang_lite.text.tool_formats import family_of
 
 if TYPE_CHECKING:
+    from sglang_lite.engine.engine import Engine
     from sglang_lite.lang.execution.push_down import OpenProgram
-    from sglang_lite.runtime.engine import Engine
 
 
 class LocalBackend(BaseBackend):
@@ -129,6 +129,6 @@ class LocalBackend(BaseBackend):
 
 def default_engine() -> LocalBackend:
     """An engine with the default model."""
-    from sglang_lite.runtime.engine import Engine
+    from sglang_lite.engine.engine import Engine
 
     return LocalBackend(Engine())

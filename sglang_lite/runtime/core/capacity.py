@@ -1,70 +1,47 @@
-"""Capacity of an engine: sizes of its steps, pages of its KV cache, and the longest sequence."""
+"""Capacity of an engine: what its config, its model and the machine's memory leave room for."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime import openmp
-from sglang_lite.runtime.config import EngineConfig, Sizes
+from sglang_lite.runtime.config import Capacity, EngineConfig
 from sglang_lite.runtime.executor import memory
 from sglang_lite.runtime.load import LoadedModel
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.memory_check import cache_bytes, check_room
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
+def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
+    """The capacity of an engine around a model that is loaded.
+
+    Raises:
+        ParameterError: the config asks for more than the model, or the memory, has.
+        ModelError: the memory is not enough.
     """
-    Attributes:
-        sizes: of the config, on this device.
-        context_length: the longest sequence that the config and the model allow, in tokens.
-        pages: of the KV cache.
-        longest: the longest sequence that fits the cache, too.
-    """
-
-    sizes: Sizes
-    context_length: int
-    pages: int
-    longest: int
-
-    @classmethod
-    def of(cls, config: EngineConfig, loaded: LoadedModel) -> Capacity:
-        """The capacity of an engine around a model that is loaded.
-
-        Raises:
-            ParameterError: the config asks for more than the model, or the memory, has.
-            ModelError: the memory is not enough.
-        """
-        context_length = min(config.context_length or loaded.context_length, loaded.context_length)
-        if config.context_length is not None and config.context_length > loaded.context_length:
-            raise ParameterError(
-                "context_length", f"{config.context_length} is more than the model's {loaded.context_length}."
-            )
-        device = loaded.model.device
-        if device.type == "cuda":
-            torch.cuda.set_device(device)  # of this thread: kernels are launched there
-        else:
-            openmp.say_if_unbound()
-        sizes = config.sized(gpu=device.type == "cuda")
-        pool = config.max_total_tokens or max(context_length, sizes.max_running * 512)
-        if device.type == "cuda" and config.max_total_tokens is None:
-            assert isinstance(loaded.model, Decoder)
-            pool = memory.pool_tokens(loaded.model, config.mem_fraction, sizes, context_length)
-        pages = -(-pool // sizes.page_size)
-        longest = min(context_length, pages * sizes.page_size)
-        parts = {}
-        if isinstance(loaded.model, Decoder):
-            item, tokens = loaded.model.precision.cache.itemsize, pages * sizes.page_size
-            parts[f"{tokens:,} tokens of keys and values"] = cache_bytes(loaded.model.spec, tokens, item)
-        if device.type == "cpu":
-            parts[f"{sizes.max_running:,} requests"] = sizes.max_running * (8 * longest + 2 * loaded.vocab_size)
-        check_room(parts, device, loaded.name, "Lower max_total_tokens, context_length or max_running.")
-        return cls(sizes, context_length, pages, longest)
-
-    @property
-    def tokens(self) -> int:
-        """Of the KV cache."""
-        return self.pages * self.sizes.page_size
+    context_length = min(config.context_length or loaded.context_length, loaded.context_length)
+    if config.context_length is not None and config.context_length > loaded.context_length:
+        raise ParameterError(
+            "context_length", f"{config.context_length} is more than the model's {loaded.context_length}."
+        )
+    device = loaded.model.device
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # of this thread: kernels are launched there
+    else:
+        openmp.say_if_unbound()
+    sizes = config.sized(gpu=device.type == "cuda")
+    pool = config.max_total_tokens or max(context_length, sizes.max_running * 512)
+    if device.type == "cuda" and config.max_total_tokens is None:
+        assert isinstance(loaded.model, Decoder)
+        pool = memory.pool_tokens(loaded.model, config.mem_fraction, sizes, context_length)
+    pages = -(-pool // sizes.page_size)
+    longest = min(context_length, pages * sizes.page_size)
+    parts = {}
+    if isinstance(loaded.model, Decoder):
+        item, tokens = loaded.model.precision.cache.itemsize, pages * sizes.page_size
+        parts[f"{tokens:,} tokens of keys and values"] = cache_bytes(loaded.model.spec, tokens, item)
+    if device.type == "cpu":
+        parts[f"{sizes.max_running:,} requests"] = sizes.max_running * (8 * longest + 2 * loaded.vocab_size)
+    check_room(parts, device, loaded.name, "Lower max_total_tokens, context_length or max_running.")
+    return Capacity(sizes, context_length, pages, longest)

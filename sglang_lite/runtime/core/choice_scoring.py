@@ -10,7 +10,6 @@ from functools import partial
 from sglang_lite.protocol import (
     ChoiceScore,
     Generation,
-    ParameterError,
     SamplingParams,
     Selection,
     SglError,
@@ -154,11 +153,6 @@ class ChoiceScoring:
         found = tuple(e.logprob for e in self._results[row].prompt_logprobs)
         has_start = self._parts.tokenizer.bos_id == self._requests[row].tokens[0]
         return found if has_start else (None, *found)
-
-
-def no_choices() -> ParameterError:
-    """The error of a selection that has none, or an empty one."""
-    return ParameterError("choices", "at least one, and none empty.")
 
 
 def _common_length(a: Sequence[int], b: Sequence[int]) -> int:

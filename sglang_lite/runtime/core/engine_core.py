@@ -6,6 +6,7 @@ Whoever calls it refers to records and sinks alone, so a handle in another proce
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from copy import copy
@@ -19,14 +20,13 @@ from sglang_lite.protocol import (
     Constraint,
     ConstraintError,
     EngineClosedError,
-    ParameterError,
     RequestAbortedError,
     Selection,
     SglError,
 )
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.core.capacity import Capacity
-from sglang_lite.runtime.core.choice_scoring import ChoiceScoring, no_choices
+from sglang_lite.runtime.core.capacity import capacity_of
+from sglang_lite.runtime.core.choice_scoring import ChoiceScoring
 from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
 from sglang_lite.runtime.core.program_player import Player, ProgramSink
@@ -42,7 +42,6 @@ from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.output_builder import Event, Sink
 from sglang_lite.runtime.request import Request
-from sglang_lite.runtime.resolved_params import shown
 from sglang_lite.runtime.scheduler.policy import POLICIES
 from sglang_lite.runtime.scheduler.scheduler import Scheduler
 from sglang_lite.runtime.structured_output.base import CompiledGrammar
@@ -65,10 +64,11 @@ class EngineCore:
 
     Attributes:
         config, model_name: of the weights that run.
-        tokenizer, vocab_size: the model's.
+        tokenizer, vocab_size, eos_ids: the model's.
         capacity: what it has room for.
         description: one line about all that.
-        loop: runs the requests, on the thread that calls its `run`.
+        thread: that it was built on, and that runs its loop.
+        loop: runs the requests.
         runner, scheduler, compiler, builder, open: what it is made of; for tests and measurements.
 
     Raises:
@@ -76,9 +76,10 @@ class EngineCore:
     """
 
     def __init__(self, config: EngineConfig, loaded: LoadedModel, encoder: Executor | None = None) -> None:
+        self.thread = threading.current_thread()
         self.config, self.model_name = config, loaded.name
-        self.tokenizer, self.vocab_size = loaded.tokenizer, loaded.vocab_size
-        self.capacity = Capacity.of(config, loaded)
+        self.tokenizer, self.vocab_size, self.eos_ids = loaded.tokenizer, loaded.vocab_size, loaded.eos_ids
+        self.capacity = capacity_of(config, loaded)
         kind = str(getattr(getattr(loaded.model, "precision", None), "compute", config.dtype)).removeprefix("torch.")
         self.description = (
             f"{loaded.name} on {loaded.model.device}, {kind}, room for {self.capacity.tokens:,} tokens"
@@ -114,7 +115,10 @@ class EngineCore:
             overlap=config.overlap, jump=config.jump_forward == "safe",
         )  # fmt: skip
         self.runner = runner
-        self.builder = RequestBuilder(config.seed, loaded, longest, all_special=config.special_tokens_in_roles)
+        self.builder = RequestBuilder(
+            loaded.name, loaded.tokenizer, loaded.vocab_size, loaded.eos_ids, longest, config.seed,
+            all_special=config.special_tokens_in_roles,
+        )  # fmt: skip
         self.open = OpenRequests(config.max_queued + sizes.max_running)
         self._encoder = encoder or ThreadPoolExecutor(_ENCODE_THREADS, "sglang_lite-encode")
         self._parts = EngineParts(
@@ -127,13 +131,11 @@ class EngineCore:
     def submit(self, asked: GenerateRequest, sink: Sink) -> Ticket:
         """Starts a generation: see `Engine.submit`."""
         self.check_open()
-        for name, value, kind in (("priority", asked.priority, int), ("namespace", asked.namespace, str)):
-            if not isinstance(value, kind):
-                raise ParameterError(name, f"{shown(value)} is no {kind.__name__}.")
+        asked.check()
         ids = self.builder.prompt_ids(asked.prompt)
         params = self.builder.resolved(asked.params)
         requests = self.builder.build(ids, params, sink, stream=asked.stream, namespace=asked.namespace)
-        ticket = Ticket(partial(_abort, self.loop, requests), requests)
+        ticket = Ticket(partial(_abort, self.loop, requests), partial(_cached, requests))
         counted = self.open.counted(sink, len(requests), asked.rid, ticket)
         self.open.count("requests_submitted", len(requests))
         for index, request in enumerate(requests):
@@ -149,8 +151,7 @@ class EngineCore:
     def submit_select(self, asked: SelectRequest, sink: Callable[[Selection | SglError], None]) -> Ticket:
         """Scores choices: see `Engine.submit_select`."""
         self.check_open()
-        if not asked.choices or not all(asked.choices):
-            raise no_choices()
+        asked.check()
         log = self.builder.log(asked.prompt)
         special = isinstance(asked.prompt, str) or asked.prompt.role is None  # in a turn they are its content
         scoring = ChoiceScoring(self._parts, self.open.counted(sink))
@@ -173,6 +174,7 @@ class EngineCore:
     def run_program(self, asked: ProgramRequest, sink: ProgramSink) -> Ticket:
         """Plays a program that is whole: see `Engine.run_program`."""
         self.check_open()
+        asked.check()
         log = self.builder.log(asked.prompt)
         player = Player(self._parts, log, sink, stream=asked.stream, namespace=asked.namespace, entered=True)
         entries = player.checked(asked.program.nodes)
@@ -288,15 +290,16 @@ class EngineCore:
             "late_masks": self.loop.late_masks,
         }
 
-    def close(self) -> bool:
-        """Ends the loop and what works for it. False: this process is a forked copy, and they are the other's."""
+    def close(self) -> None:
+        """Ends the loop and what works for it; in a forked copy nothing, as they are the other process's."""
         self._closed = True
         if self.loop.inbox.is_copy:
-            return False
+            return
         self.compiler.close()
         self._encoder.shutdown()
         self.loop.inbox.close()
-        return True
+        if threading.current_thread() is not self.thread:
+            self.thread.join()
 
 
 def _start(loop: StepLoop, requests: Sequence[Request]) -> None:
@@ -307,6 +310,10 @@ def _start(loop: StepLoop, requests: Sequence[Request]) -> None:
 def _abort(loop: StepLoop, requests: Sequence[Request]) -> None:
     for request in requests:
         loop.abort(request)
+
+
+def _cached(requests: Sequence[Request]) -> int:
+    return max(request.cached_tokens for request in requests)
 
 
 def _start_constrained(

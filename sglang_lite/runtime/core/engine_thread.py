@@ -19,7 +19,7 @@ from sglang_lite.runtime.executor import memory
 from sglang_lite.runtime.load import LoadedModel
 
 
-def start(handle: object, config: EngineConfig, load: Callable[[], LoadedModel]) -> tuple[EngineCore, threading.Thread]:
+def start(handle: object, config: EngineConfig, load: Callable[[], LoadedModel]) -> EngineCore:
     """Starts an engine's thread and waits until it is ready.
 
     All work with tensors, loading too, is done on that one thread: OpenMP keeps a team of threads for every thread
@@ -39,7 +39,7 @@ def start(handle: object, config: EngineConfig, load: Callable[[], LoadedModel])
     )
     thread.start()
     try:
-        return ready.result(), thread
+        return ready.result()
     finally:
         del ready  # a failure refers to this frame: no cycle
 
@@ -53,27 +53,38 @@ def _run(
     """The thread. It never has a reference to the handle while the loop runs: the handle's end is the loop's end."""
     thread = threading.current_thread()
     try:
-        core = _built(handle, config, load)
+        core = build(config, load)
+        owner = handle()
+        if owner is None:
+            raise EngineClosedError("its constructor was interrupted.")
+        # At exit Python runs no finalizers of ours, but `_end_all`, which waits for the threads, too.
+        weakref.finalize(owner, core.loop.inbox.close).atexit = False
+        del owner
         _running[thread] = core.loop
     except BaseException as error:  # raised again in the constructor
-        traceback.clear_frames(error.__traceback__)  # whoever keeps the error keeps no tensors
-        ready.set_exception(memory.explained(error))
+        ready.set_exception(error)
         return
     ready.set_result(core)
     core.loop.run()
     del _running[thread]
 
 
-def _built(handle: weakref.ref[object], config: EngineConfig, load: Callable[[], LoadedModel]) -> EngineCore:
+def build(config: EngineConfig, load: Callable[[], LoadedModel]) -> EngineCore:
+    """An engine's core, on the thread that will run its loop.
+
+    Args:
+        load: gives its model.
+
+    Raises:
+        SglError: of loading and building.
+    """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    loaded, owner = load(), handle()
-    if owner is None:
-        raise EngineClosedError("its constructor was interrupted.")
-    core = EngineCore(config, loaded)
-    # At exit Python runs no finalizers of ours, but `_end_all`, which waits for the threads, too.
-    weakref.finalize(owner, core.loop.inbox.close).atexit = False
-    return core
+    try:
+        return EngineCore(config, load())
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)  # whoever keeps the error keeps no tensors
+        raise memory.explained(error) from error.__cause__
 
 
 @atexit.register

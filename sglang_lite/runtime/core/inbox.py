@@ -15,6 +15,23 @@ from sglang_lite.protocol import BackendError, EngineClosedError
 T = TypeVar("T")
 
 
+def in_a_copy(process: int) -> EngineClosedError:
+    """The error of an engine of another process, of which this one is a forked copy."""
+    return EngineClosedError(
+        f"the engine belongs to process {process}, and this one ({os.getpid()}) is a forked copy of it.",
+        hint="Start an engine in this process (and make it the default backend here), or start processes with "
+        'multiprocessing\'s "spawn" method.',
+    )
+
+
+def waits_for_itself(name: str) -> BackendError:
+    """The error of a call that would wait for the thread that it was made on."""
+    return BackendError(
+        f"{name} was called on the engine's own thread, by a logit processor or a sink, and waits for it.",
+        hint="Call it on another thread; submit() and its like don't wait.",
+    )
+
+
 class Inbox:
     """
     Attributes:
@@ -49,11 +66,7 @@ class Inbox:
             EngineClosedError: this process is a forked copy.
         """
         if self.is_copy:
-            raise EngineClosedError(
-                f"the engine runs in process {self._process}, and this one ({os.getpid()}) is a forked copy of it.",
-                hint="Start an engine in this process (and make it the default backend here), or start processes with "
-                'multiprocessing\'s "spawn" method.',
-            )
+            raise in_a_copy(self._process)
 
     def check_wait(self, name: str) -> None:
         """
@@ -63,10 +76,7 @@ class Inbox:
         """
         self.check_process()
         if threading.get_ident() == self._thread:
-            raise BackendError(
-                f"{name} was called on the engine's own thread, by a logit processor or a sink, and waits for it.",
-                hint="Call it on another thread; submit() and its like don't wait.",
-            )
+            raise waits_for_itself(name)
 
     def post(self, command: Callable[[], object]) -> None:
         """Runs `command` on the loop's thread, soon.

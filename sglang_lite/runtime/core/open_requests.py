@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
 from sglang_lite.protocol import Delta, OverloadedError, ParameterError, Played
-from sglang_lite.runtime.request import Request
 from sglang_lite.runtime.resolved_params import shown
 
 _COUNTED = ("requests_submitted", "programs_opened", "programs_extended")
@@ -20,13 +19,13 @@ E = TypeVar("E")
 class Ticket:
     """Handle of a submission, whose events go to the sink it was submitted with."""
 
-    def __init__(self, abort: Callable[[], None], requests: Sequence[Request] = ()) -> None:
-        self._abort, self._requests = abort, requests
+    def __init__(self, abort: Callable[[], object], cached_tokens: Callable[[], int] = int) -> None:
+        self._abort, self._cached_tokens = abort, cached_tokens
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the prompt that were found in the cache, so far as is known."""
-        return max((request.cached_tokens for request in self._requests), default=0)
+        """Tokens of the prompt that were found in the cache, so far as is known; -1 before."""
+        return self._cached_tokens()
 
     def abort(self) -> None:
         """Ends it with RequestAbortedError, unless it has ended."""

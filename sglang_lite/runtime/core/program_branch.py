@@ -37,10 +37,10 @@ from sglang_lite.protocol import (
     Span,
 )
 from sglang_lite.runtime.core.branch_text import BranchText, OpenGrammar, TextMark
-from sglang_lite.runtime.core.choice_scoring import no_choices
 from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.core.generation_job import GenerationJob
 from sglang_lite.runtime.core.selection_job import SelectionJob
+from sglang_lite.runtime.core.submission import no_choices
 from sglang_lite.runtime.request import Request
 from sglang_lite.runtime.resolved_params import ResolvedParams
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from types import MappingProxyType
 from typing import TypeAlias
 
 from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, Node, Path, Rollback
@@ -15,7 +16,6 @@ from sglang_lite.protocol import (
     Delta,
     EngineClosedError,
     Generation,
-    OverloadedError,
     ParameterError,
     Played,
     ProgramError,
@@ -28,12 +28,11 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.core.branch_text import BranchText
 from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.core.program_branch import Branch, Queued
+from sglang_lite.runtime.core.submission import MOST_QUEUED, too_many
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
 ProgramSink: TypeAlias = Callable[["Played | ProgramResult | SglError"], None]
-
-MOST_QUEUED = 100_000  # nodes of one program that wait to be played
 
 
 class Player:
@@ -74,14 +73,22 @@ class Player:
 
     # ------------------------------------------------------------------------------------------ any thread
 
-    def extend(self, path: Path, nodes: Sequence[Node]) -> None:
+    def extend(
+        self, path: Path, nodes: Sequence[Node], refused: Mapping[int, ParameterError] = MappingProxyType({})
+    ) -> None:
         """Adds nodes to a branch; to one whose fork is yet to come, too. Where too many wait to be played, the first of
         these fails with OverloadedError, and with it what comes after in its branch, up to a rollback.
+
+        Args:
+            refused: what generations among the nodes fail with, by their index, when it is their turn.
 
         Raises:
             EngineClosedError: the engine is closed.
         """
-        self.take(path, [self._prepared(node) for node in nodes])
+        entries = [self._prepared(node) for node in nodes]
+        for i, error in refused.items():
+            entries[i].params = error
+        self.take(path, entries)
 
     def take(self, path: Path, entries: Sequence[Queued]) -> None:
         """`extend` with nodes that are prepared."""
@@ -105,11 +112,8 @@ class Player:
         """Nodes of a whole program, prepared.
 
         Raises:
-            OverloadedError: they are too many.
             ParameterError: a generation has a bad parameter.
         """
-        if len(nodes) > MOST_QUEUED:
-            raise _too_many(len(nodes))
         entries = [self._prepared(node) for node in nodes]
         _check(entries)
         return entries
@@ -277,7 +281,7 @@ class Player:
             branch.take(entries[:back])
         rest = entries[back:]
         if self._queued + len(rest) > MOST_QUEUED:
-            branch.refuse(len(rest), _too_many(self._queued))
+            branch.refuse(len(rest), too_many(self._queued))
         else:
             self._queued += len(rest)
             branch.take(rest)
@@ -292,13 +296,6 @@ class Player:
     def _close(self) -> None:
         self._closed = True
         self.settle()
-
-
-def _too_many(waiting: int) -> OverloadedError:
-    return OverloadedError(
-        f"{waiting:,} nodes of the program wait to be played.",
-        hint="Read a value now and then: that waits for what was added before.",
-    )
 
 
 def _nothing() -> None:

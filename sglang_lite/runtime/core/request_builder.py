@@ -13,30 +13,42 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from sglang_lite.program.nodes import Fork, Gen, Node
 from sglang_lite.protocol import ParameterError, Prompt, SamplingParams, Span
-from sglang_lite.runtime.executor.sampler import sample_seed
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.load import LoadedModel
 from sglang_lite.runtime.output_builder import OutputBuilder, Sink
 from sglang_lite.runtime.request import Request
 from sglang_lite.runtime.resolved_params import ResolvedParams, resolve_params, shown
 from sglang_lite.runtime.tokens.token_log import TokenLog
+from sglang_lite.runtime.tokens.tokenizer import Tokenizer
+from sglang_lite.runtime.uniforms import sample_seed
 
 
 class RequestBuilder:
     """
     Args:
-        seed: of the requests that set none; None for fresh randomness.
-        loaded: the engine's model.
+        model_name, tokenizer: of the model.
+        vocab_size: the model's, padding included.
+        eos_ids: tokens that end a generation.
         longest: longest sequence in tokens, prompt and answer.
+        seed: of the requests that set none; None for fresh randomness.
         all_special: every text can name special tokens.
     """
 
-    def __init__(self, seed: int | None, loaded: LoadedModel, longest: int, *, all_special: bool = False) -> None:
-        self._first_seed, self._longest, self._all_special = seed, longest, all_special
-        # Not `loaded` itself: nothing that outlives the engine's thread may hold its model.
-        self._model_name, self._tokenizer = loaded.name, loaded.tokenizer
-        self._vocab_size, self._eos_ids = loaded.vocab_size, loaded.eos_ids
+    def __init__(
+        self,
+        model_name: str,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        eos_ids: frozenset[int],
+        longest: int,
+        seed: int | None,
+        *,
+        all_special: bool = False,
+    ) -> None:
+        self._model_name, self._tokenizer = model_name, tokenizer
+        self._vocab_size, self._eos_ids = vocab_size, eos_ids
+        self._longest, self._first_seed, self._all_special = longest, seed, all_special
         self._fresh = random.Random(secrets.randbits(256))  # asking the system lets go of the interpreter's lock
         self._ids = itertools.count()
         self._draws = itertools.count()
@@ -64,10 +76,14 @@ class RequestBuilder:
         Raises:
             ParameterError: it has an image.
         """
-        if isinstance(prompt, Prompt) and prompt.images:
-            raise ParameterError("prompt", f"{self._model_name} can't see images.")
+        self.check_images(prompt)
         spans = prompt.spans if isinstance(prompt, Prompt) else (Span(prompt),)
         return TokenLog(self._tokenizer, spans, all_special=self._all_special)
+
+    def check_images(self, prompt: Prompt | str) -> None:
+        """Raises ParameterError: a prompt has an image."""
+        if isinstance(prompt, Prompt) and prompt.images:
+            raise ParameterError("prompt", f"{self._model_name} can't see images.")
 
     def build(
         self,
@@ -108,6 +124,21 @@ class RequestBuilder:
     def resolved(self, params: SamplingParams) -> ResolvedParams:
         """Parameters with the engine's defaults. Raises ParameterError: a bad one."""
         return resolve_params(params, self._vocab_size)
+
+    def refused(self, nodes: Sequence[Node]) -> dict[int, ParameterError]:
+        """The errors of bad parameters among nodes, by index; of a fork its branches' first one."""
+        errors: dict[int, ParameterError] = {}
+        for i, node in enumerate(nodes):
+            if isinstance(node, Gen):
+                try:
+                    self.resolved(node.params)
+                except ParameterError as error:
+                    errors[i] = error
+            elif isinstance(node, Fork):
+                for branch in node.branches:
+                    if inside := self.refused(branch):
+                        errors.setdefault(i, next(iter(inside.values())))
+        return errors
 
     def tokens(self, ids: Sequence[int], params: ResolvedParams) -> Ints:
         """The prompt of a request that could be run.

@@ -106,6 +106,7 @@ class StepLoop:
     ) -> None:
         self.scheduler = scheduler
         self.steps = 0
+        self.stepping_since: float | None = None  # when the step began that runs, by the monotonic clock
         self.mask_times = Seconds()  # to fill the masks of a step
         self.mask_waits = Seconds()  # of those, and of what else the host does meanwhile, what its device waited for
         self.late_masks = 0  # rows that continued a step later, as their masks took too long
@@ -151,7 +152,9 @@ class StepLoop:
                 self.inbox.run()
                 if self.inbox.closing:
                     break
+                self.stepping_since = time.monotonic()
                 self.step()
+                self.stepping_since = None
                 self.outbox.flush()
             error = EngineClosedError("the engine was closed before the request finished.")
         except BaseException as crash:  # whatever it is, every waiting caller must hear of it

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sglang_lite.program.nodes import Program
-from sglang_lite.protocol import Constraint, Prompt, SamplingParams, Unset
-from sglang_lite.runtime.resolved_params import LogitProcessor
+from sglang_lite.protocol import Constraint, OverloadedError, ParameterError, Prompt, SamplingParams, Unset
+from sglang_lite.runtime.resolved_params import LogitProcessor, shown
+
+MOST_QUEUED = 100_000  # nodes of one program that wait to be played
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,12 @@ class GenerateRequest:
     logit_processor: LogitProcessor | None = None
     rid: str | None = None
 
+    def check(self) -> None:
+        """Raises ParameterError: what says how it is run is of another type."""
+        for name, value, kind in (("priority", self.priority, int), ("namespace", self.namespace, str)):
+            if not isinstance(value, kind):
+                raise ParameterError(name, f"{shown(value)} is no {kind.__name__}.")
+
     @property
     def samples(self) -> int:
         return 1 if isinstance(self.params.n, Unset) else self.params.n
@@ -37,6 +45,11 @@ class SelectRequest:
     unconditional: bool = False
     namespace: str = ""
 
+    def check(self) -> None:
+        """Raises ParameterError: it has no choices, or an empty one."""
+        if not self.choices or not all(self.choices):
+            raise no_choices()
+
 
 @dataclass(frozen=True, slots=True)
 class ProgramRequest:
@@ -46,3 +59,21 @@ class ProgramRequest:
     program: Program
     stream: bool = False
     namespace: str = ""
+
+    def check(self) -> None:
+        """Raises OverloadedError: it has too many nodes."""
+        if len(self.program.nodes) > MOST_QUEUED:
+            raise too_many(len(self.program.nodes))
+
+
+def no_choices() -> ParameterError:
+    """The error of a selection that has none, or an empty one."""
+    return ParameterError("choices", "at least one, and none empty.")
+
+
+def too_many(waiting: int) -> OverloadedError:
+    """The error of a program with more nodes to be played than may wait."""
+    return OverloadedError(
+        f"{waiting:,} nodes of the program wait to be played.",
+        hint="Read a value now and then: that waits for what was added before.",
+    )

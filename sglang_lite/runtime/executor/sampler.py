@@ -16,6 +16,7 @@ from sglang_lite.protocol import ModelError, ProgramError, SglError, TokenLogpro
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.request import not_finite
 from sglang_lite.runtime.resolved_params import LogitProcessor, ResolvedParams
+from sglang_lite.runtime.uniforms import uniforms
 
 
 class SamplingTable:
@@ -221,30 +222,3 @@ def _draw(logits: torch.Tensor, table: SamplingTable, slots: Ints, positions: In
     target = torch.from_numpy(uniforms(table.seed[slots], positions)) * mass[:, -1]
     picked = torch.searchsorted(mass, target.unsqueeze(1), right=True).clamp_(max=probs.shape[1] - 1)
     return picked.squeeze(1)
-
-
-def uniforms(seeds: NDArray[np.uint64], positions: Ints) -> NDArray[np.float64]:
-    """Uniform numbers in [0, 1), float64 [R], each a function of its seed and position."""
-    with np.errstate(over="ignore"):
-        # Seeds are mixed first: a seed that is another's plus a multiple of the increment must not shift its numbers.
-        mixed = _mix(_mix(seeds) + (positions.astype(np.uint64) + np.uint64(1)) * _INCREMENT)
-    numbers: NDArray[np.float64] = (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return numbers
-
-
-def sample_seed(seed: int, index: int) -> int:
-    """The seed of the sample at `index` of several: the first one's is `seed` itself."""
-    if not index:
-        return seed
-    with np.errstate(over="ignore"):
-        return int(_mix(np.array(seed % 2**64, dtype=np.uint64) + np.uint64(index) * _INCREMENT))
-
-
-_INCREMENT = np.uint64(0x9E3779B97F4A7C15)
-
-
-def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's finaliser (Steele, Lea and Flood, OOPSLA 2014)."""
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))

@@ -34,7 +34,7 @@ def greedy(**more):
 
 @pytest.fixture(scope="module")
 def off(model_file):
-    with sgl.Engine(dtype="float32", jump_forward="off") as engine:
+    with sgl.Engine(dtype="float32", jump_forward="off", in_process=True) as engine:
         yield engine
 
 

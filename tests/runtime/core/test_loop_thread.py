@@ -10,6 +10,7 @@ from concurrent.futures import Future
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.engine.engine import Engine
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, GrammarEnd, Join, Mark, Program, Rollback, Select, Text
@@ -26,7 +27,6 @@ from sglang_lite.protocol import (
     StructuralTag,
     Tag,
 )
-from sglang_lite.runtime.engine import Engine
 from sglang_lite.runtime.structured_output.compiler import Compiler
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer

@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
+from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import Delta, Generation, RequestAbortedError, SamplingParams
-from sglang_lite.runtime.engine import Engine
 from tests.runtime.scripted import VOCAB, loaded
 
 pytestmark = pytest.mark.slow

@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def on_cpu(folder):
-    with sgl.Engine(model=str(folder), dtype="float32", device="cpu") as engine:
+    with sgl.Engine(model=str(folder), dtype="float32", device="cpu", in_process=True) as engine:
         yield engine
 
 
@@ -57,7 +57,8 @@ def device(request, folder, monkeypatch):
                     "attention_backend": request.param,
                     **DEVICE,
                     **settings,
-                }
+                },
+                in_process=True,
             )
         )
         return opened[-1]
@@ -159,8 +160,8 @@ def test_packages_give_the_probabilities_of_our_kernels(package, tmp_path):
     }
     asked = [*prompts(4, own=200), *prompts(3, shared=40)]
     with (
-        sgl.Engine(**settings, attention_backend="triton") as ours,
-        sgl.Engine(**settings, attention_backend=package) as theirs,
+        sgl.Engine(**settings, attention_backend="triton", in_process=True) as ours,
+        sgl.Engine(**settings, attention_backend=package, in_process=True) as theirs,
     ):
         params = greedy(return_logprob=True, top_logprobs_num=5)
         for our, their in zip(answers(ours, asked, params), answers(theirs, asked, params)):
@@ -281,7 +282,7 @@ def test_eight_bits_stay_near(device, settings):
     """Log-probabilities of the same tokens, alone, in few rows and in many."""
     params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, return_logprob=True, logprob_start_len=1)
     asked = [(p * 20)[:48] for p in prompts(40)]
-    with sgl.Engine(model=device.folder, dtype="bfloat16", max_total_tokens=8000, **DEVICE) as exact:
+    with sgl.Engine(model=device.folder, dtype="bfloat16", max_total_tokens=8000, **DEVICE, in_process=True) as exact:
         expected = answers(exact, asked, params)
     engine = device(dtype="bfloat16", max_total_tokens=8000, **settings)
     for some in (asked[:1], asked[:7], asked):
@@ -346,4 +347,4 @@ def test_heads_that_the_kernels_have_no_room_for_take_torch(device, tmp_path, ca
 )
 def test_a_device_that_is_not_there_is_refused(folder, settings, message):
     with pytest.raises(sgl.ParameterError, match=message):
-        sgl.Engine(model=str(folder), **settings)
+        sgl.Engine(model=str(folder), **settings, in_process=True)

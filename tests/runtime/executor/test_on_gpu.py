@@ -75,7 +75,7 @@ def test_every_head_size_in_every_format(of_head, dim, dtype, monkeypatch):
     asked = [*prompts(3), *prompts(4, prefix=150, own=20, seed=1)]
     params = greedy(return_logprob=True, logprob_start_len=1, top_logprobs_num=VOCAB)
     settings = {"model": folder, "dtype": dtype, "max_total_tokens": 4096, "step_tokens": 300, "max_running": 8}
-    with sgl.Engine(**settings) as engine:
+    with sgl.Engine(**settings, in_process=True) as engine:
         for batch in (asked[:1], asked[1:], [[*p, 5] for p in asked]):
             for prompt, generation in zip(batch, answers(engine, batch, params)):
                 ids = [*prompt, *generation.token_ids]
@@ -101,7 +101,7 @@ def test_prompt_log_probabilities_stay_within_their_share(of_head):
     asked = greedy(1, return_logprob=True, logprob_start_len=0)
     free_before = torch.cuda.mem_get_info()[0]
     fraction = (total - free_before + (5 << 30)) / total
-    with sgl.Engine(model=folder, dtype="bfloat16", mem_fraction=fraction) as engine:
+    with sgl.Engine(model=folder, dtype="bfloat16", mem_fraction=fraction, in_process=True) as engine:
         (generation,) = answers(engine, [prompt], asked)
         assert len(generation.prompt_logprobs) == len(prompt) - 1
         used = total - torch.cuda.mem_get_info()[0]
@@ -115,7 +115,7 @@ def test_the_engine_serves_on_when_memory_ends(of_head):
     sampled = SamplingParams(temperature=1.0, seed=5, max_tokens=40, ignore_eos=True)
     settings = {"model": folder, "max_total_tokens": 20_000, "step_tokens": 512, "max_running": 16, "dtype": "float32"}
     constraint = Regex("[!-~]{3,40}")
-    with sgl.Engine(**settings) as engine:
+    with sgl.Engine(**settings, in_process=True) as engine:
         expected = [
             [g.token_ids for g in answers(engine, asked, greedy(40))],
             [g.token_ids for g in answers(engine, asked, sampled)],
@@ -165,7 +165,7 @@ def test_the_engine_serves_on_when_memory_ends(of_head):
 
 def test_one_that_needs_more_than_there_is_fails_alone(of_head):
     folder, _ = of_head(64)
-    with sgl.Engine(model=folder, max_total_tokens=4096, step_tokens=512, dtype="float32") as engine:
+    with sgl.Engine(model=folder, max_total_tokens=4096, step_tokens=512, dtype="float32", in_process=True) as engine:
         runner, forward = engine.core.runner, engine.core.runner.forward
         runner.forward = lambda batch: (  # type: ignore[assignment, method-assign]  # memory ends before
             torch.empty(1 << 50, device="cuda") if any(len(r.tokens) == 777 for r in batch.requests) else forward(batch)  # type: ignore[return-value]
@@ -183,7 +183,7 @@ def test_nothing_is_compiled_after_the_start(of_head, monkeypatch):
     monkeypatch.setattr(shared, "_WORTH", 1)
     folder, _ = of_head(64)
     constraint = Regex("[a-c]defghijklm[ij]nopqrstuvw[x-z]*")
-    with sgl.Engine(model=folder, max_total_tokens=40_000, max_running=80, dtype="bfloat16") as engine:
+    with sgl.Engine(model=folder, max_total_tokens=40_000, max_running=80, dtype="bfloat16", in_process=True) as engine:
         compiled = []
         monkeypatch.setattr(
             triton.knobs.runtime, "jit_post_compile_hook", lambda **found: compiled.append(found["repr"])

@@ -8,13 +8,14 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sglang_lite as sgl
+from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import Delta, Generation, SamplingParams, Span
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.engine import Engine
-from sglang_lite.runtime.executor.sampler import Masks, SamplingTable, Special, sample, sample_seed, uniforms
+from sglang_lite.runtime.executor.sampler import Masks, SamplingTable, Special, sample
 from sglang_lite.runtime.load import load_model, pick_device
 from sglang_lite.runtime.models.layers.linear import Bf16Linear, DenseLinear
 from sglang_lite.runtime.resolved_params import resolve_params
+from sglang_lite.runtime.uniforms import sample_seed, uniforms
 from tests.runtime import scripted
 from tests.runtime.models.tiny import VOCAB, randomise, save
 
@@ -277,7 +278,9 @@ def test_logits_that_are_no_numbers_fail_their_request_alone(value, temperature)
 
 def test_what_a_broken_request_left_in_the_cache_reaches_nobody(model_file):
     """Its keys and values are NaN, and stay in pages that others' rows may be padded with."""
-    with sgl.Engine(dtype="float32", max_running=3, max_total_tokens=400, context_length=300, step_tokens=64) as engine:
+    with sgl.Engine(
+        dtype="float32", max_running=3, max_total_tokens=400, context_length=300, step_tokens=64, in_process=True
+    ) as engine:
         short, long = ("Hello", greedy(max_tokens=8), {}), ("a b c d e " * 10, greedy(max_tokens=8), {})
         expected = [g.text for g in run_all(engine, [short, long])]
         embedding = engine.core.runner.model.embedding
@@ -416,7 +419,7 @@ def test_in_16_bits_a_prompt_alone_gives_the_same_bits_from_an_empty_and_a_warm_
         num_key_value_heads=2, max_position_embeddings=512, bos_token_id=0, eos_token_id=1, pad_token_id=None,
     )  # fmt: skip
     model = str(save(randomise(LlamaForCausalLM(config)), tmp_path))
-    with sgl.Engine(model=model, dtype=dtype, device="cpu", step_tokens=64) as engine:
+    with sgl.Engine(model=model, dtype=dtype, device="cpu", step_tokens=64, in_process=True) as engine:
         for length in (2, 3, 40, 64, 65, 150):
             ids = [(7 * i + length) % VOCAB for i in range(length)]
             first, again = engine.complete(ids, asked(0)), engine.complete(ids, asked(0))
@@ -444,7 +447,7 @@ def test_in_16_bits_logits_are_float32(tmp_path):
 def test_a_deterministic_engine_gives_the_same_bits_in_any_company(model_file, dtype):
     requests = [(q, asked(i), {}) for i, q in enumerate(QUESTIONS)]
     settings = {"dtype": dtype, "deterministic": True, "context_length": 128}
-    with sgl.Engine(**settings, max_running=16, max_total_tokens=2048) as engine:
+    with sgl.Engine(**settings, max_running=16, max_total_tokens=2048, in_process=True) as engine:
         some = (0, 1, 2, 15)
         alone = {i: bits(engine.complete(*requests[i][:2])) for i in some}
         engine.flush_cache()
@@ -453,7 +456,7 @@ def test_a_deterministic_engine_gives_the_same_bits_in_any_company(model_file, d
         cached = run_all(engine, requests)
         assert [bits(g) for g in cached] == batch
         assert all(g.usage.cached_tokens == g.usage.prompt_tokens - 1 for g in cached)
-    with sgl.Engine(**settings, max_running=6, max_total_tokens=160, step_tokens=7) as tight:
+    with sgl.Engine(**settings, max_running=6, max_total_tokens=160, step_tokens=7, in_process=True) as tight:
         generations = run_all(tight, requests)
         assert [bits(g) for g in generations] == batch
         assert sum(g.meta["num_retractions"] for g in generations) > 0

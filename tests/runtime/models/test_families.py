@@ -74,7 +74,7 @@ def family(request, tmp_path_factory):
 
 
 def engine(folder: Path, **settings) -> sgl.Engine:
-    return sgl.Engine(**{"model": str(folder), "dtype": "float32", "max_running": 4, **settings})
+    return sgl.Engine(**{"model": str(folder), "dtype": "float32", "max_running": 4, **settings}, in_process=True)
 
 
 def ask(engine: sgl.Engine, ids: list[int], *, prompt: bool = True) -> Future:

@@ -104,7 +104,9 @@ def expected_of(reference):
 
 
 def engine(folder, **settings):
-    return sgl.Engine(**{"model": str(folder), "dtype": "float32", "device": "cpu", "max_running": 2, **settings})
+    return sgl.Engine(
+        **{"model": str(folder), "dtype": "float32", "device": "cpu", "max_running": 2, **settings}, in_process=True
+    )
 
 
 @pytest.mark.parametrize(("kind", "config"), [(kind, config) for kind, some in CONFIGS.items() for config in some])

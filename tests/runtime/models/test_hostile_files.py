@@ -170,13 +170,13 @@ def test_a_pipe_is_not_waited_for(folder, file):
 def test_more_than_there_is_is_refused_before_it_is_taken(folder, options, message):
     write(folder / "config.json", {**CONFIG, "num_hidden_layers": 64, "head_dim": 64})  # 32 KiB a token
     with pytest.raises(SglError, match=message):
-        sgl.Engine(model=str(folder), device="cpu", load_format="dummy", **options)
+        sgl.Engine(model=str(folder), device="cpu", load_format="dummy", **options, in_process=True)
 
 
 @pytest.mark.parametrize("model", ["x" * 5000, "a/" + "x" * 5000, "~nobody-of-this-name/x", "a\0b", ""])
 def test_names_that_are_no_paths(model):
     with pytest.raises(SglError):
-        sgl.Engine(model=model)
+        sgl.Engine(model=model, in_process=True)
 
 
 # ----------------------------------------------------------------------------------------------------------- GGUF
@@ -348,7 +348,7 @@ def test_random_configs_load_and_run_or_are_refused(folder):
         write(folder / file, strangely(draw, draw.choice(files[file])))
 
         def run():
-            with sgl.Engine(model=str(folder), device="cpu", **options) as engine:
+            with sgl.Engine(model=str(folder), device="cpu", **options, in_process=True) as engine:
                 outcome(engine.chat_template)
                 return engine.complete([5, 6, 7], SamplingParams(max_tokens=2, temperature=0))
 

@@ -75,7 +75,13 @@ def engine(request, monkeypatch):
                 monkeypatch.setattr(load, "Decoder", GpuDecoder)
         opened.append(
             sgl.Engine(
-                model=str(folder), dtype="float32", kv_dtype="fp8", max_running=2, max_total_tokens=200, **settings
+                model=str(folder),
+                dtype="float32",
+                kv_dtype="fp8",
+                max_running=2,
+                max_total_tokens=200,
+                **settings,
+                in_process=True,
             )
         )
         return opened[-1]

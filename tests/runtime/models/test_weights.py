@@ -43,7 +43,7 @@ def weights(reference):
 
 
 def logits_of(model: Path) -> list[float]:
-    with sgl.Engine(model=str(model), dtype="float32", max_running=2, context_length=64) as engine:
+    with sgl.Engine(model=str(model), dtype="float32", max_running=2, context_length=64, in_process=True) as engine:
         params = sgl.protocol.SamplingParams(max_tokens=0, return_logprob=True, logprob_start_len=1)
         return [e.logprob for e in engine.complete(PROMPT, params).prompt_logprobs]
 
@@ -75,10 +75,10 @@ def test_safetensors_in_shards(tmp_path, reference, expected):
     assert logits_of(folder) == pytest.approx(expected, abs=1e-5)
     (folder / "b.safetensors").unlink()
     with pytest.raises(sgl.ModelError, match=r"shard b.safetensors is missing"):
-        sgl.Engine(model=str(folder))
+        sgl.Engine(model=str(folder), in_process=True)
     (folder / "model.safetensors.index.json").write_text("[]")
     with pytest.raises(sgl.ModelError, match="not a weight index"):
-        sgl.Engine(model=str(folder))
+        sgl.Engine(model=str(folder), in_process=True)
 
 
 def test_bin_is_read_without_running_code(tmp_path, reference, expected):
@@ -93,7 +93,7 @@ def test_bin_is_read_without_running_code(tmp_path, reference, expected):
     for content in ({"model.norm.weight": Hostile()}, [torch.ones(1)], {"epoch": 3}):
         torch.save(content, folder / "pytorch_model.bin")
         with pytest.raises(sgl.ModelError, match=r"pytorch_model.bin: can't be read as tensors"):
-            sgl.Engine(model=str(folder))
+            sgl.Engine(model=str(folder), in_process=True)
 
 
 def test_bin_in_shards(tmp_path, reference, expected):
@@ -248,15 +248,15 @@ def test_a_gguf_that_cannot_be_used_says_why(tmp_path, reference):
     ):
         bad.write_bytes(content)
         with pytest.raises(sgl.ModelError, match=message):
-            sgl.Engine(model=str(bad))
+            sgl.Engine(model=str(bad), in_process=True)
     with pytest.raises(sgl.ModelError, match=r"architecture 'mamba' is not supported. Supported: llama"):
-        sgl.Engine(model=str(write_gguf(bad, reference, arch="mamba")))
+        sgl.Engine(model=str(write_gguf(bad, reference, arch="mamba")), in_process=True)
     with pytest.raises(sgl.ModelError, match="pre-tokenizer 'klingon'"):
-        sgl.Engine(model=str(write_gguf(bad, reference, pre="klingon")))
+        sgl.Engine(model=str(write_gguf(bad, reference, pre="klingon")), in_process=True)
     with pytest.raises(sgl.ModelError, match=r"stored as I8, which is not supported. Supported: F32"):
-        sgl.Engine(model=str(write_gguf(bad, reference, **{"extra.weight": np.zeros(32, dtype=np.int8)})))  # type: ignore[arg-type]  # no name of Python
+        sgl.Engine(model=str(write_gguf(bad, reference, **{"extra.weight": np.zeros(32, dtype=np.int8)})), in_process=True)  # type: ignore[arg-type]  # no name of Python
     with pytest.raises(sgl.ModelError, match=r"'odd.weight' is of no supported architecture"):
-        sgl.Engine(model=str(write_gguf(bad, reference, **{"odd.weight": np.zeros(32, dtype=np.float32)})))  # type: ignore[arg-type]  # no name of Python
+        sgl.Engine(model=str(write_gguf(bad, reference, **{"odd.weight": np.zeros(32, dtype=np.float32)})), in_process=True)  # type: ignore[arg-type]  # no name of Python
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_a_folder_that_cannot_be_used_says_why(tmp_path, reference, change, mess
             config[name] = value
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(sgl.ModelError, match=message):
-        sgl.Engine(model=str(folder))
+        sgl.Engine(model=str(folder), in_process=True)
 
 
 def test_whole_numbers_are_no_weights(tmp_path, reference):
@@ -319,25 +319,25 @@ def test_whole_numbers_are_no_weights(tmp_path, reference):
     with pytest.raises(
         sgl.ModelError, match=r"model.safetensors: model.layers.1.mlp.down_proj.weight is stored as torch.int8"
     ):
-        sgl.Engine(model=str(tmp_path))
+        sgl.Engine(model=str(tmp_path), in_process=True)
 
 
 def test_a_folder_with_damaged_files_names_them(tmp_path, reference):
     folder = write_folder(tmp_path, reference)
     with pytest.raises(sgl.ModelError, match="no weights found"):
-        sgl.Engine(model=str(folder))
+        sgl.Engine(model=str(folder), in_process=True)
     save_file(weights(reference), folder / "model.safetensors")
     content = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
     with pytest.raises(sgl.ModelError, match=r"model.safetensors: damaged or truncated"):
-        sgl.Engine(model=str(folder))
+        sgl.Engine(model=str(folder), in_process=True)
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(sgl.ModelError, match=r"tokenizer.json: not a tokenizer"):
-        sgl.Engine(model=str(folder))
+        sgl.Engine(model=str(folder), in_process=True)
     for text, message in (("{", "not JSON"), ("[]", "not a JSON object")):
         (folder / "config.json").write_text(text)
         with pytest.raises(sgl.ModelError, match=f"config.json: {message}"):
-            sgl.Engine(model=str(folder))
+            sgl.Engine(model=str(folder), in_process=True)
 
 
 def test_every_end_of_sequence_counts_wherever_it_is_written(tmp_path, reference):
@@ -358,13 +358,13 @@ def test_added_tokens_beyond_the_model_are_text(tmp_path, reference):
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     tokenizer["added_tokens"] = [{"id": 96, "content": "<img>", "special": True, **flags}]
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with sgl.Engine(model=str(folder), dtype="float32") as engine:
+    with sgl.Engine(model=str(folder), dtype="float32", in_process=True) as engine:
         assert engine.tokenizer.encode("<img>") == [ord(c) - 33 for c in "<img>"]
         assert engine.complete("a<img>b", SamplingParams(max_tokens=3, ignore_eos=True)).usage.prompt_tokens == 7
 
 
 def test_dummy_weights_need_no_checkpoint(tmp_path, reference):
-    with sgl.Engine(model=str(write_folder(tmp_path, reference)), load_format="dummy", dtype="float32") as engine:
+    with sgl.Engine(model=str(write_folder(tmp_path, reference)), load_format="dummy", dtype="float32", in_process=True) as engine:
         params = sgl.protocol.SamplingParams(max_tokens=4, ignore_eos=True, return_logprob=True, seed=0)
         generation = engine.complete(PROMPT, params)
     assert len(generation.token_ids) == 4

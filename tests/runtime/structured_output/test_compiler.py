@@ -11,6 +11,8 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.constraints.coerce import as_constraint
 from sglang_lite.constraints.matching import matches
+from sglang_lite.engine.engine import Engine
+from sglang_lite.engine.sglang_api import engine_settings
 from sglang_lite.program.nodes import Gen, Program, Text
 from sglang_lite.protocol import (
     Choices,
@@ -29,8 +31,6 @@ from sglang_lite.protocol import (
     Tag,
 )
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.engine import Engine
-from sglang_lite.runtime.sglang_api import engine_settings
 from sglang_lite.runtime.structured_output import worker
 from sglang_lite.runtime.structured_output.compiler import Compiler, _canonical
 from sglang_lite.runtime.structured_output.simple import is_simple

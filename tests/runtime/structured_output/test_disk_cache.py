@@ -9,8 +9,8 @@ import zlib
 
 import pytest
 
+from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import ConstraintError, Ebnf, JsonSchema, Lark, Regex, SamplingParams
-from sglang_lite.runtime.engine import Engine
 from sglang_lite.runtime.structured_output import compiler as compiling
 from sglang_lite.runtime.structured_output import disk_cache as keeping
 from sglang_lite.runtime.structured_output import worker

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import sglang_lite as sgl
 from sglang_lite.protocol import Choices, Span
-from sglang_lite.runtime.models.weights.gguf import GgufFile
+from sglang_lite.runtime.models.weights.gguf_file import GgufFile
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 from sglang_lite.runtime.structured_output.xgrammar import XgrammarEngine

@@ -1,21 +1,16 @@
-"""Weights and metadata of a GGUF file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md)."""
+"""Weights of a GGUF file (gguf_file.py) as tensors, by Hugging Face's names."""
 
 from __future__ import annotations
 
-import math
-import struct
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.models.config_fields import shown
+from sglang_lite.runtime.models.weights.gguf_file import GgufFile, GgufTensor
 from sglang_lite.runtime.models.weights.source import Blocks4, Encoded, Weight, WeightSource
-
-SUPPORTED_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K")
 
 _TOP_LEVEL = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -36,147 +31,6 @@ _IN_BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-
-
-class GgufFile:
-    """An opened GGUF file: metadata, and tensors through a memory map for each.
-
-    (gguf's own reader takes two seconds to index a 49k vocabulary; this one 0.1, and checks every bound.)
-
-    Args:
-        path: the file.
-
-    Raises:
-        ModelError: not GGUF, truncated, or with a quantisation that is not supported.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            if not path.is_file():  # opening a pipe would wait for ever
-                raise ModelError(f"{path}: no regular file.")
-            content = np.memmap(path, mode="r")
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{path}: can't be read: {error}") from error
-        header = _Header(content.data, path)
-        self.metadata = header.metadata
-        self.tensors = {tensor.name: tensor for tensor in header.tensors}
-
-
-@dataclass(frozen=True, slots=True)
-class GgufTensor:
-    """Place of a tensor: `shape` in PyTorch's order, `kind` such as "Q4_1", `offset` and `size` in bytes."""
-
-    path: Path
-    name: str
-    shape: tuple[int, ...]
-    kind: str
-    offset: int
-    size: int
-
-    def data(self) -> np.ndarray[Any, Any]:
-        """The tensor as stored: uint8 [rows, bytes per row], one row for a vector."""
-        rows = self.shape[0] if len(self.shape) > 1 else 1
-        return np.memmap(self.path, np.uint8, "r", self.offset, (rows, self.size // rows))
-
-
-class _Header:
-    """Reads the header from its start; every read is checked against the end of the file."""
-
-    _SCALARS: ClassVar = {
-        0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
-    }  # fmt: skip
-    _STRING, _ARRAY = 8, 9
-
-    def __init__(self, data: memoryview, path: Path) -> None:
-        self.bytes, self.path, self.at = data, path, 0
-        if bytes(data[:4]) != b"GGUF":
-            raise ModelError(f"{path}: not a GGUF file (it starts with {bytes(data[:4])!r}).")
-        self.at = 4
-        version = self.scalar("<I")
-        if version not in (2, 3):
-            raise ModelError(f"{path}: GGUF version {version} is not supported.", hint="Supported: 2 and 3.")
-        tensor_count, key_count = self.scalar("<Q"), self.scalar("<Q")
-        self.metadata: dict[str, Any] = {}
-        for _ in range(key_count):
-            key = self.string()
-            self.metadata[key] = self.value(self.scalar("<I"))
-        found = [self.tensor_info() for _ in range(tensor_count)]
-        alignment = self.metadata.get("general.alignment", 32)
-        if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20:
-            raise ModelError(f"{path}: `general.alignment`: {shown(alignment)} is not between 1 and 1,048,576.")
-        start = -(-self.at // alignment) * alignment
-        self.tensors = [self.tensor(*info, start) for info in found]
-
-    def truncated(self) -> NoReturn:
-        raise ModelError(f"{self.path}: damaged or truncated (at byte {self.at:,}).", hint="Fetch the file again.")
-
-    def scalar(self, code: str) -> Any:
-        try:
-            (value,) = struct.unpack_from(code, self.bytes, self.at)
-        except struct.error:
-            self.truncated()
-        self.at += struct.calcsize(code)
-        return value
-
-    def string(self) -> str:
-        length = self.scalar("<Q")
-        end = self.at + length
-        if end > len(self.bytes):
-            self.truncated()
-        text = str(self.bytes[self.at : end], "utf-8", "replace")
-        self.at = end
-        return text
-
-    def value(self, kind: int, depth: int = 0) -> Any:
-        if kind == self._STRING:
-            return self.string()
-        if kind == self._ARRAY:
-            item, count = self.scalar("<I"), self.scalar("<Q")
-            if count > len(self.bytes) or depth > 8:
-                self.truncated()
-            if item in self._SCALARS:
-                return self.numbers(self._SCALARS[item], count)
-            return [self.value(item, depth + 1) for _ in range(count)]
-        if kind not in self._SCALARS:
-            self.truncated()
-        return self.scalar(self._SCALARS[kind])
-
-    def numbers(self, code: str, count: int) -> list[Any]:
-        size = struct.calcsize(code) * count
-        if self.at + size > len(self.bytes):
-            self.truncated()
-        values = list(struct.unpack_from(f"<{count}{code[1]}", self.bytes, self.at))
-        self.at += size
-        return values
-
-    def tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
-        name = self.string()
-        dimensions = self.scalar("<I")
-        if dimensions > 8:
-            self.truncated()
-        shape = tuple(reversed([self.scalar("<Q") for _ in range(dimensions)]))
-        return name, shape, self.scalar("<I"), self.scalar("<Q")
-
-    def tensor(self, name: str, shape: tuple[int, ...], type_id: int, offset: int, start: int) -> GgufTensor:
-        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
-        known = {kind.value: kind for kind in GGMLQuantizationType}
-        kind = known[type_id].name if type_id in known else f"type {type_id}"
-        if kind not in SUPPORTED_TYPES:
-            raise ModelError(
-                f"{self.path}: tensor {name} is stored as {kind}, which is not supported.",
-                hint=f"Supported: {', '.join(SUPPORTED_TYPES)}.",
-            )
-        per_block, block_bytes = GGML_QUANT_SIZES[known[type_id]]
-        count = math.prod(shape)
-        if not shape or not count or shape[-1] % per_block:
-            raise ModelError(f"{self.path}: tensor {name} of shape {shape} does not fit {kind} blocks.")
-        size = count // per_block * block_bytes
-        if start + offset + size > len(self.bytes):
-            self.at = start + offset
-            self.truncated()
-        return GgufTensor(self.path, name, shape, kind, start + offset, size)
 
 
 class GgufSource(WeightSource):

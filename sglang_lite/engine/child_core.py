@@ -1,0 +1,549 @@
+"""The core of an engine that runs in a process of its own: what it is asked crosses to there, what comes back is handed
+to the callers' sinks, on one thread.
+
+Prompts of generations are tokenised and parameters checked here, so that what is wrong is raised where it was asked.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from copy import copy
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from sglang_lite.engine.child_process import ChildProcess
+from sglang_lite.engine.connection import BrokenFrameError
+from sglang_lite.engine.core import ProgramSink
+from sglang_lite.engine.frames import (
+    Abort,
+    Answer,
+    Ask,
+    Close,
+    Command,
+    Drop,
+    Ended,
+    Extend,
+    Failed,
+    Log,
+    Open,
+    Play,
+    Progress,
+    Ready,
+    Report,
+    Score,
+    Start,
+    Submit,
+    Told,
+    error_of,
+    frame,
+    reports,
+)
+from sglang_lite.program.nodes import Gen, Node
+from sglang_lite.program.nodes import Path as BranchPath
+from sglang_lite.protocol import (
+    Constraint,
+    Delta,
+    EngineClosedError,
+    ParameterError,
+    Played,
+    ProgramResult,
+    Selection,
+    SglError,
+)
+from sglang_lite.runtime import messages
+from sglang_lite.runtime.checkpoint import Checkpoint, open_checkpoint
+from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
+from sglang_lite.runtime.core.inbox import in_a_copy, waits_for_itself
+from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
+from sglang_lite.runtime.core.request_builder import RequestBuilder
+from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest
+from sglang_lite.runtime.models.resolve import resolve
+from sglang_lite.runtime.output_builder import Sink
+from sglang_lite.runtime.resolved_params import LogitProcessor, shown
+from sglang_lite.runtime.structured_output.base import CompiledGrammar
+from sglang_lite.runtime.structured_output.compiler import Compiler
+from sglang_lite.wire.failure import Failure, as_failure
+
+logger = logging.getLogger("sglang_lite")
+E = TypeVar("E")
+
+MOST_RESTARTS = 3  # in a window
+RESTART_WINDOW_S = 300.0
+
+
+class _Process:
+    """An engine's process and what is known of it."""
+
+    def __init__(self) -> None:
+        self.child = ChildProcess("sglang_lite.engine.serve", "the engine's process")
+        self.ready: Future[Ready] = Future()
+        self.failure: SglError | None = None  # why the engine in it did not start
+        self.bar: Any = None  # of tqdm, while it loads
+
+
+class _Open:
+    """Something submitted whose last event has not come."""
+
+    __slots__ = ("cached", "last", "process", "sink")
+
+    def __init__(self, last: int = 1) -> None:
+        self.last, self.cached = last, -1  # events that end it; tokens of its prompt that were found in the cache
+        self.sink: Callable[[Any], None]
+        self.process: _Process
+
+
+class ChildCore:
+    """
+    Args:
+        config: of the engine.
+        path: of its model.
+
+    Attributes:
+        config, model_name: of the weights that run.
+        tokenizer, vocab_size: the model's.
+        capacity: what the engine has room for.
+        description: one line about all that.
+
+    Raises:
+        SglError: the process can't be started, or the engine in it.
+    """
+
+    def __init__(self, config: EngineConfig, path: Path) -> None:
+        self.config = config
+        self._home = os.getpid()
+        self._ids = itertools.count(1)
+        self._lock = threading.Lock()  # of what is sent: whole frames, and the order of ids
+        self._open: dict[int, _Open] = {}
+        self._asked: dict[int, tuple[_Process, Future[Any]]] = {}
+        self._flushes: dict[Callable[[], object], None] = {}  # to be called after the frame, in this order
+        self._closed = False
+        self._why_closed = "the engine is closed."
+        self._starts: deque[float] = deque()
+        self._compiler: Compiler | None = None
+        self._process = self._started(config, path)
+        _running.add(self)
+        try:
+            checkpoint = open_checkpoint(path)  # while the process loads
+            ready = self._process.ready.result()
+        except BaseException:
+            self.close()
+            raise
+        self._take_ready(ready, checkpoint)
+
+    def _take_ready(self, ready: Ready, checkpoint: Checkpoint) -> None:
+        config = self.config
+        self.model_name, self.vocab_size, self.description = ready.model_name, ready.vocab_size, ready.description
+        self.tokenizer, self._eos_ids = checkpoint.tokenizer, frozenset(ready.eos_ids)
+        self.capacity = Capacity(Sizes(*ready.sizes), ready.context_length, ready.pages, ready.longest)
+        self._builder = RequestBuilder(
+            ready.model_name, self.tokenizer, ready.vocab_size, self._eos_ids, ready.longest, config.seed,
+            all_special=config.special_tokens_in_roles,
+        )  # fmt: skip
+        self._requests = OpenRequests(config.max_queued + ready.sizes[0])
+
+    def _started(self, config: EngineConfig, path: Path) -> _Process:
+        process = _Process()
+        process.child.connection.send(frame([Start(0, asdict(config), os.fspath(path), self._home)]))
+        self._reader = threading.Thread(target=self._read, args=(process,), name="sglang_lite-events", daemon=True)
+        self._reader.start()
+        return process
+
+    # ------------------------------------------------------------------------------- what can be submitted
+
+    def submit(self, asked: GenerateRequest, sink: Sink) -> Ticket:
+        """Starts a generation: see `Engine.submit`."""
+        self.check_open()
+        asked.check()
+        ids = self._builder.prompt_ids(asked.prompt)
+        params = self._builder.resolved(asked.params)
+        tokens = self._builder.tokens(ids, params)
+        processor = None if asked.logit_processor is None else _name_of(asked.logit_processor)
+        number = next(self._ids)
+        entry = _Open(params.n)
+        ticket = Ticket(partial(self._abort, number), lambda: entry.cached)
+        message = Submit(
+            number, tokens.tobytes(), asked.params, asked.constraint, asked.stream, asked.namespace, asked.priority,
+            processor,
+        )  # fmt: skip
+        self._begin(message, entry, lambda: self._requests.counted(sink, params.n, asked.rid, ticket))
+        return ticket
+
+    def submit_select(self, asked: SelectRequest, sink: Callable[[Selection | SglError], None]) -> Ticket:
+        """Scores choices: see `Engine.submit_select`."""
+        self.check_open()
+        asked.check()
+        self._builder.check_images(asked.prompt)
+        number = next(self._ids)
+        message = Score(number, asked.prompt, tuple(asked.choices), asked.unconditional, asked.namespace)
+        self._begin(message, _Open(), lambda: self._requests.counted(sink))
+        return Ticket(partial(self._abort, number))
+
+    def open_program(self, sink: ProgramSink, *, stream: bool = False, namespace: str = "") -> _OpenProgram:
+        """Opens a program: see `Engine.open_program`."""
+        self.check_open()
+        number = next(self._ids)
+        self._begin(Open(number, stream, namespace), _Open(), lambda: sink)
+        return _OpenProgram(self, number)
+
+    def run_program(self, asked: ProgramRequest, sink: ProgramSink) -> Ticket:
+        """Plays a program that is whole: see `Engine.run_program`."""
+        self.check_open()
+        asked.check()
+        self._builder.check_images(asked.prompt)
+        for error in self._builder.refused(asked.program.nodes).values():
+            raise error
+        number = next(self._ids)
+        message = Play(number, asked.prompt, asked.program, asked.stream, asked.namespace)
+        self._begin(message, _Open(), lambda: self._requests.counted(sink))
+        return Ticket(partial(self._abort, number))
+
+    def extend(self, number: int, path: BranchPath, nodes: Sequence[Node]) -> None:
+        """Adds nodes to a branch of an open program."""
+        self.check_open()
+        refused = self._builder.refused(nodes)
+        if refused:  # what they have may be of any type
+            nodes = [_without_params(node) if i in refused else node for i, node in enumerate(nodes)]
+        self.send(Extend(number, path, tuple(nodes), {i: as_failure(error) for i, error in refused.items()}))
+
+    def abort(self, rid: str) -> None:
+        """Ends the request of this name: see `Engine.abort`."""
+        self._check_process()
+        self._requests.ticket(rid).abort()
+
+    def compile_grammar(self, constraint: Constraint) -> CompiledGrammar:
+        """Makes a constraint ready, there and here: see `Engine.compile_grammar`."""
+        self.check_wait("compile_grammar")
+        self._ask("compile", constraint=constraint)
+        with self._lock:
+            if self._compiler is None:
+                self._compiler = Compiler(
+                    self.tokenizer, self.vocab_size, self._eos_ids, 1, backend=self.config.constraint_backend,
+                    timeout_s=self.config.compile_timeout_s, memory_mb=self.config.compile_memory_mb,
+                )  # fmt: skip
+        try:
+            return self._compiler.request(constraint).result()
+        except SglError as error:
+            raise copy(error) from error
+
+    def checked_ids(self, asked: GenerateRequest) -> Sequence[int]:
+        """The token ids of a prompt. Raises ParameterError: the request could not be run."""
+        ids = self._builder.prompt_ids(asked.prompt)
+        self._builder.tokens(ids, self._builder.resolved(asked.params))
+        return ids
+
+    def flushed(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
+        """A sink with `flush` called after it: once for all events that come together."""
+
+        def tell(event: E) -> None:
+            sink(event)
+            if flush is None:
+                return
+            if threading.current_thread() is self._reader:
+                self._flushes[flush] = None
+            else:
+                flush()
+
+        return tell
+
+    # -------------------------------------------------------------------------------------- room for more
+
+    def wait_for_room(self, call: Callable[[], object], count: int, *, first: bool = False) -> None:
+        """Calls back when there is room, as `OpenRequests.wait_for_room`."""
+        self._requests.wait_for_room(call, count, first=first)
+
+    def leave(self, call: Callable[[], object]) -> None:
+        """Gives up room that was asked for, as `OpenRequests.leave`."""
+        self._requests.leave(call)
+
+    def admitted(self, submit: Callable[[], Ticket], count: int) -> Awaitable[Ticket]:
+        """Submits as soon as there is room, as `OpenRequests.admitted`."""
+        return self._requests.admitted(submit, count)
+
+    # ----------------------------------------------------------------------------------- the engine itself
+
+    def check_open(self) -> None:
+        """
+        Raises:
+            EngineClosedError: the engine is closed, has died, or belongs to another process.
+        """
+        self._check_process()
+        if self._closed:
+            raise EngineClosedError(self._why_closed)
+
+    def check_wait(self, name: str) -> None:
+        """
+        Raises:
+            BackendError: `name` would wait for the thread that it was called on.
+            EngineClosedError: as `check_open`.
+        """
+        self._check_process()
+        if threading.current_thread() is self._reader:
+            raise waits_for_itself(name)
+        self.check_open()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._home:
+            raise in_a_copy(self._home)
+
+    def update_weights(self, path: str) -> None:
+        """Replaces the weights between two steps: see `Engine.update_weights`."""
+        self.check_wait("update_weights")
+        self.model_name = self._ask("update_weights", path=path)
+        self.config = replace(self.config, model=path, revision=None)
+
+    def flush_cache(self) -> int:
+        """Drops every cached prefix that no request is using; returns how many tokens that freed."""
+        self.check_wait("flush_cache")
+        return int(self._ask("flush_cache"))
+
+    def stats(self) -> dict[str, Any]:  # counts are int, seconds float
+        """Counts, taken between two steps: see `Engine.stats`."""
+        self.check_wait("stats")
+        return dict(self._ask("stats"))
+
+    def close(self) -> None:
+        """Ends the process; in a forked copy nothing, as it is the other's."""
+        if os.getpid() != self._home:
+            self._closed, self._why_closed = True, "the engine is closed."
+            return
+        self.hang_up()
+        if self._compiler is not None:
+            self._compiler.close()
+        if threading.current_thread() is not self._reader:
+            self._reader.join()
+
+    def hang_up(self) -> None:
+        """Has the process end, and fail what is open. Waits for nothing and takes no lock: whoever collects garbage
+        calls it, whatever it holds."""
+        if os.getpid() == self._home and not self._closed:
+            self._closed = True
+            self._process.child.connection.close()
+
+    # ---------------------------------------------------------------------------------------------- sending
+
+    def _begin(
+        self, message: Submit | Score | Open | Play, entry: _Open, counted: Callable[[], Callable[[Any], None]]
+    ) -> None:
+        """Sends what will be told of until its last event.
+
+        Args:
+            counted: counts it as open, and gives its sink.
+        """
+        data = frame([message])
+        with self._lock:
+            self.check_open()
+            entry.sink, entry.process = counted(), self._process
+            self._open[message.id] = entry
+            self._send_on(self._process, data)
+
+    def send(self, message: Command) -> None:
+        """Sends what belongs to something open, unless that has ended."""
+        data = frame([message])
+        with self._lock:
+            entry = self._open.get(message.id)
+            if entry is not None:
+                self._send_on(entry.process, data)
+
+    @staticmethod
+    def _send_on(process: _Process, data: bytes) -> None:
+        with contextlib.suppress(OSError):  # it has ended, and the reader tells everybody
+            process.child.connection.send(data)
+
+    def _abort(self, number: int) -> None:
+        self.send(Abort(number))
+
+    def _ask(self, what: Any, *, path: str = "", constraint: Constraint | None = None) -> Any:
+        future: Future[Any] = Future()
+        number = next(self._ids)
+        data = frame([Ask(number, what, path, constraint)])
+        with self._lock:
+            self.check_open()
+            self._asked[number] = (self._process, future)
+            self._send_on(self._process, data)
+        return future.result()
+
+    # ------------------------------------------------------------------------------------ the reader's thread
+
+    def _read(self, process: _Process) -> None:
+        """Takes what comes from a process, until it ends."""
+        problem = ""
+        try:
+            for content in process.child.connection.frames():
+                for message in reports(content):
+                    self._take(message, process)
+                self._flush()
+        except (BrokenFrameError, msgspec.MsgspecError) as error:
+            problem = f"sent what can't be read ({error}), and "
+            process.child.kill()
+        wanted = self._closed
+        ended = process.child.end()
+        process.child.connection.release()
+        messages.moved(process.bar, 1, 1, self.config.log_level)
+        if wanted:
+            self._fail(process, EngineClosedError("the engine was closed before the request finished."))
+        elif process.failure is not None:
+            self._closed, self._why_closed = True, f"the engine could not be started: {process.failure}"
+            self._fail(process, process.failure)
+        else:
+            self._died(process, f"the engine's process {problem}{ended}")
+
+    def _take(self, message: Report, process: _Process) -> None:
+        match message:
+            case Told():
+                self._tell(message)
+            case Answer():
+                _, future = self._asked.pop(message.id)
+                if message.failure is None:
+                    future.set_result(message.value)
+                else:
+                    future.set_exception(error_of(message.failure))
+            case Log():
+                logging.getLogger(message.logger).log(message.level, "%s", message.line)
+            case Progress():
+                process.bar = messages.moved(process.bar, message.done, message.total, self.config.log_level)
+            case Ready():
+                process.ready.set_result(message)
+            case Failed():
+                process.failure = error_of(message.failure)
+                process.child.connection.close()
+
+    def _tell(self, message: Told) -> None:
+        entry = self._open.get(message.id)
+        if entry is None:  # it was aborted, or its sink has failed
+            _, future = self._asked.pop(message.id, (None, None))
+            if future is not None and isinstance(message.event, Failure):  # a call that could not be read
+                future.set_exception(error_of(message.event))
+            return
+        entry.cached = max(entry.cached, message.cached)
+        event: Any = message.event
+        if isinstance(event, Failure):
+            event = error_of(event)
+        elif isinstance(event, Ended):
+            event = ProgramResult(event.text)
+        if message.path is not None:
+            event = Played(message.path, message.name, event)
+        times = 1
+        if not isinstance(event, Delta | Played):
+            times = entry.last if message.ends else 1
+            entry.last -= times
+        for _ in range(times):
+            try:
+                entry.sink(event)
+            except Exception:  # the caller's code, whose request alone ends
+                logger.exception("the sink of request %d failed", message.id)
+                self._abort(message.id)
+                break
+        if not entry.last:
+            self._open.pop(message.id, None)
+
+    def _flush(self) -> None:
+        flushes, self._flushes = self._flushes, {}
+        for flush in flushes:
+            try:
+                flush()
+            except Exception:  # an event loop that was closed, say
+                logger.exception("the reader of an engine's events could not be woken")
+
+    def _died(self, process: _Process, why: str) -> None:
+        """Fails what was open in a process that has ended by itself, and starts another one if that is wanted."""
+        logger.error("%s", why)
+        with self._lock:
+            self._why_closed = why
+            if not (self.config.restart and process.ready.done() and self._may_restart()):
+                self._closed = True
+            else:
+                self._restart()
+        self._fail(process, EngineClosedError(why))
+
+    def _may_restart(self) -> bool:
+        now = time.monotonic()
+        while self._starts and now - self._starts[0] > RESTART_WINDOW_S:
+            self._starts.popleft()
+        self._starts.append(now)
+        return len(self._starts) <= MOST_RESTARTS
+
+    def _restart(self) -> None:
+        """Starts another process, with the weights that ran last; what comes meanwhile waits for it."""
+        try:
+            self._process = self._started(self.config, resolve(self.config.model, self.config.revision))
+        except SglError as error:
+            self._closed, self._why_closed = True, f"{self._why_closed} It could not be started again: {error}"
+
+    def _fail(self, process: _Process, error: SglError) -> None:
+        if not process.ready.done():
+            process.ready.set_exception(copy(error))
+        for number, (of, future) in list(self._asked.items()):
+            if of is process and self._asked.pop(number, None) is not None:
+                future.set_exception(copy(error))
+        for number, entry in list(self._open.items()):
+            if entry.process is process and self._open.pop(number, None) is not None:
+                for _ in range(entry.last):
+                    with contextlib.suppress(Exception):
+                        entry.sink(copy(error))
+        self._flush()
+
+
+class _OpenProgram:
+    """A program that is open in the engine's process: see `Player`."""
+
+    def __init__(self, core: ChildCore, number: int) -> None:
+        self._core, self._number = core, number
+
+    def extend(self, path: BranchPath, nodes: Sequence[Node]) -> None:
+        self._core.extend(self._number, path, nodes)
+
+    def drop(self, path: BranchPath) -> None:
+        self._core.send(Drop(self._number, path))
+
+    def close(self) -> None:
+        self._core.send(Close(self._number))
+
+    def abort(self) -> None:
+        self._core.send(Abort(self._number))
+
+
+def _without_params(node: Node) -> Gen:
+    """A node that stands for one that is refused, a generation or a fork that has one."""
+    return Gen(node.name if isinstance(node, Gen) else None, where=node.where)
+
+
+def _name_of(processor: LogitProcessor) -> str:
+    """The name by which the engine's process finds a logit processor.
+
+    Raises:
+        ParameterError: it has none.
+    """
+    module, name = getattr(processor, "__module__", None), getattr(processor, "__qualname__", "")
+    found: Any = sys.modules.get(module or "")
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if module == "__main__" or found is not processor:
+        raise ParameterError(
+            "logit_processor", f"{shown(processor)} can't be found by name in the engine's process.",
+            hint="Define it at the top of a module of its own and import it from there, or use in_process=True.",
+        )  # fmt: skip
+    return f"{module}:{name}"
+
+
+_running: weakref.WeakSet[ChildCore] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    for core in list(_running):
+        core.close()

@@ -1,0 +1,134 @@
+"""Messages from the engine's process to its handle, sent by a thread: the step loop never waits for a reader.
+
+While they are unsent, deltas of one stream are joined, so that a handle that stands still costs no more memory than the
+text of the requests that are open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+
+from sglang_lite.engine.connection import Connection
+from sglang_lite.engine.frames import Answer, Progress, Report, Told, failure_of, frame
+from sglang_lite.program.nodes import Path
+from sglang_lite.protocol import Delta, ParameterError
+
+_Stream = tuple[int, Path | None, int]  # submission, path of the node, sample
+
+
+class _Joined:
+    """Deltas of one stream that will be one."""
+
+    def __init__(self, told: Told) -> None:
+        self.first, self.deltas = told, [told.event]
+
+    def told(self) -> Told:
+        first, deltas = self.first, [delta for delta in self.deltas if isinstance(delta, Delta)]
+        if len(deltas) == 1:
+            return first
+        joined = Delta(
+            "".join([delta.text for delta in deltas]),
+            tuple([i for delta in deltas for i in delta.token_ids]),
+            tuple([each for delta in deltas for each in delta.logprobs]),
+            deltas[0].index,
+        )
+        return Told(first.id, joined, first.cached, first.path, first.name)
+
+
+class Outgoing:
+    """
+    Args:
+        connection: to the handle; nobody else sends on it.
+        interval_s: least time between two frames that have nothing but deltas.
+    """
+
+    def __init__(self, connection: Connection, interval_s: float) -> None:
+        self._connection, self._interval = connection, interval_s
+        self._lock = threading.Lock()
+        self._ready = threading.Condition(self._lock)
+        self._unsent: list[Report | _Joined] = []
+        self._streams: dict[_Stream, _Joined] = {}  # that an unsent delta may be joined to
+        self._urgent = False  # something else than deltas is unsent
+        self._flushed = self._closing = False
+        self._thread = threading.Thread(target=self._run, name="sglang_lite-send", daemon=True)
+        self._thread.start()
+
+    def put(self, told: Told) -> None:
+        """Takes an event, to be sent after `flush`."""
+        with self._lock:
+            event = told.event
+            if isinstance(event, Delta):
+                stream = (told.id, told.path, event.index)
+                joined = self._streams.get(stream)
+                if joined is None:
+                    joined = self._streams[stream] = _Joined(told)
+                    self._unsent.append(joined)
+                else:
+                    joined.deltas.append(event)
+                return
+            self._streams.pop((told.id, told.path, getattr(event, "index", 0)), None)
+            self._unsent.append(told)
+            self._urgent = True
+
+    def flush(self) -> None:
+        """Has what was put sent soon: all of it as one frame, if it fits."""
+        with self._lock:
+            if not self._flushed:
+                self._flushed = True
+                self._ready.notify()
+
+    def post(self, message: Report) -> None:
+        """Sends a message soon, after what was put before."""
+        with self._lock:
+            self._unsent.append(message)
+            self._urgent = self._urgent or not isinstance(message, Progress)
+        self.flush()
+
+    def close(self) -> None:
+        """Sends what is left, and waits for that."""
+        with self._lock:
+            self._closing = self._urgent = self._flushed = True
+            self._ready.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        last = 0.0
+        with contextlib.suppress(OSError):  # the handle is gone: `serve` sees it, too
+            while True:
+                with self._lock:
+                    while not self._flushed:
+                        self._ready.wait()
+                    while not self._urgent and (left := last + self._interval - time.monotonic()) > 0:
+                        self._flushed = False
+                        self._ready.wait(left)
+                    unsent, self._unsent = self._unsent, []
+                    self._streams.clear()
+                    self._urgent = self._flushed = False
+                    closing = self._closing
+                last = time.monotonic()
+                if unsent:
+                    self._send([each.told() if isinstance(each, _Joined) else each for each in unsent])
+                if closing:
+                    return
+
+    def _send(self, messages: Sequence[Report]) -> None:
+        try:
+            data = frame(messages)
+        except ParameterError as error:
+            if len(messages) > 1:  # each half may fit
+                half = len(messages) // 2
+                self._send(messages[:half])
+                self._send(messages[half:])
+                return
+            (message,) = messages
+            if isinstance(message, Told):
+                message = Told(message.id, failure_of(error), message.cached, message.path, message.name)
+            elif isinstance(message, Answer):
+                message = Answer(message.id, failure=failure_of(error))
+            else:
+                return
+            data = frame([message])
+        self._connection.send_now(data)

@@ -1,0 +1,357 @@
+"""The engine's process: it runs what the handle at the other end of a socket asks for, and ends when that does.
+
+The main thread loads the model and runs the step loop; one thread reads commands, and never waits for the loop; one
+writes (outgoing.py); one answers calls that wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sglang_lite.engine.connection import BrokenFrameError, Connection
+from sglang_lite.engine.frames import (
+    Abort,
+    Answer,
+    Ask,
+    Close,
+    Command,
+    Drop,
+    Ended,
+    Extend,
+    Failed,
+    Log,
+    Open,
+    Play,
+    Progress,
+    Ready,
+    Score,
+    Start,
+    Submit,
+    Told,
+    Unreadable,
+    commands,
+    error_of,
+    failure_of,
+)
+from sglang_lite.engine.outgoing import Outgoing
+from sglang_lite.engine.stalls import watch_steps
+from sglang_lite.protocol import (
+    Delta,
+    Generation,
+    OverloadedError,
+    ParameterError,
+    Played,
+    ProgramResult,
+    RequestAbortedError,
+    Selection,
+    SglError,
+)
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.core.open_requests import Ticket
+from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest
+from sglang_lite.runtime.resolved_params import LogitProcessor
+from sglang_lite.wire.failure import Failure
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.core.engine_core import EngineCore
+    from sglang_lite.runtime.core.program_player import Player
+
+_WATCH_S = 0.5  # between two looks whether the handle's process is there
+_T = TypeVar("_T")
+
+
+def main(descriptor: int) -> None:
+    """Runs the engine's process.
+
+    Args:
+        descriptor: of its end of the socket.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the handle's, whose requests are then aborted
+    connection = Connection(socket.socket(fileno=descriptor))
+    frames = connection.frames()
+    messages = iter(_messages(frames))
+    start = next(messages, None)
+    if not isinstance(start, Start):
+        os._exit(0)
+    threading.Thread(target=_watch, args=(start.handle,), name="sglang_lite-watch", daemon=True).start()
+    outgoing = Outgoing(connection, start.config["stream_interval_s"])
+    _forward_logs(outgoing)
+    served = _Served(outgoing)
+    threading.Thread(target=served.read, args=(messages,), name="sglang_lite-read", daemon=True).start()
+    try:
+        core = _loaded(start, outgoing)
+    except Exception as error:
+        outgoing.post(Failed(failure_of(error)))
+        threading.Event().wait()  # the handle closes the line when it has read that
+        raise AssertionError from error
+    outgoing.post(_ready(core))
+    served.begin(core)
+    threading.Thread(target=watch_steps, args=(core.loop, start.config["stall_timeout_s"]), daemon=True).start()
+    core.loop.run()
+    outgoing.close()  # the loop has crashed, and every request was told: a new process may do better
+    os._exit(1)
+
+
+def _messages(frames: Iterable[memoryview]) -> Iterator[Command | Unreadable]:
+    """All commands until the line is closed, which ends this process at once: nobody is left who wants anything."""
+    try:
+        for content in frames:
+            yield from commands(content)
+    except BrokenFrameError:
+        pass
+    os._exit(0)
+
+
+def _watch(handle: int) -> None:
+    """Ends this process when the handle's is gone, although a copy of that has the line open."""
+    while os.getppid() == handle:
+        time.sleep(_WATCH_S)
+    os._exit(0)
+
+
+class _Forwarding(logging.Handler):
+    """Log records as messages to the handle."""
+
+    def __init__(self, outgoing: Outgoing) -> None:
+        super().__init__()
+        self._outgoing = outgoing
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = record.getMessage()
+        if record.exc_info:
+            line += "\n" + logging.Formatter().formatException(record.exc_info)
+        self._outgoing.post(Log(record.name, record.levelno, line.encode("utf-8", "backslashreplace").decode()))
+
+
+def _forward_logs(outgoing: Outgoing) -> None:
+    ours = logging.getLogger("sglang_lite")
+    ours.addHandler(_Forwarding(outgoing))
+    ours.setLevel(logging.DEBUG)  # the handle's process says what is shown
+    ours.propagate = False
+
+
+def _loaded(start: Start, outgoing: Outgoing) -> EngineCore:
+    from sglang_lite.runtime.core.engine_thread import build  # which loads torch
+    from sglang_lite.runtime.load import load_model
+
+    config = EngineConfig(**start.config)
+
+    def progress(parts: Iterable[_T]) -> Iterator[_T]:
+        every = list(parts)
+        for done, part in enumerate(every):
+            outgoing.post(Progress(done, len(every)))
+            yield part
+        outgoing.post(Progress(len(every), len(every)))
+
+    return build(config, lambda: load_model(config, Path(start.model_path), progress))
+
+
+def _ready(core: EngineCore) -> Ready:
+    capacity = core.capacity
+    sizes = (capacity.sizes.max_running, capacity.sizes.step_tokens, capacity.sizes.page_size)
+    return Ready(
+        core.model_name, core.vocab_size, tuple(core.eos_ids), core.description, sizes, capacity.context_length,
+        capacity.pages, capacity.longest,
+    )  # fmt: skip
+
+
+class _Submission:
+    """Something that the handle has open here.
+
+    Args:
+        number: the handle's, by which it is told of.
+        last: events that end it: one, or one a sample.
+    """
+
+    def __init__(self, number: int, last: int = 1) -> None:
+        self.number, self.last = number, last
+        self.ticket: Ticket | None = None
+
+    @property
+    def cached_tokens(self) -> int:
+        return -1 if self.ticket is None else self.ticket.cached_tokens
+
+
+class _Served:
+    """What the handle has open here. One thread calls it, but for the sinks.
+
+    Args:
+        outgoing: to the handle.
+    """
+
+    def __init__(self, outgoing: Outgoing) -> None:
+        self._outgoing = outgoing
+        self._ready = threading.Event()
+        self._core: EngineCore | None = None
+        self._open: dict[int, _Submission] = {}
+        self._programs: dict[int, Player] = {}
+        self._calls = ThreadPoolExecutor(1, "sglang_lite-calls")
+
+    def begin(self, core: EngineCore) -> None:
+        """Starts on the commands, which may have come before."""
+        self._core = core
+        self._ready.set()
+
+    def read(self, messages: Iterator[Command | Unreadable]) -> None:
+        """Carries out all commands: on a thread of its own."""
+        for message in messages:
+            self._ready.wait()
+            assert self._core is not None
+            try:
+                self._carry_out(message, self._core)
+            except Exception as error:  # whatever it is, its caller alone hears of it
+                self._fail(message.id, error)
+
+    def _carry_out(self, message: Any, core: EngineCore) -> None:  # any Command
+        program = self._programs.get(message.id)
+        match message:
+            case Submit():
+                asked = _request(message)
+                self._admit(core, _Submission(message.id, asked.samples), partial(core.submit, asked))
+            case Score():
+                scored = SelectRequest(message.prompt, message.choices, message.unconditional, message.namespace)
+                self._admit(core, _Submission(message.id), partial(core.submit_select, scored))
+            case Play():
+                whole = ProgramRequest(message.prompt, message.program, message.stream, message.namespace)
+                self._admit(core, _Submission(message.id), partial(core.run_program, whole))
+            case Open():
+                submission = self._open[message.id] = _Submission(message.id)
+                self._programs[message.id] = core.open_program(
+                    self._sink(core, submission), stream=message.stream, namespace=message.namespace
+                )
+            case Extend() if program is not None:
+                program.extend(message.path, message.nodes, {i: _refusal(of) for i, of in message.refused.items()})
+            case Drop() if program is not None:
+                program.drop(message.path)
+            case Close() if program is not None:
+                program.close()
+            case Abort() if program is not None:
+                program.abort()
+            case Abort():
+                found = self._open.get(message.id)
+                if found is not None and found.ticket is not None:
+                    found.ticket.abort()
+            case Unreadable():
+                self._fail(message.id, message.error)
+            case Ask():
+                self._calls.submit(self._answer, message, core)
+
+    # -------------------------------------------------------------------------------------- submissions
+
+    def _admit(
+        self,
+        core: EngineCore,
+        submission: _Submission,
+        submit: Callable[[Callable[[Any], None]], Ticket],
+        *,
+        first: bool = False,
+    ) -> None:
+        """Submits when there is room. The handle has counted what it submits, but programs take room here."""
+        self._open[submission.number] = submission
+        try:
+            submission.ticket = submit(self._sink(core, submission))
+        except OverloadedError:
+            again = partial(self._admit_again, core, submission, submit)
+            submission.ticket = Ticket(partial(self._leave, core, submission, again))
+            core.wait_for_room(again, submission.last, first=first)
+
+    def _admit_again(
+        self, core: EngineCore, submission: _Submission, submit: Callable[[Callable[[Any], None]], Ticket]
+    ) -> None:
+        if submission.number not in self._open:  # aborted meanwhile
+            return
+        try:
+            self._admit(core, submission, submit, first=True)
+        except SglError as error:
+            self._fail(submission.number, error)
+
+    def _leave(self, core: EngineCore, submission: _Submission, again: Callable[[], object]) -> None:
+        """Aborts what waits for room."""
+        self._fail(submission.number, RequestAbortedError("the request was aborted."))
+        core.leave(again)
+
+    def _sink(self, core: EngineCore, submission: _Submission) -> Callable[[Any], None]:
+        return core.flushed(partial(self._tell, submission), self._outgoing.flush)
+
+    def _tell(
+        self, submission: _Submission, event: Delta | Generation | Selection | Played | ProgramResult | SglError
+    ) -> None:
+        path = name = None
+        if isinstance(event, Played):
+            path, name, event = event.path, event.name, event.event
+        elif not isinstance(event, Delta):
+            submission.last -= 1
+            if not submission.last:
+                self._open.pop(submission.number, None)
+                self._programs.pop(submission.number, None)
+        self._outgoing.put(Told(submission.number, _as_data(event), submission.cached_tokens, path, name))
+
+    def _fail(self, number: int, error: BaseException) -> None:
+        """Tells of something that it ended, though there were to be several last events."""
+        self._open.pop(number, None)
+        self._programs.pop(number, None)
+        self._outgoing.post(Told(number, failure_of(error), ends=True))
+
+    # --------------------------------------------------------------------------------------------- calls
+
+    def _answer(self, message: Ask, core: EngineCore) -> None:
+        value: object = None
+        try:
+            match message.what:
+                case "stats":
+                    value = core.stats()
+                case "flush_cache":
+                    value = core.flush_cache()
+                case "update_weights":
+                    core.update_weights(message.path)
+                    value = core.model_name
+                case "compile":
+                    assert message.constraint is not None
+                    core.compile_grammar(message.constraint)
+        except Exception as error:
+            self._outgoing.post(Answer(message.id, failure=failure_of(error)))
+        else:
+            self._outgoing.post(Answer(message.id, value))
+
+
+def _as_data(event: Delta | Generation | Selection | ProgramResult | SglError) -> Any:  # as Told has it
+    if isinstance(event, SglError):
+        return failure_of(event)
+    return Ended(event.text) if isinstance(event, ProgramResult) else event
+
+
+def _refusal(failure: Failure) -> ParameterError:
+    error = error_of(failure)
+    assert isinstance(error, ParameterError)
+    return error
+
+
+def _request(message: Submit) -> GenerateRequest:
+    ids = array("i")
+    ids.frombytes(message.ids)
+    return GenerateRequest(
+        ids, message.params, message.constraint, message.stream, message.namespace, message.priority,
+        None if message.processor is None else _named(message.processor),
+    )  # fmt: skip
+
+
+def _named(processor: str) -> LogitProcessor:
+    module, _, name = processor.partition(":")
+    found: Any = import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise ParameterError("logit_processor", f"{processor!r} is nothing that can be called.")
+    return found  # type: ignore[no-any-return]  # whatever it is; its results are checked where it is called

@@ -1,0 +1,63 @@
+"""A model's files without its weights: what it is, its tokenizer, and the tokens that end a text. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.models.config_fields import GENERATION, check, check_ids, read_json
+from sglang_lite.runtime.models.spec import ModelSpec, spec_from_config, spec_from_gguf
+from sglang_lite.runtime.models.weights.gguf_file import GgufFile
+from sglang_lite.runtime.tokens.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """
+    Attributes:
+        path: a folder, or a GGUF file.
+        spec: of the model.
+        tokenizer: its own.
+        eos_ids: tokens that end a text.
+        gguf: the opened file, where it is one.
+    """
+
+    path: Path
+    spec: ModelSpec
+    tokenizer: Tokenizer
+    eos_ids: frozenset[int]
+    gguf: GgufFile | None = None
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Reads all but the weights of the GGUF file or folder at `path`.
+
+    Raises:
+        ModelError: damaged or not supported.
+    """
+    found = _from_gguf(path) if path.is_file() else _from_folder(path)
+    if found.tokenizer.vocab_size > found.spec.vocab_size:
+        raise ModelError(
+            f"{path}: the tokenizer has {found.tokenizer.vocab_size:,} tokens, the model {found.spec.vocab_size:,}.",
+            hint="The folder mixes the files of two models.",
+        )
+    return found
+
+
+def _from_gguf(path: Path) -> Checkpoint:
+    file = GgufFile(path)
+    spec = spec_from_gguf(file.metadata, frozenset(file.tensors), str(path))
+    tokenizer = tokenizer_from_gguf(file.metadata, str(path))
+    return Checkpoint(path, spec, tokenizer, tokenizer.eos_ids, file)
+
+
+def _from_folder(path: Path) -> Checkpoint:
+    file = path / "config.json"
+    spec = spec_from_config(read_json(file), str(file))
+    tokenizer = tokenizer_from_folder(path, spec.vocab_size)
+    generation = path / "generation_config.json"
+    also = read_json(generation) if generation.exists() else {}
+    check(also, GENERATION, str(generation))
+    more = check_ids(also.get("eos_token_id"), spec.vocab_size, str(generation), "eos_token_id")
+    return Checkpoint(path, spec, tokenizer, tokenizer.eos_ids | frozenset(spec.eos_ids) | more)

@@ -1,0 +1,35 @@
+"""Random numbers as functions of a seed and a position: whatever runs beside a request, its draws stay."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_lite.runtime.kv_cache.pages import Ints
+
+
+def uniforms(seeds: NDArray[np.uint64], positions: Ints) -> NDArray[np.float64]:
+    """Uniform numbers in [0, 1), float64 [R], each a function of its seed and position."""
+    with np.errstate(over="ignore"):
+        # Seeds are mixed first: a seed that is another's plus a multiple of the increment must not shift its numbers.
+        mixed = _mix(_mix(seeds) + (positions.astype(np.uint64) + np.uint64(1)) * _INCREMENT)
+    numbers: NDArray[np.float64] = (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return numbers
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """The seed of the sample at `index` of several: the first one's is `seed` itself."""
+    if not index:
+        return seed
+    with np.errstate(over="ignore"):
+        return int(_mix(np.array(seed % 2**64, dtype=np.uint64) + np.uint64(index) * _INCREMENT))
+
+
+_INCREMENT = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's finaliser (Steele, Lea and Flood, OOPSLA 2014)."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
