@@ -34,7 +34,7 @@ def main() -> None:
     print(machine.describe())
     hostile = [constraint for constraint, *_ in (*KEPT.values(), *REFUSED.values()) if constraint is not None]
     hostile += [sgl.Grammar(grammar) for grammar, _ in AMBIGUOUS.values()]
-    with sgl.Engine() as engine:
+    with sgl.Engine(in_process=True) as engine:
         for constraint in STARTS:  # the engines and a process are there
             ask(engine, constraint)
         start = told("start", 0)

@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     options = parser.parse_args()
     settings = {"device": "cpu", "dtype": "bfloat16", "prefix_cache": False, "max_running": max(options.rows)}
-    with sgl.Engine(threads=options.threads, **settings) as engine:
+    with sgl.Engine(threads=options.threads, in_process=True, **settings) as engine:
         print(f"{machine.describe(options.threads)}; {engine.model_name}", flush=True)
         model = engine.core.runner.model
         plain = make_linear(

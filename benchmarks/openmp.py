@@ -44,7 +44,7 @@ def measure(model: str | None, new: int) -> list[float]:
         return (seconds[1] - seconds[0]) / count * 1e3
 
     settings = {} if model is None else {"model": model}
-    with sgl.Engine(device="cpu", prefix_cache=False, max_running=ROWS, **settings) as engine:
+    with sgl.Engine(device="cpu", prefix_cache=False, max_running=ROWS, in_process=True, **settings) as engine:
         decode(1, 2)
         one = median(decode(1, new) for _ in range(3))
         many = median(decode(ROWS, max(1, new // 2)) for _ in range(3))

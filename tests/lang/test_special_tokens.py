@@ -160,7 +160,7 @@ def test_a_tools_result_ends_no_turn(backend):
 
     class Seeing(LocalBackend):
         async def agenerate(self, prompt, params, constraint, *, stream):
-            seen.append(self.engine.core.builder.prompt_ids(prompt))
+            seen.append(self.engine.tokenizer.encode_spans(prompt.spans))
             async for event in super().agenerate(prompt, params, constraint, stream=stream):
                 yield event
 

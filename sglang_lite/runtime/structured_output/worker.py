@@ -3,12 +3,14 @@ much memory. Its own time on the CPU counts, so that a busy machine refuses noth
 grown is replaced. It imports no torch, unless xgrammar is asked for, which does.
 
 It is started afresh, not forked, as the parent has threads; and by its own command line, as `multiprocessing` would run
-the caller's main module again. It ends when its parent does: it reads from a socket that then has no other end.
+the caller's main module again. It ends when its parent does: it reads from a socket that then has no other end, and
+while it compiles the system ends it (on Linux; elsewhere its time does).
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import resource
 import signal
@@ -33,6 +35,7 @@ LONGEST_SECONDS = 1e6  # that timers take
 MAX_GROWN = 64 << 20  # bytes, since the process started
 _ENDS_IT = (EOFError, OSError)
 _READY = "ready"
+_PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 
 
 class OverBudgetError(ConstraintError):
@@ -154,6 +157,7 @@ def main(descriptor: int, memory_mb: int) -> None:
         descriptor: of the socket.
         memory_mb: that it may have.
     """
+    _end_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # its parent may ignore it
     resource.setrlimit(resource.RLIMIT_DATA, (memory_mb << 20, memory_mb << 20))
@@ -167,6 +171,13 @@ def main(descriptor: int, memory_mb: int) -> None:
             answer = _answer(engines, backend, connection.recv(), memory_mb)
             connection.send((answer, _resident() - started))
     os._exit(0)
+
+
+def _end_with_parent() -> None:
+    """Has the system end this process with the thread that started it: one of the compiler's, which end when it is
+    closed. In the middle of compiling nothing else would be seen."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 @contextlib.contextmanager

@@ -187,8 +187,8 @@ def test_an_engine_that_fails_ends_its_request_alone(caplog):
     engine = SteppedEngine(max_total_tokens=192, context_length=128)
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     started = [engine.start([5, 6, 7 + i], params) for i in range(3)]
-    for (ticket, _), kind in zip(started, (Forcing, Failing, Forcing)):
-        ticket._requests[0].output.matcher = kind()
+    for request, kind in zip(engine.built, (Forcing, Failing, Forcing)):
+        request.output.matcher = kind()
     engine.drain()
     first, broken, last = (ended(events) for _, events in started)
     assert isinstance(broken, sgl.ConstraintError)
@@ -217,8 +217,8 @@ def test_an_engine_that_crashes_ends_its_request_alone(broken, at):
     engine = SteppedEngine(max_total_tokens=192, context_length=128)
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     started = [engine.start([5, 6, 7 + i], params) for i in range(2)]
-    for (ticket, _), kind in zip(started, (Forcing, Crashing)):
-        ticket._requests[0].output.matcher = kind()
+    for request, kind in zip(engine.built, (Forcing, Crashing)):
+        request.output.matcher = kind()
     engine.drain()
     fine, crashed = (ended(events) for _, events in started)
     assert len(fine.token_ids) == 24
@@ -239,7 +239,7 @@ def test_every_schedule_gives_what_token_by_token_gives(overlap, page, chunk, re
         started = []
         for i, (prompt, params) in enumerate(asked):
             started.append(engine.start(prompt, params, stream=i % 3 == 0))
-            started[-1][0]._requests[0].output.matcher = Forcing()
+            engine.built[-1].output.matcher = Forcing()
         engine.drain()
         engine.check_empty()
         ends = [ended(events) for _, events in started]

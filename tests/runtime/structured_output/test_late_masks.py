@@ -81,9 +81,9 @@ def run(engine, grammars, slow_at, constrained):
             grammars.go.set()
 
     for i in range(4):
-        ticket = engine.submit([5, 6, 7 + i], PARAMS, sink=partial(sink, i))
+        engine.submit([5, 6, 7 + i], PARAMS, sink=partial(sink, i))
         if i in constrained:
-            ticket._requests[0].output.matcher = Parity(grammars, slow_at if i == 1 else None)
+            engine.built[-1].output.matcher = Parity(grammars, slow_at if i == 1 else None)
     engine.drain()
     return [end.token_ids for end in ends]
 
@@ -106,12 +106,12 @@ def test_a_request_whose_mask_is_late_can_be_aborted_and_its_slot_used_again():
     engine, grammars = SteppedEngine(max_total_tokens=256, context_length=64, max_running=2, threads=2), SlowEngine()
     _, free = engine.start([5, 6, 7], replace(PARAMS, max_tokens=40))
     slow, aborted = engine.start([5, 6, 8], PARAMS)
-    slow._requests[0].output.matcher = Parity(grammars, 3)
+    engine.built[-1].output.matcher = Parity(grammars, 3)
     while not engine.loop.late_masks:
         engine.step()
     slow.abort()
-    following, events = engine.start([5, 6, 8], PARAMS)
-    following._requests[0].output.matcher = Parity(grammars)
+    _, events = engine.start([5, 6, 8], PARAMS)
+    engine.built[-1].output.matcher = Parity(grammars)
     engine.drain()  # while the mask is being made
     assert isinstance(ended(aborted), sgl.RequestAbortedError)
     assert [len(ended(each).token_ids) for each in (free, events)] == [40, 12]
