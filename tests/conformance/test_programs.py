@@ -9,10 +9,10 @@ from __future__ import annotations
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.engine.engine import Engine
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import Generation, Prompt, SamplingParams, Span
-from sglang_lite.engine.engine import Engine
 from tests.conformance.case import cases, expected, node_by_node, outcome, some_slow
 from tests.constraints.test_generation import random_model
 

@@ -161,7 +161,14 @@ class SteppedEngine(Engine):
         self.loop, self.scheduler, self.store = self.core.loop, self.core.scheduler, self.core.scheduler.store
         if fails is not None:
             self.loop._runner = ShortRunner(self.loop._runner, fails)  # type: ignore[assignment]  # a fake around it
+        self.built = []  # all requests, in their order
+        build = self.core.builder.build
+        self.core.builder.build = lambda *args, **options: self._built(build(*args, **options))
         self._retract_every, self._random = retract_every, random.Random(seed)
+
+    def _built(self, requests):
+        self.built += requests
+        return requests
 
     def start(self, prompt, params=SamplingParams(), **options):
         """Submits; returns the ticket and the list that the events go to."""

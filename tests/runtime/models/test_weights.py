@@ -14,7 +14,8 @@ import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.load import load_model
-from sglang_lite.runtime.models.weights.gguf import SUPPORTED_TYPES, GgufFile, GgufSource
+from sglang_lite.runtime.models.weights.gguf import GgufSource
+from sglang_lite.runtime.models.weights.gguf_file import SUPPORTED_TYPES, GgufFile
 from tests.runtime.models.tiny import randomise, tiny_tokenizer
 
 TINY = LlamaConfig(
@@ -254,9 +255,11 @@ def test_a_gguf_that_cannot_be_used_says_why(tmp_path, reference):
     with pytest.raises(sgl.ModelError, match="pre-tokenizer 'klingon'"):
         sgl.Engine(model=str(write_gguf(bad, reference, pre="klingon")), in_process=True)
     with pytest.raises(sgl.ModelError, match=r"stored as I8, which is not supported. Supported: F32"):
-        sgl.Engine(model=str(write_gguf(bad, reference, **{"extra.weight": np.zeros(32, dtype=np.int8)})), in_process=True)  # type: ignore[arg-type]  # no name of Python
+        write_gguf(bad, reference, **{"extra.weight": np.zeros(32, dtype=np.int8)})  # type: ignore[arg-type]  # no name of Python
+        sgl.Engine(model=str(bad), in_process=True)
     with pytest.raises(sgl.ModelError, match=r"'odd.weight' is of no supported architecture"):
-        sgl.Engine(model=str(write_gguf(bad, reference, **{"odd.weight": np.zeros(32, dtype=np.float32)})), in_process=True)  # type: ignore[arg-type]  # no name of Python
+        write_gguf(bad, reference, **{"odd.weight": np.zeros(32, dtype=np.float32)})  # type: ignore[arg-type]  # no name of Python
+        sgl.Engine(model=str(bad), in_process=True)
 
 
 @pytest.mark.parametrize(
@@ -364,7 +367,9 @@ def test_added_tokens_beyond_the_model_are_text(tmp_path, reference):
 
 
 def test_dummy_weights_need_no_checkpoint(tmp_path, reference):
-    with sgl.Engine(model=str(write_folder(tmp_path, reference)), load_format="dummy", dtype="float32", in_process=True) as engine:
+    with sgl.Engine(
+        model=str(write_folder(tmp_path, reference)), load_format="dummy", dtype="float32", in_process=True
+    ) as engine:
         params = sgl.protocol.SamplingParams(max_tokens=4, ignore_eos=True, return_logprob=True, seed=0)
         generation = engine.complete(PROMPT, params)
     assert len(generation.token_ids) == 4
