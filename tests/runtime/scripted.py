@@ -163,7 +163,8 @@ class SteppedEngine(Engine):
             self.loop._runner = ShortRunner(self.loop._runner, fails)  # type: ignore[assignment]  # a fake around it
         self.built = []  # all requests, in their order
         build = self.core.builder.build
-        self.core.builder.build = lambda *args, **options: self._built(build(*args, **options))
+        record = self._built
+        self.core.builder.build = lambda *args, **options: record(build(*args, **options))  # type: ignore[method-assign]  # to see them
         self._retract_every, self._random = retract_every, random.Random(seed)
 
     def _built(self, requests):
