@@ -66,7 +66,7 @@ class JinjaTemplate:
         self.name, self.source = name, source
         self._special_tokens = dict(special_tokens or {})
         environment = BoundedEnvironment(
-            {"tojson": _to_json}, {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+            {"tojson": to_json}, {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         )
         self._metered = metered
         try:
@@ -144,7 +144,7 @@ def _said(error: Exception) -> str:
     return text if len(text) <= 1000 else f"{text[:1000]}…"
 
 
-def _to_json(value: object, indent: int | None = None, **options: Any) -> str:
+def to_json(value: object, indent: int | None = None, **options: Any) -> str:
     return json.dumps(value, indent=indent, ensure_ascii=options.get("ensure_ascii", False))
 
 

@@ -147,7 +147,7 @@ ORDINARY = """
 
 def test_an_ordinary_template_writes_what_jinja_writes():
     plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-    plain.filters["tojson"] = chat_template._to_json
+    plain.filters["tojson"] = chat_template.to_json
     expected = plain.from_string(ORDINARY).render(messages=MESSAGES, bos_token="<s>", add_generation_prompt=False)
     assert JinjaTemplate(ORDINARY, {"bos_token": "<s>"}).render(MESSAGES) == expected
     assert "4/4 Tool: 42" in expected

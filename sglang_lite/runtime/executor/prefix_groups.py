@@ -13,7 +13,7 @@ from sglang_lite.runtime.kv_cache.table import SlotTable
 from sglang_lite.runtime.scheduler.batch import Batch
 
 # Tokens that need not be read again, below which a group does not pay for the extra kernel.
-_WORTH = 4096
+MIN_SAVED_TOKENS = 4096
 MOST_CHUNKS = 16
 
 
@@ -82,7 +82,7 @@ def shared_work(
         enough: pieces that keep the device busy; more only cost merging.
     """
     groups = find_groups(pages, held)
-    groups = [g for g in groups if (len(g.rows) - 1) * g.pages * page_size >= _WORTH]
+    groups = [g for g in groups if (len(g.rows) - 1) * g.pages * page_size >= MIN_SAVED_TOKENS]
     if not groups:
         return None
     count = len(held)

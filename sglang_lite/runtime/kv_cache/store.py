@@ -141,7 +141,7 @@ class KVStore:
         if short > 0:
             # Some more than needed, so that a full pool does not look for leaves at every step.
             spare = min(self.pool.total // 64, self.tree.evictable)
-            self.pool.release(self.tree.evict(max(short, spare), self._priority), self.step)
+            self.evict(max(short, spare))
             self.pool.settle(self._settled)
         return self.pool.allocate(count) if count <= self.pool.free else None
 
@@ -179,10 +179,16 @@ class KVStore:
 
     def flush(self) -> int:
         """Drops every prefix that no request is using; returns how many pages that freed."""
-        pages = self.tree.evict(self.tree.pages, self._priority)
-        self.pool.release(pages, self.step)
+        freed = self.evict(self.tree.pages)
         self.pool.settle(self._settled)
-        return len(pages)
+        return freed
+
+    def evict(self, pages: int) -> int:
+        """Drops prefixes of `pages` pages, or somewhat more, as far as no request is using them; returns how many pages
+        that freed. They can be used when the steps that may read them have completed."""
+        evicted = self.tree.evict(pages, self._priority)
+        self.pool.release(evicted, self.step)
+        return len(evicted)
 
 
 _NONE: tuple[Ints, Ints] = (np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))

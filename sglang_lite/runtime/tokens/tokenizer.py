@@ -51,8 +51,8 @@ _PRE_TOKENIZERS: dict[str, tuple[tuple[str, ...], bool]] = {
 }
 # Long text is encoded in blocks, so that of a growing one only the last is encoded again. They are cut where no token
 # can span the cut: between a letter and a single blank.
-_BLOCK = 2048  # characters
-_LONGEST_KEPT = 8 * _BLOCK
+BLOCK = 2048  # characters
+_LONGEST_KEPT = 8 * BLOCK
 _CUT = re.compile(r"(?<=[^\W\d_])(?=[ \n]\S)")
 _SPANS_CUT = re.compile(rb"[A-Za-z\x80-\xff][ \n]")
 _PROBE = "The cat's mat\nis 3 cm wide\nand it is caf\u00e9 au lait"
@@ -176,7 +176,7 @@ class Tokenizer:
     def _encode_piece(self, text: str, first: bool) -> array[int]:
         ids = array("i")
         start = 0
-        while self._cuts and len(text) - start > _BLOCK and (cut := _CUT.search(text, start + _BLOCK)):
+        while self._cuts and len(text) - start > BLOCK and (cut := _CUT.search(text, start + BLOCK)):
             ids += self._encode_block(text[start : cut.start()], first and not start)
             start = cut.start()
         rest = text[start:]

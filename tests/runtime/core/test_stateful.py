@@ -93,8 +93,7 @@ class Scheduling(RuleBasedStateMachine):
 
     @rule(pages=st.integers(1, 60))
     def evict(self, pages):
-        store = self.engine.store
-        store.pool.release(store.tree.evict(pages, store._priority), store.step)
+        self.engine.store.evict(pages)
 
     @invariant()
     def consistent(self):

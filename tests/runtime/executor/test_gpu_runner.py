@@ -174,7 +174,7 @@ def test_packages_give_the_probabilities_of_our_kernels(package, tmp_path):
 
 @pytest.mark.parametrize("device", ["triton"], indirect=True)
 def test_rows_that_share_a_prefix_read_it_together(device, on_cpu, monkeypatch):
-    monkeypatch.setattr(shared, "_WORTH", 1)
+    monkeypatch.setattr(shared, "MIN_SAVED_TOKENS", 1)
     found = []
     plain = shared.find_groups
     monkeypatch.setattr(shared, "find_groups", lambda *a: found.append(plain(*a)) or found[-1])

@@ -67,7 +67,7 @@ def log_probabilities(reference, ids):
 @pytest.mark.parametrize("dim", HEADS)
 def test_every_head_size_in_every_format(of_head, dim, dtype, monkeypatch):
     """Alone, in a batch, with a shared prefix, and in pieces."""
-    monkeypatch.setattr(shared, "_WORTH", 1)
+    monkeypatch.setattr(shared, "MIN_SAVED_TOKENS", 1)
     folder, reference = of_head(dim)
     reference = copy.deepcopy(reference).cuda()
     rounded = copy.deepcopy(reference).to(getattr(torch, dtype))
@@ -180,7 +180,7 @@ def test_nothing_is_compiled_after_the_start(of_head, monkeypatch):
     """Not for shared prefixes, rows of any number, masks, log-probabilities, penalties, or pages that are copied."""
     import triton
 
-    monkeypatch.setattr(shared, "_WORTH", 1)
+    monkeypatch.setattr(shared, "MIN_SAVED_TOKENS", 1)
     folder, _ = of_head(64)
     constraint = Regex("[a-c]defghijklm[ij]nopqrstuvw[x-z]*")
     with sgl.Engine(model=folder, max_total_tokens=40_000, max_running=80, dtype="bfloat16", in_process=True) as engine:

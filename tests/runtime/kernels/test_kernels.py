@@ -193,11 +193,11 @@ def test_a_prefix_is_read_once_for_all_that_share_it(scaled):
     held = np.array([n // PAGE for n in lengths], dtype=np.int32)
     import sglang_lite.runtime.executor.prefix_groups as module
 
-    worth, module._WORTH = module._WORTH, 1
+    worth, module.MIN_SAVED_TOKENS = module.MIN_SAVED_TOKENS, 1
     try:
         found = shared_work(table, held, np.arange(6, dtype=np.int32), PAGE, rows_per_block=2, most_items=40, enough=9)
     finally:
-        module._WORTH = worth
+        module.MIN_SAVED_TOKENS = worth
     assert found is not None
     assert found.lengths.tolist() == [128, 128, 128, 128, 0, 0]
     lengths_of, chunks, order = (

@@ -138,7 +138,7 @@ def test_fused_kernels_give_the_same(family, attention, monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_lower_precision_stays_near(family, dtype):
-    if dtype == "int8" and not torch.cpu._is_vnni_supported():
+    if dtype == "int8" and not torch.cpu._is_vnni_supported():  # noqa: SLF001 # torch has no other name for it
         pytest.skip("no VNNI")
     folder, reference = family
     (ids,) = prompts(40)

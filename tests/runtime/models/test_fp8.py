@@ -120,7 +120,7 @@ def test_it_is_the_model_that_it_describes(tmp_path, kind, config, monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_in_other_formats_of_a_cpu(tmp_path, dtype):
-    if dtype == "int8" and not torch.cpu._is_vnni_supported():
+    if dtype == "int8" and not torch.cpu._is_vnni_supported():  # noqa: SLF001 # torch has no other name for it
         pytest.skip("no VNNI")
     folder, reference = write(tmp_path, CONFIGS["block"][0], "block")
     with engine(folder, dtype=dtype) as running:

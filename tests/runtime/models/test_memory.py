@@ -31,7 +31,7 @@ print(peak - before, megabytes("VmRSS") - before)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_the_peak_is_at_most_a_tenth_above_what_stays(model_file, dtype):
-    if dtype == "int8" and not torch.cpu._is_vnni_supported():
+    if dtype == "int8" and not torch.cpu._is_vnni_supported():  # noqa: SLF001 # torch has no other name for it
         pytest.skip("no VNNI")
     ran = subprocess.run(
         [sys.executable, "-c", LOAD, str(model_file), dtype], capture_output=True, text=True, check=True

@@ -299,14 +299,14 @@ def sentencepiece():
 def test_long_text_is_encoded_in_blocks_with_the_same_ids(byte_level, pieces):
     text = " ".join(pieces)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_BLOCK", 3)
+        patch.setattr(module, "BLOCK", 3)
         assert byte_level.encode(text) == whole(byte_level, text)
 
 
 @given(text=st.text(alphabet="ab \né", max_size=40))
 def test_sentencepiece_text_is_encoded_in_blocks_with_the_same_ids(sentencepiece, text):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_BLOCK", 3)
+        patch.setattr(module, "BLOCK", 3)
         assert sentencepiece.encode(text) == [1, *whole(sentencepiece, text)]
 
 
@@ -336,7 +336,7 @@ def test_a_growing_text_is_encoded_from_its_last_block_on(tokenizer, monkeypatch
     monkeypatch.setattr(tokenizer, "_continuation", Spy(inner, encoded))
     longer = text + "The first one went away."
     assert tokenizer.encode(longer) == whole(tokenizer, longer)
-    assert sum(len(each) for each in encoded) < 2 * module._BLOCK
+    assert sum(len(each) for each in encoded) < 2 * module.BLOCK
 
 
 class Spy:
