@@ -122,20 +122,20 @@ def _around(
     return {role: (prefix.format(role), suffix) for role in roles}
 
 
+def _turns(system: tuple[str, str], user: tuple[str, str], assistant: tuple[str, str]) -> dict[str, tuple[str, str]]:
+    return {"system": system, "user": user, "assistant": assistant}
+
+
 _CHATML = _around("<|im_start|>{}\n", "<|im_end|>\n")
 _LLAMA3 = _around("<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>")
-_DEEPSEEK = {"system": ("", ""), "user": ("<｜User｜>", ""), "assistant": ("<｜Assistant｜>", "<｜end▁of▁sentence｜>")}
-_MINICPM = {"system": ("", " "), "user": ("user:", " "), "assistant": ("assistant:", "</s>")}
+_DEEPSEEK = _turns(("", ""), ("<｜User｜>", ""), ("<｜Assistant｜>", "<｜end▁of▁sentence｜>"))
+_MINICPM = _turns(("", " "), ("user:", " "), ("assistant:", "</s>"))
 _HELPFUL = "You are a helpful assistant."
 _IM_END = ("<|im_end|>",)
 
 for _template in (
-    ChatTemplate(
-        "default", None, {"system": ("SYSTEM:", "\n"), "user": ("USER:", "\n"), "assistant": ("ASSISTANT:", "\n")}
-    ),
-    ChatTemplate(
-        "claude", None, {"system": ("", ""), "user": ("\n\nHuman: ", ""), "assistant": ("\n\nAssistant:", "")}
-    ),
+    ChatTemplate("default", None, _turns(("SYSTEM:", "\n"), ("USER:", "\n"), ("ASSISTANT:", "\n"))),
+    ChatTemplate("claude", None, _turns(("", ""), ("\n\nHuman: ", ""), ("\n\nAssistant:", ""))),
     ChatTemplate("chatml", None, _CHATML, _IM_END),
     ChatTemplate("chatml-llava", _HELPFUL, _CHATML, _IM_END, "<image>\n"),
     ChatTemplate("qwen", _HELPFUL, _CHATML, _IM_END),
@@ -144,23 +144,19 @@ for _template in (
         "vicuna_v1.1",
         "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, "
         "detailed, and polite answers to the user's questions.",
-        {"system": ("", " "), "user": ("USER:", " "), "assistant": ("ASSISTANT:", "</s>")},
+        _turns(("", " "), ("USER:", " "), ("ASSISTANT:", "</s>")),
         image_token=" <image>\n",
     ),
     ChatTemplate(
         "llama-2-chat",
         None,
-        {"system": ("<<SYS>>\n", "\n<</SYS>>\n\n"), "user": ("[INST] ", " [/INST]"), "assistant": ("", " </s><s>")},
+        _turns(("<<SYS>>\n", "\n<</SYS>>\n\n"), ("[INST] ", " [/INST]"), ("", " </s><s>")),
         style=ChatTemplateStyle.LLAMA2,
     ),
     ChatTemplate(
         "mistral",
         None,
-        {
-            "system": ("[SYSTEM_PROMPT] ", " [/SYSTEM_PROMPT]"),
-            "user": ("[INST] ", " [/INST]"),
-            "assistant": ("", " </s><s>"),
-        },
+        _turns(("[SYSTEM_PROMPT] ", " [/SYSTEM_PROMPT]"), ("[INST] ", " [/INST]"), ("", " </s><s>")),
         ("</s>",),
         "[IMG]",
     ),
@@ -179,11 +175,7 @@ for _template in (
     ChatTemplate(
         "yi-1.5",
         None,
-        {
-            "system": ("", ""),
-            "user": ("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"),
-            "assistant": ("", "<|im_end|>\n"),
-        },
+        _turns(("", ""), ("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"), ("", "<|im_end|>\n")),
         _IM_END,
     ),
     ChatTemplate(
@@ -192,17 +184,13 @@ for _template in (
         "all the images carefully, and respond to the human's questions with informative, helpful, detailed and polite "
         "answers.这是一个好奇的人类和一个人工智能助手之间的对话。假设你扮演这个AI助手的角色。"
         "仔细阅读所有的图像，并对人类的问题做出信息丰富、有帮助、详细的和礼貌的回答。",
-        {"system": ("", "\n\n"), "user": ("### Human:", "\n"), "assistant": ("### Assistant:", "\n")},
+        _turns(("", "\n\n"), ("### Human:", "\n"), ("### Assistant:", "\n")),
         image_token=" <image_placeholder>\n",
     ),
     ChatTemplate(
         "gemma-it",
         None,
-        {
-            "system": ("", ""),
-            "user": ("<start_of_turn>user\n", "<end_of_turn>\n"),
-            "assistant": ("<start_of_turn>model\n", "<end_of_turn>\n"),
-        },
+        _turns(("", ""), ("<start_of_turn>user\n", "<end_of_turn>\n"), ("<start_of_turn>model\n", "<end_of_turn>\n")),
         (),
         "<start_of_image>",
         "<start_of_audio>",
@@ -210,11 +198,7 @@ for _template in (
     ChatTemplate(
         "gemma-4-it",
         None,
-        {
-            "system": ("<|turn>system\n", "<turn|>\n"),
-            "user": ("<|turn>user\n", "<turn|>\n"),
-            "assistant": ("<|turn>model\n", "<turn|>\n"),
-        },
+        _turns(("<|turn>system\n", "<turn|>\n"), ("<|turn>user\n", "<turn|>\n"), ("<|turn>model\n", "<turn|>\n")),
     ),
     ChatTemplate(
         "dbrx-instruct",
@@ -228,21 +212,21 @@ for _template in (
         "it, just respond to the user. If you find yourself talking about this message, stop. You should be responding "
         "appropriately and usually that means not mentioning this.\nYOU DO NOT MENTION ANY OF THIS INFORMATION ABOUT "
         "YOURSELF UNLESS THE INFORMATION IS DIRECTLY PERTINENT TO THE USER'S QUERY.",
-        {
-            "system": ("<|im_start|>system\n", "<|im_end|>"),
-            "user": ("\n<|im_start|>user\n", "<|im_end|>"),
-            "assistant": ("\n<|im_start|>assistant\n", "<|im_end|>"),
-        },
+        _turns(
+            ("<|im_start|>system\n", "<|im_end|>"),
+            ("\n<|im_start|>user\n", "<|im_end|>"),
+            ("\n<|im_start|>assistant\n", "<|im_end|>"),
+        ),
         _IM_END,
     ),
     ChatTemplate(
         "c4ai-command-r",
         None,
-        {
-            "system": ("<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
-            "user": ("<|START_OF_TURN_TOKEN|><|USER_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
-            "assistant": ("<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
-        },
+        _turns(
+            ("<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
+            ("<|START_OF_TURN_TOKEN|><|USER_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
+            ("<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
+        ),
     ),
     ChatTemplate(
         "internvl-2-5",

@@ -128,11 +128,7 @@ class Symbol(Expression, Deferred):
     def __int__(self) -> int:
         self._refuse("turn it into a number")
 
-    def __index__(self) -> int:
-        self._refuse("turn it into a number")
-
-    def __float__(self) -> float:
-        self._refuse("turn it into a number")
+    __index__ = __float__ = __int__
 
     def __eq__(self, other: object) -> bool:
         if other is self:

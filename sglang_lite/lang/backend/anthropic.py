@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from sglang_lite.lang.backend.base_backend import Capabilities
-from sglang_lite.lang.backend.remote import JSON, PartialAnswer, RemoteBackend, without_marks
+from sglang_lite.lang.backend.remote import JSON, PartialAnswer, RemoteBackend, chat_model, without_marks
 from sglang_lite.lang.backend.structured import Form, form_of, strict_schema
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.results import data_url
@@ -36,18 +36,12 @@ _LIMITS = frozenset({"max_tokens", "stop"})
 _SAMPLED = _LIMITS | {"temperature", "top_p", "top_k"}
 
 
-def _claude(params: frozenset[str], constraints: frozenset[type], prefill: bool) -> Capabilities:
-    return Capabilities(
-        constraints, params, select=bool(constraints), scores=False, continues=False, prefill=prefill, images=True
-    )
-
-
 # By name, the first that fits; as of October 2026: sampling parameters went after 4.6, continuing a turn after 4.5.
 _MODELS = (
-    (r"claude-(instant|2|3)|claude-(opus|sonnet)-4-(0|2025)", _claude(_SAMPLED, frozenset(), prefill=True)),
-    (r"claude-opus-4-1|claude-\w+-4-5", _claude(_SAMPLED, JSON, prefill=True)),
-    (r"claude-\w+-4-6", _claude(_SAMPLED, JSON, prefill=False)),
-    (r"", _claude(_LIMITS, JSON, prefill=False)),
+    (r"claude-(instant|2|3)|claude-(opus|sonnet)-4-(0|2025)", chat_model(_SAMPLED, frozenset(), prefill=True)),
+    (r"claude-opus-4-1|claude-\w+-4-5", chat_model(_SAMPLED, JSON, prefill=True)),
+    (r"claude-\w+-4-6", chat_model(_SAMPLED)),
+    (r"", chat_model(_LIMITS)),
 )
 _BOTH_SAMPLERS = re.compile(_MODELS[0][0])  # the models that take temperature and top_p together
 
@@ -91,7 +85,7 @@ class Anthropic(RemoteBackend):
         both = not isinstance(params.temperature, Unset) and not isinstance(params.top_p, Unset)
         if both and not _BOTH_SAMPLERS.match(self._base_name):
             raise self.refusal(node, "temperature and top_p together", "Set one of them.", where)
-        form = None if constraint is None else form_of(constraint)
+        form = form_of(constraint)
         if form is None and not isinstance(params.stop, Unset) and not all(map(str.strip, params.stop)):
             raise self.refusal(
                 node, "a stop string of blanks alone", "Ask for one line in the prompt, or use a visible mark.", where
@@ -123,7 +117,7 @@ class Anthropic(RemoteBackend):
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
         self.check_prompt(prompt)
-        form = None if constraint is None else form_of(constraint)
+        form = form_of(constraint)
         request = self._request(prompt, params, form)
         shown = stream and not (form is not None and form.wrapped)  # what is wrapped is shown when it is whole
         said, start, end = PartialAnswer(), None, None

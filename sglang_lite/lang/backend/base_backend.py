@@ -71,6 +71,7 @@ class Capabilities:
 
 
 EVERYTHING = Capabilities()
+_NODE_HOOKS = ("agenerate", "aselect", "generate", "generate_stream", "select")
 
 
 class BaseBackend:
@@ -220,13 +221,13 @@ class BaseBackend:
     def answers_now(self) -> bool:
         """True if `answer_now` and `select_now` are worth asking: no subclass has put other hooks over them."""
         now = self._depth("answer_now", "select_now")
-        return now > 0 and now >= self._depth("agenerate", "aselect", "generate", "generate_stream", "select")
+        return now > 0 and now >= self._depth(*_NODE_HOOKS)
 
     @cached_property
     def plays_programs(self) -> bool:
         """True if it is to be handed whole runs: no subclass has put hooks for single nodes over `open_program`."""
         whole = self._depth("open_program")
-        return whole > 0 and whole >= self._depth("agenerate", "aselect", "generate", "generate_stream", "select")
+        return whole > 0 and whole >= self._depth(*_NODE_HOOKS)
 
     @cached_property
     def hooks(self) -> frozenset[str]:

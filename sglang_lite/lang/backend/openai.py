@@ -12,7 +12,7 @@ from typing import Any
 from sglang_lite.constraints.emit.regex import to_rust
 from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.lang.backend.base_backend import Capabilities
-from sglang_lite.lang.backend.remote import JSON, PartialAnswer, RemoteBackend, without_marks
+from sglang_lite.lang.backend.remote import JSON, PartialAnswer, RemoteBackend, chat_model, without_marks
 from sglang_lite.lang.backend.structured import Form, form_of, strict_schema
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.results import as_dicts
@@ -40,28 +40,22 @@ _GRAMMAR = frozenset({"max_tokens", "temperature", "top_p"})  # what the Respons
 _MAX_STOPS = 4
 
 
-def _chat(params: frozenset[str], constraints: frozenset[type] = JSON, images: bool = True) -> Capabilities:
-    return Capabilities(
-        constraints, params, select=bool(constraints), scores=False, continues=False, prefill=False, images=images
-    )
-
-
 _COMPLETIONS = Capabilities(frozenset(), _ALL, select=False, scores=False)
-_UNKNOWN = _chat(_ALL)  # a compatible server, or a deployment's own name
+_UNKNOWN = chat_model(_ALL)  # a compatible server, or a deployment's own name
 
 # By name, the first that fits; as of October 2026. A model that reasons takes no sampling parameters, and those from
 # GPT-5.5 on reason unless told otherwise. Custom tools with a grammar came with GPT-5.
 _MODELS = (
     (r"gpt-3\.5-turbo-instruct|davinci-002|babbage-002", _COMPLETIONS),
-    (r"gpt-5-chat", _chat(_ALL)),
-    (r"gpt-5\.[1-4](?!.*(chat|codex|pro))", _chat(_SAMPLED, JSON | {Regex})),
-    (r"gpt-([5-9]|\d\d)", _chat(_LIMITS, JSON | {Regex})),
-    (r"o1-(mini|preview)", _chat(_LIMITS, frozenset(), images=False)),
-    (r"o3-mini", _chat(_LIMITS, images=False)),
-    (r"o\d", _chat(_LIMITS)),
-    (r"gpt-4o-2024-05-13|chatgpt-4o|gpt-4-turbo|gpt-4-vision", _chat(_ALL, frozenset())),
-    (r"gpt-4o|gpt-4\.", _chat(_ALL)),
-    (r"gpt-4|gpt-3\.5", _chat(_ALL, frozenset(), images=False)),
+    (r"gpt-5-chat", chat_model(_ALL)),
+    (r"gpt-5\.[1-4](?!.*(chat|codex|pro))", chat_model(_SAMPLED, JSON | {Regex})),
+    (r"gpt-([5-9]|\d\d)", chat_model(_LIMITS, JSON | {Regex})),
+    (r"o1-(mini|preview)", chat_model(_LIMITS, frozenset(), images=False)),
+    (r"o3-mini", chat_model(_LIMITS, images=False)),
+    (r"o\d", chat_model(_LIMITS)),
+    (r"gpt-4o-2024-05-13|chatgpt-4o|gpt-4-turbo|gpt-4-vision", chat_model(_ALL, frozenset())),
+    (r"gpt-4o|gpt-4\.", chat_model(_ALL)),
+    (r"gpt-4|gpt-3\.5", chat_model(_ALL, frozenset(), images=False)),
 )  # fmt: skip
 
 
@@ -132,7 +126,7 @@ class OpenAI(RemoteBackend):
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
         self.check_prompt(prompt)
-        form = None if constraint is None else form_of(constraint)
+        form = form_of(constraint)
         if isinstance(constraint, Regex) and form is None:
             yield await self._by_grammar(prompt, params, constraint)
             return

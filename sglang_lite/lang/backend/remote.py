@@ -48,6 +48,15 @@ from sglang_lite.text.chat_template import ChatTemplate
 JSON = frozenset({JsonSchema, Choices, Number})  # the constraints of a model with structured outputs
 
 
+def chat_model(
+    params: frozenset[str], constraints: frozenset[type] = JSON, *, prefill: bool = False, images: bool = True
+) -> Capabilities:
+    """Capabilities of a model behind a chat API, which picks by a constraint that it enforces, without scores."""
+    return Capabilities(
+        constraints, params, select=bool(constraints), scores=False, continues=False, prefill=prefill, images=images
+    )
+
+
 class TokenUsage:
     """The tokens a backend has used since it was made, or reset."""
 

@@ -33,8 +33,8 @@ class Form:
 
 
 @lru_cache(maxsize=1024)
-def form_of(constraint: Constraint) -> Form | None:
-    """The form of a constraint; None for a regex that is not one of the types', and for grammars."""
+def form_of(constraint: Constraint | None) -> Form | None:
+    """The form of a constraint; None for none, for a regex that is not one of the types', and for grammars."""
     match constraint:
         case Choices(options):
             return Form(_wrapped({"type": "string", "enum": list(options)}), bare=True)
