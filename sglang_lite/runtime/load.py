@@ -103,7 +103,7 @@ def load_alike(config: EngineConfig, path: Path, model: Model) -> LoadedModel:
 
 
 def _source(checkpoint: Checkpoint, config: EngineConfig) -> WeightSource:
-    """Where the weights come from."""
+    """Source of the weights."""
     if checkpoint.gguf is not None:
         spec = checkpoint.spec
         gguf = GgufSource(checkpoint.gguf, spec.num_heads, spec.num_kv_heads)
