@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import os
 import random
 
 import pytest
@@ -29,6 +30,7 @@ from tests.constraints.random_grammars import grammar as random_grammar
 from tests.constraints.test_generation import random_model
 from tests.lang.fakes import Answers, line_here
 
+COUNT = int(os.environ.get("SGLANG_LITE_RANDOM_GRAMMARS", "20"))
 PNG = b"\x89PNG\r\n\x1a\n"
 PERSON = {
     "type": "object",
@@ -215,7 +217,7 @@ def drawn_body(draw, constraint):
 def test_whatever_is_generated_is_in_the_grammar_or_the_program_fails(backend):
     outcomes = {"complete": 0, "error": 0}
     with Engine.of(random_model(), constraint_backend=backend) as engine:
-        for seed in range(60):
+        for seed in range(COUNT):
             draw = random.Random(seed)
             name = draw.choice([*CONSTRAINTS, "random"])
             constraint = CONSTRAINTS[name] if name in CONSTRAINTS else Ebnf(random_grammar(draw))
@@ -237,8 +239,8 @@ def test_whatever_is_generated_is_in_the_grammar_or_the_program_fails(backend):
             else:
                 assert isinstance(error, sgl.ConstraintError)
                 outcomes["error"] += 1
-    assert outcomes["complete"] > 30
-    assert outcomes["error"] > 3
+    assert outcomes["complete"] > COUNT / 2
+    assert outcomes["error"] > COUNT / 20
 
 
 def test_one_grammar_is_compiled_once_for_all_generations_in_it(tiny):

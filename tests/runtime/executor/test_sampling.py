@@ -445,7 +445,7 @@ def test_in_16_bits_logits_are_float32(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_deterministic_engine_gives_the_same_bits_in_any_company(model_file, dtype):
-    requests = [(q, asked(i), {}) for i, q in enumerate(QUESTIONS)]
+    requests = [(q, asked(i), {}) for i, q in enumerate(QUESTIONS[:9])]
     settings = {"dtype": dtype, "deterministic": True, "context_length": 128}
     with sgl.Engine(**settings, max_running=16, max_total_tokens=2048, in_process=True) as engine:
         some = (0, 1, 2, 15)

@@ -122,17 +122,18 @@ def test_logits_equal_those_of_transformers(family, step_tokens):
 def test_fused_kernels_give_the_same(family, attention, monkeypatch):
     """The path of a GPU; without one, under Triton's interpreter."""
     folder, reference = family
-    batch = prompts(33, 36)  # longer than Phi's original context, as transformers then takes its long factors
+    # Longer than Phi's original context, as transformers then takes its long factors; else than a window and a step.
+    batch = prompts(33, 36) if reference.config.model_type == "phi3" else prompts(14, 3)
     if not torch.cuda.is_available():
         monkeypatch.setattr("sglang_lite.runtime.load.Decoder", GpuDecoder)
     with engine(
-        folder, step_tokens=20, page_size=4, max_total_tokens=1000, threads=1, attention_backend=attention
+        folder, step_tokens=10, page_size=4, max_total_tokens=1000, threads=1, attention_backend=attention
     ) as running:
         for future, ids in [(ask(running, ids), ids) for ids in batch]:
             assert differences(reference, ids, future.result(timeout=60)).max() <= 1e-4
         again = [*batch[0], 3, 1, 4]
         generation = ask(running, again, prompt=False).result(timeout=60)
-        assert generation.usage.cached_tokens >= 30
+        assert generation.usage.cached_tokens >= len(batch[0]) - 3
         assert differences(reference, again, generation).max() <= 1e-4
 
 

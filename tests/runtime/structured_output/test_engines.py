@@ -1,5 +1,6 @@
 """The engines behind one interface: they allow the same tokens, step by step, and refuse what they can't keep."""
 
+import os
 import random
 from functools import lru_cache
 
@@ -31,6 +32,7 @@ from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 from sglang_lite.runtime.structured_output.xgrammar import XgrammarEngine
 from tests.constraints.random_grammars import grammar as random_grammar
 
+COUNT = int(os.environ.get("SGLANG_LITE_RANDOM_GRAMMARS", "20"))
 OBJECT = (
     '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": false}'
 )
@@ -136,7 +138,7 @@ def test_engines_allow_the_same_tokens(name, model_engines):
 def test_engines_allow_the_same_in_random_grammars():
     tokens, engines = byte_engines()
     compared = 0
-    for seed in range(60):
+    for seed in range(COUNT):
         constraint = Ebnf(random_grammar(random.Random(seed)))
         try:
             grammars = [engine.compile(constraint) for engine in engines[:2]]
@@ -145,7 +147,7 @@ def test_engines_allow_the_same_in_random_grammars():
         compared += 1
         for way in range(3):
             walk(grammars, tokens, random.Random(way), steps=20)
-    assert compared > 30
+    assert compared > COUNT / 2
 
 
 @pytest.mark.parametrize("text", ["ab\0", "a\x7f", "a\u00e9\u07ff\u0800\ud7ff\ue000\uffff\U00010000\U0010ffff"])
