@@ -448,7 +448,7 @@ def test_a_deterministic_engine_gives_the_same_bits_in_any_company(model_file, d
     requests = [(q, asked(i), {}) for i, q in enumerate(QUESTIONS[:9])]
     settings = {"dtype": dtype, "deterministic": True, "context_length": 128}
     with sgl.Engine(**settings, max_running=16, max_total_tokens=2048, in_process=True) as engine:
-        some = (0, 1, 2, 15)
+        some = (0, 1, 8)
         alone = {i: bits(engine.complete(*requests[i][:2])) for i in some}
         engine.flush_cache()
         batch = [bits(g) for g in run_all(engine, requests)]
