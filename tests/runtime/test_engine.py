@@ -217,6 +217,7 @@ def test_selection_without_a_prompt_and_without_condition(engine):
         engine.select("x", ["a", ""])
 
 
+@pytest.mark.slow
 def test_a_small_engine_queues_retracts_and_answers_everything(model_file):
     """Pages for two requests at most: the others wait or are put back, and all texts are those of a roomy engine."""
     prompts = [f"Question {i}: what is {i} plus one?\nAnswer:" for i in range(6)]
@@ -243,6 +244,7 @@ def test_a_small_engine_queues_retracts_and_answers_everything(model_file):
     assert [results[i].text for i in range(len(prompts))] == alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("step_tokens", [7, 512])
 def test_pages_and_chunks_do_not_change_the_text(model_file, page_size, step_tokens):

