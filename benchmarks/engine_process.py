@@ -144,8 +144,8 @@ def program(engines: dict[str, sgl.Engine], repeat: int) -> None:
             if i >= 20:
                 took[form].append(time.perf_counter() - began)
     here, process = (median(took[form]) * 1e6 for form in ("here", "process"))
-    print(f"\nprogram of 4 generations: here {here:.0f} us, process {process:.0f} us: {process - here:+.0f} us (medians "
-          f"of {len(took['here'])})", flush=True)  # fmt: skip
+    print(f"\nprogram of 4 generations: here {here:.0f} us, process {process:.0f} us: {process - here:+.0f} us "
+          f"(medians of {len(took['here'])})", flush=True)  # fmt: skip
 
 
 def stream(engine: sgl.Engine, rows: int, tokens: int) -> tuple[float, float, int]:

@@ -19,16 +19,17 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from copy import copy
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from sglang_lite.engine.child_process import ChildProcess
+from sglang_lite.engine import switch_interval
 from sglang_lite.engine.connection import BrokenFrameError
 from sglang_lite.engine.core import ProgramSink
+from sglang_lite.engine.engine_process import EngineProcess
 from sglang_lite.engine.frames import (
     Abort,
     Answer,
@@ -46,7 +47,6 @@ from sglang_lite.engine.frames import (
     Ready,
     Report,
     Score,
-    Start,
     Submit,
     Told,
     error_of,
@@ -75,25 +75,17 @@ from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest,
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.output_builder import Sink
 from sglang_lite.runtime.resolved_params import LogitProcessor, shown
-from sglang_lite.runtime.structured_output.base import CompiledGrammar
-from sglang_lite.runtime.structured_output.compiler import Compiler
 from sglang_lite.wire.failure import Failure, as_failure
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.structured_output.base import CompiledGrammar
+    from sglang_lite.runtime.structured_output.compiler import Compiler
 
 logger = logging.getLogger("sglang_lite")
 E = TypeVar("E")
 
 MOST_RESTARTS = 3  # in a window
 RESTART_WINDOW_S = 300.0
-
-
-class _Process:
-    """An engine's process and what is known of it."""
-
-    def __init__(self) -> None:
-        self.child = ChildProcess("sglang_lite.engine.serve", "the engine's process")
-        self.ready: Future[Ready] = Future()
-        self.failure: SglError | None = None  # why the engine in it did not start
-        self.bar: Any = None  # of tqdm, while it loads
 
 
 class _Open:
@@ -104,7 +96,7 @@ class _Open:
     def __init__(self, last: int = 1) -> None:
         self.last, self.cached = last, -1  # events that end it; tokens of its prompt that were found in the cache
         self.sink: Callable[[Any], None]
-        self.process: _Process
+        self.process: EngineProcess
 
 
 class ChildCore:
@@ -112,6 +104,7 @@ class ChildCore:
     Args:
         config: of the engine.
         path: of its model.
+        process: that was started with these.
 
     Attributes:
         config, model_name: of the weights that run.
@@ -123,19 +116,20 @@ class ChildCore:
         SglError: the process can't be started, or the engine in it.
     """
 
-    def __init__(self, config: EngineConfig, path: Path) -> None:
+    def __init__(self, config: EngineConfig, path: Path, process: EngineProcess) -> None:
         self.config = config
         self._home = os.getpid()
         self._ids = itertools.count(1)
         self._lock = threading.Lock()  # of what is sent: whole frames, and the order of ids
         self._open: dict[int, _Open] = {}
-        self._asked: dict[int, tuple[_Process, Future[Any]]] = {}
+        self._asked: dict[int, tuple[EngineProcess, Future[Any]]] = {}
         self._flushes: dict[Callable[[], object], None] = {}  # to be called after the frame, in this order
         self._closed = False
         self._why_closed = "the engine is closed."
         self._starts: deque[float] = deque()
         self._compiler: Compiler | None = None
-        self._process = self._started(config, path)
+        self._process = process
+        self._listen()
         _running.add(self)
         try:
             checkpoint = open_checkpoint(path)  # while the process loads
@@ -156,12 +150,11 @@ class ChildCore:
         )  # fmt: skip
         self._requests = OpenRequests(config.max_queued + ready.sizes[0])
 
-    def _started(self, config: EngineConfig, path: Path) -> _Process:
-        process = _Process()
-        process.child.connection.send(frame([Start(0, asdict(config), os.fspath(path), self._home)]))
-        self._reader = threading.Thread(target=self._read, args=(process,), name="sglang_lite-events", daemon=True)
+    def _listen(self) -> None:
+        self._reader = threading.Thread(
+            target=self._read, args=(self._process,), name="sglang_lite-events", daemon=True
+        )
         self._reader.start()
-        return process
 
     # ------------------------------------------------------------------------------- what can be submitted
 
@@ -229,6 +222,8 @@ class ChildCore:
         """Makes a constraint ready, there and here: see `Engine.compile_grammar`."""
         self.check_wait("compile_grammar")
         self._ask("compile", constraint=constraint)
+        from sglang_lite.runtime.structured_output.compiler import Compiler  # and a grammar engine
+
         with self._lock:
             if self._compiler is None:
                 self._compiler = Compiler(
@@ -349,6 +344,8 @@ class ChildCore:
             self.check_open()
             entry.sink, entry.process = counted(), self._process
             self._open[message.id] = entry
+            if len(self._open) == 1:
+                switch_interval.shorten()
             self._send_on(self._process, data)
 
     def send(self, message: Command) -> None:
@@ -360,7 +357,7 @@ class ChildCore:
                 self._send_on(entry.process, data)
 
     @staticmethod
-    def _send_on(process: _Process, data: bytes) -> None:
+    def _send_on(process: EngineProcess, data: bytes) -> None:
         with contextlib.suppress(OSError):  # it has ended, and the reader tells everybody
             process.child.connection.send(data)
 
@@ -379,7 +376,7 @@ class ChildCore:
 
     # ------------------------------------------------------------------------------------ the reader's thread
 
-    def _read(self, process: _Process) -> None:
+    def _read(self, process: EngineProcess) -> None:
         """Takes what comes from a process, until it ends."""
         problem = ""
         try:
@@ -402,7 +399,7 @@ class ChildCore:
         else:
             self._died(process, f"the engine's process {problem}{ended}")
 
-    def _take(self, message: Report, process: _Process) -> None:
+    def _take(self, message: Report, process: EngineProcess) -> None:
         match message:
             case Told():
                 self._tell(message)
@@ -449,7 +446,15 @@ class ChildCore:
                 self._abort(message.id)
                 break
         if not entry.last:
-            self._open.pop(message.id, None)
+            self._end(message.id)
+
+    def _end(self, number: int) -> bool:
+        """Forgets what has ended. False: somebody did before."""
+        with self._lock:
+            found = self._open.pop(number, None)
+            if found is not None and not self._open:
+                switch_interval.restore()
+        return found is not None
 
     def _flush(self) -> None:
         flushes, self._flushes = self._flushes, {}
@@ -459,7 +464,7 @@ class ChildCore:
             except Exception:  # an event loop that was closed, say
                 logger.exception("the reader of an engine's events could not be woken")
 
-    def _died(self, process: _Process, why: str) -> None:
+    def _died(self, process: EngineProcess, why: str) -> None:
         """Fails what was open in a process that has ended by itself, and starts another one if that is wanted."""
         logger.error("%s", why)
         with self._lock:
@@ -480,18 +485,19 @@ class ChildCore:
     def _restart(self) -> None:
         """Starts another process, with the weights that ran last; what comes meanwhile waits for it."""
         try:
-            self._process = self._started(self.config, resolve(self.config.model, self.config.revision))
+            self._process = EngineProcess(self.config, resolve(self.config.model, self.config.revision))
+            self._listen()
         except SglError as error:
             self._closed, self._why_closed = True, f"{self._why_closed} It could not be started again: {error}"
 
-    def _fail(self, process: _Process, error: SglError) -> None:
+    def _fail(self, process: EngineProcess, error: SglError) -> None:
         if not process.ready.done():
             process.ready.set_exception(copy(error))
         for number, (of, future) in list(self._asked.items()):
             if of is process and self._asked.pop(number, None) is not None:
                 future.set_exception(copy(error))
         for number, entry in list(self._open.items()):
-            if entry.process is process and self._open.pop(number, None) is not None:
+            if entry.process is process and self._end(number):
                 for _ in range(entry.last):
                     with contextlib.suppress(Exception):
                         entry.sink(copy(error))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import os
 import socket
 import threading
@@ -12,6 +14,10 @@ from collections.abc import Iterator
 from sglang_lite.engine.frames import HEADER, MOST_BYTES
 
 _READ = 1 << 20  # bytes at a time
+_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # macOS has none; Python ignores SIGPIPE in any case
+_send = ctypes.PyDLL(None, use_errno=True).send
+_send.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
+_send.restype = ctypes.c_ssize_t
 
 
 class BrokenFrameError(Exception):
@@ -43,14 +49,24 @@ class Connection:
                 raise BrokenPipeError("the connection is closed")
             rest = memoryview(frame)
             if not self._unsent:
-                with contextlib.suppress(BlockingIOError):
-                    rest = rest[self._socket.send(rest, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) :]
+                rest = rest[self._send_some(frame) :]
             if rest:
                 self._unsent.append(rest)
                 if self._writer is None:
                     self._writer = threading.Thread(target=self._write, name="sglang_lite-send", daemon=True)
                     self._writer.start()
                 self._more.notify()
+
+    def _send_some(self, frame: bytes) -> int:
+        """Sends what the socket takes at once. It keeps the interpreter's lock meanwhile: a thread that computes would
+        not give that back for milliseconds."""
+        count: int = _send(self._socket.fileno(), frame, len(frame), socket.MSG_DONTWAIT | _NO_SIGNAL)
+        if count >= 0:
+            return count
+        code = ctypes.get_errno()
+        if code in (errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR):
+            return 0
+        raise OSError(code, os.strerror(code))
 
     def send_now(self, frame: bytes) -> None:
         """Sends a frame and waits until the socket has taken it. For a connection on which nobody calls `send`.
@@ -70,7 +86,7 @@ class Connection:
                     return
                 rest = self._unsent[0]  # stays there, so that nothing overtakes it
             try:
-                sent = self._socket.send(rest, socket.MSG_NOSIGNAL)
+                sent = self._socket.send(rest, _NO_SIGNAL)
             except OSError:  # its reader hears of that, too
                 self.close()
                 continue

@@ -11,9 +11,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from sglang_lite.engine import offline, sglang_api
-from sglang_lite.engine.child_core import ChildCore
-from sglang_lite.engine.core import Core, OpenProgram, ProgramSink
+from sglang_lite.engine import sglang_api
+from sglang_lite.engine.engine_process import EngineProcess
 from sglang_lite.program.nodes import Program
 from sglang_lite.protocol import (
     BackendError,
@@ -31,18 +30,19 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime import messages
 from sglang_lite.runtime.config import FIELDS, EngineConfig, takes_fields
-from sglang_lite.runtime.core.open_requests import Ticket
 from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest
 from sglang_lite.runtime.models.resolve import resolve
-from sglang_lite.runtime.output_builder import Sink
-from sglang_lite.runtime.resolved_params import LogitProcessor
-from sglang_lite.runtime.structured_output.base import CompiledGrammar
-from sglang_lite.runtime.tokens.tokenizer import Tokenizer
-from sglang_lite.text.chat_template import JinjaTemplate
 from sglang_lite.version import __version__
 
 if TYPE_CHECKING:
+    from sglang_lite.engine.core import Core, OpenProgram, ProgramSink
+    from sglang_lite.runtime.core.open_requests import Ticket
     from sglang_lite.runtime.load import LoadedModel
+    from sglang_lite.runtime.output_builder import Sink
+    from sglang_lite.runtime.resolved_params import LogitProcessor
+    from sglang_lite.runtime.structured_output.base import CompiledGrammar
+    from sglang_lite.runtime.tokens.tokenizer import Tokenizer
+    from sglang_lite.text.chat_template import JinjaTemplate
 
 T = TypeVar("T")
 
@@ -82,7 +82,10 @@ class Engine:
 
             self.core = engine_thread.start(self, settings, lambda: load_model(settings, path))
         else:
-            core = ChildCore(settings, path)
+            process = EngineProcess(settings, path)
+            from sglang_lite.engine.child_core import ChildCore  # while that starts
+
+            core = ChildCore(settings, path, process)
             weakref.finalize(self, core.hang_up).atexit = False
             self.core = core
         seconds = time.perf_counter() - started
@@ -329,6 +332,8 @@ class Engine:
                 parameter, and one of SGLang's that this engine does not support, is refused by name.
             BatchError: some of a list failed; it has the others' results.
         """
+        from sglang_lite.engine import offline
+
         self.core.check_wait("generate")
         calls, is_list = sglang_api.read_request(
             prompt, sampling_params, input_ids, return_logprob=return_logprob, logprob_start_len=logprob_start_len,
@@ -357,6 +362,8 @@ class Engine:
         **unsupported: object,  # SGLang's other parameters, which are refused by name where they are set
     ) -> Any:  # a dictionary, a list or an iterator of them: by the shape of the prompt, `n` and `stream`
         """`generate` for asyncio; with `stream`, the awaited result is an asynchronous iterator."""
+        from sglang_lite.engine import offline
+
         self.core.check_open()
         calls, is_list = sglang_api.read_request(
             prompt, sampling_params, input_ids, return_logprob=return_logprob, logprob_start_len=logprob_start_len,
@@ -426,6 +433,8 @@ class Engine:
             if not path.is_file():
                 raise ParameterError("chat_template", f"{source!r} is neither a Jinja template nor a file.")
             source = path.read_text()
+        from sglang_lite.text.chat_template import JinjaTemplate
+
         return None if source is None else JinjaTemplate(source, self.tokenizer.special_tokens)
 
     def flush_cache(self) -> int:

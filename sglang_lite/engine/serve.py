@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from array import array
@@ -47,6 +48,7 @@ from sglang_lite.engine.frames import (
 )
 from sglang_lite.engine.outgoing import Outgoing
 from sglang_lite.engine.stalls import watch_steps
+from sglang_lite.engine.switch_interval import SHORT_S
 from sglang_lite.protocol import (
     Delta,
     Generation,
@@ -79,6 +81,7 @@ def main(descriptor: int) -> None:
         descriptor: of its end of the socket.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the handle's, whose requests are then aborted
+    sys.setswitchinterval(SHORT_S)  # the loop and the reader of commands take turns
     connection = Connection(socket.socket(fileno=descriptor))
     frames = connection.frames()
     messages = iter(_messages(frames))

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from sglang_lite.constraints import structural_tag
 from sglang_lite.protocol import (
     Constraint,
     ConstraintError,
@@ -231,11 +230,19 @@ def _processor(value: Any) -> LogitProcessor | None:
 
 
 _PARAMS, _LOGPROBS = named("sampling_params", sglang=True), named("request", sglang=True)
+
+
+def _structural_tag(text: str) -> Constraint:
+    from sglang_lite.constraints import structural_tag  # and all that reads constraints
+
+    return structural_tag.parse(text)
+
+
 _GRAMMARS: dict[str, Callable[[str], Constraint]] = {
     "json_schema": JsonSchema,
     "regex": Regex,
     "ebnf": Ebnf,
-    "structural_tag": structural_tag.parse,
+    "structural_tag": _structural_tag,
 }
 
 

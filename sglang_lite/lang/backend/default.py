@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sglang_lite")
 _starting = threading.Lock()
-BackendLike: TypeAlias = "BaseBackend | Engine"
+if TYPE_CHECKING:
+    BackendLike: TypeAlias = BaseBackend | Engine
+else:
+    BackendLike = BaseBackend  # for `typing.get_type_hints`: the language imports no engine
 
 
 def _forget() -> None:

@@ -32,10 +32,11 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.models.resolve import cache_folder
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, GrammarEngine, Mask
 from sglang_lite.runtime.structured_output.disk_cache import SLOW_S, GrammarDiskCache
+from sglang_lite.runtime.structured_output.fastest import fastest
 from sglang_lite.runtime.structured_output.json_number import JsonNumberGrammar, may_be_number
 from sglang_lite.runtime.structured_output.number import NumberGrammar
 from sglang_lite.runtime.structured_output.prefixed import ContinuedGrammar
-from sglang_lite.runtime.structured_output.registry import fastest, make_engine
+from sglang_lite.runtime.structured_output.registry import make_engine
 from sglang_lite.runtime.structured_output.simple import is_simple
 from sglang_lite.runtime.structured_output.unique_names import DistinctGrammar, QuotingTokens, names_are_open
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, mask_of

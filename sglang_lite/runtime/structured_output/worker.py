@@ -26,7 +26,8 @@ from typing import Any
 
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.runtime.structured_output.base import GrammarEngine, PreparedGrammar
-from sglang_lite.runtime.structured_output.registry import fastest, make_engine
+from sglang_lite.runtime.structured_output.fastest import fastest
+from sglang_lite.runtime.structured_output.registry import make_engine
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 
 START_SECONDS = 60.0  # for a process to start, and to import an engine
@@ -35,6 +36,7 @@ LONGEST_SECONDS = 1e6  # that timers take
 MAX_GROWN = 64 << 20  # bytes, since the process started
 _ENDS_IT = (EOFError, OSError)
 _READY = "ready"
+_NICE = 10
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 
 
@@ -158,6 +160,7 @@ def main(descriptor: int, memory_mb: int) -> None:
         memory_mb: that it may have.
     """
     _end_with_parent()
+    os.nice(_NICE)  # what decodes goes first
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # its parent may ignore it
     resource.setrlimit(resource.RLIMIT_DATA, (memory_mb << 20, memory_mb << 20))

@@ -23,11 +23,11 @@ from sglang_lite.protocol import (
     Tag,
 )
 from sglang_lite.runtime.structured_output.base import generates, next_mask
+from sglang_lite.runtime.structured_output.fastest import fastest
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
 from sglang_lite.runtime.structured_output.outlines import OutlinesEngine
 from sglang_lite.runtime.structured_output.prefixed import walked
-from sglang_lite.runtime.structured_output.registry import fastest
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 from sglang_lite.runtime.structured_output.xgrammar import XgrammarEngine
 from tests.constraints.random_grammars import grammar as random_grammar

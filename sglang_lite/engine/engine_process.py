@@ -1,0 +1,38 @@
+"""The process that an engine runs in, as its handle knows it. Light: it is started before all else is imported."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sglang_lite.engine.child_process import ChildProcess
+from sglang_lite.engine.frames import Ready, Start, frame
+from sglang_lite.errors import SglError
+from sglang_lite.runtime.config import EngineConfig
+
+
+class EngineProcess:
+    """
+    Args:
+        config: of the engine.
+        path: of its model.
+
+    Attributes:
+        child: the process.
+        ready: what the engine says when it runs.
+        failure: why it could not be started.
+        bar: of tqdm, while it loads.
+
+    Raises:
+        BackendError: the process can't be started.
+    """
+
+    def __init__(self, config: EngineConfig, path: Path) -> None:
+        self.child = ChildProcess("sglang_lite.engine.serve", "the engine's process")
+        self.ready: Future[Ready] = Future()
+        self.failure: SglError | None = None
+        self.bar: Any = None
+        self.child.connection.send(frame([Start(0, asdict(config), os.fspath(path), os.getpid())]))
