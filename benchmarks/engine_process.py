@@ -218,6 +218,7 @@ def hostile() -> None:
 
 def _told_gaps(engine: sgl.Engine, count: int) -> list[float]:
     """When the tokens of a stream came, while so many constraints are compiled."""
+    from sglang_lite.constraints.coerce import as_constraint
     from tests.constraints.hostile import AMBIGUOUS, KEPT, REFUSED
 
     asked: list[Any] = [constraint for constraint, *_ in (*KEPT.values(), *REFUSED.values()) if constraint is not None]
@@ -243,7 +244,8 @@ def _told_gaps(engine: sgl.Engine, count: int) -> list[float]:
     twenty.wait()
     for i, constraint in enumerate(islice(cycle(asked), count)):
         try:
-            engine.submit(f"{i}", SamplingParams(max_tokens=4, temperature=0), constraint, sink=told)
+            known = as_constraint(constraint)
+            engine.submit(f"{i}", SamplingParams(max_tokens=4, temperature=0), known, sink=told)
         except sgl.SglError as error:
             told(error)
     if count:
@@ -256,6 +258,7 @@ def _told_gaps(engine: sgl.Engine, count: int) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="small", choices=SHAPES)
+    parser.add_argument("--workloads", default="decode1,plain64,w1", help="undisturbed ones, separated by commas")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128, help="of each stream")
     parser.add_argument("--only", default=",".join(SECTIONS), help="sections, separated by commas")
@@ -281,7 +284,7 @@ def main() -> None:
                 print(f"\n{here.core.description}; {process.core.description}")
                 engines = {"here": here, "process": process}
                 if "undisturbed" in only:
-                    undisturbed(engines, ["decode1", "plain64", "w1"], work, options.repeat)
+                    undisturbed(engines, options.workloads.split(","), work, options.repeat)
                 if "program" in only:
                     program(engines, options.repeat)
                 if "busy" in only:
