@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+import typing
 
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.lang.function import SglFunction
 
 HEAVY = ("torch", "transformers", "numpy", "pydantic", "jsonschema", "openai", "anthropic", "xgrammar", "jinja2")
 
@@ -51,6 +53,11 @@ def test_every_public_name_loads_and_is_what_type_checkers_see():
     for name, module in typed.items():
         assert module is not None
         assert getattr(sgl, name) is getattr(importlib.import_module(module), name)
+
+
+def test_types_of_public_functions_can_be_resolved():
+    for function in (sgl.gen, sgl.select, sgl.set_default_backend, SglFunction.run, SglFunction.run_batch):
+        assert typing.get_type_hints(function)
 
 
 def test_an_unknown_name_is_an_attribute_error():

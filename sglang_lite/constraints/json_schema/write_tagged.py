@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from functools import cache
 
 from sglang_lite.constraints.formal.nodes import (
     ANY_CHAR,
@@ -37,9 +38,19 @@ from sglang_lite.constraints.json_schema.writer import JsonWriter, blame_formula
 from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.protocol import ConstraintError, Tags
 
-_NAMES = parse(r'[^\s<>"&/](?:[^<>"&\n\r]*[^\s<>"&])?')  # that can stand in a tag
-_NO_CONTAINERS = parse(r"(?s)[ \t\r\n]*(?:[^ \t\r\n\[{].*)?")  # texts that don't begin like one in JSON
 _STRING = 3  # of Tags.types
+
+
+@cache
+def _names() -> Node:
+    """Names that can stand in a tag. (Parsing takes a while, which importing must not.)"""
+    return parse(r'[^\s<>"&/](?:[^<>"&\n\r]*[^\s<>"&])?')
+
+
+@cache
+def _no_containers() -> Node:
+    """Texts that don't begin like a container in JSON."""
+    return parse(r"(?s)[ \t\r\n]*(?:[^ \t\r\n\[{].*)?")
 
 
 class TaggedWriter:
@@ -91,7 +102,7 @@ class TaggedWriter:
         """The texts of a value of one name or several, with its tags."""
         with blame_formula(formula):
             name = text_of(names)
-            if names != EMPTY and both_strings(names, _NAMES) != names and name is not None:
+            if names != EMPTY and both_strings(names, _names()) != names and name is not None:
                 raise ConstraintError(f"json_schema: the name {name!r} can't stand in a tag.", hint="Rename it.")
             lead: Node = EMPTY
             if name is None:
@@ -122,7 +133,7 @@ class TaggedWriter:
         if string and values.strings != NOTHING:
             strings = values.strings
             if containers != NO_VALUE and self._tags.item is None:
-                strings = both_strings(strings, _NO_CONTAINERS)
+                strings = both_strings(strings, _no_containers())
             options.append(self._strings(before, strings, after))
         return alternation(options)
 
@@ -178,7 +189,9 @@ class TaggedWriter:
     def _named(self, shape: ObjectShape) -> ObjectShape:
         """A shape without members that nothing is said of."""
         shape = shape.listed()
-        others = [(names, f) for all_names, f in shape.others if (names := both_strings(all_names, _NAMES)) != NOTHING]
+        others = [
+            (names, f) for all_names, f in shape.others if (names := both_strings(all_names, _names())) != NOTHING
+        ]
         others = [(names, formula) for names, formula in others if not isinstance(formula, bool)]
         if others and "{name}" in self._tags.after:
             formula = others[0][1]
