@@ -24,10 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-
 from sglang_lite.engine import switch_interval
-from sglang_lite.engine.connection import BrokenFrameError
 from sglang_lite.engine.core import ProgramSink
 from sglang_lite.engine.engine_process import EngineProcess
 from sglang_lite.engine.frames import (
@@ -91,10 +88,11 @@ RESTART_WINDOW_S = 300.0
 class _Open:
     """Something submitted whose last event has not come."""
 
-    __slots__ = ("cached", "last", "process", "sink")
+    __slots__ = ("cached", "failed", "last", "process", "sink")
 
     def __init__(self, last: int = 1) -> None:
         self.last, self.cached = last, -1  # events that end it; tokens of its prompt that were found in the cache
+        self.failed = False  # its sink has, and hears no more of it than its end
         self.sink: Callable[[Any], None]
         self.process: EngineProcess
 
@@ -124,6 +122,7 @@ class ChildCore:
         self._open: dict[int, _Open] = {}
         self._asked: dict[int, tuple[EngineProcess, Future[Any]]] = {}
         self._flushes: dict[Callable[[], object], None] = {}  # to be called after the frame, in this order
+        self._late: deque[Callable[[], object]] = deque()
         self._closed = False
         self._why_closed = "the engine is closed."
         self._starts: deque[float] = deque()
@@ -208,7 +207,7 @@ class ChildCore:
     def extend(self, number: int, path: BranchPath, nodes: Sequence[Node]) -> None:
         """Adds nodes to a branch of an open program."""
         self.check_open()
-        refused = self._builder.refused(nodes)
+        refused = {i: error for i, error in self._builder.refused(nodes).items() if isinstance(nodes[i], Gen)}
         if refused:  # what they have may be of any type
             nodes = [_without_params(node) if i in refused else node for i, node in enumerate(nodes)]
         self.send(Extend(number, path, tuple(nodes), {i: as_failure(error) for i, error in refused.items()}))
@@ -221,7 +220,6 @@ class ChildCore:
     def compile_grammar(self, constraint: Constraint) -> CompiledGrammar:
         """Makes a constraint ready, there and here: see `Engine.compile_grammar`."""
         self.check_wait("compile_grammar")
-        self._ask("compile", constraint=constraint)
         from sglang_lite.runtime.structured_output.compiler import Compiler  # and a grammar engine
 
         with self._lock:
@@ -231,9 +229,11 @@ class ChildCore:
                     timeout_s=self.config.compile_timeout_s, memory_mb=self.config.compile_memory_mb,
                 )  # fmt: skip
         try:
-            return self._compiler.request(constraint).result()
+            compiled = self._compiler.request(constraint).result()
         except SglError as error:
             raise copy(error) from error
+        self._ask("compile", constraint=constraint)
+        return compiled
 
     def checked_ids(self, asked: GenerateRequest) -> Sequence[int]:
         """The token ids of a prompt. Raises ParameterError: the request could not be run."""
@@ -269,6 +269,10 @@ class ChildCore:
         """Submits as soon as there is room, as `OpenRequests.admitted`."""
         return self._requests.admitted(submit, count)
 
+    def later(self, call: Callable[[], object]) -> None:
+        """Calls back on the reader's thread when it has read more. Takes no lock."""
+        self._late.append(call)
+
     # ----------------------------------------------------------------------------------- the engine itself
 
     def check_open(self) -> None:
@@ -298,8 +302,9 @@ class ChildCore:
     def update_weights(self, path: str) -> None:
         """Replaces the weights between two steps: see `Engine.update_weights`."""
         self.check_wait("update_weights")
+        config = replace(self.config, model=path, revision=None)
         self.model_name = self._ask("update_weights", path=path)
-        self.config = replace(self.config, model=path, revision=None)
+        self.config = config
 
     def flush_cache(self) -> int:
         """Drops every cached prefix that no request is using; returns how many tokens that freed."""
@@ -349,7 +354,9 @@ class ChildCore:
             self._send_on(self._process, data)
 
     def send(self, message: Command) -> None:
-        """Sends what belongs to something open, unless that has ended."""
+        """Sends what belongs to something open, unless that has ended; from a forked copy nothing."""
+        if os.getpid() != self._home:
+            return
         data = frame([message])
         with self._lock:
             entry = self._open.get(message.id)
@@ -384,8 +391,9 @@ class ChildCore:
                 for message in reports(content):
                     self._take(message, process)
                 self._flush()
-        except (BrokenFrameError, msgspec.MsgspecError) as error:
-            problem = f"sent what can't be read ({error}), and "
+                self._call_late()
+        except Exception as error:  # whatever it is: who waits would wait for ever
+            problem = f"sent what can't be read ({error!r}), and "
             process.child.kill()
         wanted = self._closed
         ended = process.child.end()
@@ -410,7 +418,8 @@ class ChildCore:
                 else:
                     future.set_exception(error_of(message.failure))
             case Log():
-                logging.getLogger(message.logger).log(message.level, "%s", message.line)
+                with contextlib.suppress(Exception):  # the caller's handlers
+                    logging.getLogger(message.logger).log(message.level, "%s", message.line)
             case Progress():
                 process.bar = messages.moved(process.bar, message.done, message.total, self.config.log_level)
             case Ready():
@@ -435,26 +444,29 @@ class ChildCore:
         if message.path is not None:
             event = Played(message.path, message.name, event)
         times = 1
-        if not isinstance(event, Delta | Played):
+        if isinstance(event, Delta | Played):
+            if entry.failed:
+                return
+        else:
             times = entry.last if message.ends else 1
             entry.last -= times
         for _ in range(times):
             try:
                 entry.sink(event)
             except Exception:  # the caller's code, whose request alone ends
-                logger.exception("the sink of request %d failed", message.id)
+                with contextlib.suppress(Exception):  # the caller's handlers
+                    logger.exception("the sink of request %d failed", message.id)
+                entry.failed = True
                 self._abort(message.id)
-                break
         if not entry.last:
             self._end(message.id)
 
-    def _end(self, number: int) -> bool:
-        """Forgets what has ended. False: somebody did before."""
+    def _end(self, number: int) -> None:
+        """Forgets what has ended."""
         with self._lock:
-            found = self._open.pop(number, None)
+            found = self._open.pop(number, None)  # freed without the lock, as what it refers to is
             if found is not None and not self._open:
                 switch_interval.restore()
-        return found is not None
 
     def _flush(self) -> None:
         flushes, self._flushes = self._flushes, {}
@@ -462,11 +474,21 @@ class ChildCore:
             try:
                 flush()
             except Exception:  # an event loop that was closed, say
-                logger.exception("the reader of an engine's events could not be woken")
+                with contextlib.suppress(Exception):  # the caller's handlers
+                    logger.exception("the reader of an engine's events could not be woken")
+
+    def _call_late(self) -> None:
+        while self._late:
+            try:
+                self._late.popleft()()
+            except Exception:
+                with contextlib.suppress(Exception):  # the caller's handlers
+                    logger.exception("a stream that nobody reads could not be ended")
 
     def _died(self, process: EngineProcess, why: str) -> None:
         """Fails what was open in a process that has ended by itself, and starts another one if that is wanted."""
-        logger.error("%s", why)
+        with contextlib.suppress(Exception):  # the caller's handlers
+            logger.error("%s", why)
         with self._lock:
             self._why_closed = why
             if not (self.config.restart and process.ready.done() and self._may_restart()):
@@ -487,20 +509,23 @@ class ChildCore:
         try:
             self._process = EngineProcess(self.config, resolve(self.config.model, self.config.revision))
             self._listen()
-        except SglError as error:
+        except Exception as error:  # whatever it is: what was open must hear of it
             self._closed, self._why_closed = True, f"{self._why_closed} It could not be started again: {error}"
 
     def _fail(self, process: EngineProcess, error: SglError) -> None:
         if not process.ready.done():
             process.ready.set_exception(copy(error))
-        for number, (of, future) in list(self._asked.items()):
-            if of is process and self._asked.pop(number, None) is not None:
-                future.set_exception(copy(error))
-        for number, entry in list(self._open.items()):
-            if entry.process is process and self._end(number):
-                for _ in range(entry.last):
-                    with contextlib.suppress(Exception):
-                        entry.sink(copy(error))
+        with self._lock:  # so that nothing is being sent to it any more
+            asked = [self._asked.pop(number) for number, (of, _) in list(self._asked.items()) if of is process]
+            ended = [self._open.pop(number) for number, entry in list(self._open.items()) if entry.process is process]
+            if ended and not self._open:
+                switch_interval.restore()
+        for _, future in asked:
+            future.set_exception(copy(error))
+        for entry in ended:
+            for _ in range(entry.last):
+                with contextlib.suppress(Exception):
+                    entry.sink(copy(error))
         self._flush()
 
 
@@ -524,7 +549,7 @@ class _OpenProgram:
 
 
 def _without_params(node: Node) -> Gen:
-    """A node that stands for one that is refused, a generation or a fork that has one."""
+    """A generation that stands for one that is refused."""
     return Gen(node.name if isinstance(node, Gen) else None, where=node.where)
 
 

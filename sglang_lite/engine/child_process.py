@@ -10,19 +10,21 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from collections import deque
+from functools import partial
 
 from sglang_lite.engine.connection import Connection
 from sglang_lite.protocol import BackendError
+from sglang_lite.runtime.socket_pair import socket_pair
 
 logger = logging.getLogger("sglang_lite.engine")
 
 PATIENCE_S = 5.0  # for a process that was asked to end
 _KEPT_LINES = 20
+_LONGEST_LINE = 10_000  # bytes; the rest is the next one
 
 
 class ChildProcess:
@@ -45,15 +47,15 @@ class ChildProcess:
                 f"{name} can't be started: Python does not say where its executable is.", hint="Use in_process=True."
             )
         try:
-            ours, theirs = socket.socketpair()
+            ours, theirs = socket_pair()
         except OSError as error:
             raise _not_started(name, error) from error
         self.connection = Connection(ours)
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         with theirs:
             code = (
+                f"import sys; sys.path[:] = {_paths()!r}\n"  # before a `signal.py` in its folder could be found
                 "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"  # Ctrl-C is the parent's
-                f"import sys; sys.path[:] = {_paths()!r}\n"
                 f"from {module} import main\n"
                 f"main({theirs.fileno()})"
             )
@@ -74,7 +76,7 @@ class ChildProcess:
         """Hands what the process prints to `logging`: nobody else reads it, and a full pipe would stop the process."""
         assert self._process.stdout is not None
         with self._process.stdout as pipe:
-            for line in pipe:
+            for line in iter(partial(pipe.readline, _LONGEST_LINE), b""):
                 text = line.decode("utf-8", "replace").rstrip()
                 self._lines.append(text)
                 with contextlib.suppress(Exception):  # the caller's handlers
@@ -107,7 +109,12 @@ class ChildProcess:
 
 
 def _paths() -> list[str]:
-    return [os.path.abspath(path) for path in sys.path]
+    """This process's `sys.path`. The folder that it is in is found by that name, if it is there."""
+    paths = []
+    for path in sys.path:
+        with contextlib.suppress(OSError):
+            paths.append(path or os.getcwd())
+    return paths
 
 
 def _not_started(name: str, error: OSError) -> BackendError:

@@ -31,6 +31,7 @@ class Connection:
     """
 
     def __init__(self, end: socket.socket) -> None:
+        end.setblocking(True)  # whatever `socket.setdefaulttimeout` says
         self._socket, self._process = end, os.getpid()
         self._lock = threading.Lock()  # of what is below
         self._unsent: deque[memoryview] = deque()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from concurrent.futures import Future
 from dataclasses import asdict
@@ -31,8 +32,10 @@ class EngineProcess:
     """
 
     def __init__(self, config: EngineConfig, path: Path) -> None:
+        start = frame([Start(0, asdict(config), os.fspath(path), os.getpid())])
         self.child = ChildProcess("sglang_lite.engine.serve", "the engine's process")
         self.ready: Future[Ready] = Future()
         self.failure: SglError | None = None
         self.bar: Any = None
-        self.child.connection.send(frame([Start(0, asdict(config), os.fspath(path), os.getpid())]))
+        with contextlib.suppress(OSError):  # it has ended, and whoever reads from it hears of that
+            self.child.connection.send(start)

@@ -215,7 +215,8 @@ def frame(messages: Sequence[Command] | Sequence[Report]) -> bytes:
     try:
         _encoder.encode_into(messages, data, HEADER)
     except UnicodeEncodeError:
-        raise ParameterError("prompt", "is no valid Unicode: it has unpaired surrogates.") from None
+        what = "request" if isinstance(messages[0], Submit | Ask) else "prompt"  # those are ids, or there is none
+        raise ParameterError(what, "is no valid Unicode: it has unpaired surrogates.") from None
     except (TypeError, OverflowError, RecursionError) as error:
         raise ParameterError(
             "request", f"{error}.", hint="Use plain data, or run the engine with in_process=True."
@@ -240,7 +241,7 @@ def commands(content: memoryview) -> Sequence[Command | Unreadable]:
     try:
         return _commands.decode(content)
     except msgspec.ValidationError:
-        return [_command(message) for message in msgspec.msgpack.decode(content)]
+        return [_command(message) for message in msgspec.msgpack.decode(content, type=list[Any])]
 
 
 def _command(message: Any) -> Command | Unreadable:  # a list, whatever is in it
@@ -248,7 +249,10 @@ def _command(message: Any) -> Command | Unreadable:  # a list, whatever is in it
         found: Command = msgspec.convert(message, Command, dec_hook=location_from)
         return found
     except msgspec.ValidationError as error:
-        return Unreadable(message[1], ParameterError("request", f"{error}."))
+        match message:
+            case [str(), int(number), *_]:
+                return Unreadable(number, ParameterError("request", f"{error}."))
+        raise  # nobody can be told
 
 
 def reports(content: memoryview) -> list[Report]:

@@ -136,6 +136,10 @@ class Running:
             if ticket is not None and answer.outcome is None:
                 ticket.abort()
 
+    def drop(self) -> None:
+        """`abort` for whoever collects garbage, which may hold any lock: it is done on the engine's thread."""
+        self._engine.later(self.abort)
+
 
 class Stream(Iterator[dict[str, Any]]):
     """Answers as they come. Closed or dropped, it ends what runs, before its first answer too."""
@@ -152,7 +156,7 @@ class Stream(Iterator[dict[str, Any]]):
         self._running.abort()
 
     def __del__(self) -> None:
-        self._running.abort()
+        self._running.drop()
 
 
 class AsyncStream(AsyncIterator[dict[str, Any]]):
@@ -170,7 +174,7 @@ class AsyncStream(AsyncIterator[dict[str, Any]]):
         self._running.abort()
 
     def __del__(self) -> None:
-        self._running.abort()
+        self._running.drop()
 
 
 def _post(post: Post, first: int, event: Event) -> None:

@@ -15,11 +15,13 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
 
 from sglang_lite.engine.connection import BrokenFrameError, Connection
 from sglang_lite.engine.frames import (
@@ -69,6 +71,9 @@ from sglang_lite.wire.failure import Failure
 if TYPE_CHECKING:
     from sglang_lite.runtime.core.engine_core import EngineCore
     from sglang_lite.runtime.core.program_player import Player
+    from sglang_lite.runtime.structured_output.base import CompiledGrammar
+
+logger = logging.getLogger("sglang_lite")
 
 _WATCH_S = 0.5  # between two looks whether the handle's process is there
 _T = TypeVar("_T")
@@ -112,8 +117,9 @@ def _messages(frames: Iterable[memoryview]) -> Iterator[Command | Unreadable]:
     try:
         for content in frames:
             yield from commands(content)
-    except BrokenFrameError:
-        pass
+    except (BrokenFrameError, msgspec.MsgspecError):
+        logger.exception("the engine's process was sent what can't be read")
+        os._exit(1)
     os._exit(0)
 
 
@@ -247,7 +253,7 @@ class _Served:
                 if found is not None and found.ticket is not None:
                     found.ticket.abort()
             case Unreadable():
-                self._fail(message.id, message.error)
+                raise message.error
             case Ask():
                 self._calls.submit(self._answer, message, core)
 
@@ -302,9 +308,11 @@ class _Served:
         self._outgoing.put(Told(submission.number, _as_data(event), submission.cached_tokens, path, name))
 
     def _fail(self, number: int, error: BaseException) -> None:
-        """Tells of something that it ended, though there were to be several last events."""
+        """Tells of something that it ended, though there were to be several last events, and that it may not have."""
         self._open.pop(number, None)
-        self._programs.pop(number, None)
+        program = self._programs.pop(number, None)
+        if program is not None:
+            program.abort()
         self._outgoing.post(Told(number, failure_of(error), ends=True))
 
     # --------------------------------------------------------------------------------------------- calls
@@ -320,13 +328,19 @@ class _Served:
                 case "update_weights":
                     core.update_weights(message.path)
                     value = core.model_name
-                case "compile":
+                case "compile":  # no other call waits for that
                     assert message.constraint is not None
-                    core.compile_grammar(message.constraint)
+                    compiled = core.compiler.request(message.constraint)
+                    compiled.add_done_callback(partial(self._compiled, message.id))
+                    return
         except Exception as error:
             self._outgoing.post(Answer(message.id, failure=failure_of(error)))
         else:
             self._outgoing.post(Answer(message.id, value))
+
+    def _compiled(self, number: int, compiled: Future[CompiledGrammar]) -> None:
+        error = compiled.exception()
+        self._outgoing.post(Answer(number, failure=None if error is None else failure_of(error)))
 
 
 def _as_data(event: Delta | Generation | Selection | ProgramResult | SglError) -> Any:  # as Told has it

@@ -59,4 +59,9 @@ def say(line: str, level: str | None) -> None:
 
 
 def _watched(level: str | None) -> bool:
-    return level in (None, "debug", "info") and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+    if level not in (None, "debug", "info"):
+        return False
+    try:
+        return sys.stderr.isatty() or "ipykernel" in sys.modules
+    except (AttributeError, ValueError):  # it is closed, or there is none
+        return False

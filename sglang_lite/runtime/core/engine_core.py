@@ -156,13 +156,17 @@ class EngineCore:
         special = isinstance(asked.prompt, str) or asked.prompt.role is None  # in a turn they are its content
         scoring = ChoiceScoring(self._parts, self.open.counted(sink))
         self.open.count("requests_submitted")
-        scoring.start(
-            log,
-            tuple(asked.choices),
-            unconditional=asked.unconditional,
-            namespace=asked.namespace,
-            special=special,
-        )
+        try:
+            scoring.start(
+                log,
+                tuple(asked.choices),
+                unconditional=asked.unconditional,
+                namespace=asked.namespace,
+                special=special,
+            )
+        except BaseException:  # it is refused: nothing will be told
+            self.open.go_out()
+            raise
         return Ticket(scoring.abort)
 
     def open_program(self, sink: ProgramSink, *, stream: bool = False, namespace: str = "") -> Player:
@@ -224,6 +228,10 @@ class EngineCore:
     def admitted(self, submit: Callable[[], Ticket], count: int) -> Awaitable[Ticket]:
         """Submits as soon as there is room, as `OpenRequests.admitted`."""
         return self.open.admitted(submit, count)
+
+    def later(self, call: Callable[[], object]) -> None:
+        """Calls back on the loop's thread, unless that has ended. Takes no lock."""
+        self.loop.inbox.later(call)
 
     # ----------------------------------------------------------------------------------- the engine itself
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import TypeVar
 
 from sglang_lite.protocol import BackendError, EngineClosedError
 
+logger = logging.getLogger("sglang_lite")
 T = TypeVar("T")
 
 
@@ -30,6 +33,13 @@ def waits_for_itself(name: str) -> BackendError:
         f"{name} was called on the engine's own thread, by a logit processor or a sink, and waits for it.",
         hint="Call it on another thread; submit() and its like don't wait.",
     )
+
+
+def _tried(command: Callable[[], object]) -> None:
+    try:
+        command()
+    except Exception:  # the caller's, not the loop's
+        logger.exception("what was left to the engine's thread failed")
 
 
 class Inbox:
@@ -111,6 +121,11 @@ class Inbox:
         """`post`, but nothing happens if the loop has ended."""
         with contextlib.suppress(EngineClosedError):
             self.post(command)
+
+    def later(self, command: Callable[[], object]) -> None:
+        """`tell` without a lock: whoever collects garbage calls it, whatever it holds."""
+        if not self.is_copy:
+            self._commands.put(partial(_tried, command))
 
     def close(self) -> None:
         """Tells the loop to end. Takes no lock: whoever collects garbage calls it, whatever it holds."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import TypeVar
 from sglang_lite.protocol import Delta, OverloadedError, ParameterError, Played
 from sglang_lite.runtime.resolved_params import shown
 
+logger = logging.getLogger("sglang_lite")
 _COUNTED = ("requests_submitted", "programs_opened", "programs_extended")
 E = TypeVar("E")
 
@@ -140,11 +142,16 @@ class OpenRequests:
         self._call_next()
 
     def _call_next(self) -> None:
-        with self._lock:
-            if not self._queue or self._open + self._queue[0][1] > self._most:
+        while True:
+            with self._lock:
+                if not self._queue or self._open + self._queue[0][1] > self._most:
+                    return
+                call, _ = self._queue.popleft()
+            try:
+                call()
                 return
-            call, _ = self._queue.popleft()
-        call()
+            except Exception:  # an event loop that was closed, say: it is the next one's turn
+                logger.exception("who waited for room could not be told of it")
 
     async def admitted(self, submit: Callable[[], Ticket], count: int) -> Ticket:
         """Submits as soon as there is room for `count` requests, and returns the result of `submit()`.

@@ -14,7 +14,6 @@ import ctypes
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -25,6 +24,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from sglang_lite.protocol import Constraint, ConstraintError
+from sglang_lite.runtime.socket_pair import socket_pair
 from sglang_lite.runtime.structured_output.base import GrammarEngine, PreparedGrammar
 from sglang_lite.runtime.structured_output.fastest import fastest
 from sglang_lite.runtime.structured_output.registry import make_engine
@@ -108,7 +108,7 @@ class Worker:
         return connection.recv()
 
     def _started(self) -> Connection:
-        ours, theirs = socket.socketpair()
+        ours, theirs = socket_pair()
         code = (
             f"import sys; sys.path[:] = {sys.path!r}\n"
             f"from sglang_lite.runtime.structured_output.worker import main\n"
