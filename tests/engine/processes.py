@@ -1,0 +1,58 @@
+"""Processes that tests look for: engines' and their workers, by a mark in the environment that they were started with."""
+
+import contextlib
+import os
+import select
+from pathlib import Path
+
+MARK = "SGLANG_LITE_MARK"
+
+
+def children(module="sglang_lite.engine.serve"):
+    """This process's children that run a module."""
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that has ended
+            pids = (task / "children").read_text().split()
+            found += [int(pid) for pid in pids if module in (Path("/proc") / pid / "cmdline").read_text()]
+    return found
+
+
+def marked(mark):
+    """All processes that were started with a mark, and that are alive."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                environment = (folder / "environ").read_bytes()
+            except OSError:
+                continue
+            if f"{MARK}={mark}\0".encode() in environment + b"\0":
+                found.append(int(folder.name))
+    return found
+
+
+def gone(mark):
+    """Waits until no process with a mark is there."""
+    while pids := marked(mark):
+        for pid in pids:
+            ended(pid)
+
+
+def ended(pid):
+    """Waits until a process has ended."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    try:
+        assert poll.poll(60_000), f"process {pid} does not end"
+    finally:
+        os.close(descriptor)
+
+
+def descriptors():
+    """What this process has open."""
+    return len(os.listdir("/proc/self/fd"))

@@ -1,0 +1,138 @@
+"""Messages that cross: what has no form as data is refused, what can't be read fails alone."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+import sglang_lite as sgl
+from sglang_lite.engine import frames
+from sglang_lite.engine.frames import (
+    HEADER,
+    Abort,
+    Answer,
+    Ask,
+    Command,
+    Extend,
+    Log,
+    Open,
+    Play,
+    Score,
+    Told,
+    Unreadable,
+)
+from sglang_lite.errors import Location
+from sglang_lite.program.nodes import Fork, Gen, Program, Text
+from sglang_lite.protocol import (
+    BackendError,
+    Delta,
+    Generation,
+    JsonSchema,
+    ParameterError,
+    RequestAbortedError,
+    SamplingParams,
+    Usage,
+)
+
+
+def crossed(message, read=frames.commands):
+    (found,) = read(memoryview(frames.frame([message]))[HEADER:])
+    return found
+
+
+def as_text(message):
+    return msgspec.json.encode(message, enc_hook=str)
+
+
+def aborted():
+    error = RequestAbortedError("the request was aborted.")
+    error.partial = Generation("a")
+    return error
+
+
+WHERE = Location.named("prog.py", 7, "program")
+COMMANDS = [
+    Ask(3, "compile", constraint=JsonSchema('{"type": "integer"}')),
+    Score(4, "a", ("b", "é"), True, "x"),
+    Open(5, True, ""),
+    Play(6, "a", Program((Text("b"), Gen("c", SamplingParams(max_tokens=3), where=WHERE))), False, ""),
+    Extend(7, (0, 1), (Fork(((Gen("d"),), (Text("e"),))),), {0: frames.failure_of(ParameterError("n", "bad."))}),
+    Abort(2**40),
+]
+REPORTS = [
+    Told(1, Delta("a", (1,), (), 2), 5, (0,), "x"),
+    Told(1, Generation("a", (1,), usage=Usage(3, 2, 1), meta={"k": [1]})),
+    Told(1, frames.failure_of(aborted())),
+    Answer(2, {"steps": 3, "s": 0.5}),
+    Log("sglang_lite", 20, "é"),
+]
+
+
+@pytest.mark.parametrize("message", COMMANDS, ids=lambda m: type(m).__name__)
+def test_commands_cross_whole(message):
+    assert as_text(crossed(message)) == as_text(message)
+
+
+@pytest.mark.parametrize("message", REPORTS, ids=lambda m: type(m).__name__)
+def test_reports_cross_whole(message):
+    assert as_text(crossed(message, frames.reports)) == as_text(message)
+
+
+@pytest.mark.parametrize("value", [object(), 2**70, {1, object()}, lambda: 0])
+def test_what_has_no_form_is_refused_where_it_is_sent(value):
+    with pytest.raises(ParameterError, match="in_process=True"):
+        frames.frame([Answer(1, value)])
+
+
+def test_what_holds_itself_is_refused():
+    loop = []
+    loop.append(loop)
+    with pytest.raises(ParameterError):
+        frames.frame([Answer(1, loop)])
+
+
+def test_a_message_larger_than_a_frame_is_refused(monkeypatch):
+    monkeypatch.setattr(frames, "MOST_BYTES", 1000)
+    with pytest.raises(ParameterError, match="1,000 may cross"):
+        frames.frame([Score(4, "a" * 1000, ("b",), True, "x")])
+
+
+def test_a_message_of_wrong_types_fails_alone():
+    wrong: Any = (7,)
+    commands: list[Command] = [Open(1, True, ""), Score(2, "a", wrong, False, ""), Abort(3)]
+    data = frames.frame(commands)
+    first, bad, last = frames.commands(memoryview(data)[HEADER:])
+    assert (first, last) == (Open(1, True, ""), Abort(3))
+    assert isinstance(bad, Unreadable)
+    assert bad.id == 2
+    assert "Expected `str`, got `int`" in str(bad.error)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xc1", b"\x93\x01", b"\x01", b"\x91\x01", b"\x91\x90", b"\x91\x91\xa1x"])
+def test_rubbish_is_said_to_be_none(content):
+    for read in (frames.commands, frames.reports):
+        with pytest.raises(msgspec.MsgspecError):
+            read(memoryview(content))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ParameterError("top_p", "bad.", hint="Use another."),
+        sgl.ConstraintError("no.", pointer="/a/b"),
+        sgl.EngineClosedError("closed."),
+        aborted(),
+    ],
+    ids=lambda e: type(e).__name__,
+)
+def test_errors_cross_with_what_they_have(error):
+    error.where = WHERE
+    error.add_note("noted")
+    found = frames.error_of(frames.failure_of(error))
+    assert (type(found), str(found), vars(found)) == (type(error), str(error), vars(error))
+
+
+def test_errors_of_others_cross_as_a_backends():
+    found = frames.error_of(frames.failure_of(LookupError("gone")))
+    assert type(found) is BackendError
+    assert str(found) == "LookupError: gone"
