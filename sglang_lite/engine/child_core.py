@@ -128,6 +128,7 @@ class ChildCore:
         self._starts: deque[float] = deque()
         self._compiler: Compiler | None = None
         self._process = process
+        self._path = path.absolute()  # of the weights that run
         self._listen()
         _running.add(self)
         try:
@@ -303,8 +304,10 @@ class ChildCore:
         """Replaces the weights between two steps: see `Engine.update_weights`."""
         self.check_wait("update_weights")
         config = replace(self.config, model=path, revision=None)
-        self.model_name = self._ask("update_weights", path=path)
-        self.config = config
+        there = os.path.abspath(path) if os.path.exists(path) else path  # the process may be in another folder
+        name = self._ask("update_weights", path=there)
+        self.model_name = path if name == there else name
+        self.config, self._path = config, resolve(there, None)
 
     def flush_cache(self) -> int:
         """Drops every cached prefix that no request is using; returns how many tokens that freed."""
@@ -507,7 +510,7 @@ class ChildCore:
     def _restart(self) -> None:
         """Starts another process, with the weights that ran last; what comes meanwhile waits for it."""
         try:
-            self._process = EngineProcess(self.config, resolve(self.config.model, self.config.revision))
+            self._process = EngineProcess(self.config, self._path)
             self._listen()
         except Exception as error:  # whatever it is: what was open must hear of it
             self._closed, self._why_closed = True, f"{self._why_closed} It could not be started again: {error}"
