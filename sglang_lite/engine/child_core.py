@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sglang_lite.engine import switch_interval
+from sglang_lite.engine.child_process import PATIENCE_S
 from sglang_lite.engine.core import ProgramSink
 from sglang_lite.engine.engine_process import EngineProcess
 from sglang_lite.engine.frames import (
@@ -83,6 +84,7 @@ E = TypeVar("E")
 
 MOST_RESTARTS = 3  # in a window
 RESTART_WINDOW_S = 300.0
+_EXIT_S = 2 * PATIENCE_S  # that Python's end waits for a sink
 
 
 class _Open:
@@ -319,8 +321,12 @@ class ChildCore:
         self.check_wait("stats")
         return dict(self._ask("stats"))
 
-    def close(self) -> None:
-        """Ends the process; in a forked copy nothing, as it is the other's."""
+    def close(self, patience_s: float | None = None) -> None:
+        """Ends the process; in a forked copy nothing, as it is the other's.
+
+        Args:
+            patience_s: for a sink that has not returned; None for as long as it takes.
+        """
         if os.getpid() != self._home:
             self._closed, self._why_closed = True, "the engine is closed."
             return
@@ -328,7 +334,7 @@ class ChildCore:
         if self._compiler is not None:
             self._compiler.close()
         if threading.current_thread() is not self._reader:
-            self._reader.join()
+            self._reader.join(patience_s)
 
     def hang_up(self) -> None:
         """Has the process end, and fail what is open. Waits for nothing and takes no lock: whoever collects garbage
@@ -579,5 +585,8 @@ _running: weakref.WeakSet[ChildCore] = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    for core in list(_running):
-        core.close()
+    running = list(_running)
+    for core in running:
+        core.hang_up()
+    for core in running:
+        core.close(_EXIT_S)

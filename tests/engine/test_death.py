@@ -204,5 +204,7 @@ def test_ctrl_c_ends_what_is_waited_for_and_nothing_else(own, call):
 
 
 def test_ctrl_c_leaves_a_program_and_the_engine_as_they_were(own):
-    interrupted(own, lambda e: waits.run(backend=e)["x"])
+    state = waits.run(backend=own)
+    interrupted(own, lambda e: state["x"])
+    assert len(state["x"]) == 1500  # who reads a program does not own it
     assert isinstance(own.complete("ab", GREEDY), Generation)

@@ -131,6 +131,28 @@ def test_it_starts_however_python_was_started(folders, mark, tmp_path, monkeypat
     assert "Traceback" not in ran.stderr
 
 
+BLOCKED = """
+import sys, threading
+import sglang_lite as sgl
+engine = sgl.Engine(sys.argv[1])
+begun = threading.Event()
+def sink(event):
+    begun.set()
+    threading.Event().wait()
+engine.submit("ab", sgl.protocol.SamplingParams(max_tokens=1000, ignore_eos=True), sink=sink, stream=True)
+begun.wait()
+"""
+
+
+@pytest.mark.slow
+def test_a_sink_that_never_returns_does_not_hold_up_pythons_end(folders, mark):
+    ran = subprocess.run(
+        [sys.executable, "-c", BLOCKED, folders[0]],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+
+
 # ------------------------------------------------------------------------------------------ what does not start
 
 
