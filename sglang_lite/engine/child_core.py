@@ -17,7 +17,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -28,6 +27,7 @@ from sglang_lite.engine import switch_interval
 from sglang_lite.engine.child_process import PATIENCE_S
 from sglang_lite.engine.core import ProgramSink
 from sglang_lite.engine.engine_process import EngineProcess
+from sglang_lite.engine.events import Events, OpenEntry
 from sglang_lite.engine.frames import (
     Abort,
     Answer,
@@ -35,7 +35,6 @@ from sglang_lite.engine.frames import (
     Close,
     Command,
     Drop,
-    Ended,
     Extend,
     Failed,
     Log,
@@ -55,11 +54,8 @@ from sglang_lite.program.nodes import Gen, Node
 from sglang_lite.program.nodes import Path as BranchPath
 from sglang_lite.protocol import (
     Constraint,
-    Delta,
     EngineClosedError,
     ParameterError,
-    Played,
-    ProgramResult,
     Selection,
     SglError,
 )
@@ -73,7 +69,7 @@ from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest,
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.output_builder import Sink
 from sglang_lite.runtime.resolved_params import LogitProcessor, shown
-from sglang_lite.wire.failure import Failure, as_failure
+from sglang_lite.wire.failure import as_failure
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.structured_output.base import CompiledGrammar
@@ -85,18 +81,6 @@ E = TypeVar("E")
 MOST_RESTARTS = 3  # in a window
 RESTART_WINDOW_S = 300.0
 _EXIT_S = 2 * PATIENCE_S  # that Python's end waits for a sink
-
-
-class _Open:
-    """Something submitted whose last event has not come."""
-
-    __slots__ = ("cached", "failed", "last", "process", "sink")
-
-    def __init__(self, last: int = 1) -> None:
-        self.last, self.cached = last, -1  # events that end it; tokens of its prompt that were found in the cache
-        self.failed = False  # its sink has, and hears no more of it than its end
-        self.sink: Callable[[Any], None]
-        self.process: EngineProcess
 
 
 class ChildCore:
@@ -120,17 +104,15 @@ class ChildCore:
         self.config = config
         self._home = os.getpid()
         self._ids = itertools.count(1)
-        self._lock = threading.Lock()  # of what is sent: whole frames, and the order of ids
-        self._open: dict[int, _Open] = {}
-        self._asked: dict[int, tuple[EngineProcess, Future[Any]]] = {}
-        self._flushes: dict[Callable[[], object], None] = {}  # to be called after the frame, in this order
-        self._late: deque[Callable[[], object]] = deque()
+        self._events = Events(self._abort)
+        self._lock = self._events.lock
         self._closed = False
         self._why_closed = "the engine is closed."
         self._starts: deque[float] = deque()
         self._compiler: Compiler | None = None
         self._process = process
         self._path = path.absolute()  # of the weights that run
+        switch_interval.shorten()
         self._listen()
         _running.add(self)
         try:
@@ -153,10 +135,10 @@ class ChildCore:
         self._requests = OpenRequests(config.max_queued + ready.sizes[0])
 
     def _listen(self) -> None:
-        self._reader = threading.Thread(
+        reader = self._events.reader = threading.Thread(
             target=self._read, args=(self._process,), name="sglang_lite-events", daemon=True
         )
-        self._reader.start()
+        reader.start()
 
     # ------------------------------------------------------------------------------- what can be submitted
 
@@ -169,7 +151,7 @@ class ChildCore:
         tokens = self._builder.tokens(ids, params)
         processor = None if asked.logit_processor is None else _name_of(asked.logit_processor)
         number = next(self._ids)
-        entry = _Open(params.n)
+        entry = OpenEntry(params.n)
         ticket = Ticket(partial(self._abort, number), lambda: entry.cached)
         message = Submit(
             number, tokens.tobytes(), asked.params, asked.constraint, asked.stream, asked.namespace, asked.priority,
@@ -185,14 +167,14 @@ class ChildCore:
         self._builder.check_images(asked.prompt)
         number = next(self._ids)
         message = Score(number, asked.prompt, tuple(asked.choices), asked.unconditional, asked.namespace)
-        self._begin(message, _Open(), lambda: self._requests.counted(sink))
+        self._begin(message, OpenEntry(), lambda: self._requests.counted(sink))
         return Ticket(partial(self._abort, number))
 
     def open_program(self, sink: ProgramSink, *, stream: bool = False, namespace: str = "") -> _OpenProgram:
         """Opens a program: see `Engine.open_program`."""
         self.check_open()
         number = next(self._ids)
-        self._begin(Open(number, stream, namespace), _Open(), lambda: sink)
+        self._begin(Open(number, stream, namespace), OpenEntry(), lambda: sink)
         return _OpenProgram(self, number)
 
     def run_program(self, asked: ProgramRequest, sink: ProgramSink) -> Ticket:
@@ -204,7 +186,7 @@ class ChildCore:
             raise error
         number = next(self._ids)
         message = Play(number, asked.prompt, asked.program, asked.stream, asked.namespace)
-        self._begin(message, _Open(), lambda: self._requests.counted(sink))
+        self._begin(message, OpenEntry(), lambda: self._requests.counted(sink))
         return Ticket(partial(self._abort, number))
 
     def extend(self, number: int, path: BranchPath, nodes: Sequence[Node]) -> None:
@@ -246,17 +228,7 @@ class ChildCore:
 
     def flushed(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
         """A sink with `flush` called after it: once for all events that come together."""
-
-        def tell(event: E) -> None:
-            sink(event)
-            if flush is None:
-                return
-            if threading.current_thread() is self._reader:
-                self._flushes[flush] = None
-            else:
-                flush()
-
-        return tell
+        return self._events.flushed(sink, flush)
 
     # -------------------------------------------------------------------------------------- room for more
 
@@ -274,7 +246,7 @@ class ChildCore:
 
     def later(self, call: Callable[[], object]) -> None:
         """Calls back on the reader's thread when it has read more. Takes no lock."""
-        self._late.append(call)
+        self._events.later(call)
 
     # ----------------------------------------------------------------------------------- the engine itself
 
@@ -294,7 +266,7 @@ class ChildCore:
             EngineClosedError: as `check_open`.
         """
         self._check_process()
-        if threading.current_thread() is self._reader:
+        if threading.current_thread() is self._events.reader:
             raise waits_for_itself(name)
         self.check_open()
 
@@ -333,8 +305,8 @@ class ChildCore:
         self.hang_up()
         if self._compiler is not None:
             self._compiler.close()
-        if threading.current_thread() is not self._reader:
-            self._reader.join(patience_s)
+        if threading.current_thread() is not self._events.reader:
+            self._events.reader.join(patience_s)
 
     def hang_up(self) -> None:
         """Has the process end, and fail what is open. Waits for nothing and takes no lock: whoever collects garbage
@@ -346,7 +318,7 @@ class ChildCore:
     # ---------------------------------------------------------------------------------------------- sending
 
     def _begin(
-        self, message: Submit | Score | Open | Play, entry: _Open, counted: Callable[[], Callable[[Any], None]]
+        self, message: Submit | Score | Open | Play, entry: OpenEntry, counted: Callable[[], Callable[[Any], None]]
     ) -> None:
         """Sends what will be told of until its last event.
 
@@ -357,9 +329,7 @@ class ChildCore:
         with self._lock:
             self.check_open()
             entry.sink, entry.process = counted(), self._process
-            self._open[message.id] = entry
-            if len(self._open) == 1:
-                switch_interval.shorten()
+            self._events.add(message.id, entry)
             self._send_on(self._process, data)
 
     def send(self, message: Command) -> None:
@@ -368,7 +338,7 @@ class ChildCore:
             return
         data = frame([message])
         with self._lock:
-            entry = self._open.get(message.id)
+            entry = self._events.get(message.id)
             if entry is not None:
                 self._send_on(entry.process, data)
 
@@ -381,12 +351,11 @@ class ChildCore:
         self.send(Abort(number))
 
     def _ask(self, what: Any, *, path: str = "", constraint: Constraint | None = None) -> Any:
-        future: Future[Any] = Future()
         number = next(self._ids)
         data = frame([Ask(number, what, path, constraint)])
         with self._lock:
             self.check_open()
-            self._asked[number] = (self._process, future)
+            future = self._events.ask(number, self._process)
             self._send_on(self._process, data)
         return future.result()
 
@@ -399,8 +368,7 @@ class ChildCore:
             for content in process.child.connection.frames():
                 for message in reports(content):
                     self._take(message, process)
-                self._flush()
-                self._call_late()
+                self._events.flush()
         except Exception as error:  # whatever it is: who waits would wait for ever
             problem = f"sent what can't be read ({error!r}), and "
             process.child.kill()
@@ -409,23 +377,21 @@ class ChildCore:
         process.child.connection.release()
         messages.moved(process.bar, 1, 1, self.config.log_level)
         if wanted:
-            self._fail(process, EngineClosedError("the engine was closed before the request finished."))
+            self._events.fail(process, EngineClosedError("the engine was closed before the request finished."))
         elif process.failure is not None:
             self._closed, self._why_closed = True, f"the engine could not be started: {process.failure}"
-            self._fail(process, process.failure)
+            self._events.fail(process, process.failure)
         else:
             self._died(process, f"the engine's process {problem}{ended}")
+        if threading.current_thread() is self._events.reader:  # and none has been started after it
+            switch_interval.restore()
 
     def _take(self, message: Report, process: EngineProcess) -> None:
         match message:
             case Told():
-                self._tell(message)
+                self._events.tell(message)
             case Answer():
-                _, future = self._asked.pop(message.id)
-                if message.failure is None:
-                    future.set_result(message.value)
-                else:
-                    future.set_exception(error_of(message.failure))
+                self._events.answer(message)
             case Log():
                 with contextlib.suppress(Exception):  # the caller's handlers
                     logging.getLogger(message.logger).log(message.level, "%s", message.line)
@@ -437,63 +403,6 @@ class ChildCore:
                 process.failure = error_of(message.failure)
                 process.child.connection.close()
 
-    def _tell(self, message: Told) -> None:
-        entry = self._open.get(message.id)
-        if entry is None:  # it was aborted, or its sink has failed
-            _, future = self._asked.pop(message.id, (None, None))
-            if future is not None and isinstance(message.event, Failure):  # a call that could not be read
-                future.set_exception(error_of(message.event))
-            return
-        entry.cached = max(entry.cached, message.cached)
-        event: Any = message.event
-        if isinstance(event, Failure):
-            event = error_of(event)
-        elif isinstance(event, Ended):
-            event = ProgramResult(event.text)
-        if message.path is not None:
-            event = Played(message.path, message.name, event)
-        times = 1
-        if isinstance(event, Delta | Played):
-            if entry.failed:
-                return
-        else:
-            times = entry.last if message.ends else 1
-            entry.last -= times
-        for _ in range(times):
-            try:
-                entry.sink(event)
-            except Exception:  # the caller's code, whose request alone ends
-                with contextlib.suppress(Exception):  # the caller's handlers
-                    logger.exception("the sink of request %d failed", message.id)
-                entry.failed = True
-                self._abort(message.id)
-        if not entry.last:
-            self._end(message.id)
-
-    def _end(self, number: int) -> None:
-        """Forgets what has ended."""
-        with self._lock:
-            found = self._open.pop(number, None)  # freed without the lock, as what it refers to is
-            if found is not None and not self._open:
-                switch_interval.restore()
-
-    def _flush(self) -> None:
-        flushes, self._flushes = self._flushes, {}
-        for flush in flushes:
-            try:
-                flush()
-            except Exception:  # an event loop that was closed, say
-                with contextlib.suppress(Exception):  # the caller's handlers
-                    logger.exception("the reader of an engine's events could not be woken")
-
-    def _call_late(self) -> None:
-        while self._late:
-            try:
-                self._late.popleft()()
-            except Exception:
-                with contextlib.suppress(Exception):  # the caller's handlers
-                    logger.exception("a stream that nobody reads could not be ended")
-
     def _died(self, process: EngineProcess, why: str) -> None:
         """Fails what was open in a process that has ended by itself, and starts another one if that is wanted."""
         with contextlib.suppress(Exception):  # the caller's handlers
@@ -504,7 +413,7 @@ class ChildCore:
                 self._closed = True
             else:
                 self._restart()
-        self._fail(process, EngineClosedError(why))
+        self._events.fail(process, EngineClosedError(why))
 
     def _may_restart(self) -> bool:
         now = time.monotonic()
@@ -520,22 +429,6 @@ class ChildCore:
             self._listen()
         except Exception as error:  # whatever it is: what was open must hear of it
             self._closed, self._why_closed = True, f"{self._why_closed} It could not be started again: {error}"
-
-    def _fail(self, process: EngineProcess, error: SglError) -> None:
-        if not process.ready.done():
-            process.ready.set_exception(copy(error))
-        with self._lock:  # so that nothing is being sent to it any more
-            asked = [self._asked.pop(number) for number, (of, _) in list(self._asked.items()) if of is process]
-            ended = [self._open.pop(number) for number, entry in list(self._open.items()) if entry.process is process]
-            if ended and not self._open:
-                switch_interval.restore()
-        for _, future in asked:
-            future.set_exception(copy(error))
-        for entry in ended:
-            for _ in range(entry.last):
-                with contextlib.suppress(Exception):
-                    entry.sink(copy(error))
-        self._flush()
 
 
 class _OpenProgram:

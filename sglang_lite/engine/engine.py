@@ -72,22 +72,7 @@ class Engine:
         messages.set_level(settings.log_level)
         path = resolve(settings.model, settings.revision)
         started = time.perf_counter()
-        if not settings.in_process and os.name != "posix":
-            messages.say("The engine runs in this process: elsewhere it is for Linux and macOS.", settings.log_level)
-            settings = replace(settings, in_process=True)
-        self.core: Core
-        if settings.in_process:
-            from sglang_lite.runtime.core import engine_thread  # and torch
-            from sglang_lite.runtime.load import load_model
-
-            self.core = engine_thread.start(self, settings, lambda: load_model(settings, path))
-        else:
-            process = EngineProcess(settings, path)
-            from sglang_lite.engine.child_core import ChildCore  # while that starts
-
-            core = ChildCore(settings, path, process)
-            weakref.finalize(self, core.hang_up).atexit = False
-            self.core = core
+        self.core = _started(self, settings, path)
         seconds = time.perf_counter() - started
         messages.say(f"{self.core.description}; ready after {seconds:.1f} s.", settings.log_level)
 
@@ -461,6 +446,24 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _started(engine: Engine, config: EngineConfig, path: Path) -> Core:
+    """The core of an engine, which ends when nobody refers to the engine any more."""
+    if not config.in_process and os.name != "posix":
+        messages.say("The engine runs in this process: elsewhere it is for Linux and macOS.", config.log_level)
+        config = replace(config, in_process=True)
+    if config.in_process:
+        from sglang_lite.runtime.core import engine_thread  # and torch
+        from sglang_lite.runtime.load import load_model
+
+        return engine_thread.start(engine, config, lambda: load_model(config, path))
+    process = EngineProcess(config, path)
+    from sglang_lite.engine.child_core import ChildCore  # while that starts
+
+    core = ChildCore(config, path, process)
+    weakref.finalize(engine, core.hang_up).atexit = False
+    return core
 
 
 def _result(future: Future[T], ticket: Ticket) -> T:
