@@ -409,7 +409,8 @@ class ChildCore:
             logger.error("%s", why)
         with self._lock:
             self._why_closed = why
-            if not (self.config.restart and process.ready.done() and self._may_restart()):
+            ran = process.ready.done() or self._starts  # it, or the one that it was to stand in for
+            if not (self.config.restart and ran and self._may_restart()):
                 self._closed = True
             else:
                 self._restart()

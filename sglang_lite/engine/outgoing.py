@@ -12,10 +12,11 @@ import time
 from collections.abc import Sequence
 
 from sglang_lite.engine.connection import Connection
-from sglang_lite.engine.frames import Answer, Progress, Report, Told, failure_of, frame
+from sglang_lite.engine.frames import Answer, Log, Progress, Report, Told, failure_of, frame
 from sglang_lite.program.nodes import Path
 from sglang_lite.protocol import Delta, ParameterError
 
+MOST_LOGS = 1000  # that wait while the handle stands still
 _Stream = tuple[int, Path | None, int]  # submission, path of the node, sample
 
 
@@ -51,6 +52,7 @@ class Outgoing:
         self._ready = threading.Condition(self._lock)
         self._unsent: list[Report | _Joined] = []
         self._streams: dict[_Stream, _Joined] = {}  # that an unsent delta may be joined to
+        self._logs = 0  # records that are unsent
         self._urgent = False  # something else than deltas is unsent
         self._flushed = self._closing = False
         self._thread = threading.Thread(target=self._run, name="sglang_lite-send", daemon=True)
@@ -81,8 +83,12 @@ class Outgoing:
                 self._ready.notify()
 
     def post(self, message: Report) -> None:
-        """Sends a message soon, after what was put before."""
+        """Sends a message soon, after what was put before. Of log records only so many wait: the rest is lost."""
         with self._lock:
+            if isinstance(message, Log):
+                self._logs += 1
+                if self._logs > MOST_LOGS:
+                    return
             self._unsent.append(message)
             self._urgent = self._urgent or not isinstance(message, Progress)
         self.flush()
@@ -104,7 +110,7 @@ class Outgoing:
                     while not self._urgent and (left := last + self._interval - time.monotonic()) > 0:
                         self._flushed = False
                         self._ready.wait(left)
-                    unsent, self._unsent = self._unsent, []
+                    unsent, self._unsent, self._logs = self._unsent, [], 0
                     self._streams.clear()
                     self._urgent = self._flushed = False
                     closing = self._closing

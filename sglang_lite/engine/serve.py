@@ -107,7 +107,10 @@ def main(descriptor: int) -> None:
     outgoing.post(_ready(core))
     served.begin(core)
     threading.Thread(target=watch_steps, args=(core.loop, start.config["stall_timeout_s"]), daemon=True).start()
-    core.loop.run()
+    try:
+        core.loop.run()
+    except BaseException:  # of what it gives back: a device that is lost
+        logger.exception("the engine could not be put away")
     outgoing.close()  # the loop has crashed, and every request was told: a new process may do better
     os._exit(1)
 

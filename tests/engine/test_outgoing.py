@@ -8,7 +8,7 @@ import pytest
 from sglang_lite.engine import frames
 from sglang_lite.engine.connection import Connection
 from sglang_lite.engine.frames import Answer, Log, Told, error_of
-from sglang_lite.engine.outgoing import Outgoing
+from sglang_lite.engine.outgoing import MOST_LOGS, Outgoing
 from sglang_lite.protocol import Delta, Generation, ParameterError, TokenLogprob
 
 
@@ -55,6 +55,16 @@ def test_deltas_that_are_unsent_are_joined_each_stream_by_itself(line):
         assert one.event.token_ids == tuple(range(1000))
         assert len(one.event.logprobs) == 1000
         assert (one.name, one.cached) == ("x", 3)
+
+
+def test_log_records_that_nobody_takes_are_bounded_and_cost_no_event(line):
+    outgoing = Outgoing(line, 0)
+    held(line, outgoing)
+    for i in range(3 * MOST_LOGS):
+        outgoing.post(Log("x", 20, str(i)))
+    outgoing.put(Told(1, Generation("end")))
+    assert [told.event.text for told in messages(line, outgoing)] == ["end"]
+    assert sum(isinstance(message, Log) for frame in line.frames for message in frame) == 1 + MOST_LOGS
 
 
 def test_nothing_is_joined_over_what_ends_a_generation(line):
