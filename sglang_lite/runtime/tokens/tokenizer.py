@@ -7,7 +7,10 @@ the same bytes. Knows nothing of requests or models.
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -354,16 +357,32 @@ def _pattern(tokens: Iterable[AddedToken]) -> re.Pattern[str] | None:
 
 
 def _converted(folder: Path) -> Backend:
-    from transformers import AutoTokenizer
-
+    """The tokenizer that transformers makes of a folder's files: in a process of its own where torch is not
+    loaded, so that an engine's handle loads neither."""
     try:
-        slow = AutoTokenizer.from_pretrained(folder)
-        backend: Backend = slow.backend_tokenizer
+        if "torch" in sys.modules:
+            return Backend.from_str(_convert(str(folder)))
+        code = (
+            f"import sys; sys.path[:] = {[os.path.abspath(path) for path in sys.path]!r}\n"
+            f"from {__name__} import _convert\n"
+            f"sys.stdout = sys.stderr; text = _convert({str(folder.absolute())!r})\n"
+            f"sys.__stdout__.buffer.write(text.encode())"
+        )
+        done = subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True)
+        if done.returncode:
+            raise ModelError(done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2])
+        return Backend.from_str(done.stdout.decode())
     except Exception as error:  # whatever transformers raises, the folder has no tokenizer that can be used
         raise ModelError(
             f"{folder}: no tokenizer.json, and transformers can't convert another tokenizer: {error}"
         ) from error
-    return backend
+
+
+def _convert(folder: str) -> str:
+    """The content of `tokenizer.json` for a folder that has none."""
+    from transformers import AutoTokenizer
+
+    return str(AutoTokenizer.from_pretrained(folder).backend_tokenizer.to_str())
 
 
 def _prefix_space(description: dict[str, Any]) -> dict[str, Any] | None:
