@@ -226,6 +226,7 @@ class ProgramState:
         self.branch.stop(RequestAbortedError("the program was cancelled.", where=user_location()))
 
     # ------------------------------------------------------------------------------------------ reading
+    # Ctrl-C in a reading that waits cancels the state.
 
     def __getitem__(self, name: str) -> Any:
         """The variable's value, when it has one.
@@ -321,6 +322,9 @@ class ProgramState:
         self._may_wait(variable, name)
         try:
             return variable.wait()
+        except KeyboardInterrupt:  # who waited for it does not want it any more
+            self.cancel()
+            raise
         except SglError as error:
             self.branch.player.see_failure()
             trim(error)
