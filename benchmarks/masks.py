@@ -34,10 +34,10 @@ from tokenizers import AddedToken
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.protocol import Constraint, ConstraintError, Ebnf, JsonSchema, Regex
 from sglang_lite.runtime.structured_output.base import GrammarEngine
+from sglang_lite.runtime.structured_output.fastest import fastest
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
 from sglang_lite.runtime.structured_output.outlines import OutlinesEngine
-from sglang_lite.runtime.structured_output.registry import fastest
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 from sglang_lite.runtime.structured_output.xgrammar import XgrammarEngine
 

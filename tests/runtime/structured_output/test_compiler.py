@@ -186,7 +186,7 @@ LARGER = Ebnf('root ::= "a"{2,3} "b"')
 def stuck(monkeypatch, tmp_path):
     """In the worker, choosing an engine for a constraint with `zz` in it never ends."""
     (tmp_path / "sitecustomize.py").write_text(
-        "from sglang_lite.runtime.structured_output import registry as choose\n"
+        "from sglang_lite.runtime.structured_output import fastest as choose\n"
         "fastest = choose.fastest\n"
         "def slow(constraint):\n"
         "    while 'zz' in repr(constraint):\n"
@@ -221,7 +221,7 @@ def test_only_time_on_the_cpu_counts(monkeypatch, tmp_path):
     """A worker that has to wait, as on a busy machine, for longer than a constraint may take."""
     (tmp_path / "sitecustomize.py").write_text(
         "import threading\n"
-        "from sglang_lite.runtime.structured_output import registry as choose\n"
+        "from sglang_lite.runtime.structured_output import fastest as choose\n"
         "fastest = choose.fastest\n"
         "choose.fastest = lambda constraint: threading.Event().wait(1.2) or fastest(constraint)\n"
     )
