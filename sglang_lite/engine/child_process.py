@@ -109,7 +109,7 @@ class ChildProcess:
 
 
 def _paths() -> list[str]:
-    """This process's `sys.path`. The folder that it is in is found by that name, if it is there."""
+    """The paths of this process, absolute: the folder that it is in by its name, if it is there."""
     paths = []
     for path in sys.path:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""One end of the line between an engine's handle and its process: whole frames over a socket, in order."""
+"""End of the line between an engine's handle and its process: whole frames over a socket, in order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _send.restype = ctypes.c_ssize_t
 
 
 class BrokenFrameError(Exception):
-    """What came is no frame."""
+    """Refusal of what came and is no frame."""
 
 
 class Connection:

@@ -1,4 +1,4 @@
-"""What is open at an engine's process, and who is told of it."""
+"""Submissions that are open at an engine's process, and the sinks that are told of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ E = TypeVar("E")
 
 
 class OpenEntry:
-    """Something submitted whose last event has not come."""
+    """Submission whose last event has not come."""
 
     __slots__ = ("cached", "failed", "last", "process", "sink")
 

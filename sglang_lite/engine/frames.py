@@ -98,7 +98,7 @@ class Drop(_Message, frozen=True, tag="drop"):
 
 
 class Close(_Message, frozen=True, tag="close"):
-    """Nothing more will come for an open program."""
+    """End of what comes for an open program."""
 
     id: int
 
@@ -125,7 +125,7 @@ Command: TypeAlias = Start | Submit | Score | Open | Play | Extend | Drop | Clos
 
 
 class Progress(_Message, frozen=True, tag="progress"):
-    """How many of a model's parts are loaded."""
+    """Count of a model's parts that are loaded, and of all."""
 
     done: int
     total: int

@@ -83,7 +83,7 @@ class Running:
 
     @property
     def open(self) -> bool:
-        """Whether something is still to come."""
+        """True while something is still to come."""
         return self._open > 0
 
     def take(self, item: tuple[int, Event] | None) -> list[dict[str, Any]]:
@@ -112,7 +112,7 @@ class Running:
         return dictionaries
 
     def results(self) -> Any:  # a dictionary, or a list of dictionaries and errors
-        """All answers as they are: one dictionary, or a list.
+        """Gives all answers as they are: one dictionary, or a list.
 
         Raises:
             SglError: why the only one failed.

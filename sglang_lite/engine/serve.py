@@ -116,7 +116,7 @@ def main(descriptor: int) -> None:
 
 
 def _messages(frames: Iterable[memoryview]) -> Iterator[Command | Unreadable]:
-    """All commands until the line is closed, which ends this process at once: nobody is left who wants anything."""
+    """Gives commands until the line is closed, which ends this process at once: nobody is left who wants anything."""
     try:
         for content in frames:
             yield from commands(content)
@@ -180,7 +180,7 @@ def _ready(core: EngineCore) -> Ready:
 
 
 class _Submission:
-    """Something that the handle has open here.
+    """Submission that the handle has open here.
 
     Args:
         number: the handle's, by which it is told of.
@@ -197,7 +197,7 @@ class _Submission:
 
 
 class _Served:
-    """What the handle has open here. One thread calls it, but for the sinks.
+    """Submissions and programs that the handle has open here. One thread calls it, but for the sinks.
 
     Args:
         outgoing: to the handle.

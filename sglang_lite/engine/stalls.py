@@ -32,4 +32,4 @@ def watch_steps(loop: StepLoop, timeout_s: float) -> None:
             continue
         told = since
         stack = "".join(traceback.format_stack(sys._current_frames().get(main)))  # noqa: SLF001 # Python's own way
-        logger.warning("a step of the engine has stood still for %.0f s. It is here:\n%s", timeout_s, stack)
+        logger.warning("a step of the engine has stood still for %g s. It is here:\n%s", timeout_s, stack)

@@ -90,11 +90,10 @@ class EngineConfig:
             computes then wait for each other, and a fault of one is the end of both. Logit processors can be any
             function. Where processes can't be started so (Windows) that is always done.
         restart: start another process for later requests when the engine's has died, at most three times in five
-            minutes. Without a meaning in this process.
-        stall_timeout_s: seconds after which a step that stands still is logged, with what it is doing. Without a
-            meaning in this process.
+            minutes. Refused with `in_process`, as the two that follow.
+        stall_timeout_s: seconds after which a step that stands still is logged, with what it is doing.
         stream_interval_s: least seconds between two times that new text is told: what comes meanwhile is joined. 0
-            tells it as it comes. Without a meaning in this process.
+            tells it as it comes.
         log_level: of this package's messages, for the whole process, in letters of any case; they are shown on standard
             error where the caller has set up no logging. None leaves it as it is.
     """
@@ -164,6 +163,12 @@ class EngineConfig:
                 "step_tokens", f"{self.step_tokens} is less than max_running ({self.max_running}).",
                 hint="Every running request takes one token of a step.",
             )  # fmt: skip
+        if self.in_process:
+            for name in _OF_A_PROCESS:
+                if getattr(self, name) != getattr(type(self)(), name):
+                    raise ParameterError(
+                        name, "is for an engine in a process of its own.", hint="Leave it out, or in_process=True."
+                    )
         if isinstance(self.log_level, str):
             object.__setattr__(self, "log_level", self.log_level.lower())
         for name, allowed in (
@@ -204,6 +209,7 @@ _SWITCHES = (
 )  # fmt: skip
 
 
+_OF_A_PROCESS = ("restart", "stall_timeout_s", "stream_interval_s")
 FIELDS = (EngineConfig.__doc__ or "").partition("Attributes:\n")[2].rstrip()  # for other docstrings
 
 

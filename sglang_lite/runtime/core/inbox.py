@@ -66,7 +66,7 @@ class Inbox:
 
     @property
     def is_copy(self) -> bool:
-        """Whether this process is a forked copy, which does not have the loop's thread."""
+        """True if this process is a forked copy, which does not have the loop's thread."""
         return os.getpid() != self._process
 
     def check_process(self) -> None:
@@ -142,7 +142,7 @@ class Inbox:
 
     @property
     def runs_here(self) -> bool:
-        """Whether this is the thread of the loop, which has not ended."""
+        """True if this is the thread of the loop, which has not ended."""
         return threading.get_ident() == self._thread and not self._ended
 
     def wait(self) -> None:

@@ -145,7 +145,7 @@ def test_the_engine_serves_on_when_memory_ends(of_head):
             return forward(batch)
 
         draw = random.Random(0)
-        runner.forward = short  # type: ignore[method-assign]
+        runner.forward = short  # type: ignore[method-assign]  # memory ends in it
         for _ in range(20):
             found = [
                 [g.token_ids for g in answers(engine, asked, greedy(40))],
@@ -157,7 +157,7 @@ def test_the_engine_serves_on_when_memory_ends(of_head):
             if len(happened) >= 20:
                 break
         assert len(happened) >= 20
-        runner.forward = forward  # type: ignore[method-assign]
+        runner.forward = forward  # type: ignore[method-assign]  # as it was
         del most
         stats = engine.stats()
     assert stats["free_tokens"] == stats["total_tokens"]
@@ -168,7 +168,7 @@ def test_one_that_needs_more_than_there_is_fails_alone(of_head):
     with sgl.Engine(model=folder, max_total_tokens=4096, step_tokens=512, dtype="float32", in_process=True) as engine:
         runner, forward = engine.core.runner, engine.core.runner.forward
         runner.forward = lambda batch: (  # type: ignore[assignment, method-assign]  # memory ends before
-            torch.empty(1 << 50, device="cuda") if any(len(r.tokens) == 777 for r in batch.requests) else forward(batch)  # type: ignore[return-value]
+            torch.empty(1 << 50, device="cuda") if any(len(r.tokens) == 777 for r in batch.requests) else forward(batch)  # type: ignore[return-value]  # the tensor never is
         )
         good, bad = prompts(3), prompts(1, prefix=776, own=1)
         first, error, *others = answers(engine, [good[0], *bad, *good[1:]], greedy())
