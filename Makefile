@@ -33,7 +33,7 @@ unit: $(VENV)/.dev $(VENV)/.model
 	$(PYTEST) --ignore=tests/lang --ignore=tests/test_protocol.py --ignore=tests/test_wire.py
 
 # What is random or repeated, many times more: hours.
-LONG := EXAMPLES=500 FUZZ=10000 HOSTILE_FILES=10000 KILLS=50 MASKBENCH=full PROGRAMS=3000 RANDOM_GRAMMARS=1000 RANDOM_SCHEMAS=1000 REQUESTS=500 RUNS=100 SAMPLES=2000 SOAK=20000 TYPE_SAMPLES=60 WIRE_FUZZ=10000 WIRE_RECORDS=1000
+LONG := ENGINES=100 EXAMPLES=500 FUZZ=10000 HOSTILE_FILES=10000 KILLS=50 MASKBENCH=full OPENAPI=300 PROGRAMS=3000 RANDOM_GRAMMARS=1000 RANDOM_SCHEMAS=1000 RAY_ROWS=500 REQUESTS=500 RUNS=100 SAMPLES=2000 SOAK=20000 STREAMS=200 TYPE_SAMPLES=60 WIRE_FUZZ=10000 WIRE_RECORDS=1000
 
 test-long: $(VENV)/.dev $(VENV)/.model
 	$(LONG:%=SGLANG_LITE_%) $(PYTEST)
@@ -52,12 +52,12 @@ $(BIN)/python:
 
 $(VENV)/.core: pyproject.toml | $(BIN)/python
 	@echo "Installing into $(VENV) (the first time takes a few minutes) …"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[local]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "Installing into $(VENV) (the first time takes a few minutes) …"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,openai,anthropic]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,openai,anthropic,server]'
 	@touch $@ $(VENV)/.core
 
 # The tests use no network: the default model is fetched here, once.

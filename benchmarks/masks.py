@@ -101,7 +101,7 @@ def measure(
     filler.fill(matchers, masks)  # in the step loop the first masks are known
     for _ in range(min(steps, *map(len, texts))):
         began = time.perf_counter()
-        late = set(filler.fill(matchers, masks, patience=PATIENCE, can_wait=lambda row: True))
+        late = set(filler.fill(matchers, masks, patience=PATIENCE))
         filled = time.perf_counter()
         late_rows += len(late)
         for row, (matcher, tokens) in enumerate(zip(matchers, waiting)):

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.backend.anthropic import Anthropic
     from sglang_lite.lang.backend.base_backend import BaseBackend
     from sglang_lite.lang.backend.openai import OpenAI
+    from sglang_lite.lang.backend.runtime_endpoint import Runtime, RuntimeEndpoint
     from sglang_lite.lang.backend.scripted import ScriptedBackend
     from sglang_lite.lang.choices import (
         greedy_token_selection,
@@ -99,6 +100,7 @@ _HOMES = {
     "lang.backend.anthropic": ("Anthropic",),
     "lang.backend.base_backend": ("BaseBackend",),
     "lang.backend.openai": ("OpenAI",),
+    "lang.backend.runtime_endpoint": ("Runtime", "RuntimeEndpoint"),
     "lang.backend.scripted": ("ScriptedBackend",),
     "lang.choices": (
         "greedy_token_selection", "token_length_normalized", "unconditional_likelihood_normalized",
@@ -118,8 +120,9 @@ __all__ = [  # written out, as type checkers read it
     "Anthropic", "BackendError", "BaseBackend", "BatchError", "CapabilityError", "Choices", "ConstraintError",
     "DownloadError", "Engine", "EngineClosedError", "EngineConfig", "Grammar", "ModelError", "Multi", "OpenAI",
     "OverloadedError", "ParameterError", "ProgramError", "ProgramState", "ProgramStateGroup", "RefusalError",
-    "Regex", "RequestAbortedError", "RequestTimeoutError", "SamplingParams", "ScriptedBackend", "SglError",
-    "TemplateError", "ToolCall", "ToolError", "TraceError", "UnknownVariableError", "ValueValidationError",
+    "Regex", "RequestAbortedError", "RequestTimeoutError", "Runtime", "RuntimeEndpoint", "SamplingParams",
+    "ScriptedBackend", "SglError", "TemplateError", "ToolCall", "ToolError", "TraceError", "UnknownVariableError",
+    "ValueValidationError",
     "__version__", "assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int",
     "gen_string", "get_server_info", "global_config", "grammar", "greedy_token_selection", "image", "select",
     "separate_reasoning", "set_default_backend", "system", "system_begin", "system_end", "token_length_normalized",

@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from sglang_lite.protocol import Constraint, Ebnf, Lark, ParameterError, Regex, SglError
@@ -34,6 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     check.add_argument("--best-effort", action="store_true", help="leave what can't be enforced of a schema to a check")
     check.set_defaults(run=_grammar)
+    serve = commands.add_parser("serve", help="serve a model over HTTP: SGLang's, OpenAI's and Anthropic's protocols")
+    _serve_flags(serve, sys.argv[1:] if arguments is None else arguments)
+    serve.set_defaults(run=_serve)
     warm = commands.add_parser("warm", help="load a model once, so that its GPU kernels are compiled and cached")
     warm.add_argument("--model", help="as Engine's; the default model without it")
     warm.set_defaults(run=_warm)
@@ -55,6 +59,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("sglang-lite: interrupted", file=sys.stderr)
         return 130
+
+
+def _serve_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Adds the flags of `serve`, where that is asked for: what they are made of takes a while to import."""
+    if "serve" not in arguments[:1]:
+        return
+    try:
+        import uvicorn  # noqa: F401 # which is needed when it starts
+
+        from sglang_lite.server import flags
+    except ModuleNotFoundError as error:
+        told = f"sglang-lite: {error}. The server needs more packages: pip install 'sglang-lite[server]'"
+        raise SystemExit(told) from error
+    flags.add(parser)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from sglang_lite.server import flags
+
+    settings, engine, several = flags.read(options)
+    if several.replicas or several.workers:
+        from sglang_lite.server import replicas
+
+        return replicas.serve(settings, engine, several, partial(print, flush=True))
+    from sglang_lite.server.app import serve
+
+    return serve(settings, engine)
 
 
 def _models(options: argparse.Namespace) -> int:
@@ -79,6 +110,9 @@ def _warm(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
+    from sglang_lite.runtime.installed import check_installed
+
+    check_installed("a measurement")
     from sglang_lite.bench.report import report
     from sglang_lite.bench.shapes import SHAPES
     from sglang_lite.bench.workloads import WORKLOADS

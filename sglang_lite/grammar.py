@@ -97,6 +97,7 @@ def check(constraint: ConstraintLike, model: str | Path | Engine | None = None) 
     Raises:
         ConstraintError: it is none.
         ModelError: there is no such model.
+        BackendError: what models need is not installed.
     """
     known = as_constraint(constraint)
     _engine(*_tokens(model))  # whose loading is not the constraint's
@@ -217,8 +218,10 @@ def _tokens(model: str | Path | Engine | None) -> tuple[Tokenizer | None, int | 
         if not hasattr(model, "tokenizer"):
             raise ParameterError("model", f"{type(model).__name__} is neither a name, a path nor an Engine.")
         return model.tokenizer, model.vocab_size
+    from sglang_lite.runtime.installed import check_installed
     from sglang_lite.runtime.models.resolve import resolve
 
+    check_installed("a model's tokenizer")
     tokenizer = _tokenizer_at(resolve(str(model)))
     return tokenizer, tokenizer.vocab_size
 

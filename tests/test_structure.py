@@ -66,6 +66,7 @@ MAY_WAIT = {
     "constraints/test_bad_constraints.py": "puts a clock that runs by hours in the place of the real one",
     "constraints/test_fuzz.py": "ends what hangs after 20 s on the CPU",
     "runtime/structured_output/test_compiler.py": "has a worker that waits for longer than it may compute",
+    "waiting.py": "looks again after a while, for a condition and not for a time",
     "test_structure.py": "names what the others may not use",
 }
 CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time", "setitimer", "thread_time"}

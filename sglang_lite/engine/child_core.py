@@ -16,11 +16,12 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sglang_lite.engine import switch_interval
@@ -65,7 +66,13 @@ from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
 from sglang_lite.runtime.core.inbox import in_a_copy, waits_for_itself
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
 from sglang_lite.runtime.core.request_builder import RequestBuilder
-from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest
+from sglang_lite.runtime.core.submission import (
+    GenerateRequest,
+    ProgramRequest,
+    SelectRequest,
+    check_kind,
+    check_nodes,
+)
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.output_builder import Sink
 from sglang_lite.runtime.resolved_params import LogitProcessor, shown
@@ -149,13 +156,14 @@ class ChildCore:
         ids = self._builder.prompt_ids(asked.prompt)
         params = self._builder.resolved(asked.params)
         tokens = self._builder.tokens(ids, params)
+        output = self._builder.output(asked.output_ids, len(tokens), params)
         processor = None if asked.logit_processor is None else _name_of(asked.logit_processor)
         number = next(self._ids)
         entry = OpenEntry(params.n)
         ticket = Ticket(partial(self._abort, number), lambda: entry.cached)
         message = Submit(
             number, tokens.tobytes(), asked.params, asked.constraint, asked.stream, asked.namespace, asked.priority,
-            processor,
+            processor, output.tobytes(),
         )  # fmt: skip
         self._begin(message, entry, lambda: self._requests.counted(sink, params.n, asked.rid, ticket))
         return ticket
@@ -173,6 +181,7 @@ class ChildCore:
     def open_program(self, sink: ProgramSink, *, stream: bool = False, namespace: str = "") -> _OpenProgram:
         """Opens a program: see `Engine.open_program`."""
         self.check_open()
+        check_kind("namespace", namespace, str)
         number = next(self._ids)
         self._begin(Open(number, stream, namespace), OpenEntry(), lambda: sink)
         return _OpenProgram(self, number)
@@ -190,8 +199,9 @@ class ChildCore:
         return Ticket(partial(self._abort, number))
 
     def extend(self, number: int, path: BranchPath, nodes: Sequence[Node]) -> None:
-        """Adds nodes to a branch of an open program."""
+        """Adds nodes to a branch of an open program: see `Player.extend`."""
         self.check_open()
+        check_nodes(nodes, path)
         refused = {i: error for i, error in self._builder.refused(nodes).items() if isinstance(nodes[i], Gen)}
         if refused:  # what they have may be of any type
             nodes = [_without_params(node) if i in refused else node for i, node in enumerate(nodes)]
@@ -222,8 +232,8 @@ class ChildCore:
 
     def checked_ids(self, asked: GenerateRequest) -> Sequence[int]:
         """The token ids of a prompt. Raises ParameterError: the request could not be run."""
-        ids = self._builder.prompt_ids(asked.prompt)
-        self._builder.tokens(ids, self._builder.resolved(asked.params))
+        ids, params = self._builder.prompt_ids(asked.prompt), self._builder.resolved(asked.params)
+        self._builder.output(asked.output_ids, len(self._builder.tokens(ids, params)), params)
         return ids
 
     def flushed(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
@@ -282,6 +292,17 @@ class ChildCore:
         name = self._ask("update_weights", path=there)
         self.model_name = path if name == there else name
         self.config, self._path = config, resolve(there, None)
+
+    def start_profile(self, folder: str, *, with_stack: bool = False, record_shapes: bool = False) -> None:
+        """Starts a profile: see `Engine.start_profile`."""
+        self.check_wait("start_profile")
+        options = {"with_stack": with_stack, "record_shapes": record_shapes}
+        self._ask("start_profile", path=folder, options=options)
+
+    def stop_profile(self) -> str:
+        """Ends the profile: see `Engine.stop_profile`."""
+        self.check_wait("stop_profile")
+        return str(self._ask("stop_profile"))
 
     def flush_cache(self) -> int:
         """Drops every cached prefix that no request is using; returns how many tokens that freed."""
@@ -350,9 +371,16 @@ class ChildCore:
     def _abort(self, number: int) -> None:
         self.send(Abort(number))
 
-    def _ask(self, what: Any, *, path: str = "", constraint: Constraint | None = None) -> Any:
+    def _ask(
+        self,
+        what: Any,
+        *,
+        path: str = "",
+        constraint: Constraint | None = None,
+        options: Mapping[str, bool] = MappingProxyType({}),
+    ) -> Any:
         number = next(self._ids)
-        data = frame([Ask(number, what, path, constraint)])
+        data = frame([Ask(number, what, path, constraint, dict(options))])
         with self._lock:
             self.check_open()
             future = self._events.ask(number, self._process)

@@ -31,6 +31,7 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime import messages
 from sglang_lite.runtime.config import FIELDS, EngineConfig, takes_fields
 from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest
+from sglang_lite.runtime.installed import check_installed
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.version import __version__
 
@@ -69,6 +70,7 @@ class Engine:
         if model is not None:
             config["model"] = os.fspath(model)
         settings = EngineConfig.make(**sglang_api.engine_settings(config))
+        check_installed("an engine")
         messages.set_level(settings.log_level)
         path = resolve(settings.model, settings.revision)
         started = time.perf_counter()
@@ -129,6 +131,7 @@ class Engine:
         priority: int = 0,
         logit_processor: LogitProcessor | None = None,
         rid: str | None = None,
+        output_ids: Sequence[int] = (),
     ) -> Ticket:
         """Starts a generation and returns at once.
 
@@ -145,13 +148,19 @@ class Engine:
             logit_processor: `(token_ids, logits) -> logits`, with the ids so far and float32 logits [vocab_size] that
                 it may change. Called for every token on the engine's thread, so all requests wait for it: slow.
             rid: a name for `abort`, which no other request may have at the time.
+            output_ids: the first ids of the output, which an earlier stream of the same request has brought. They count
+                as output in everything (positions of draws, penalties, limits, stops, grammar, usage), so with the same
+                seed the rest is what that stream would have brought. The first Delta is what was given; the Generation
+                is the whole, but for `output_logprobs`, which begin behind the given ids (`meta["continued_from"]`).
 
         Raises:
             ParameterError: a bad parameter, or a prompt that does not fit.
             OverloadedError: too many requests are waiting.
             EngineClosedError: the engine is closed.
         """
-        asked = GenerateRequest(prompt, params, constraint, stream, namespace, priority, logit_processor, rid)
+        asked = GenerateRequest(
+            prompt, params, constraint, stream, namespace, priority, logit_processor, rid, output_ids
+        )  # fmt: skip
         return self.core.submit(asked, self.core.flushed(sink, flush))
 
     def complete(
@@ -288,6 +297,7 @@ class Engine:
         rid: str | Sequence[str] | None = None,
         priority: int | Sequence[int] | None = None,
         cache_salt: str | Sequence[str] | None = None,
+        output_ids: Sequence[int] | Sequence[Sequence[int] | None] | None = None,
         stream: bool = False,
         **unsupported: object,  # SGLang's other parameters, which are refused by name where they are set
     ) -> Any:  # a dictionary, a list or an iterator of them: by the shape of the prompt, `n` and `stream`
@@ -306,6 +316,8 @@ class Engine:
             rid: the request's name, for `abort`; in a batch, one name makes name_0, name_1 …
             priority: higher ones first, where the engine's policy is "priority".
             cache_salt: requests with different ones never share cached prefixes.
+            output_ids: ids that an earlier stream of the same request has brought, a list for each prompt: it continues
+                there, as `submit` says. Set `sampling_seed` in both.
             stream: give an iterator.
 
         Returns:
@@ -324,7 +336,7 @@ class Engine:
             prompt, sampling_params, input_ids, return_logprob=return_logprob, logprob_start_len=logprob_start_len,
             top_logprobs_num=top_logprobs_num, token_ids_logprob=token_ids_logprob,
             return_text_in_logprobs=return_text_in_logprobs, custom_logit_processor=custom_logit_processor, rid=rid,
-            priority=priority, cache_salt=cache_salt, **unsupported,
+            priority=priority, cache_salt=cache_salt, output_ids=output_ids, **unsupported,
         )  # fmt: skip
         return offline.generate(self.core, calls, is_list=is_list, stream=stream)
 
@@ -343,6 +355,7 @@ class Engine:
         rid: str | Sequence[str] | None = None,
         priority: int | Sequence[int] | None = None,
         cache_salt: str | Sequence[str] | None = None,
+        output_ids: Sequence[int] | Sequence[Sequence[int] | None] | None = None,
         stream: bool = False,
         **unsupported: object,  # SGLang's other parameters, which are refused by name where they are set
     ) -> Any:  # a dictionary, a list or an iterator of them: by the shape of the prompt, `n` and `stream`
@@ -354,7 +367,7 @@ class Engine:
             prompt, sampling_params, input_ids, return_logprob=return_logprob, logprob_start_len=logprob_start_len,
             top_logprobs_num=top_logprobs_num, token_ids_logprob=token_ids_logprob,
             return_text_in_logprobs=return_text_in_logprobs, custom_logit_processor=custom_logit_processor, rid=rid,
-            priority=priority, cache_salt=cache_salt, **unsupported,
+            priority=priority, cache_salt=cache_salt, output_ids=output_ids, **unsupported,
         )  # fmt: skip
         return await offline.async_generate(self.core, calls, is_list=is_list, stream=stream)
 
@@ -421,6 +434,31 @@ class Engine:
         from sglang_lite.text.chat_template import JinjaTemplate
 
         return None if source is None else JinjaTemplate(source, self.tokenizer.special_tokens)
+
+    def start_profile(
+        self, output_dir: str | os.PathLike[str], *, with_stack: bool = False, record_shapes: bool = False
+    ) -> None:
+        """Starts a profile of the engine's steps (torch's profiler), with spans for each step, its prefill, decode and
+        masks; on a GPU as NVTX ranges, too. Steps are slower while it is taken, and its size grows with them.
+
+        Args:
+            output_dir: folder that takes the trace; it is made where there is none.
+            with_stack: with the lines of Python.
+            record_shapes: with the shapes of operands.
+
+        Raises:
+            ParameterError: one is being taken, or the folder can't be written.
+        """
+        folder = os.path.abspath(output_dir)
+        self.core.start_profile(folder, with_stack=with_stack, record_shapes=record_shapes)
+
+    def stop_profile(self) -> str:
+        """Ends the profile, and returns the path of its trace, which chrome://tracing and Perfetto show.
+
+        Raises:
+            ParameterError: none is being taken.
+        """
+        return self.core.stop_profile()
 
     def flush_cache(self) -> int:
         """Drops every cached prefix that no request is using; returns how many tokens that freed."""

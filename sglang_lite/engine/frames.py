@@ -41,7 +41,7 @@ class Start(_Message, frozen=True, tag="start"):
 
 
 class Submit(_Message, frozen=True, tag="submit"):
-    """A generation: `Engine.submit`. `ids` are int32, `processor` is "module:name"."""
+    """A generation: `Engine.submit`. `ids` and `output_ids` are int32, `processor` is "module:name"."""
 
     id: int
     ids: bytes
@@ -51,6 +51,7 @@ class Submit(_Message, frozen=True, tag="submit"):
     namespace: str
     priority: int
     processor: str | None
+    output_ids: bytes = b""
 
 
 class Score(_Message, frozen=True, tag="score"):
@@ -113,9 +114,10 @@ class Ask(_Message, frozen=True, tag="ask"):
     """A call that is answered once."""
 
     id: int
-    what: Literal["stats", "flush_cache", "update_weights", "compile"]
+    what: Literal["stats", "flush_cache", "update_weights", "compile", "start_profile", "stop_profile"]
     path: str = ""
     constraint: Constraint | None = None
+    options: dict[str, bool] = {}
 
 
 Command: TypeAlias = Start | Submit | Score | Open | Play | Extend | Drop | Close | Abort | Ask

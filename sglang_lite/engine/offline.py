@@ -31,6 +31,7 @@ class Running:
         calls: what is asked, one a prompt.
         is_list: the answer is a list.
         stream: events come as text comes.
+        flush: called there after `post`, once for all events that come together.
 
     Raises:
         ParameterError, OverloadedError, EngineClosedError: one of the prompts was refused, or has more samples than may
@@ -38,9 +39,17 @@ class Running:
     """
 
     def __init__(
-        self, engine: Core, post: Post, calls: Sequence[GenerateRequest], *, is_list: bool, stream: bool
+        self,
+        engine: Core,
+        post: Post,
+        calls: Sequence[GenerateRequest],
+        *,
+        is_list: bool,
+        stream: bool,
+        flush: Callable[[], object] | None = None,
     ) -> None:
         self._engine, self._post, self._is_list, self._stream = engine, post, is_list, stream
+        self._flush = flush
         self._answers: list[Answer] = []
         self._waiting: deque[tuple[int, GenerateRequest]] = deque()  # with the index of the call's first answer
         decode = partial(engine.tokenizer.decode, skip_special=False)
@@ -65,7 +74,8 @@ class Running:
         while self._waiting:
             first, call = self._waiting[0]
             try:
-                ticket = self._engine.submit(call, partial(_post, self._post, first))
+                sink = self._engine.flushed(partial(_post, self._post, first), self._flush)
+                ticket = self._engine.submit(call, sink)
             except OverloadedError:
                 if self._running:
                     return

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from sglang_lite.engine.connection import Connection
 from sglang_lite.engine.frames import Answer, Log, Progress, Report, Told, failure_of, frame
 from sglang_lite.program.nodes import Path
-from sglang_lite.protocol import Delta, ParameterError
+from sglang_lite.protocol import Delta, Generation, ParameterError
 
 MOST_LOGS = 1000  # that wait while the handle stands still
 _Stream = tuple[int, Path | None, int]  # submission, path of the node, sample
@@ -43,7 +43,7 @@ class Outgoing:
     """
     Args:
         connection: to the handle; nobody else sends on it.
-        interval_s: least time between two frames that have nothing but deltas.
+        interval_s: least time between two frames that have nothing but deltas, of streams that have begun.
     """
 
     def __init__(self, connection: Connection, interval_s: float) -> None:
@@ -52,6 +52,7 @@ class Outgoing:
         self._ready = threading.Condition(self._lock)
         self._unsent: list[Report | _Joined] = []
         self._streams: dict[_Stream, _Joined] = {}  # that an unsent delta may be joined to
+        self._begun: dict[int, set[_Stream]] = {}  # streams that something was sent of, by their submission
         self._logs = 0  # records that are unsent
         self._urgent = False  # something else than deltas is unsent
         self._flushed = self._closing = False
@@ -64,6 +65,10 @@ class Outgoing:
             event = told.event
             if isinstance(event, Delta):
                 stream = (told.id, told.path, event.index)
+                begun = self._begun.setdefault(told.id, set())
+                if stream not in begun:
+                    begun.add(stream)
+                    self._urgent = True
                 joined = self._streams.get(stream)
                 if joined is None:
                     joined = self._streams[stream] = _Joined(told)
@@ -71,7 +76,12 @@ class Outgoing:
                 else:
                     joined.deltas.append(event)
                 return
-            self._streams.pop((told.id, told.path, getattr(event, "index", 0)), None)
+            stream = (told.id, told.path, getattr(event, "index", 0))
+            self._streams.pop(stream, None)
+            begun = self._begun.get(told.id, set())
+            begun.discard(stream)
+            if not begun or (told.path is None and not isinstance(event, Generation)):  # an error ends all its streams
+                self._begun.pop(told.id, None)
             self._unsent.append(told)
             self._urgent = True
 

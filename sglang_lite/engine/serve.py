@@ -96,7 +96,7 @@ def main(descriptor: int) -> None:
     threading.Thread(target=_watch, args=(start.handle,), name="sglang_lite-watch", daemon=True).start()
     outgoing = Outgoing(connection, start.config["stream_interval_s"])
     _forward_logs(outgoing)
-    served = _Served(outgoing)
+    served = Served(outgoing)
     threading.Thread(target=served.read, args=(messages,), name="sglang_lite-read", daemon=True).start()
     try:
         core = _loaded(start, outgoing)
@@ -185,18 +185,25 @@ class _Submission:
     Args:
         number: the handle's, by which it is told of.
         last: events that end it: one, or one a sample.
+
+    Attributes:
+        ticket: since it was submitted; before, it waits for room.
+        again: what is called when there is room.
+        aborted: the handle wants it no more.
     """
 
     def __init__(self, number: int, last: int = 1) -> None:
         self.number, self.last = number, last
         self.ticket: Ticket | None = None
+        self.again: Callable[[], object]
+        self.aborted = False
 
     @property
     def cached_tokens(self) -> int:
         return -1 if self.ticket is None else self.ticket.cached_tokens
 
 
-class _Served:
+class Served:
     """Submissions and programs that the handle has open here. One thread calls it, but for the sinks.
 
     Args:
@@ -253,8 +260,8 @@ class _Served:
                 program.abort()
             case Abort():
                 found = self._open.get(message.id)
-                if found is not None and found.ticket is not None:
-                    found.ticket.abort()
+                if found is not None:
+                    self._abort(core, found)
             case Unreadable():
                 raise message.error
             case Ask():
@@ -263,36 +270,51 @@ class _Served:
     # -------------------------------------------------------------------------------------- submissions
 
     def _admit(
+        self, core: EngineCore, submission: _Submission, submit: Callable[[Callable[[Any], None]], Ticket]
+    ) -> None:
+        """Submits when there is room. The handle has counted what it submits, but programs take room here."""
+        self._open[submission.number] = submission
+        submission.again = partial(self._admit_again, core, submission, submit)
+        self._try(core, submission, submit, first=False)
+
+    def _admit_again(
+        self, core: EngineCore, submission: _Submission, submit: Callable[[Callable[[Any], None]], Ticket]
+    ) -> None:
+        if submission.aborted:
+            core.leave(submission.again)
+            return
+        try:
+            self._try(core, submission, submit, first=True)
+        except SglError as error:
+            self._fail(submission.number, error)
+
+    def _try(
         self,
         core: EngineCore,
         submission: _Submission,
         submit: Callable[[Callable[[Any], None]], Ticket],
         *,
-        first: bool = False,
+        first: bool,
     ) -> None:
-        """Submits when there is room. The handle has counted what it submits, but programs take room here."""
-        self._open[submission.number] = submission
+        """Submits, or waits for room. On the loop's thread it may be aborted by the reader's meanwhile: one of them
+        sees what the other has set."""
         try:
             submission.ticket = submit(self._sink(core, submission))
         except OverloadedError:
-            again = partial(self._admit_again, core, submission, submit)
-            submission.ticket = Ticket(partial(self._leave, core, submission, again))
-            core.wait_for_room(again, submission.last, first=first)
-
-    def _admit_again(
-        self, core: EngineCore, submission: _Submission, submit: Callable[[Callable[[Any], None]], Ticket]
-    ) -> None:
-        if submission.number not in self._open:  # aborted meanwhile
+            core.wait_for_room(submission.again, submission.last, first=first)
+            if submission.aborted:
+                core.leave(submission.again)
             return
-        try:
-            self._admit(core, submission, submit, first=True)
-        except SglError as error:
-            self._fail(submission.number, error)
+        if submission.aborted:
+            submission.ticket.abort()
 
-    def _leave(self, core: EngineCore, submission: _Submission, again: Callable[[], object]) -> None:
-        """Aborts what waits for room."""
-        self._fail(submission.number, RequestAbortedError("the request was aborted."))
-        core.leave(again)
+    def _abort(self, core: EngineCore, submission: _Submission) -> None:
+        submission.aborted = True  # before its ticket is read
+        if submission.ticket is not None:
+            submission.ticket.abort()
+        else:  # it waits for room
+            self._fail(submission.number, RequestAbortedError("the request was aborted."))
+            core.leave(submission.again)
 
     def _sink(self, core: EngineCore, submission: _Submission) -> Callable[[Any], None]:
         return core.flushed(partial(self._tell, submission), self._outgoing.flush)
@@ -331,6 +353,10 @@ class _Served:
                 case "update_weights":
                     core.update_weights(message.path)
                     value = core.model_name
+                case "start_profile":
+                    core.start_profile(message.path, **message.options)
+                case "stop_profile":
+                    value = core.stop_profile()
                 case "compile":  # no other call waits for that
                     assert message.constraint is not None
                     compiled = core.compiler.request(message.constraint)
@@ -359,11 +385,10 @@ def _refusal(failure: Failure) -> ParameterError:
 
 
 def _request(message: Submit) -> GenerateRequest:
-    ids = array("i")
-    ids.frombytes(message.ids)
+    ids, output_ids = array("i", message.ids), array("i", message.output_ids)
     return GenerateRequest(
         ids, message.params, message.constraint, message.stream, message.namespace, message.priority,
-        None if message.processor is None else _named(message.processor),
+        None if message.processor is None else _named(message.processor), output_ids=output_ids,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from sglang_lite.protocol import (
     JsonSchema,
     OverloadedError,
     ParameterError,
+    Prompt,
     Regex,
     RequestAbortedError,
     SamplingParams,
@@ -49,7 +50,7 @@ _RENAMED_VALUES = {
     "kv_cache_dtype": ("fp8_e4m3", "fp8"),
     "attention_backend": ("torch_native", "torch"),
 }
-_REVERSED = {
+REVERSED = {  # switches that turn off what a setting of ours turns on
     "disable_radix_cache": "prefix_cache",
     "disable_overlap_schedule": "overlap",
     "disable_cuda_graph": "cuda_graphs",
@@ -65,6 +66,11 @@ _NO_EQUIVALENT = {
 }
 
 
+def names_of(setting: str) -> list[str]:
+    """The names that SGLang's ServerArgs have for a setting of ours."""
+    return [name for name, ours in _RENAMED.items() if ours == setting]
+
+
 def engine_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords of an engine, with SGLang's ServerArgs of the same meaning translated to fields of EngineConfig.
 
@@ -73,7 +79,7 @@ def engine_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     settings: dict[str, Any] = {}
     for name, value in given.items():
-        ours = _RENAMED.get(name) or _REVERSED.get(name) or name
+        ours = _RENAMED.get(name) or REVERSED.get(name) or name
         if name in _NO_EQUIVALENT:
             raise ParameterError(name, "this engine has no such setting.", hint=_NO_EQUIVALENT[name])
         if name in _ALWAYS:
@@ -85,7 +91,7 @@ def engine_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         theirs, renamed = _RENAMED_VALUES.get(name, (None, None))
         if theirs is not None and value == theirs:
             value = renamed
-        settings[ours] = not value if name in _REVERSED else value
+        settings[ours] = not value if name in REVERSED else value
     return settings
 
 
@@ -106,6 +112,7 @@ def read_request(
     rid: str | Sequence[str] | None = None,
     priority: int | Sequence[int] | None = None,
     cache_salt: str | Sequence[str] | None = None,
+    output_ids: Sequence[int] | Sequence[Sequence[int] | None] | None = None,
     **others: object,
 ) -> tuple[list[GenerateRequest], bool]:
     """Reads a native request: one call for each prompt, and whether the answer is a list.
@@ -123,6 +130,7 @@ def read_request(
         rid: the request's name, for `abort`; in a batch, one name makes name_0, name_1 …
         priority: higher ones first, where the engine's policy is "priority".
         cache_salt: requests with different ones never share cached prefixes.
+        output_ids: of each prompt the ids that its output begins with; None for none.
 
     Raises:
         ParameterError: a bad or unknown field; or one of SGLang's that this engine does not support, and that is set.
@@ -145,6 +153,7 @@ def read_request(
     priorities = _each("priority", priority, count)
     salts = _each("cache_salt", cache_salt, count)
     rids = _rids(rid, count, is_list)
+    outputs: list[Any] = [output_ids] if not is_list else _each("output_ids", output_ids, count)
     calls = []
     for i in range(count):
         logprobs: dict[str, Any] = {}
@@ -163,6 +172,7 @@ def read_request(
                 priority=0 if priorities[i] is None else priorities[i],
                 logit_processor=_processor(processors[i]),
                 rid=rids[i],
+                output_ids=() if outputs[i] is None else outputs[i],
             )
         )
     return calls, is_list or any(call.samples != 1 for call in calls)
@@ -341,6 +351,7 @@ class Answer:
             meta,
             generation.prompt_logprobs,
             generation.output_logprobs,
+            generation,
         )
 
     def _answer(
@@ -352,6 +363,7 @@ class Answer:
         meta: Mapping[str, Any],
         prompt_logprobs: Sequence[TokenLogprob],
         output_logprobs: Sequence[TokenLogprob],
+        record: Generation | None = None,
     ) -> dict[str, Any]:
         info = {
             "id": self._call.rid,
@@ -364,7 +376,9 @@ class Answer:
         }
         if self._call.params.return_logprob is True:
             info |= self._logprob_fields(prompt_logprobs, output_logprobs)
-        answer = {"text": text, "output_ids": list(ids), "meta_info": info}
+        answer: dict[str, Any] = {"text": text, "output_ids": list(ids), "meta_info": info}
+        if record is not None and isinstance(self._call.prompt, Prompt):
+            answer["generation"] = record
         return answer if self._index is None else {**answer, "index": self._index}
 
     def _logprob_fields(self, prompt: Sequence[TokenLogprob], output: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -385,14 +399,17 @@ class Answer:
         return fields
 
     def _of_prompt(self, prompt: Sequence[TokenLogprob]) -> list[TokenLogprob]:
-        """Entries, one for each position from the start on; the first one says nothing but which token it is."""
+        """Entries, one for each position from the start on. Before a prompt's first token is nothing, so its entry says
+        no more than which it is."""
         params = self._call.params
         start = params.logprob_start_len
         if isinstance(start, Unset) or not 0 <= start < len(self._prompt_ids):
             return []
-        first = self._prompt_ids[start]
+        if start:
+            return list(prompt)
+        first = self._prompt_ids[0]
         text = self._decode((first,)) if params.return_text_in_logprobs is True else None
-        return [TokenLogprob(None, first, text), *prompt[min(start, 1) :]]
+        return [TokenLogprob(None, first, text), *prompt]
 
 
 def _finish(generation: Generation) -> dict[str, Any]:

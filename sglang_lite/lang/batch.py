@@ -10,9 +10,9 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from sglang_lite.lang.body_pool import AsyncBodyPool, BodyPool, Outcome, Report
+from sglang_lite.lang.body_pool import Outcome, Pool, PoolOnLoop, Report
 from sglang_lite.lang.checkpoint import BatchFile, batch_parts
 from sglang_lite.lang.execution.run import RunSettings
 from sglang_lite.lang.run_options import backend_of, settings_of
@@ -25,6 +25,19 @@ if TYPE_CHECKING:
 
 OnError: TypeAlias = Literal["raise", "return", "skip"]
 Item: TypeAlias = "tuple[Sequence[Any], dict[str, Any]]"  # positional and keyword arguments of a run
+
+
+class Cluster(Protocol):
+    """Engines elsewhere that run the items of a batch, as `sglang_lite.ray.RayOptions` says which."""
+
+    def identity(self) -> object:
+        """Data that its answers depend on, as a backend's."""
+
+    def rows(self, given: Any) -> Any:
+        """The items of a batch that were given, as a list."""
+
+    def pool(self, program: SglFunction, plan: BatchPlan, report: Report, *, held: bool) -> Pool:
+        """A pool that runs the items that are left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +59,11 @@ class BatchPlan:
     file: BatchFile | None
     known: Mapping[int, Outcome]
     progress: Progress | None
+
+    @property
+    def cluster(self) -> Cluster | None:
+        cluster: Cluster | None = self.options["cluster"]
+        return cluster
 
     @property
     def on_error(self) -> OnError:
@@ -83,6 +101,16 @@ def plan_of(
 ) -> BatchPlan:
     """Plan of a batch. Bad items and settings are refused here, before anything runs."""
     checkpoint, version, skip_damaged = options["checkpoint"], options["version"], options["skip_damaged"]
+    cluster = options["cluster"]
+    if cluster is not None:
+        if not hasattr(cluster, "pool"):
+            raise ParameterError(
+                "cluster", f"{cluster!r:.60} is no cluster.", hint="sglang_lite.ray.RayOptions says which.",
+                where=user_location(),
+            )  # fmt: skip
+        if options["backend"] is not None:
+            raise ParameterError("cluster", "has engines of its own.", hint="Leave backend out.", where=user_location())
+        batch_kwargs = cluster.rows(batch_kwargs)
     if isinstance(batch_kwargs, str) or not isinstance(batch_kwargs, Iterable):
         raise ParameterError("batch_kwargs", f"{batch_kwargs!r:.60} is not a list of arguments.", where=user_location())
     check_flags(**{name: options[name] for name in ("skip_damaged", "progress_bar", "generator_style", "ordered")})
@@ -94,7 +122,8 @@ def plan_of(
     if checkpoint is not None:
         if not isinstance(checkpoint, str | Path):
             raise ParameterError("checkpoint", f"{checkpoint!r:.60} is no path.", where=user_location())
-        parts = batch_parts(program.func, settings, backend_of(options), version)
+        identity = (backend_of(options) if cluster is None else cluster).identity()
+        parts = batch_parts(program.func, settings, identity, version)
         file = BatchFile(Path(checkpoint), program.name, parts, items, skip_damaged=skip_damaged)
     elif version is not None or skip_damaged:
         raise ParameterError(
@@ -118,7 +147,7 @@ def _item(program: SglFunction, index: int, item: Mapping[str, Any] | Sequence[A
     return tuple(item), program.bound(item, {}, what)
 
 
-def all_results(make_pool: Callable[[Report], BodyPool | AsyncBodyPool], plan: BatchPlan) -> dict[int, Outcome]:
+def all_results(make_pool: Callable[[Report], Pool], plan: BatchPlan) -> dict[int, Outcome]:
     """Runs a pool over the items that are left to the end. All outcomes, by index."""
     results = dict(plan.known)
     left = len(plan.items) - len(results)
@@ -146,9 +175,7 @@ def all_results(make_pool: Callable[[Report], BodyPool | AsyncBodyPool], plan: B
     return results
 
 
-def iterate(
-    make_pool: Callable[[Report], BodyPool | AsyncBodyPool], plan: BatchPlan
-) -> Generator[tuple[int, Outcome], None, None]:
+def iterate(make_pool: Callable[[Report], Pool], plan: BatchPlan) -> Generator[tuple[int, Outcome], None, None]:
     """Runs a pool (one whose runs are held) while the consumer asks: no more runs than the window are under way or
     finished and not asked for. Yields known outcomes, too."""
     finished: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
@@ -168,7 +195,7 @@ def iterate(
 
 
 async def aiterate(
-    make_pool: Callable[[Report], AsyncBodyPool], plan: BatchPlan
+    make_pool: Callable[[Report], PoolOnLoop], plan: BatchPlan
 ) -> AsyncGenerator[tuple[int, Outcome], None]:
     """`iterate` on the running event loop."""
     finished: asyncio.Queue[tuple[int, Outcome]] = asyncio.Queue()

@@ -30,6 +30,26 @@ class Call(Protocol):
     def run(self) -> ProgramState: ...
 
 
+class Pool(Protocol):
+    """Runs the items of a batch, and reports what becomes of each."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
+class PoolOnLoop(Protocol):
+    """A pool for the event loop that awaits `run`, on which it reports."""
+
+    async def run(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
 _STALL = 0.002  # seconds without an item taken, after which a pool grows
 
 
@@ -241,6 +261,37 @@ class AsyncBodyPool:
         self._report(index, outcome)
         if not self._held and self._room is not None:
             self._room.release()
+
+
+class AwaitedPool:
+    """A pool that reports on threads, for an event loop.
+
+    Args:
+        make_pool: makes it.
+        report: called on the loop.
+    """
+
+    def __init__(self, make_pool: Callable[[Report], Pool], report: Report) -> None:
+        self._pool = make_pool(self._reported)
+        self._report = report
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self) -> None:
+        """Runs everything, until it is cancelled."""
+        self._loop = asyncio.get_running_loop()
+        await asyncio.to_thread(self._pool.start)
+        await asyncio.Event().wait()
+
+    def _reported(self, index: int, outcome: Outcome) -> None:
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._report, index, outcome)
+
+    def stop(self) -> None:
+        self._pool.stop()
+
+    def release(self) -> None:
+        self._pool.release()
 
 
 def _stopped() -> RequestAbortedError:

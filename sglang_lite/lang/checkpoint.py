@@ -44,20 +44,19 @@ _HEAD = b'{"sglang_lite_batch": '  # what every line begins with
 _PYTHON = sys.implementation.cache_tag or sys.version  # whose code objects are compared
 
 
-def batch_parts(
-    function: object, settings: RunSettings, backend: BaseBackend, version: str | int | None
-) -> dict[str, str]:
+def batch_parts(function: object, settings: RunSettings, identity: object, version: str | int | None) -> dict[str, str]:
     """Digests of what the results of a batch depend on beside its items, by what they are of.
 
     Args:
         function: the program's body.
+        identity: of the backend.
         version: of the program, to be compared instead of its code and the values that it reads.
 
     Raises:
         ParameterError: the program reads something that can't be compared.
     """
     found = Fingerprint()
-    found.add("the backend", backend.identity())
+    found.add("the backend", identity)
     found.add("the setting seed", settings.seed)
     for name, value in given(settings.params).items():
         found.add(f"the setting {name}", value)
@@ -180,7 +179,7 @@ class BatchFile:
         if arguments != self._arguments[index]:
             raise self._refusal(number, f"item {index} has other arguments now.")
         try:
-            self.states[index] = _restored(entry)
+            self.states[index] = state_of(entry)
         except (ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
             raise self._refusal(number, f"its values can't be made again: {error!r}.") from error
         return True
@@ -194,16 +193,7 @@ class BatchFile:
         Raises:
             ProgramError: a variable has a value that can't be kept.
         """
-        branch = state.branch
-        entry = {
-            "index": index,
-            "arguments": self._arguments[index],
-            "text": branch.player.transcript.text(),
-            "messages": as_dicts(branch.player.transcript.messages),
-            "variables": {name: _variable(state, name, variable) for name, variable in branch.names.variables.items()},
-            "ret_value": _packed(state.ret_value, "the return value"),
-            "usage": msgspec.structs.asdict(branch.run.usage()),
-        }
+        entry = {"index": index, "arguments": self._arguments[index], **data_of(state)}
         with self._lock:
             if not self._file.closed:
                 self._write(entry)
@@ -213,6 +203,22 @@ class BatchFile:
         self._file.write(line.encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
+
+
+def data_of(state: ProgramState) -> dict[str, Any]:
+    """What is kept of a state that has been executed to the end, as JSON.
+
+    Raises:
+        ProgramError: a variable has a value that can't be kept.
+    """
+    branch = state.branch
+    return {
+        "text": branch.player.transcript.text(),
+        "messages": as_dicts(branch.player.transcript.messages),
+        "variables": {name: _variable(state, name, variable) for name, variable in branch.names.variables.items()},
+        "ret_value": _packed(state.ret_value, "the return value"),
+        "usage": msgspec.structs.asdict(branch.run.usage()),
+    }
 
 
 def _item_digest(index: int, item: Any) -> str:
@@ -246,8 +252,8 @@ def _variable(state: ProgramState, name: str, variable: Variable) -> dict[str, A
     return kept
 
 
-def _restored(entry: dict[str, Any]) -> ProgramState:
-    """A state that has what the line says, and nothing left to run."""
+def state_of(entry: Mapping[str, Any]) -> ProgramState:
+    """A state that has what `data_of` gave, and nothing left to run."""
     run = Run(BaseBackend(), RunSettings())
     run.body_open = False
     state = ProgramState(Branch(Player(run)))

@@ -12,8 +12,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from sglang_lite.lang import batch
 from sglang_lite.lang.backend.default import BackendLike, backend_for
-from sglang_lite.lang.batch import BatchPlan, Item, OnError
-from sglang_lite.lang.body_pool import AsyncBodyPool, BodyPool, Report
+from sglang_lite.lang.batch import BatchPlan, Cluster, Item, OnError
+from sglang_lite.lang.body_pool import AsyncBodyPool, AwaitedPool, BodyPool, Pool, PoolOnLoop, Report
 from sglang_lite.lang.call import Call, start_thread
 from sglang_lite.lang.execution.reading import finished
 from sglang_lite.lang.execution.run import RunSettings, current_run
@@ -245,6 +245,7 @@ class SglFunction(BaseProgram):
         checkpoint: str | Path | None = None,
         version: str | int | None = None,
         skip_damaged: bool = False,
+        cluster: Cluster | None = None,
     ) -> Any:
         """Runs the program once for each item.
 
@@ -265,6 +266,8 @@ class SglFunction(BaseProgram):
             version: of the program: compared instead of its code and what it reads, where those can't be compared or
                 have changed without a meaning.
             skip_damaged: run the items of damaged lines of the file again, instead of refusing it.
+            cluster: engines of other machines to run on instead of a backend: `sglang_lite.ray.RayOptions`. States have
+                then what a checkpoint keeps of them.
 
         Returns:
             The states in the order of the items, executed to the end.
@@ -330,17 +333,24 @@ class SglFunction(BaseProgram):
         options = with_seed({**_RUN_DEFAULTS, **{name: given[name] for name in _BATCH_DEFAULTS}})
         return batch.plan_of(self, batch_kwargs, options, _RUN_DEFAULTS)
 
-    def _pool(self, plan: BatchPlan, report: Report, *, held: bool) -> BodyPool | AsyncBodyPool:
+    def _pool(self, plan: BatchPlan, report: Report, *, held: bool) -> Pool:
         """A pool for the items of a batch that are left."""
+        if plan.cluster is not None:
+            return plan.cluster.pool(self, plan, batch.saving(report, plan.file), held=held)
         if self.is_async:
-            return self._async_pool(plan, report, held=held)
+            return self._body_pool(plan, report, held=held)
 
         def call(item: Item) -> Call:
             return self._call(item[0], item[1], plan.options, plan.settings)
 
         return BodyPool(call, plan.left, plan.window, batch.saving(report, plan.file), held=held)
 
-    def _async_pool(self, plan: BatchPlan, report: Report, *, held: bool) -> AsyncBodyPool:
+    def _async_pool(self, plan: BatchPlan, report: Report, *, held: bool) -> PoolOnLoop:
+        if plan.cluster is not None:
+            return AwaitedPool(functools.partial(self._pool, plan, held=held), report)
+        return self._body_pool(plan, report, held=held)
+
+    def _body_pool(self, plan: BatchPlan, report: Report, *, held: bool) -> AsyncBodyPool:
         async def body(item: Item) -> ProgramState:
             call = self._call(item[0], item[1], plan.options, plan.settings)
             await call.arun()

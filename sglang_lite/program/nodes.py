@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, TypeAlias
+from types import NoneType
+from typing import Any, Final, Literal, TypeAlias, get_args
 
-from sglang_lite.errors import Location, ParameterError
+from sglang_lite.errors import Location, ParameterError, shown
 from sglang_lite.protocol import UNSET, Constraint, SamplingParams, Unset
 from sglang_lite.protocol.prompt import Image
 from sglang_lite.protocol.record import Record, Variant
@@ -92,6 +93,17 @@ def not_addable(operator: str, value: object, where: Location | None = None) -> 
     return ParameterError(operator, f"{kind} can't be added to a program.", hint=hint, where=where)
 
 
+_NAMES: Final = (str, NoneType)
+_CONSTRAINTS: Final = get_args(Constraint)
+_CONSTRAINTS_OR_NONE: Final = (NoneType, *_CONSTRAINTS)
+
+
+def _wrong(node: BaseNode, name: str, wanted: str) -> ParameterError:
+    """The error of a node that has something of another type."""
+    told = f"of a {type(node).__name__} is {wanted}, not {shown(getattr(node, name))}."
+    return ParameterError(name, told, where=node.where)
+
+
 class BaseNode(Variant, Expression, frozen=True, kw_only=True, eq=False):
     """Base of all nodes. Two that say the same are equal, wherever they stand.
 
@@ -132,6 +144,10 @@ class Text(BaseNode, frozen=True, eq=False):
     ids: tuple[int, ...] | None = None
     special: bool = True
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise _wrong(self, "text", "a text")
+
 
 class ImagePart(BaseNode, frozen=True, eq=False):
     """An image.
@@ -149,11 +165,19 @@ class TurnBegin(BaseNode, frozen=True, eq=False):
 
     role: str
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.role, str):
+            raise _wrong(self, "role", "a text")
+
 
 class TurnEnd(BaseNode, frozen=True, eq=False):
     """The end of a turn; the open turn must be of this role. The template's text comes after it."""
 
     role: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.role, str):
+            raise _wrong(self, "role", "a text")
 
 
 class ScopeBegin(BaseNode, frozen=True, eq=False):
@@ -161,11 +185,19 @@ class ScopeBegin(BaseNode, frozen=True, eq=False):
 
     name: str
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise _wrong(self, "name", "a text")
+
 
 class ScopeEnd(BaseNode, frozen=True, eq=False):
     """The end of a scope: its variable has its text."""
 
     name: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise _wrong(self, "name", "a text")
 
 
 class Gen(BaseNode, frozen=True, eq=False):
@@ -180,6 +212,14 @@ class Gen(BaseNode, frozen=True, eq=False):
     params: SamplingParams = SamplingParams()
     constraint: Constraint | None = None
     held: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, _NAMES):
+            raise _wrong(self, "name", "a text or None")
+        if not isinstance(self.params, SamplingParams):
+            raise _wrong(self, "params", "SamplingParams")
+        if not isinstance(self.constraint, _CONSTRAINTS_OR_NONE):
+            raise _wrong(self, "constraint", "a constraint or None")
 
 
 class Select(BaseNode, frozen=True, eq=False):
@@ -201,6 +241,12 @@ class Select(BaseNode, frozen=True, eq=False):
     unconditional: bool = False
     special: bool = True
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, _NAMES):
+            raise _wrong(self, "name", "a text or None")
+        if not isinstance(self.choices, tuple) or not all(isinstance(choice, str) for choice in self.choices):
+            raise _wrong(self, "choices", "a tuple of texts")
+
 
 class GrammarBegin(BaseNode, frozen=True, eq=False):
     """The start of a grammar: all text from here on, `text` before it, is in the language of a constraint. Choices that
@@ -209,6 +255,12 @@ class GrammarBegin(BaseNode, frozen=True, eq=False):
 
     constraint: Constraint
     text: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.constraint, _CONSTRAINTS):
+            raise _wrong(self, "constraint", "a constraint")
+        if not isinstance(self.text, str):
+            raise _wrong(self, "text", "a text")
 
 
 class GrammarEnd(BaseNode, frozen=True, eq=False):
@@ -219,6 +271,11 @@ class Fork(BaseNode, frozen=True, eq=False):
     """Branches that continue from here, beside what follows, each with the nodes that are known of it."""
 
     branches: tuple[tuple[Node, ...], ...]
+
+    def __post_init__(self) -> None:
+        for branch in self.branches if isinstance(self.branches, tuple) else (None,):
+            if not isinstance(branch, tuple) or not all(isinstance(node, BaseNode) for node in branch):
+                raise _wrong(self, "branches", "a tuple of tuples of nodes")
 
     def __repr__(self) -> str:
         return super().__repr__() if any(self.branches) else f"Fork({len(self.branches)})"

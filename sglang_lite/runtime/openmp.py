@@ -31,7 +31,10 @@ def bound_spinning() -> bool:
         return True
     if "torch" in sys.modules:
         return False
-    torch = importlib.util.find_spec("torch")
+    try:
+        torch = importlib.util.find_spec("torch")
+    except ImportError:  # a finder of the caller's refuses it
+        torch = None
     if torch is not None and torch.origin is not None:
         folder = Path(torch.origin).parent
         for library in (*folder.glob("lib/libgomp*"), *folder.parent.glob("torch.libs/libgomp*")):

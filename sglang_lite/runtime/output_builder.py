@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_lite.protocol import ConstraintError, Delta, Generation, SglError, TokenLogprob, Usage
+from sglang_lite.protocol import ConstraintError, Delta, Generation, ParameterError, SglError, TokenLogprob, Usage
 from sglang_lite.runtime.resolved_params import ResolvedParams
 from sglang_lite.runtime.structured_output.base import Matcher, NumberSoFar
 from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
@@ -51,6 +51,7 @@ class OutputBuilder:
         prompt_logprobs: of the prompt, so far as they are computed.
         forced_tokens: those that the grammar left no choice about and that took no step each.
         taken: tokens that were looked at as text.
+        given: how many of the output's first ids were given, as an earlier stream has brought them.
     """
 
     def __init__(
@@ -68,6 +69,8 @@ class OutputBuilder:
         self.prompt_logprobs: list[TokenLogprob] = []
         self.forced_tokens = 0
         self.taken = 0
+        self.given = 0
+        self._replaying = False
         self._request_id, self._tokenizer = request_id, tokenizer
         self._decoder = IncrementalDecoder(tokenizer, skip_special=params.skip_special_tokens)
         self._stops = StopMatcher(params.stop, params.stop_regex)
@@ -132,13 +135,18 @@ class OutputBuilder:
         """
         if self.matcher is None or self.params.return_logprob:
             return [], None
+        return self._append(self._forced(most), masked=masked)
+
+    def _forced(self, most: int) -> list[int]:
+        assert self.matcher is not None
         try:
             forced = self.matcher.forced()[: max(most, 0)]
         except Exception as error:  # a library's
             raise _engine_failed(self.matcher, error) from error
+        return forced if len(forced) > 1 else []
+
+    def _append(self, forced: list[int], *, masked: bool) -> tuple[list[int], Finish | None]:
         finish: Finish | None = None
-        if len(forced) < 2:
-            return [], None
         for count, token in enumerate(forced, 1):
             finish = self.take_masked(token) if masked else self.take((token,), None)
             if finish is not None:
@@ -146,6 +154,72 @@ class OutputBuilder:
                 break
         self.forced_tokens += len(forced)
         return forced, finish
+
+    # ------------------------------------------------------------------------------------------- continuing
+
+    def replayed(
+        self, given: Sequence[int], most: int, matcher: Matcher | None, *, jump: bool, masked: bool
+    ) -> tuple[OutputBuilder, list[int], Finish | None]:
+        """Another builder that has taken the ids an output begins with, as this one would have: for any thread.
+
+        Jumps are taken where they were: what follows is then what would have followed.
+
+        Args:
+            most: tokens that the output may have.
+            matcher: at the beginning of its grammar.
+            jump: tokens that the grammar forces are appended as a whole.
+            masked: the grammar alone has to see them.
+
+        Returns:
+            It, the tokens of a jump that the ids break off in, and how the last one of all ends the output.
+
+        Raises:
+            ParameterError: the grammar does not allow an id, or the output ends before the last one.
+        """
+        output = OutputBuilder(
+            self._request_id, self._tokenizer, self.params, self.ends, self.sink, stream=self.stream
+        )  # fmt: skip
+        output.matcher, output.given, output._replaying = matcher, len(given), True
+        forced, finish = output._replay(given, most, jump=jump, masked=masked)
+        output._replaying = False
+        return output, forced, finish
+
+    def _replay(self, given: Sequence[int], most: int, *, jump: bool, masked: bool) -> tuple[list[int], Finish | None]:
+        at = 0
+        while True:
+            forced, finish = self._jump_along(given, at, most, masked=masked) if jump else ([], None)
+            at += len(forced)
+            if at >= len(given) or finish is not None:
+                break
+            try:
+                finish = self.take_masked(given[at]) if masked else self.take((given[at],), None)
+            except ConstraintError as error:
+                raise ParameterError(
+                    "output_ids", f"{given[at]} at index {at} can't be: {error}", hint="Give the ids of one output."
+                ) from error
+            at += 1
+            if finish is not None:
+                break
+        if at < len(given):
+            assert finish is not None
+            by = "its grammar" if finish.matched is None else repr(finish.matched)
+            raise ParameterError(
+                "output_ids", f"the output ends with index {at - 1} (by {by}), and {len(given) - at:,} ids follow."
+            )
+        return forced[len(forced) - (at - len(given)) :], finish
+
+    def _jump_along(self, given: Sequence[int], at: int, most: int, *, masked: bool) -> tuple[list[int], Finish | None]:
+        """`jump` after the first `at` of the ids; none where the ids continue differently."""
+        if self.matcher is None or self.params.return_logprob:
+            return [], None
+        coming = self._forced(most - at)
+        known = given[at : at + len(coming)]
+        return self._append(coming, masked=masked) if coming[: len(known)] == list(known) else ([], None)
+
+    def tell_given(self) -> None:
+        """Sends what was given as the first delta, where deltas are wanted: a continued stream tells the whole."""
+        if self.stream and self._text:
+            self._send("".join(self._text))
 
     def stop_tokens(self) -> NDArray[np.bool_]:
         """The tokens [vocab_size] that can complete a stop string: those that have the last byte of one."""
@@ -188,7 +262,7 @@ class OutputBuilder:
         written, logprobs = output, self._logprobs
         if number is not None:
             number.close()
-            written, logprobs = output[: number.tokens], logprobs[: number.tokens]
+            written, logprobs = output[: number.tokens], logprobs[: max(number.tokens - self.given, 0)]
             rest = number.take()
         else:
             if isinstance(finish.matched, int):  # a token, which is kept if it is wanted and is text
@@ -200,7 +274,11 @@ class OutputBuilder:
         elif params.include_stop:
             self._add(self._stops.matched_text)
         text = "".join(self._text)
-        chosen = {} if self.matcher is None else {"constraint_backend": self.matcher.engine.name}
+        meta: dict[str, object] = {"num_retractions": retractions}
+        if self.matcher is not None:
+            meta["constraint_backend"] = self.matcher.engine.name
+        if self.given:
+            meta["continued_from"] = self.given
         return Generation(
             text=text,
             token_ids=output,
@@ -210,7 +288,7 @@ class OutputBuilder:
             usage=usage,
             output_logprobs=tuple(logprobs),
             prompt_logprobs=tuple(map(self._with_text, self.prompt_logprobs)),
-            meta={"num_retractions": retractions, **chosen},
+            meta=meta,
         )
 
     def _add(self, text: str) -> None:
@@ -218,12 +296,15 @@ class OutputBuilder:
         if not text:
             return
         self._text.append(text)
-        if self.stream:
-            count = len(self._unsent) if self._number is None else self._number.tokens - self._sent
-            ids, self._unsent = tuple(self._unsent[:count]), self._unsent[count:]
-            logprobs = tuple(self._logprobs[self._sent : self._sent + len(ids)]) if self._logprobs else ()
-            self._sent += len(ids)
-            self.tell(Delta(text, ids, logprobs))
+        if self.stream and not self._replaying:
+            self._send(text)
+
+    def _send(self, text: str) -> None:
+        count = len(self._unsent) if self._number is None else self._number.tokens - self._sent
+        ids, self._unsent = tuple(self._unsent[:count]), self._unsent[count:]
+        known, self._sent = self._sent, self._sent + len(ids)
+        first, end = max(known - self.given, 0), max(self._sent - self.given, 0)  # those of given ids are not known
+        self.tell(Delta(text, ids, tuple(self._logprobs[first:end])))
 
     def _with_text(self, logprob: TokenLogprob) -> TokenLogprob:
         if not self.params.return_text_in_logprobs:

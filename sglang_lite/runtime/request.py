@@ -8,11 +8,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from sglang_lite.protocol import Generation, ModelError, TokenLogprob, Usage
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.store import SlotHandle
 from sglang_lite.runtime.output_builder import Finish, OutputBuilder
 from sglang_lite.runtime.resolved_params import LogitProcessor, ResolvedParams
+from sglang_lite.runtime.structured_output.base import Matcher
 
 
 class State(enum.Enum):
@@ -51,6 +54,14 @@ class Look(enum.IntEnum):
     DRAWS = 4  # all, as text, and as its draws need more than the sampling table and masks
 
 
+class Pace(enum.IntEnum):
+    """When the tokens of a request are looked at that nothing but its stream wants to see."""
+
+    NONE = 0  # never
+    AT_ONCE = 1  # the first one
+    NOW_AND_THEN = 2  # those that follow
+
+
 @dataclass(eq=False, slots=True)
 class Request:
     """
@@ -73,6 +84,8 @@ class Request:
         priority: higher ones are admitted first, where the policy says so.
         retractions: how often it was put back.
         passed_over: how many later requests were admitted before it.
+        given: how many ids of its output `tokens` began with: those that an earlier stream has brought.
+        paced: its deltas need not be told at every step, unless each of its tokens is looked at anyway.
         follow: makes of its result the request that continues in its slot, or None; called on the loop's thread.
     """
 
@@ -94,6 +107,8 @@ class Request:
     priority: int = 0
     retractions: int = 0
     passed_over: int = 0
+    given: int = 0
+    paced: bool = False
     follow: Callable[[Generation], Request | None] | None = None
     submitted_at: float = field(default_factory=time.perf_counter)
     started_at: float = 0.0
@@ -111,16 +126,46 @@ class Request:
     @property
     def look(self) -> Look:
         """Selection of its new tokens that the host must look at."""
+        return self._look(self.output.matcher)
+
+    def _look(self, matcher: Matcher | None) -> Look:
         p, output = self.params, self.output
-        if output.matcher is not None and p.plain and self.processor is None:
+        if matcher is not None and p.plain and self.processor is None:
             others = output.stream or p.stop or p.stop_regex or p.stop_token_ids or p.min_tokens or p.return_logprob
             return Look.DRAWS if others else Look.GRAMMAR
-        if output.matcher is not None or not p.plain or p.return_logprob or self.processor is not None:
+        if matcher is not None or not p.plain or p.return_logprob or self.processor is not None:
             return Look.DRAWS
         unclear = any(stop[-1] == "\ufffd" for stop in p.stop)  # which no byte spells
-        if output.stream or unclear or p.stop_regex or p.stop_token_ids:
+        if (output.stream and not self.paced) or unclear or p.stop_regex or p.stop_token_ids:
             return Look.TEXT
         return Look.STOPS if p.stop else Look.ENDS
+
+    def resume(self, matcher: Matcher | None, *, jump: bool) -> None:
+        """Brings its output to the end of the ids that it was given, before it is submitted: off the loop's thread, as
+        it may take long.
+
+        Args:
+            matcher: at the beginning of its grammar.
+            jump: tokens that the grammar forces are appended as a whole.
+
+        Raises:
+            ParameterError: no output begins with these ids.
+        """
+        output, forced, ending = self.output.replayed(
+            self.tokens[self.prompt_len :].tolist(),
+            self.limit - self.prompt_len,
+            matcher,
+            jump=jump and self.processor is None,
+            masked=self._look(matcher) is Look.GRAMMAR,
+        )
+        if forced:
+            self.tokens = np.concatenate((self.tokens, np.array(forced, dtype=np.int32)))
+        self.output, self.ending = output, ending
+
+    @property
+    def repeats(self) -> bool:
+        """Its last token may have to be computed again, as the mask for the next one was late."""
+        return self.output.matcher is not None
 
     def untaken(self, known: Ints) -> Sequence[int]:
         """Tokens of the request that were not looked at."""

@@ -75,8 +75,18 @@ class JinjaTemplate:
             raise TemplateError(f"{name} is not valid: {_said(error)}") from error
         self._turn = lru_cache(maxsize=256)(self._find_turn)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = False,
+        **variables: object,
+    ) -> str:
         """The whole conversation as text.
+
+        Args:
+            add_generation_prompt: with the beginning of an answer.
+            variables: that the template may read: `tools`, `enable_thinking` …
 
         Raises:
             TemplateError: the template refused these messages, failed, or does or writes too much.
@@ -84,7 +94,9 @@ class JinjaTemplate:
         try:
             with self._metered():
                 return self._template.render(
-                    messages=list(messages), add_generation_prompt=add_generation_prompt, **self._special_tokens
+                    **{**variables, **self._special_tokens},
+                    messages=list(messages),
+                    add_generation_prompt=add_generation_prompt,
                 )
         except Exception as error:  # templates are foreign code: whatever they raise is a template's failure
             roles = [m["role"] for m in messages]

@@ -69,6 +69,14 @@ def format_of(model_type: str) -> Format:
     return known
 
 
+def model_type_of(template: str) -> str | None:
+    """The key of FORMATS for a model's chat template; None where it shows no reasoning."""
+    if "<think>" in template and "</think>" in template:
+        return "qwen3"
+    others = (name for name, known in FORMATS.items() if known.start != _THINK.start)
+    return next((n for n in others if FORMATS[n].start.strip() in template and FORMATS[n].end in template), None)
+
+
 def reasoned(model_type: str, answer: Constraint, between: str | None = None) -> Constraint:
     """Reasoning as a model marks it, then an answer that is constrained.
 

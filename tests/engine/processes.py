@@ -14,8 +14,13 @@ def children(module="sglang_lite.engine.serve"):
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # a thread that has ended
             pids = (task / "children").read_text().split()
-            found += [int(pid) for pid in pids if module in (Path("/proc") / pid / "cmdline").read_text()]
+            found += [int(pid) for pid in pids if runs(pid, module)]
     return found
+
+
+def runs(pid, module):
+    """Whether a process runs a module."""
+    return module in Path(f"/proc/{pid}/cmdline").read_text()
 
 
 def marked(mark):
@@ -56,3 +61,20 @@ def ended(pid):
 def descriptors():
     """What this process has open."""
     return len(os.listdir("/proc/self/fd"))
+
+
+def idle(pid):
+    """Waits until all threads of a process wait, and have computed nothing since the look before."""
+    last = None
+    while True:
+        stats = [file.read_text().rpartition(")")[2].split() for file in Path(f"/proc/{pid}/task").glob("*/stat")]
+        spent = [stat[11:13] for stat in stats] if all(stat[0] == "S" for stat in stats) else None
+        if spent is not None and spent == last:
+            return
+        last = spent
+        sum(range(5_000_000))
+
+
+def resident(pid):
+    """Bytes of memory that a process has."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

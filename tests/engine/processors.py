@@ -31,6 +31,19 @@ def hanging(ids, logits):
     threading.Event().wait()
 
 
+def loses_device(ids, logits):
+    """From now on each step fails as it does where a kernel has faulted: CUDA gives no answer but that any more."""
+    import torch
+
+    from sglang_lite.runtime.executor.cpu_runner import CpuRunner
+
+    def forward(self, batch):
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    CpuRunner.forward = forward  # type: ignore[method-assign]  # as a device does
+    return logits
+
+
 class Instance:
     def __call__(self, ids, logits):
         return logits

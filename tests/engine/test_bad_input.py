@@ -8,7 +8,20 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.errors import SglError
-from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, GrammarEnd, Join, Program, Select, Text
+from sglang_lite.program.nodes import (
+    Fork,
+    Gen,
+    GrammarBegin,
+    GrammarEnd,
+    Join,
+    Program,
+    ScopeBegin,
+    ScopeEnd,
+    Select,
+    Text,
+    TurnBegin,
+    TurnEnd,
+)
 from sglang_lite.protocol import (
     Delta,
     Ebnf,
@@ -23,6 +36,7 @@ from sglang_lite.protocol import (
     Span,
     Usage,
 )
+from sglang_lite.runtime.core.submission import MOST_QUEUED
 from tests.engine.collector import Collector
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -246,10 +260,50 @@ ERRORS = {
     "generate processor": lambda e: e.generate("ab", custom_logit_processor="x"),
     "generate surrogate": lambda e: e.generate("a\ud800", {"max_new_tokens": 3}),
     "async generate": gathered("", {"max_new_tokens": 3}),
+    "constraint kind": lambda e: e.complete("ab", GREEDY, "a+"),
+    "choice kind": lambda e: e.select("ab", ["a", 7]),
+    "choices text": lambda e: e.select("ab", "cd"),
+    "select prompt kind": lambda e: e.select(7, ["a"]),
+    "select namespace": told(lambda e, s: e.submit_select("ab", ["a"], sink=s, namespace=7)),
+    "program prompt kind": program(Gen("x", GREEDY), prompt=7),
+    "program namespace": program(Gen("x", GREEDY), namespace=7),
+    "program node kind": program(odd("c"), Gen("x", GREEDY)),
+    "open namespace": lambda e: e.open_program(sink=Collector(), namespace=7),
+    "open node kind": opened(((), (Gen("x", GREEDY), odd("c")))),
+    "extend path": opened((odd("a"), (Gen("x", GREEDY),))),
+    "extend path kind": opened((odd(("a",)), (Gen("x", GREEDY),))),
+    "too many nodes": opened(((), (Text("c"), Gen("x", GREEDY))), ((), (Text("c"),) * (MOST_QUEUED + 1))),
+    "too many nodes of a program": program(*(Text("c"),) * (MOST_QUEUED + 1)),
     "weights": lambda e: e.update_weights("/nowhere/to/be/found"),
     "weights kind": lambda e: e.update_weights(7),
     "encode": lambda e: e.encode("ab"),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Text(odd(7)), "text: of a Text is a text, not 7"),
+        (lambda: Gen(odd(7)), "name: of a Gen is a text or None, not 7"),
+        (lambda: Gen("x", odd({"max_tokens": 3})), "params: of a Gen is SamplingParams, not {'max_tokens': 3}"),
+        (lambda: Gen("x", constraint=odd("a+")), r"constraint: of a Gen is a constraint or None, not 'a\+'"),
+        (lambda: Select(odd(7), ("a",)), "name: of a Select"),
+        (lambda: Select("x", odd("ab")), "choices: of a Select is a tuple of texts, not 'ab'"),
+        (lambda: Select("x", odd(("a", 7))), "choices: of a Select"),
+        (lambda: GrammarBegin(odd("a")), "constraint: of a GrammarBegin"),
+        (lambda: GrammarBegin(Regex("a"), odd(b"a")), "text: of a GrammarBegin"),
+        (lambda: TurnBegin(odd(None)), "role: of a TurnBegin"),
+        (lambda: TurnEnd(odd(None)), "role: of a TurnEnd"),
+        (lambda: ScopeBegin(odd(None)), "name: of a ScopeBegin"),
+        (lambda: ScopeEnd(odd(None)), "name: of a ScopeEnd"),
+        (lambda: Fork(odd(2)), "branches: of a Fork is a tuple of tuples of nodes, not 2"),
+        (lambda: Fork((odd(["c"]),)), "branches: of a Fork"),
+        (lambda: Fork(((odd("c"),),)), "branches: of a Fork"),
+    ],
+)
+def test_a_node_with_something_of_another_type_is_refused_where_it_is_made(make, message):
+    with pytest.raises(sgl.ParameterError, match=message):
+        make()
 
 
 @pytest.mark.parametrize("name", ERRORS)
@@ -260,24 +314,12 @@ def test_both_forms_refuse_the_same_with_the_same_words(own, here, name):
 
 # Of types that no checker lets through. The forms may differ in words: what runs here finds out where it is used.
 WRONG = {
-    "constraint kind": lambda e: e.complete("ab", GREEDY, "a+"),
-    "choice kind": lambda e: e.select("ab", ["a", 7]),
-    "select prompt kind": lambda e: e.select(7, ["a"]),
-    "select namespace": told(lambda e, s: e.submit_select("ab", ["a"], sink=s, namespace=7)),
-    "program choice kind": program(Select("x", odd(("a", 7)))),
-    "program prompt kind": program(Gen("x", GREEDY), prompt=7),
-    "program text kind": program(Text(odd(7)), Gen("x", GREEDY)),
-    "program name kind": program(Gen(odd(7), GREEDY)),
-    "program constraint kind": program(Gen("x", GREEDY, odd("a"))),
-    "program namespace": program(Gen("x", GREEDY), namespace=7),
     "namespace surrogate": told(lambda e, s: e.submit("ab", GREEDY, sink=s, namespace="\ud800")),
     "stop surrogate": bad_params(stop=("\ud800",)),
     "priority huge": told(lambda e, s: e.submit("ab", GREEDY, sink=s, priority=2**70)),
     "program surrogate": program(Text("a\ud800"), Gen("x", GREEDY)),
     "program prompt surrogate": program(Gen("x", GREEDY), prompt="a\ud800"),
     "open surrogate": opened(((), (Text("\ud800"),))),
-    "open kind": opened(((), (Gen("x", GREEDY), Text(odd(7))))),
-    "extend path": opened((("a",), (Gen("x", GREEDY),))),
     "open fork params object": opened(((), (Fork(((Gen("x", forced(stop=object())),),)),))),
     "params of a fork that cross": opened(((), (Fork(((Gen("x", forced(stop=7)),),)),))),
 }  # fmt: skip

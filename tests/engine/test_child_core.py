@@ -27,6 +27,7 @@ from sglang_lite.protocol import (
 )
 from tests.engine import processes, processors
 from tests.engine.collector import Collector
+from tests.waiting import until
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True)
@@ -406,7 +407,7 @@ def test_a_reader_that_stands_still_loses_nothing(own):
     before = threading.active_count()
     for sink in sinks:
         own.submit("ab", middling, sink=sink, stream=True)
-    wait_until_idle(*processes.children())
+    processes.idle(*processes.children())
     assert not any(sink.events for sink in sinks)
     go.set()
     for sink in sinks:
@@ -513,18 +514,5 @@ def test_a_stream_that_the_collector_finds_while_somebody_submits_stops_nobody(o
         for each in other:
             engine.abort(f"other{id(each)}")
         assert {type(each.end()) for each in other} <= {sgl.RequestAbortedError}
-        while engine.stats()["running"]:
-            pass
+        until(lambda engine=engine: not engine.stats()["running"])
         assert isinstance(engine.complete("ab", GREEDY), Generation)
-
-
-def wait_until_idle(pid):
-    """Waits until a process has computed nothing between two looks at it, with the work of other threads between."""
-    last = None
-    while True:
-        with open(f"/proc/{pid}/stat") as file:
-            spent = file.read().rpartition(")")[2].split()[11:13]
-        if spent == last:
-            return
-        last = spent
-        sum(range(30_000_000))

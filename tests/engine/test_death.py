@@ -17,12 +17,14 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.program.nodes import Gen, Program
 from sglang_lite.protocol import EngineClosedError, Generation, SamplingParams
-from tests.engine import load, processes
+from tests.engine import load, processes, processors
 from tests.engine.collector import Collector
 from tests.engine.conftest import SETTINGS
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 KILLS = int(os.environ.get("SGLANG_LITE_KILLS", "3"))
+ENGINES = int(os.environ.get("SGLANG_LITE_ENGINES", "4"))
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True)
 
@@ -125,7 +127,7 @@ def test_an_engine_that_restarts_has_the_weights_that_were_set_last(folders, mar
 def test_engines_one_after_the_other_leave_nothing_behind(folders, mark):
     """Closed, dropped, dropped in a cycle, and left with requests open."""
     before = None
-    for i in range(max(4, KILLS * 2 // 5)):
+    for i in range(ENGINES):
         engine = sgl.Engine(folders[0], **SETTINGS)
         sink = Collector()
         engine.submit("ab", LONG, sink=sink, stream=True)
@@ -154,6 +156,91 @@ def test_engines_one_after_the_other_leave_nothing_behind(folders, mark):
         before = after
 
 
+def test_engines_beside_each_other_answer_and_leave_nothing_behind(folders, mark):
+    before = processes.descriptors(), len(processes.children())
+    engines = [sgl.Engine(folders[0], **SETTINGS) for _ in range(max(2, ENGINES // 8))]
+    sinks = [Collector() for _ in engines]
+    for engine, sink in zip(engines, sinks):
+        engine.submit("ab", GREEDY, sink=sink, stream=True)
+    assert len({sink.end().text for sink in sinks}) == 1
+    for engine in engines[::-2] + engines[-2::-2]:
+        engine.close()
+    processes.gone(mark)
+    assert (processes.descriptors(), len(processes.children())) == before
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_device_that_is_lost_ends_the_process_and_fails_each_request_once(folders, mark, restart):
+    with sgl.Engine(folders[0], **{**SETTINGS, "max_running": 32}, restart=restart) as engine:
+        expected = engine.complete("ab", GREEDY).text
+        pid = engine_of(mark)
+        sinks = [Collector() for _ in range(12)]
+        for sink in sinks:
+            engine.submit("ab", LONG, sink=sink, stream=True)
+        program = Collector()
+        engine.run_program("ab", Program((Gen("x", LONG),)), sink=program)
+        sinks[0].begun()
+        last = Collector()
+        engine.submit("ab", LONG, logit_processor=processors.loses_device, sink=last)
+        for sink in (*sinks, program, last):
+            error = sink.end()
+            assert isinstance(error, EngineClosedError)
+            assert "CUDA error: an illegal memory access" in str(error)
+        processes.ended(pid)
+        if restart:
+            assert answered(engine) == expected
+        else:
+            with pytest.raises(EngineClosedError, match="ended with status 1"):
+                engine.complete("ab", GREEDY)
+
+
+def answered(engine):
+    """The answer of an engine that restarts: what is asked before its end is seen fails with it."""
+    while True:
+        with contextlib.suppress(EngineClosedError):
+            return engine.complete("ab", GREEDY).text
+
+
+STOPPED = """
+import json, sys
+import sglang_lite as sgl
+from sglang_lite.protocol import Delta, SamplingParams
+from tests.engine.collector import Collector
+
+engine = sgl.Engine(sys.argv[1], **json.loads(sys.argv[2]))
+params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+sinks = [Collector() for _ in range(16)]
+for sink in sinks:
+    engine.submit("ab", params, sink=sink, stream=True)
+for sink in sinks:
+    sink.begun()
+print("begun", flush=True)
+texts = {sink.end().text for sink in sinks}
+texts |= {"".join(each.text for each in sink.events if isinstance(each, Delta)) for sink in sinks}
+tokens = sum(len(each.token_ids) for sink in sinks for each in sink.events if isinstance(each, Delta))
+print(json.dumps([len(texts), tokens, sum(len(sink.events) for sink in sinks)]))
+"""
+
+
+def test_a_parent_that_is_stopped_loses_nothing_and_costs_its_engine_no_memory(folders, mark):
+    settings = json.dumps({**SETTINGS, "max_running": 32, "max_total_tokens": 8_000})
+    command = [sys.executable, "-c", STOPPED, folders[0], settings]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "begun\n"
+        os.kill(parent.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, parent.pid, os.WSTOPPED | os.WNOWAIT)
+        (engine,) = (pid for pid in processes.marked(mark) if processes.runs(pid, "sglang_lite.engine.serve"))
+        before = processes.resident(engine)
+        processes.idle(engine)  # it has generated all that was asked for, and nobody reads it
+        grown = processes.resident(engine) - before
+        os.kill(parent.pid, signal.SIGCONT)
+        texts, tokens, events = json.loads(parent.stdout.read())
+    assert (texts, tokens) == (1, 16 * 400)
+    assert events < tokens / 2  # joined
+    assert grown < 32 << 20
+
+
 OTHERS: set[threading.Thread] = set()
 
 
@@ -168,8 +255,7 @@ def interrupted(engine, call):
     """Makes a call, and presses Ctrl-C when its request runs."""
 
     def press():
-        while engine.stats()["running"] == 0:
-            pass
+        until(lambda: engine.stats()["running"])
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=press)
@@ -197,8 +283,7 @@ def waits(s):
 )
 def test_ctrl_c_ends_what_is_waited_for_and_nothing_else(own, call):
     interrupted(own, call)
-    while own.stats()["running"]:
-        pass
+    until(lambda: not own.stats()["running"])
     assert isinstance(own.complete("ab", GREEDY), Generation)
     assert own.stats()["waiting"] == 0
 
@@ -209,6 +294,5 @@ def test_ctrl_c_in_a_reading_cancels_its_program(own, read):
     interrupted(own, lambda e: read(state))
     with pytest.raises(sgl.RequestAbortedError):
         state["x"]
-    while own.stats()["running"]:
-        pass
+    until(lambda: not own.stats()["running"])
     assert isinstance(own.complete("ab", GREEDY), Generation)

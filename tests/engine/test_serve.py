@@ -1,13 +1,17 @@
 """The engine's process by itself: it ends with its line, whatever comes over that, and whoever else holds it."""
 
 import os
+import threading
 from dataclasses import asdict
 
 import pytest
 
 from sglang_lite.engine.child_process import ChildProcess
-from sglang_lite.engine.frames import HEADER, MOST_BYTES, Abort, Start, frame
+from sglang_lite.engine.frames import HEADER, MOST_BYTES, Abort, Start, Submit, frame
+from sglang_lite.engine.serve import Served
+from sglang_lite.protocol import OverloadedError, SamplingParams
 from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.core.open_requests import Ticket
 from tests.engine import processes
 
 START = frame([Start(0, asdict(EngineConfig()), "/nowhere", os.getpid())])
@@ -75,3 +79,69 @@ def test_what_it_prints_is_kept_for_who_asks_why():
     assert said.startswith("ended with status 7. Its last output:\n")
     assert said.endswith("\nlast words")
     assert len(said) < 220_000
+
+
+class FullCore:
+    """It has no room when it is asked for the first time. While it is asked for the second time, its caller is told to
+    abort what waits."""
+
+    def __init__(self, room):
+        self.room, self.asked = room, 0
+        self.waits, self.submitting, self.told = threading.Event(), threading.Event(), threading.Event()
+        self.waiting, self.ended = [], []
+
+    def flushed(self, sink, flush):
+        return sink
+
+    def submit(self, asked, sink):
+        self.asked += 1
+        if self.asked == 2:
+            self.submitting.set()
+            assert self.told.wait(60)
+            if self.room:
+                return Ticket(lambda: self.ended.append(asked))
+        raise OverloadedError("full.")
+
+    def wait_for_room(self, call, count, *, first):
+        self.waiting.append(call)
+        self.waits.set()
+
+    def leave(self, call):
+        self.waiting = [each for each in self.waiting if each is not call]
+
+
+class Told:
+    def __init__(self):
+        self.messages = []
+
+    def post(self, message):
+        self.messages.append(message)
+
+    put = post
+
+    def flush(self):
+        pass
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_an_abort_that_comes_while_room_is_given_ends_what_gets_it(room):
+    """Else the request would run, and nobody would see it."""
+    core, outgoing = FullCore(room), Told()
+    served = Served(outgoing)  # type: ignore[arg-type]  # it is told, and sends nothing
+
+    def messages():
+        yield Submit(1, b"\x05\x00\x00\x00", SamplingParams(), None, False, "", 0, None)
+        assert core.submitting.wait(60)
+        yield Abort(1)
+        core.told.set()
+
+    served.begin(core)  # type: ignore[arg-type]  # it has what is called here
+    reader = threading.Thread(target=served.read, args=(messages(),))
+    reader.start()
+    assert core.waits.wait(60)
+    core.waiting.pop()()  # as the loop does when there is room
+    reader.join()
+    assert len(core.ended) == room
+    assert core.waiting == []
+    (told,) = outgoing.messages
+    assert (told.id, told.event.type, told.ends) == (1, "RequestAbortedError", True)

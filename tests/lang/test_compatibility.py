@@ -113,6 +113,20 @@ SIGNATURES = {
     "lang.tracer:TracingScope": "tracer_state",
     "lang.tracer:trace_program": "program, arguments, backend",
     "lang.tracer:extract_prefix_by_tracing": "program, backend",
+    "lang.backend.runtime_endpoint:RuntimeEndpoint": ("base_url, api_key=None, verify=None, chat_template_name=None"),
+    "lang.backend.runtime_endpoint:RuntimeEndpoint.start_profile": "",
+    "lang.backend.runtime_endpoint:RuntimeEndpoint.stop_profile": "",
+    "lang.backend.runtime_endpoint:Runtime": "log_level='error', launch_timeout=300.0, **kwargs",
+    "lang.backend.runtime_endpoint:Runtime.shutdown": "",
+    "lang.backend.runtime_endpoint:Runtime.cache_prefix": "prefix",
+    "lang.backend.runtime_endpoint:Runtime.get_tokenizer": "",
+    "lang.backend.runtime_endpoint:Runtime.async_generate": "prompt, sampling_params=None",
+    "lang.backend.runtime_endpoint:Runtime.generate": (
+        "prompt, sampling_params=None, return_logprob=False, logprob_start_len=None, top_logprobs_num=None, "
+        "lora_path=None, session_id=None"
+    ),
+    "lang.backend.runtime_endpoint:Runtime.encode": "prompt",
+    "lang.backend.runtime_endpoint:Runtime.get_server_info": "",
     "lang.backend.base_backend:BaseBackend": "",
     "lang.backend.base_backend:BaseBackend.get_model_name": "",
     "lang.backend.base_backend:BaseBackend.get_chat_template": "",
@@ -147,15 +161,17 @@ SIGNATURES = {
 }
 
 TOP_LEVEL = (
-    "Anthropic", "Engine", "OpenAI", "__version__", "assistant", "assistant_begin", "assistant_end", "flush_cache",
-    "function", "gen", "gen_int", "gen_string", "get_server_info", "global_config", "greedy_token_selection", "image",
-    "select", "separate_reasoning", "set_default_backend", "system", "system_begin", "system_end",
-    "token_length_normalized", "unconditional_likelihood_normalized", "user", "user_begin", "user_end", "video",
+    "Anthropic", "Engine", "OpenAI", "Runtime", "RuntimeEndpoint", "__version__", "assistant", "assistant_begin",
+    "assistant_end", "flush_cache", "function", "gen", "gen_int", "gen_string", "get_server_info", "global_config",
+    "greedy_token_selection", "image", "select", "separate_reasoning", "set_default_backend", "system",
+    "system_begin", "system_end", "token_length_normalized", "unconditional_likelihood_normalized", "user",
+    "user_begin", "user_end", "video",
 )  # fmt: skip
-NOT_YET = ("RuntimeEndpoint", "Runtime", "LiteLLM", "VertexAI", "Crusoe", "ServerArgs")
+NOT_YET = ("LiteLLM", "VertexAI", "Crusoe", "ServerArgs")
 MODULES = {
     "lang.api": "function gen gen_int gen_string select image video system user assistant set_default_backend",
     "lang.backend.base_backend": "BaseBackend",
+    "lang.backend.runtime_endpoint": "Runtime RuntimeEndpoint",
     "lang.chat_template": (
         "ChatTemplate ChatTemplateStyle register_chat_template register_chat_template_matching_function "
         "get_chat_template get_chat_template_by_model_path chat_template_registry matching_function_registry"

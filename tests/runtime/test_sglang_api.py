@@ -16,6 +16,7 @@ from sglang_lite.protocol import Ebnf, Generation, JsonSchema, Regex, SamplingPa
 from sglang_lite.runtime.core.submission import GenerateRequest
 from tests.runtime import scripted
 from tests.runtime.models.tiny import VOCAB, save
+from tests.waiting import until
 
 GREEDY = {"temperature": 0, "max_new_tokens": 8}
 FOR_EVER = {"max_new_tokens": 400, "ignore_eos": True}
@@ -112,7 +113,7 @@ def test_fields_are_for_all_prompts_or_one_for_each():
     assert calls[1].params == SamplingParams()
 
 
-def test_input_logprobs_begin_with_a_null():
+def test_input_logprobs_begin_with_a_null_where_nothing_is_before_them():
     entry = TokenLogprob(-1.0, 5, "e", top=((-0.5, 6, "f"),))
     for start, reported in ((0, 3), (1, 3), (2, 2), (3, 1)):
         params = SamplingParams(
@@ -120,9 +121,9 @@ def test_input_logprobs_begin_with_a_null():
         )
         answer = Answer(GenerateRequest("", params, rid="r"), [3, 4, 5, 5], None, lambda ids: f"<{ids[0]}>")
         meta = answer.take(Generation("", prompt_logprobs=(entry,) * reported))["meta_info"]
-        first = [3, 4, 5, 5][start]
-        assert meta["input_token_logprobs"] == [(None, first, f"<{first}>")] + [(-1.0, 5, "e")] * (3 - start)
-        assert meta["input_top_logprobs"] == [None] + [[(-0.5, 6, "f")]] * (3 - start)
+        nothing = [(None, 3, "<3>")] if start == 0 else []
+        assert meta["input_token_logprobs"] == nothing + [(-1.0, 5, "e")] * reported
+        assert meta["input_top_logprobs"] == [None] * len(nothing) + [[(-0.5, 6, "f")]] * reported
         assert "input_token_ids_logprobs" not in meta
 
 
@@ -502,8 +503,7 @@ class Held:
     def ends_in(self, engine):
         """The number of tokens, once nothing runs any more."""
         self.left.set()
-        while engine.stats()["running"] or engine.stats()["waiting"]:
-            pass
+        until(lambda: not engine.stats()["running"] and not engine.stats()["waiting"])
         return self.tokens
 
 

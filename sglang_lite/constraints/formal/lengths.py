@@ -8,7 +8,9 @@ from sglang_lite.constraints.formal.nodes import (
     CharSet,
     Concat,
     Intersection,
+    Language,
     Node,
+    Ref,
     Repeat,
     Text,
     alternation,
@@ -44,6 +46,34 @@ def lengths(node: Node) -> Lengths:
             highs = [high for _, high in each if high is not None]
             return max(low for low, _ in each), min(highs, default=None)
     return 0, None
+
+
+def longest_forced(language: Language) -> int:
+    """Characters of the longest text that the language may leave no choice about. References count as one."""
+    longest = 0
+
+    def least(node: Node) -> int:
+        """Characters of a text of the node that are no choice among characters."""
+        nonlocal longest
+        match node:
+            case Text(text):
+                found = len(text)
+            case Ref():
+                found = 1
+            case Concat(parts):
+                found = sum(map(least, parts))
+            case Alternation(options):
+                found = min(map(least, options))
+            case Repeat(inner, count, _):
+                found = least(inner) * count
+            case _:
+                found = 0
+        longest = max(longest, found)
+        return found
+
+    for rule in language.rules.values():
+        least(rule)
+    return longest
 
 
 def limited(node: Node, least: int, most: int | None) -> Node | None:

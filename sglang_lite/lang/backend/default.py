@@ -12,12 +12,12 @@ from sglang_lite.lang.global_config import global_config
 from sglang_lite.protocol import ParameterError
 
 if TYPE_CHECKING:
-    from sglang_lite import Engine
+    from sglang_lite import Engine, Runtime
 
 logger = logging.getLogger("sglang_lite")
 _starting = threading.Lock()
 if TYPE_CHECKING:
-    BackendLike: TypeAlias = BaseBackend | Engine
+    BackendLike: TypeAlias = BaseBackend | Engine | Runtime
 else:
     BackendLike = BaseBackend  # for `typing.get_type_hints`: the language imports no engine
 
@@ -31,10 +31,10 @@ os.register_at_fork(after_in_child=_forget)  # a thread that is not in the copy 
 
 
 def as_backend(value: object) -> BaseBackend:
-    """A backend for what the user gave: a backend, or an engine.
+    """A backend for what the user gave: a backend, an engine, or a server that was started.
 
     Raises:
-        ParameterError: it is neither.
+        ParameterError: it is none of these.
     """
     if isinstance(value, BaseBackend):
         return value
@@ -42,6 +42,9 @@ def as_backend(value: object) -> BaseBackend:
         from sglang_lite.lang.backend.local import LocalBackend
 
         return LocalBackend(value)
+    endpoint = getattr(value, "endpoint", None)  # of a Runtime
+    if isinstance(endpoint, BaseBackend):
+        return endpoint
     raise ParameterError(
         "backend", f"a {type(value).__name__} is no backend.", hint="Give an sgl.Engine or a BaseBackend."
     )

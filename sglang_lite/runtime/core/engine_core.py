@@ -15,11 +15,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
+import torch
 
 from sglang_lite.protocol import (
+    BackendError,
     Constraint,
     ConstraintError,
     EngineClosedError,
+    ParameterError,
     RequestAbortedError,
     Selection,
     SglError,
@@ -29,10 +32,11 @@ from sglang_lite.runtime.core.capacity import capacity_of
 from sglang_lite.runtime.core.choice_scoring import ChoiceScoring
 from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
+from sglang_lite.runtime.core.profiling import Profile
 from sglang_lite.runtime.core.program_player import Player, ProgramSink
 from sglang_lite.runtime.core.request_builder import RequestBuilder
 from sglang_lite.runtime.core.step_loop import StepLoop
-from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest
+from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest, check_kind
 from sglang_lite.runtime.executor import make_runner
 from sglang_lite.runtime.executor.sampler import SamplingTable
 from sglang_lite.runtime.kv_cache.eviction import EVICTION
@@ -112,12 +116,12 @@ class EngineCore:
         )
         self.loop = StepLoop(
             self.scheduler, runner, sampling, loaded.eos_ids, loaded.vocab_size, MaskFiller(threads),
-            overlap=config.overlap, jump=config.jump_forward == "safe",
+            overlap=config.overlap, jump=config.jump_forward == "safe", stream_interval_s=config.stream_interval_s,
         )  # fmt: skip
         self.runner = runner
         self.builder = RequestBuilder(
             loaded.name, loaded.tokenizer, loaded.vocab_size, loaded.eos_ids, longest, config.seed,
-            all_special=config.special_tokens_in_roles,
+            all_special=config.special_tokens_in_roles, paced=config.stream_interval_s > 0,
         )  # fmt: skip
         self.open = OpenRequests(config.max_queued + sizes.max_running)
         self._encoder = encoder or ThreadPoolExecutor(_ENCODE_THREADS, "sglang_lite-encode")
@@ -125,6 +129,7 @@ class EngineCore:
             self.loop, self.builder, self.open, self.compiler, self._encoder, self.tokenizer
         )  # fmt: skip
         self._closed = False
+        self._profile: Profile | None = None
 
     # ------------------------------------------------------------------------------- what can be submitted
 
@@ -134,7 +139,9 @@ class EngineCore:
         asked.check()
         ids = self.builder.prompt_ids(asked.prompt)
         params = self.builder.resolved(asked.params)
-        requests = self.builder.build(ids, params, sink, stream=asked.stream, namespace=asked.namespace)
+        requests = self.builder.build(
+            ids, params, sink, stream=asked.stream, namespace=asked.namespace, given=asked.output_ids
+        )  # fmt: skip
         ticket = Ticket(partial(_abort, self.loop, requests), partial(_cached, requests))
         counted = self.open.counted(sink, len(requests), asked.rid, ticket)
         self.open.count("requests_submitted", len(requests))
@@ -142,10 +149,10 @@ class EngineCore:
             request.output.sink = partial(_indexed, counted, index) if index else counted
             request.priority, request.processor = asked.priority, asked.logit_processor
         if asked.constraint is None:
-            _start(self.loop, requests)
+            _start(self._parts, requests)
         else:
             compiled = self.compiler.request_all({asked.constraint})
-            compiled.add_done_callback(partial(_start_constrained, self.loop, requests, asked.constraint))
+            compiled.add_done_callback(partial(_start_constrained, self._parts, requests, asked.constraint))
         return ticket
 
     def submit_select(self, asked: SelectRequest, sink: Callable[[Selection | SglError], None]) -> Ticket:
@@ -172,6 +179,7 @@ class EngineCore:
     def open_program(self, sink: ProgramSink, *, stream: bool = False, namespace: str = "") -> Player:
         """Opens a program: see `Engine.open_program`."""
         self.check_open()
+        check_kind("namespace", namespace, str)
         self.open.count("programs_opened")
         return Player(self._parts, self.builder.log(""), sink, stream=stream, namespace=namespace)
 
@@ -207,8 +215,8 @@ class EngineCore:
         Raises:
             ParameterError: the request could not be run.
         """
-        ids = self.builder.prompt_ids(asked.prompt)
-        self.builder.tokens(ids, self.builder.resolved(asked.params))
+        ids, params = self.builder.prompt_ids(asked.prompt), self.builder.resolved(asked.params)
+        self.builder.output(asked.output_ids, len(self.builder.tokens(ids, params)), params)
         return ids
 
     def flushed(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
@@ -269,6 +277,34 @@ class EngineCore:
 
         self.loop.inbox.call(update)
 
+    def start_profile(self, folder: str, *, with_stack: bool = False, record_shapes: bool = False) -> None:
+        """Starts a profile: see `Engine.start_profile`."""
+        self.check_wait("start_profile")
+
+        def start() -> None:
+            if self._profile is not None:
+                raise ParameterError("profile", "one is being taken.", hint="Stop it first.")
+            device = torch.device(self.runner.model.device)
+            profile = Profile(folder, device, with_stack=with_stack, record_shapes=record_shapes)
+            profile.start()
+            self._profile, self.loop.span = profile, profile.span
+
+        self.loop.inbox.call(start)
+
+    def stop_profile(self) -> str:
+        """Ends the profile, and returns the path of its trace: see `Engine.stop_profile`."""
+        self.check_wait("stop_profile")
+
+        def stop() -> Profile:
+            profile, self._profile = self._profile, None
+            if profile is None:
+                raise ParameterError("profile", "none is being taken.", hint="Start one first.")
+            self.loop.unmark()
+            profile.stop()
+            return profile
+
+        return self.loop.inbox.call(stop).write()
+
     def flush_cache(self) -> int:
         """Drops every cached prefix that no request is using; returns how many tokens that freed."""
         self.check_wait("flush_cache")
@@ -310,9 +346,26 @@ class EngineCore:
             self.thread.join()
 
 
-def _start(loop: StepLoop, requests: Sequence[Request]) -> None:
+def _start(parts: EngineParts, requests: Sequence[Request], grammar: CompiledGrammar | None = None) -> None:
     for request in requests:
+        if request.given:
+            try:
+                parts.encoder.submit(_resume, parts.loop, request, grammar)
+            except RuntimeError:  # its threads have ended
+                parts.loop.fail(request, EngineClosedError("the engine is closed."))
+            continue
+        if grammar is not None:
+            request.output.matcher = grammar.matcher()
+        parts.loop.submit(request)
+
+
+def _resume(loop: StepLoop, request: Request, grammar: CompiledGrammar | None) -> None:
+    try:
+        request.resume(None if grammar is None else grammar.matcher(), jump=loop.jump)
         loop.submit(request)
+    except Exception as error:  # whatever it is, nobody looks at what the pool's future has
+        failure = error if isinstance(error, SglError) else BackendError(f"the output can't be continued: {error!r}")
+        loop.fail(request, failure)
 
 
 def _abort(loop: StepLoop, requests: Sequence[Request]) -> None:
@@ -325,20 +378,17 @@ def _cached(requests: Sequence[Request]) -> int:
 
 
 def _start_constrained(
-    loop: StepLoop,
+    parts: EngineParts,
     requests: Sequence[Request],
     constraint: Constraint,
     compiled: Future[dict[Constraint, CompiledGrammar]],
 ) -> None:
     try:
-        grammar = compiled.result()[constraint]
-        for request in requests:
-            request.output.matcher = grammar.matcher()
-        _start(loop, requests)
+        _start(parts, requests, compiled.result()[constraint])
     except Exception as error:  # even a grammar engine's failure must end the requests, not vanish in the pool
         failure = error if isinstance(error, SglError) else ConstraintError(f"no mask can be made: {error!r}")
         for request in requests:
-            loop.fail(request, copy(failure))  # programs add their own places to it
+            parts.loop.fail(request, copy(failure))  # programs add their own places to it
 
 
 def _indexed(sink: Sink, index: int, event: Event) -> None:

@@ -44,12 +44,15 @@ def _tried(command: Callable[[], object]) -> None:
 
 class Inbox:
     """
+    Args:
+        interrupt: called when a command has come: the loop may be waiting for something else. Takes no lock.
+
     Attributes:
         closing: the loop was told to end; read and written on its thread.
         crash: what ended the loop, if that was no `close`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, interrupt: Callable[[], object] = lambda: None) -> None:
         self.closing = False
         self.crash: BaseException | None = None
         self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
@@ -57,6 +60,7 @@ class Inbox:
         self._ended = False  # takes no more commands; under the lock
         self._process = os.getpid()
         self._thread: int | None = None  # that runs the commands
+        self._interrupt = interrupt
 
     # ------------------------------------------------------------------------------------- any thread
 
@@ -98,7 +102,11 @@ class Inbox:
         with self._lock:
             if self._ended:
                 raise EngineClosedError("the engine is closed.") from self.crash
-            self._commands.put(command)
+            self._put(command)
+
+    def _put(self, command: Callable[[], object]) -> None:
+        self._commands.put(command)
+        self._interrupt()
 
     def call(self, command: Callable[[], T]) -> T:
         """Runs `command` on the loop's thread and returns its result.
@@ -125,11 +133,11 @@ class Inbox:
     def later(self, command: Callable[[], object]) -> None:
         """`tell` without a lock: whoever collects garbage calls it, whatever it holds."""
         if not self.is_copy:
-            self._commands.put(partial(_tried, command))
+            self._put(partial(_tried, command))
 
     def close(self) -> None:
         """Tells the loop to end. Takes no lock: whoever collects garbage calls it, whatever it holds."""
-        self._commands.put(self._close)
+        self._put(self._close)
 
     def _close(self) -> None:
         self.closing = True

@@ -28,7 +28,7 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.core.branch_text import BranchText
 from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.core.program_branch import Branch, Queued
-from sglang_lite.runtime.core.submission import MOST_QUEUED, too_many
+from sglang_lite.runtime.core.submission import MOST_QUEUED, check_nodes, too_many
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
@@ -83,8 +83,10 @@ class Player:
             refused: what generations among the nodes fail with, by their index, when it is their turn.
 
         Raises:
+            ParameterError: something is no node.
             EngineClosedError: the engine is closed.
         """
+        check_nodes(nodes, path)
         entries = [self._prepared(node) for node in nodes]
         for i, error in refused.items():
             entries[i].params = error

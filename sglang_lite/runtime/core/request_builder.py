@@ -33,6 +33,7 @@ class RequestBuilder:
         longest: longest sequence in tokens, prompt and answer.
         seed: of the requests that set none; None for fresh randomness.
         all_special: every text can name special tokens.
+        paced: streams are told of now and then, and not at every step.
     """
 
     def __init__(
@@ -45,7 +46,9 @@ class RequestBuilder:
         seed: int | None,
         *,
         all_special: bool = False,
+        paced: bool = False,
     ) -> None:
+        self._paced = paced
         self._model_name, self._tokenizer = model_name, tokenizer
         self._vocab_size, self._eos_ids = vocab_size, eos_ids
         self._longest, self._first_seed, self._all_special = longest, seed, all_special
@@ -94,13 +97,18 @@ class RequestBuilder:
         stream: bool = False,
         namespace: str = "",
         score_from: int | None = None,
+        given: Sequence[int] = (),
     ) -> list[Request]:
         """Requests that are not started yet, one a sample.
 
+        Args:
+            given: ids that the output begins with. Then they are to be resumed first.
+
         Raises:
-            ParameterError: as `tokens`.
+            ParameterError: as `tokens` and `output`.
         """
         tokens = self.tokens(ids, params)
+        output = self.output(given, len(tokens), params)
         start = params.logprob_start_len if params.return_logprob else -1
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
         requests = []
@@ -109,14 +117,16 @@ class RequestBuilder:
             requests.append(
                 Request(
                     id=number,
-                    tokens=tokens,
+                    tokens=np.concatenate((tokens, output)) if len(output) else tokens,
                     prompt_len=len(tokens),
                     limit=min(len(tokens) + params.max_tokens, self._longest),
                     params=params,
                     seed=self._seed() if params.seed is None else sample_seed(params.seed, index),
                     output=OutputBuilder(number, self._tokenizer, params, ends, sink, stream=stream),
                     namespace=namespace,
+                    paced=stream and self._paced,
                     score_from=score_from if score_from is not None else start if start >= 0 else None,
+                    given=len(output),
                 )
             )
         return requests
@@ -146,14 +156,7 @@ class RequestBuilder:
         Raises:
             ParameterError: an id is no token's, or the prompt does not fit.
         """
-        vocab_size = self._vocab_size
-        try:
-            tokens = np.array(ids)
-        except ValueError:  # lists in the list
-            tokens = np.empty(0, dtype=object)
-        if tokens.dtype.kind != "i" or tokens.ndim > 1 or not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
-            bad = next((i for i in ids if type(i) is not int or not 0 <= i < vocab_size), ids)
-            raise ParameterError("input_ids", f"{shown(bad)} is no token id (0 to {vocab_size - 1:,}).")
+        tokens = self._as_tokens("input_ids", ids)
         room = self._longest - len(ids)
         if room < (1 if params.max_tokens else 0):
             raise ParameterError(
@@ -165,6 +168,34 @@ class RequestBuilder:
             raise ParameterError(
                 "logprob_start_len", f"{params.logprob_start_len:,} is beyond the prompt's {len(ids):,} tokens."
             )
+        return tokens
+
+    def output(self, given: Sequence[int], prompt_len: int, params: ResolvedParams) -> Ints:
+        """The ids that an output begins with.
+
+        Raises:
+            ParameterError: an id is no token's, they are too many, or there are several samples.
+        """
+        if not isinstance(given, list | tuple | array | np.ndarray):
+            raise ParameterError("output_ids", f"{type(given).__name__} is no list of token ids.")
+        if not len(given):
+            return np.empty(0, dtype=np.int32)
+        if params.n > 1:
+            raise ParameterError("output_ids", f"they continue one output; n is {params.n}.", hint="Ask one by one.")
+        room = min(params.max_tokens, self._longest - prompt_len)
+        if len(given) > room:
+            raise ParameterError("output_ids", f"{len(given):,} ids; the output has at most {room:,} (max_tokens).")
+        return self._as_tokens("output_ids", given)
+
+    def _as_tokens(self, name: str, ids: Sequence[int]) -> Ints:
+        vocab_size = self._vocab_size
+        try:
+            tokens = np.array(ids)
+        except ValueError:  # lists in the list
+            tokens = np.empty(0, dtype=object)
+        if tokens.dtype.kind != "i" or tokens.ndim > 1 or not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
+            bad = next((i for i in ids if type(i) is not int or not 0 <= i < vocab_size), ids)
+            raise ParameterError(name, f"{shown(bad)} is no token id (0 to {vocab_size - 1:,}).")
         return tokens.astype(np.int32, copy=False)
 
     def _seed(self) -> int:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import time
 import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,7 +30,7 @@ from sglang_lite.runtime.executor import memory
 from sglang_lite.runtime.executor.model_runner import LaunchedForward, ModelRunner, PendingTokens
 from sglang_lite.runtime.executor.sampler import Masks, Sampled, SamplingTable, Special
 from sglang_lite.runtime.output_builder import Finish
-from sglang_lite.runtime.request import Look, Request, State
+from sglang_lite.runtime.request import Look, Pace, Request, State
 from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.scheduler import ISOLATED_TOKENS, Scheduler
 from sglang_lite.runtime.structured_output.base import Matcher
@@ -38,12 +40,15 @@ from sglang_lite.serving import serving
 
 logger = logging.getLogger("sglang_lite")
 
-# What a step waits for masks at least; longer where its forward took longer, as a row that is late costs another one.
+# What a step waits for masks, at least and at most: in between as long as its forward took, as a row that is late costs
+# another one. Longer than that the other rows do not wait for it.
 _PATIENCE = 0.0025
+_MOST_PATIENCE = 0.05
 
 
 # As plain numbers: comparing an array with a member of an enumeration is slow.
 _STOPS, _TEXT, _GRAMMAR, _DRAWS = map(int, (Look.STOPS, Look.TEXT, Look.GRAMMAR, Look.DRAWS))
+_AT_ONCE, _NOW_AND_THEN = map(int, (Pace.AT_ONCE, Pace.NOW_AND_THEN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,10 @@ class StepLoop:
         filler: makes those.
         overlap: launch a step before the tokens of the one before are read.
         jump: append what grammars force as a whole.
+        stream_interval_s: least time between two looks at tokens that are looked at for a stream alone.
+
+    Attributes:
+        jump: as given.
     """
 
     def __init__(
@@ -103,17 +112,21 @@ class StepLoop:
         *,
         overlap: bool,
         jump: bool = True,
+        stream_interval_s: float = 0.0,
     ) -> None:
+        self._stream_interval_s = stream_interval_s
+        self._streams_told = 0.0  # when, by the monotonic clock
         self.scheduler = scheduler
         self.steps = 0
         self.stepping_since: float | None = None  # when the step began that runs, by the monotonic clock
         self.mask_times = Seconds()  # to fill the masks of a step
         self.mask_waits = Seconds()  # of those, and of what else the host does meanwhile, what its device waited for
+        self.span: Callable[[str], AbstractContextManager[object]] = _no_span  # marks parts of a step in a profile
         self.late_masks = 0  # rows that continued a step later, as their masks took too long
-        self.inbox = Inbox()
+        self.inbox = Inbox(filler.interrupt)
         self.outbox = Outbox(self.inbox)
         self._runner, self._sampling, self._filler = runner, sampling, filler
-        self._overlap, self._jump = overlap, jump
+        self._overlap, self.jump = overlap, jump
         self._in_flight: _InFlight | None = None
         slots = len(scheduler.store.table.length)
         self._stop_tokens = np.zeros((slots, vocab_size), dtype=bool)  # by slot, where it looks at STOPS
@@ -153,7 +166,8 @@ class StepLoop:
                 if self.inbox.closing:
                     break
                 self.stepping_since = time.monotonic()
-                self.step()
+                with self.span("step"):
+                    self.step()
                 self.stepping_since = None
                 self.outbox.flush()
             error = EngineClosedError("the engine was closed before the request finished.")
@@ -174,6 +188,10 @@ class StepLoop:
                 request.output.tell(error)
         self.inbox.run()
         self._runner.close()
+
+    def unmark(self) -> None:
+        """Marks no more parts of steps."""
+        self.span = _no_span
 
     @property
     def busy(self) -> bool:
@@ -258,8 +276,9 @@ class StepLoop:
                 stop_tokens = request.output.stop_tokens()
                 self._stop_tokens[request.slot, : len(stop_tokens)] = stop_tokens
         began = time.perf_counter()
-        forward = self._runner.forward(batch)
-        patience = max(time.perf_counter() - began, _PATIENCE)
+        with self.span(_kind(batch)):
+            forward = self._runner.forward(batch)
+        patience = min(max(time.perf_counter() - began, _PATIENCE), _MOST_PATIENCE)
         return _Launched(forward, self.scheduler.launched(batch), patience)
 
     def _settle_before(self) -> None:
@@ -285,13 +304,14 @@ class StepLoop:
             return _Masked(rows, None, 0.0)
         words = self._masks[: len(matchers)]
         began = time.perf_counter()
-        late = self._filler.fill(
-            matchers,
-            words,
-            patience=step.patience,
-            can_wait=lambda i: self.scheduler.repeatable(batch.requests[rows[masked[i]]]),
-            others=len(masked) < len(batch.slots),  # a piece of a prompt is computed, too
-        )
+        with self.span("masks"):
+            late = self._filler.fill(
+                matchers,
+                words,
+                patience=step.patience,
+                others=len(masked) < len(batch.slots),  # a piece of a prompt is computed, too
+                wanted=lambda: not self.inbox.empty,
+            )
         filling = time.perf_counter() - began
         which = np.full(len(rows), -1, dtype=np.int32)
         which[masked] = np.arange(len(masked))
@@ -369,6 +389,10 @@ class StepLoop:
         kinds = table.look[slots]
         look = full | (kinds >= _TEXT) | (tokens[:, None] == self._eos).any(1)
         look |= (kinds == _STOPS) & self._stop_tokens[slots, tokens]
+        paces = table.paced[slots]
+        if paces.any():
+            look |= (paces == _AT_ONCE) | ((paces == _NOW_AND_THEN) & self._streams_due())
+            table.paced[slots[look & (paces == _AT_ONCE)]] = _NOW_AND_THEN
         looked = look.nonzero()[0]
         for row, i, kind, token, at_end in zip(
             rows[which[looked]].tolist(),
@@ -380,7 +404,7 @@ class StepLoop:
             request = batch.requests[row]
             try:
                 finish = self._look(request, kind, token, sampled.logprobs.get(i))
-                if finish is None and not at_end and self._jump and request.output.matcher is not None:
+                if finish is None and not at_end and self.jump and request.output.matcher is not None:
                     finish, at_end = self._leap(request)
             except SglError as error:
                 self._end(request, error, State.FAILED)
@@ -390,19 +414,29 @@ class StepLoop:
             if finish is not None:
                 self._finish(request, finish)
 
+    def _streams_due(self) -> bool:
+        """Tells whether it is time to look at streams again, and begins to wait anew."""
+        now = time.monotonic()
+        if now - self._streams_told < self._stream_interval_s:
+            return False
+        self._streams_told = now
+        return True
+
     def _look(self, request: Request, kind: int, token: int, logprob: TokenLogprob | None) -> Finish | None:
         if kind == _GRAMMAR:
             return request.output.take_masked(token)
         if kind >= _TEXT:
             return request.output.take((token,), logprob)
-        if kind == _STOPS:
-            table = self.scheduler.store.table
+        table = self.scheduler.store.table
+        if kind == _STOPS or table.paced[request.slot]:
             return request.output.take(request.untaken(table.tokens[request.slot, : table.known[request.slot]]), None)
         return Finish("stop", token) if token in request.output.ends else None
 
     def _begin(self, request: Request) -> None:
         """Appends to a request that has not begun what its grammar forces at once, and sees whether that is all."""
-        if self._jump and request.output.matcher is not None:
+        if request.given:  # and `resume` has done so
+            request.output.tell_given()
+        elif self.jump and request.output.matcher is not None:
             tokens, request.ending = request.jump(request.limit - request.prompt_len)
             if tokens:
                 request.tokens = np.concatenate((request.tokens, np.array(tokens, dtype=np.int32)))
@@ -455,3 +489,17 @@ class StepLoop:
             return
         self.scheduler.finish(request, state)
         request.output.tell(error)
+
+
+_NOTHING = nullcontext()
+
+
+def _no_span(_: str) -> AbstractContextManager[object]:
+    return _NOTHING
+
+
+def _kind(batch: Batch) -> str:
+    """What a step computes, in a profile."""
+    if not batch.decoding:
+        return "prefill"
+    return "decode" if batch.decoding == len(batch.requests) else "prefill and decode"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
-from sglang_lite.program.nodes import Program
+from sglang_lite.program.nodes import BaseNode, Node, Path, Program
 from sglang_lite.protocol import Constraint, OverloadedError, ParameterError, Prompt, SamplingParams, Unset
 from sglang_lite.runtime.resolved_params import LogitProcessor, shown
 
+_CONSTRAINTS_OR_NONE = (type(None), *get_args(Constraint))
 MOST_QUEUED = 100_000  # nodes of one program that wait to be played
 
 
@@ -24,12 +26,14 @@ class GenerateRequest:
     priority: int = 0
     logit_processor: LogitProcessor | None = None
     rid: str | None = None
+    output_ids: Sequence[int] = ()
 
     def check(self) -> None:
         """Raises ParameterError: what says how it is run is of another type."""
-        for name, value, kind in (("priority", self.priority, int), ("namespace", self.namespace, str)):
-            if not isinstance(value, kind):
-                raise ParameterError(name, f"{shown(value)} is no {kind.__name__}.")
+        if not isinstance(self.constraint, _CONSTRAINTS_OR_NONE):
+            raise ParameterError("constraint", f"{shown(self.constraint)} is no constraint.")
+        check_kind("priority", self.priority, int)
+        check_kind("namespace", self.namespace, str)
 
     @property
     def samples(self) -> int:
@@ -46,7 +50,12 @@ class SelectRequest:
     namespace: str = ""
 
     def check(self) -> None:
-        """Raises ParameterError: it has no choices, or an empty one."""
+        """Raises ParameterError: it has no choices, or an empty one; or something is of another type."""
+        check_kind("prompt", self.prompt, str, Prompt)
+        check_kind("namespace", self.namespace, str)
+        check_kind("choices", self.choices, list, tuple)
+        for choice in self.choices:
+            check_kind("choices", choice, str)
         if not self.choices or not all(self.choices):
             raise no_choices()
 
@@ -61,9 +70,35 @@ class ProgramRequest:
     namespace: str = ""
 
     def check(self) -> None:
-        """Raises OverloadedError: it has too many nodes."""
+        """
+        Raises:
+            ParameterError: something is of another type.
+            OverloadedError: it has too many nodes.
+        """
+        check_kind("prompt", self.prompt, str, Prompt)
+        check_kind("namespace", self.namespace, str)
+        check_kind("program", self.program, Program)
+        check_kind("program", self.program.nodes, list, tuple)
+        check_nodes(self.program.nodes)
         if len(self.program.nodes) > MOST_QUEUED:
             raise too_many(len(self.program.nodes))
+
+
+def check_nodes(nodes: Sequence[Node], path: Path = ()) -> None:
+    """Raises ParameterError: one is no node, or the path of their branch is none. What is in a node was checked when it
+    was made."""
+    check_kind("path", path, tuple)
+    for index in path:
+        check_kind("path", index, int)
+    for node in nodes:
+        if not isinstance(node, BaseNode):
+            raise ParameterError("nodes", f"{shown(node)} is no node of a program.")
+
+
+def check_kind(name: str, value: object, *kinds: type) -> None:
+    """Raises ParameterError: a value is of another type."""
+    if not isinstance(value, kinds):
+        raise ParameterError(name, f"{shown(value)} is no {' or '.join(kind.__name__ for kind in kinds)}.")
 
 
 def no_choices() -> ParameterError:

@@ -150,13 +150,17 @@ class KVStore:
         self._settled = step
         self.pool.settle(step)
 
-    def publish(self, holding: SlotHandle) -> None:
+    def publish(self, holding: SlotHandle, *, all_but_last: bool = False) -> None:
         """Gives the tree every full page that is computed, so that others can use it. The request keeps reading them,
-        and reads the tree's own copy of what the tree had already."""
+        and reads the tree's own copy of what the tree had already.
+
+        Args:
+            all_but_last: the last token stays in a page of the request's own, so that it can be computed again.
+        """
         if not self.reuses:
             return
         slot = holding.slot
-        full = int(min(self.table.computed[slot], self.table.known[slot])) // self.page_size
+        full = int(min(self.table.computed[slot], self.table.known[slot] - all_but_last)) // self.page_size
         if full <= holding.owned_from:
             return
         pages = self.table.pages[slot, :full]

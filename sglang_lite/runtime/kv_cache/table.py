@@ -39,6 +39,7 @@ class SlotTable:
         self.computed: Ints = np.zeros(slots, dtype=np.int32)
         self.limit: Ints = np.zeros(slots, dtype=np.int32)
         self.look = np.zeros(slots, dtype=np.uint8)
+        self.paced = np.zeros(slots, dtype=np.uint8)
         self._free = list(range(slots - 1, -1, -1))
 
     @property

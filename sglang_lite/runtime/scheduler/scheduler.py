@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.store import KVStore
-from sglang_lite.runtime.request import Request, State
+from sglang_lite.runtime.request import Pace, Request, State
 from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.page_reserve import Reserve
 from sglang_lite.runtime.scheduler.policy import Policy
@@ -106,7 +106,7 @@ class Scheduler:
             request = batch.requests[row]
             assert request.holding is not None
             if batch.starts[row] < request.prompt_len:  # what it generates is published at its end
-                self.store.publish(request.holding)
+                self.store.publish(request.holding, all_but_last=request.repeats)
             if batch.ends[row] == table.length[request.slot]:
                 request.move(State.DECODING)
                 self.prefilling.remove(request)
@@ -123,14 +123,9 @@ class Scheduler:
         """Counts one more token for each of these slots; its id comes later."""
         self.store.table.length[slots] += 1
 
-    def repeatable(self, request: Request) -> bool:
-        """True where a request's last token can be computed again: it lies in a page of its own."""
-        assert request.holding is not None
-        first = request.holding.owned_from * self.store.page_size
-        return int(self.store.table.length[request.slot]) > first
-
     def repeat(self, slots: Ints) -> None:
-        """The next step computes the last token of these slots again, after which none was drawn."""
+        """The next step computes the last token of these slots again, after which none was drawn. It lies in a page of
+        their own: they are of requests that may be repeated."""
         self.store.table.computed[slots] -= 1
 
     def learned(self, slots: Ints, tokens: Ints) -> None:
@@ -331,6 +326,7 @@ class Scheduler:
     def _start(self, request: Request) -> None:
         self.store.table.limit[request.slot] = request.limit
         self.store.table.look[request.slot] = request.look
+        self.store.table.paced[request.slot] = Pace.AT_ONCE if request.paced else Pace.NONE
         request.move(State.PREFILLING)
         self.prefilling.append(request)
         self._fresh.append(request)

@@ -14,6 +14,7 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from sglang_lite.constraints import byte_matcher
+from sglang_lite.constraints.formal.lengths import longest_forced
 from sglang_lite.constraints.formal.nodes import Language
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.memo import size_of
@@ -38,6 +39,8 @@ _SLICES = [
 # A grammar that takes longer to compile has one lexer for all threads.
 _QUICK = 0.02  # seconds
 _ENOUGH = 4  # matchers of a line before there is another, and before masks are shared from then on
+_LONG = 10_000  # characters: a longer text that is forced would be written out on the loop's thread, for milliseconds
+_NO_FORCING = '%llguidance {"no_forcing": true}\n'
 _MASK_BYTES = 96 << 20  # of kept masks
 _LARGEST = 30_000  # characters of a grammar whose states are told apart: a step may look at all its alternatives
 
@@ -200,8 +203,7 @@ class LlguidanceGrammar:
     def combinable(self) -> LlguidanceGrammar:
         """The grammar without forced tokens: a forced text allows only the tokens that a tokenizer cuts it into."""
         if self._combinable is None:
-            text = '%llguidance {"no_forcing": true}\n' + self._prepared.text
-            self._combinable = self._engine.load(Prepared(text, self._prepared.language))
+            self._combinable = self._engine.load(_unforced(self._prepared))
         return self._combinable
 
 
@@ -284,4 +286,12 @@ class LlguidanceEngine:
 
 
 def _prepared(constraint: Constraint) -> Prepared:
-    return Prepared(byte_matcher.grammar_text(constraint), language_of(constraint))
+    found = Prepared(byte_matcher.grammar_text(constraint), language_of(constraint))
+    return _unforced(found) if longest_forced(found.language) > _LONG else found
+
+
+def _unforced(prepared: Prepared) -> Prepared:
+    """The same with a choice of tokens where there is none of characters."""
+    if prepared.text.startswith(_NO_FORCING):
+        return prepared
+    return Prepared(_NO_FORCING + prepared.text, prepared.language)

@@ -28,7 +28,8 @@ class MaskFiller:
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, "sglang_lite-masks")
-        self._made: queue.SimpleQueue[_Made] = queue.SimpleQueue()
+        self._made: queue.SimpleQueue[_Made | None] = queue.SimpleQueue()  # None: somebody wants the thread
+        self._waiting = False  # for a mask, however long that takes
         # Of what masks are being made. No matcher is moved meanwhile, even if its mask gets known in another way.
         self._lines: set[Hashable] = set()
         self._places: dict[Hashable, Matcher] = {}
@@ -38,23 +39,24 @@ class MaskFiller:
         matchers: Sequence[Matcher],
         masks: NDArray[np.int32],
         *,
-        patience: float = 0.0,
-        can_wait: Callable[[int], bool] = lambda row: False,
+        patience: float | None = None,
         others: bool = False,
+        wanted: Callable[[], bool] = lambda: False,
     ) -> list[int]:
         """Fills row i of `masks` for the i-th matcher. A matcher whose engine fails is left without a token that may
         come next, which ends its request alone.
 
         Args:
             masks: [N, words].
-            patience: seconds after which rows that can wait are late, if any row continues meanwhile.
-            can_wait: whether a row can.
+            patience: seconds after which rows are late, if any row continues meanwhile; None for as long as it takes.
+                If none continues the first mask is waited for, unless the thread is wanted for something else.
             others: rows that need none continue.
+            wanted: tells whether it is; `interrupt` says that it is from now on.
 
         Returns:
             The rows that are late: not filled, to be asked for again. Until then their matchers must not be moved.
         """
-        end = time.perf_counter() + patience
+        end = None if patience is None else time.perf_counter() + patience
         while not self._made.empty():
             self._take(self._made.get())
         left = self._copied(matchers, masks, range(len(matchers)))
@@ -66,20 +68,22 @@ class MaskFiller:
             left = self._copied(matchers, masks, left)
         goes_on = others or len(left) < len(matchers)
         while left:  # again where a mask that was made is not for all in its place, or was dropped
-            wanted = {part.place: part for row in left for part in matchers[row].parts if self._waits(part)}
-            needed = {part.place for row in left if not can_wait(row) for part in matchers[row].parts} & wanted.keys()
-            while wanted:
-                self._start(wanted.values())
-                try:
-                    made = self._made.get(timeout=max(end - time.perf_counter(), 0) if goes_on and not needed else None)
-                except queue.Empty:
+            missing = {part.place: part for row in left for part in matchers[row].parts if self._waits(part)}
+            while missing:
+                self._start(missing.values())
+                made = self._next(end) if goes_on else self._first(wanted)
+                if made is None:
                     return self._copied(matchers, masks, left)
                 goes_on = True
                 for place in self._take(made):
-                    wanted.pop(place, None)
-                    needed.discard(place)
+                    missing.pop(place, None)
             left = self._copied(matchers, masks, left)
         return left
+
+    def interrupt(self) -> None:
+        """Has `fill` not wait for the first mask any longer. On any thread; takes no lock."""
+        if self._waiting:
+            self._made.put(None)
 
     def close(self) -> None:
         """Masks that are being made are finished, and thrown away."""
@@ -102,8 +106,25 @@ class MaskFiller:
     def _run(self, parts: list[Matcher]) -> None:
         self._made.put(_make(parts))
 
-    def _take(self, made: _Made) -> list[Hashable]:
+    def _next(self, end: float | None) -> _Made | None:
+        """The masks that are made next; None: they are not in time."""
+        try:
+            return self._made.get(timeout=None if end is None else max(end - time.perf_counter(), 0))
+        except queue.Empty:
+            return None
+
+    def _first(self, wanted: Callable[[], bool]) -> _Made | None:
+        """The masks that are made next; None: the thread is wanted before."""
+        self._waiting = True  # before it asks: what comes after that interrupts
+        try:
+            return None if wanted() else self._made.get()
+        finally:
+            self._waiting = False
+
+    def _take(self, made: _Made | None) -> list[Hashable]:
         """Returns the places that the masks were made for; a matcher that fails is in one of its own from then on."""
+        if made is None:  # an interruption that came too late
+            return []
         places = [part.place for part in made.parts]
         for place, part, mask in zip(places, made.parts, made.masks):
             self._lines.discard(part.line)

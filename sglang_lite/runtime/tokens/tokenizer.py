@@ -125,6 +125,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return len(self.token_bytes)
 
+    @property
+    def control_texts(self) -> list[str]:
+        """The texts that name control tokens."""
+        return list(self._control_id)
+
     def tokens_with(self, byte: int) -> NDArray[np.bool_]:
         """True for each token whose bytes have `byte` among them [vocab_size]. Computed once for each byte."""
         if byte not in self._with_byte:

@@ -246,3 +246,26 @@ def test_a_text_that_is_not_in_the_grammar_or_has_no_tokens_is_refused(model_eng
     for engine in engines[::2]:
         with pytest.raises(ConstraintError, match="begins with"):
             walked(engine.compile(Regex("[^\0]{3}x")), "\U00050000")
+
+
+@pytest.mark.parametrize(
+    ("constraint", "text"),
+    [
+        (Choices(("x" * 20_000, "b")), "x" * 20_000),
+        (JsonSchema('{"const": "%s"}' % ("x" * 20_000)), '"' + "x" * 20_000 + '"'),
+        (JsonSchema('{"type": "array", "items": {"type": "null"}, "minItems": 5000}'), "[" + "null, " * 4999 + "null]"),
+        (JsonSchema('{"$defs": {"a": {"const": "%s"}}, "items": {"$ref": "#/$defs/a"}}' % ("x" * 20_000)), '["' + "x" * 20_000),
+    ],
+    ids=["a choice", "a constant", "an array", "a rule"],
+)  # fmt: skip
+def test_a_long_text_that_is_forced_is_not_written_out_at_once(constraint, text, model_engines):
+    """The step loop would wait for it, whatever is left of the request's tokens."""
+    _, (engine, *_) = model_engines
+    matcher = engine.compile(constraint).matcher()
+    for at in (0, 500):
+        assert matcher.forced() == []
+        assert next_mask(matcher).any()
+        assert matcher.advance(text[at : at + 500].encode())
+    short = engine.compile(Choices(("x" * 2_000, "b"))).matcher()
+    assert short.advance(b"x")
+    assert len(short.forced()) > 100

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
+from tests.engine.collector import Collector
 from tests.runtime.scripted import VOCAB, SteppedEngine, ended
 
 WORDS = (VOCAB + 31) // 32
@@ -24,11 +25,12 @@ class SlowEngine:
     name, vocab_size = "slow", VOCAB
 
     def __init__(self):
-        self.go, self.asked = threading.Event(), 0
+        self.go, self.begun, self.asked = threading.Event(), threading.Event(), 0
 
     def masks(self, matchers):
         if any(matcher.slow for matcher in matchers):
             self.asked += 1
+            self.begun.set()
             assert self.go.wait(60)
         return [matcher.mask() for matcher in matchers]
 
@@ -71,7 +73,7 @@ SETTINGS = [
 ]
 
 
-def run(engine, grammars, slow_at, constrained):
+def run(engine, grammars, slow_at, constrained, length=3):
     """Four requests, of which the second is slow from some token on, until the others have ended; their tokens."""
     ends = [None] * 4
 
@@ -81,7 +83,7 @@ def run(engine, grammars, slow_at, constrained):
             grammars.go.set()
 
     for i in range(4):
-        engine.submit([5, 6, 7 + i], PARAMS, sink=partial(sink, i))
+        engine.submit([5] * (length - 2) + [6, 7 + i], PARAMS, sink=partial(sink, i))
         if i in constrained:
             engine.built[-1].output.matcher = Parity(grammars, slow_at if i == 1 else None)
     engine.drain()
@@ -89,15 +91,17 @@ def run(engine, grammars, slow_at, constrained):
 
 
 @pytest.mark.parametrize("constrained", [(1,), (0, 1, 2, 3)], ids=["it alone is constrained", "all are"])
-@pytest.mark.parametrize("slow_at", [1, 5])
+@pytest.mark.parametrize(("slow_at", "length"), [(0, 16), (0, 3), (1, 3), (5, 3)])
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_the_others_end_before_it_and_it_gets_what_it_would_have_got(settings, slow_at, constrained):
+def test_the_others_end_before_it_and_it_gets_what_it_would_have_got(settings, slow_at, length, constrained):
+    """Where its first mask is late as well, and its prompt fills its last page."""
+
     def engine():
         return SteppedEngine(max_total_tokens=256, context_length=64, threads=2, **settings)
 
-    expected = run(engine(), SlowEngine(), None, constrained)
+    expected = run(engine(), SlowEngine(), None, constrained, length)
     late = engine()
-    assert run(late, SlowEngine(), slow_at, constrained) == expected
+    assert run(late, SlowEngine(), slow_at, constrained, length) == expected
     assert late.loop.late_masks > 0
     late.check_empty()
 
@@ -132,7 +136,7 @@ def test_where_nobody_can_go_on_the_first_one_that_can_is_waited_for():
     filler, grammars = MaskFiller(2), Meeting()
     matchers = [Parity(grammars), Parity(grammars, 0)]
     masks = np.zeros((2, WORDS), np.int32)
-    assert filler.fill(matchers, masks, patience=0.0, can_wait=lambda row: True) == [1]
+    assert filler.fill(matchers, masks, patience=0.0) == [1]
     assert (masks[0] == matchers[0].mask()).all()
     assert not masks[1].any()
     grammars.go.set()
@@ -141,19 +145,50 @@ def test_where_nobody_can_go_on_the_first_one_that_can_is_waited_for():
     filler.close()
 
 
-def test_a_row_that_must_not_be_late_is_waited_for():
+@pytest.mark.parametrize("before", [True, False], ids=["before it waits", "while it waits"])
+def test_where_nobody_can_go_on_a_command_is_not_kept_waiting(before):
     filler, grammars = MaskFiller(2), SlowEngine()
-    matchers = [Parity(grammars), Parity(grammars, 0)]
-    matchers[0].learn(matchers[0].mask())
-
-    def can_wait(row):
-        grammars.go.set()  # it has been started with, or will be
-        return False
-
+    matchers = [Parity(grammars, 0), Parity(grammars, 0)]
     masks = np.zeros((2, WORDS), np.int32)
-    assert filler.fill(matchers, masks, patience=0.0, can_wait=can_wait) == []
+    asked = threading.Event()
+
+    def wanted():
+        asked.set()
+        return before
+
+    def command():
+        assert asked.wait(60)
+        filler.interrupt()
+
+    thread = threading.Thread(target=command)
+    thread.start()
+    assert filler.fill(matchers, masks, wanted=wanted) == [0, 1]
+    thread.join()
+    grammars.go.set()
+    assert filler.fill(matchers, masks) == []
     assert (masks == [matcher.mask() for matcher in matchers]).all()
     filler.close()
+
+
+def test_a_request_that_comes_while_all_wait_for_their_masks_is_answered():
+    """By the engine's own thread, which stands in the middle of a step."""
+    engine, grammars = SteppedEngine(max_total_tokens=256, context_length=64, threads=2), SlowEngine()
+    waiting = [Collector() for _ in range(2)]
+    for i, sink in enumerate(waiting):
+        engine.submit([5, 6, 7 + i], PARAMS, sink=sink)
+        engine.built[-1].output.matcher = Parity(grammars, 3)
+    loop = threading.Thread(target=engine.loop.run)
+    loop.start()
+    assert grammars.begun.wait(60)
+    for _ in range(3):
+        free = Collector()
+        engine.submit([5, 6, 9], PARAMS, sink=free)
+        assert len(free.end().token_ids) == 12
+    assert not any(sink.events for sink in waiting)
+    grammars.go.set()
+    assert [len(sink.end().token_ids) for sink in waiting] == [12, 12]
+    engine.loop.inbox.close()
+    loop.join()
 
 
 def test_rows_in_the_place_of_a_late_one_wait_for_its_mask():
@@ -162,8 +197,8 @@ def test_rows_in_the_place_of_a_late_one_wait_for_its_mask():
     slow, alike, other = Parity(grammars, 0), Parity(grammars), Parity(grammars)
     alike.place = slow.place
     masks = np.zeros((3, WORDS), np.int32)
-    assert filler.fill([slow, other], masks, can_wait=lambda row: True) == [0]
-    assert filler.fill([slow, alike, other], masks, can_wait=lambda row: True) == [0, 1]
+    assert filler.fill([slow, other], masks, patience=0.0) == [0]
+    assert filler.fill([slow, alike, other], masks, patience=0.0) == [0, 1]
     assert alike.kept is None
     assert grammars.asked == 1
     grammars.go.set()
@@ -176,10 +211,10 @@ def test_a_late_row_waits_for_its_engine_though_others_learn_the_mask_of_its_pla
     filler, grammars = MaskFiller(2), SlowEngine()
     slow, other = Parity(grammars, 0), Parity(grammars)
     masks = np.zeros((2, WORDS), np.int32)
-    assert filler.fill([slow, other], masks, can_wait=lambda row: True) == [0]
+    assert filler.fill([slow, other], masks, patience=0.0) == [0]
     slow.learn(slow.mask())
-    assert filler.fill([slow, other], masks, can_wait=lambda row: True) == [0]
-    assert filler.fill([slow], masks, can_wait=lambda row: True, others=True) == [0]
+    assert filler.fill([slow, other], masks, patience=0.0) == [0]
+    assert filler.fill([slow], masks, patience=0.0, others=True) == [0]
     grammars.go.set()
     assert filler.fill([slow, other], masks) == []
     assert (masks[0] == slow.mask()).all()

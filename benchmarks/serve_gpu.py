@@ -1,0 +1,142 @@
+"""Chat streams over HTTP from another process, against the same engine asked directly.
+
+    python benchmarks/serve_gpu.py [--shape qwen3-0.6b] [--streams 256] [--tokens 256] [--repeat 3]
+
+direct     tokens/s of `Engine(in_process=True)`, without streams: what the device gives
+streams    the same, with a stream each, whose events are counted
+handle     streams of an engine in a process of its own; at most one event in 20 ms
+http 20ms  tokens/s over HTTP, where a stream has at most one event in 20 ms (`--stream-interval-ms 20`)
+http       and one event a token, with the events/s
+
+Weights are random. The client reads sockets in a process of its own, and counts events and tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import queue
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from engine_process import start, write_model
+
+import sglang_lite as sgl
+from sglang_lite.bench.shapes import text_of
+from sglang_lite.protocol import Delta
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+def texts(streams: int) -> list[str]:
+    """Prompts of 32 tokens, each with another beginning."""
+    return [text_of([100 + (i + 7 * j) % 300 for j in range(32)]) for i in range(streams)]
+
+
+def asked_directly(engine: sgl.Engine, *, stream: bool, streams: int, tokens: int, repeat: int) -> float:
+    """Tokens/s, the median of some runs."""
+    params = sgl.SamplingParams(max_tokens=tokens, ignore_eos=True)
+    found = []
+    for _ in range(repeat + 1):  # the first one warms up
+        events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        begun = time.perf_counter()
+        for text in texts(streams):
+            engine.submit(text, params, sink=events.put, stream=stream)
+        made = left = 0
+        while left < streams:
+            event = events.get()
+            if not isinstance(event, Delta):
+                left += 1
+                made += len(event.token_ids)
+        found.append(made / (time.perf_counter() - begun))
+    return median(found[1:])
+
+
+async def _stream(port: int, text: str, tokens: int) -> tuple[int, int]:
+    """Reads a stream; how many events and tokens it had."""
+    body = {
+        "messages": [{"role": "user", "content": text}], "max_tokens": tokens, "ignore_eos": True, "stream": True,
+        "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    data = json.dumps(body).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+    writer.write(head.encode() + data)
+    events, last = 0, b""
+    while part := await reader.read(65536):
+        events += part.count(b"data: {")
+        last = (last + part)[-4096:]
+    writer.close()
+    usage = last[last.rindex(b'"completion_tokens":') + 20 :]
+    return events, int(usage.partition(b",")[0])
+
+
+async def _client(port: int, streams: int, tokens: int) -> dict[str, float]:
+    begun = time.perf_counter()
+    found = await asyncio.gather(*(_stream(port, text, tokens) for text in texts(streams)))
+    took = time.perf_counter() - begun
+    return {"tokens": sum(each[1] for each in found) / took, "events": sum(each[0] for each in found) / took}
+
+
+def over_http(folder: Path, *, interval_ms: float, streams: int, tokens: int, repeat: int) -> dict[str, float]:
+    """Tokens/s and events/s, the median of some runs."""
+    command = [
+        sys.executable, "-m", "sglang_lite.launch_server", "--model", str(folder), "--load-format", "dummy",
+        "--port", "0", "--max-total-tokens", "300000", "--seed", "0", "--chat-template", TEMPLATE,
+        "--stream-interval-ms", str(interval_ms), "--log-level", "error",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        port = server.stdout.readline().rsplit(":", 1)[-1].strip()
+        client = [sys.executable, __file__, "--client", port, "--streams", str(streams), "--tokens", str(tokens)]
+        try:
+            found: list[dict[str, Any]] = [
+                json.loads(subprocess.run(client, check=True, capture_output=True, text=True).stdout)
+                for _ in range(repeat + 1)
+            ]
+        finally:
+            server.terminate()
+    return {name: median(each[name] for each in found[1:]) for name in ("tokens", "events")}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="qwen3-0.6b")
+    parser.add_argument("--streams", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--client", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    sizes = {"streams": options.streams, "tokens": options.tokens}
+    if options.client is not None:
+        print(json.dumps(asyncio.run(_client(options.client, **sizes))))
+        return
+    sizes["repeat"] = options.repeat
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_model(folder, options.shape)
+        with start(folder, here=True) as engine:
+            direct = asked_directly(engine, stream=False, **sizes)
+            print(f"direct     {direct:11,.0f} tokens/s", flush=True)
+            found = asked_directly(engine, stream=True, **sizes)
+            print(f"streams    {found:11,.0f} tokens/s  {found / direct:.3f}", flush=True)
+        with start(folder, here=False, stream_interval_s=0.02) as engine:
+            found = asked_directly(engine, stream=True, **sizes)
+            print(f"handle     {found:11,.0f} tokens/s  {found / direct:.3f}", flush=True)
+        for label, interval in (("http 20ms", 20.0), ("http", 0.0)):
+            served = over_http(folder, interval_ms=interval, **sizes)
+            tokens, events = served["tokens"], served["events"]
+            print(f"{label:10} {tokens:11,.0f} tokens/s  {tokens / direct:.3f}  {events:,.0f} events/s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

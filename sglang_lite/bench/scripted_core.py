@@ -1,0 +1,271 @@
+"""Engine without a model: its steps take a fixed time and bring a token each. It shows what everything else costs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sglang_lite.engine.core import OpenProgram, ProgramSink
+from sglang_lite.engine.engine import Engine
+from sglang_lite.program.nodes import Gen, Node, Text
+from sglang_lite.protocol import (
+    CapabilityError,
+    Constraint,
+    Delta,
+    EngineClosedError,
+    Generation,
+    Played,
+    ProgramResult,
+    RequestAbortedError,
+    SamplingParams,
+    Selection,
+    SglError,
+    Span,
+    Usage,
+)
+from sglang_lite.runtime.checkpoint import open_checkpoint
+from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
+from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
+from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest
+from sglang_lite.runtime.models.resolve import resolve
+from sglang_lite.runtime.output_builder import Sink
+from sglang_lite.runtime.resolved_params import resolve_params
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.structured_output.base import CompiledGrammar
+
+E = TypeVar("E")
+_TOKEN = 7  # the id of every token
+
+
+class ScriptedCore:
+    """
+    Args:
+        model: whose tokenizer and chat template it has; none of its weights is read.
+        step_s: seconds from one step's start to the next; every generation that is open gets a token in each.
+        write: gives the text of a token, when it is told.
+    """
+
+    def __init__(self, model: str, step_s: float, write: Callable[[], str] = "a ".__str__) -> None:
+        self.config = EngineConfig(model=model)
+        path: Path = resolve(model, None)
+        self.tokenizer, self.model_name = open_checkpoint(path).tokenizer, model
+        self.vocab_size = self.tokenizer.vocab_size
+        self.capacity = Capacity(Sizes(65_536, 65_536, 1), 1 << 20, 1 << 20, 1 << 20)
+        self.description = f"a script of {step_s * 1000:g} ms a step"
+        self.steps = 0
+        self._step_s, self._write = step_s, write
+        self._requests = OpenRequests(1 << 20)
+        self._lock = threading.Condition()
+        self._open: list[_Running] = []
+        self._flushes: dict[Callable[[], object], None] = {}
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="sglang_lite-script", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------------------------------------- submitting
+
+    def submit(self, asked: GenerateRequest, sink: Sink) -> Ticket:
+        asked.check()
+        params = resolve_params(asked.params, self.vocab_size)
+        return self._begin(_Generating(sink, asked.params, params.max_tokens, stream=asked.stream))
+
+    def run_program(self, asked: ProgramRequest, sink: ProgramSink) -> Ticket:
+        asked.check()
+        for node in asked.program.nodes:
+            if not isinstance(node, Gen | Text):
+                raise CapabilityError("a script plays texts and generations alone.")
+        return self._begin(_Playing(sink, asked.program.nodes, self.vocab_size, stream=asked.stream))
+
+    def submit_select(self, asked: SelectRequest, sink: Callable[[Selection | SglError], None]) -> Ticket:
+        raise CapabilityError("a script scores nothing.")
+
+    def open_program(self, sink: ProgramSink, *, stream: bool = False, namespace: str = "") -> OpenProgram:
+        raise CapabilityError("a script plays whole programs alone.")
+
+    def _begin(self, running: _Running) -> Ticket:
+        self.check_open()
+        with self._lock:
+            self._open.append(running)
+            self._lock.notify()
+        return Ticket(partial(self._abort, running))
+
+    def _abort(self, running: _Running) -> None:
+        with self._lock:
+            if running not in self._open:
+                return
+            self._open.remove(running)
+        running.sink(RequestAbortedError("the request was aborted."))
+
+    # --------------------------------------------------------------------------------------------- the steps
+
+    def _run(self) -> None:
+        due = time.monotonic()
+        while True:
+            with self._lock:
+                while not self._open and not self._closed:
+                    self._lock.wait()
+                    due = time.monotonic()
+                if self._closed:
+                    break
+                rows = list(self._open)
+            due += self._step_s
+            time.sleep(max(due - time.monotonic(), 0))
+            self.steps += 1
+            ended = [row for row in rows if row.step(self._write())]
+            if ended:
+                with self._lock:
+                    gone = set(map(id, ended))
+                    self._open = [row for row in self._open if id(row) not in gone]
+            flushes, self._flushes = self._flushes, {}
+            for flush in flushes:
+                flush()
+        for row in self._open:
+            row.sink(EngineClosedError("the engine was closed before the request finished."))
+
+    def flushed(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
+        def tell(event: E) -> None:
+            sink(event)
+            if flush is None:
+                return
+            if threading.current_thread() is self._thread:
+                self._flushes[flush] = None
+            else:
+                flush()
+
+        return tell
+
+    # ---------------------------------------------------------------------------------- the rest of a core
+
+    def abort(self, rid: str) -> None:
+        self._requests.ticket(rid).abort()
+
+    def compile_grammar(self, constraint: Constraint) -> CompiledGrammar:
+        raise CapabilityError("a script keeps no constraints.")
+
+    def checked_ids(self, asked: GenerateRequest) -> Sequence[int]:
+        return self.tokenizer.encode(asked.prompt) if isinstance(asked.prompt, str) else []
+
+    def wait_for_room(self, call: Callable[[], object], count: int, *, first: bool = False) -> None:
+        self._requests.wait_for_room(call, count, first=first)
+
+    def leave(self, call: Callable[[], object]) -> None:
+        self._requests.leave(call)
+
+    def admitted(self, submit: Callable[[], Ticket], count: int) -> Awaitable[Ticket]:
+        return self._requests.admitted(submit, count)
+
+    def later(self, call: Callable[[], object]) -> None:
+        call()
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise EngineClosedError("the engine is closed.")
+
+    def check_wait(self, name: str) -> None:
+        self.check_open()
+
+    def update_weights(self, path: str) -> None:
+        self.config = replace(self.config, model=path)
+
+    def start_profile(self, folder: str, *, with_stack: bool = False, record_shapes: bool = False) -> None:
+        raise CapabilityError("a script has no profile.")
+
+    def stop_profile(self) -> str:
+        raise CapabilityError("a script has no profile.")
+
+    def flush_cache(self) -> int:
+        return 0
+
+    def stats(self) -> dict[str, Any]:
+        return {"running": len(self._open), "waiting": 0, "total_tokens": 1 << 20, "free_tokens": 1 << 20,
+                "steps": self.steps}  # fmt: skip
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._lock.notify()
+        self._thread.join()
+
+
+def scripted_engine(model: str, step_s: float, write: Callable[[], str] = "a ".__str__) -> Engine:
+    """An engine's handle on a script."""
+    engine = Engine.__new__(Engine)
+    engine.core = ScriptedCore(model, step_s, write)
+    return engine
+
+
+class _Running(ABC):
+    """Something that is open."""
+
+    sink: Callable[[Any], None]
+
+    @abstractmethod
+    def step(self, token: str) -> bool:
+        """Takes a token. True: that was the last one."""
+
+
+@dataclass(eq=False)
+class _Generating(_Running):
+    sink: Callable[[Any], None]
+    params: SamplingParams
+    left: int
+    stream: bool
+    text: str = ""
+    count: int = 0
+
+    def step(self, token: str) -> bool:
+        self.left -= 1
+        self.count += 1
+        self.text += token
+        if self.stream:
+            self.sink(Delta(token, (_TOKEN,)))
+        if self.left <= 0:
+            self.sink(self.generation())
+        return self.left <= 0
+
+    def generation(self) -> Generation:
+        ids = (_TOKEN,) * self.count
+        usage = Usage(prompt_tokens=1, completion_tokens=self.count)
+        return Generation(self.text, ids, (Span(self.text, ids),), "length", usage=usage)
+
+
+class _Playing(_Running):
+    """A program that is played."""
+
+    def __init__(self, sink: ProgramSink, nodes: Sequence[Node], vocab_size: int, *, stream: bool) -> None:
+        self.sink, self._nodes, self._vocab_size, self._stream = sink, nodes, vocab_size, stream
+        self._at, self._text = 0, ""
+        self._now: _Generating | None = None
+
+    def step(self, token: str) -> bool:
+        if self._next() and self._now is not None and self._now.step(token):
+            self._text += self._now.text
+            self._now, self._at = None, self._at + 1
+        if self._now is None and not self._next():
+            self.sink(ProgramResult(self._text))
+            return True
+        return False
+
+    def _next(self) -> bool:
+        """Goes on to the next generation; False: there is none."""
+        while self._now is None and self._at < len(self._nodes):
+            node = self._nodes[self._at]
+            if isinstance(node, Gen):
+                tell = partial(self._tell, self._at, node.name)
+                count = resolve_params(node.params, self._vocab_size).max_tokens
+                self._now = _Generating(tell, node.params, count, self._stream)
+            else:
+                assert isinstance(node, Text)
+                self._text += node.text
+                self._at += 1
+        return self._now is not None
+
+    def _tell(self, place: int, name: str | None, event: Any) -> None:
+        self.sink(Played((place,), name, event))

@@ -1,0 +1,368 @@
+"""A server over HTTP: one pool of connections, streams of server-sent events, its errors as ours.
+
+Knows no protocol beyond that: what bodies, answers and events mean is others' business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import weakref
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx2
+
+from sglang_lite import errors
+from sglang_lite.protocol import (
+    BackendError,
+    EngineClosedError,
+    OverloadedError,
+    ParameterError,
+    RequestAbortedError,
+    RequestTimeoutError,
+    SglError,
+)
+
+MOST_EVENT_BYTES: Final = 1 << 28
+_DONE = "[DONE]"
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
+_CONNECT_S = 10.0
+_LOST_STATUSES = frozenset({500, 502, 503, 504})  # of gateways whose worker has gone
+
+
+class LostConnectionError(BackendError):
+    """The connection broke, or whoever answers for a server that has gone said so: the same may be asked again."""
+
+    retryable = True
+
+
+class Retries:
+    """Tries of one request, with longer and longer pauses between them.
+
+    Args:
+        server: that is asked.
+        most: after the first try; what is counted begins anew when a try has brought something.
+    """
+
+    def __init__(self, server: Server, most: int | None = None) -> None:
+        self._server, self._closings = server, server.closings
+        self._most, self._made = server.retries if most is None else most, 0
+
+    def progressed(self) -> None:
+        self._made = 0
+
+    async def pause(self, error: SglError) -> None:
+        """Waits before the next try. Raises the error of the last one when there were enough, or the connections were
+        closed here."""
+        if self._made >= self._most or self.over:
+            raise error
+        self._made += 1
+        await asyncio.sleep(min(_FIRST_PAUSE_S * 2 ** (self._made - 1), _LONGEST_PAUSE_S))
+        if self.over:
+            raise error
+
+    @property
+    def over(self) -> bool:
+        """True if the connections were closed since: nothing may open new ones for the request."""
+        return self._server.closings != self._closings
+
+
+class Server:
+    """
+    Args:
+        url: of the server.
+        api_key: sent with every request.
+        verify: of TLS: False for no check, or the path of a file of authorities.
+        timeout_s: longest wait for the next bytes of an answer; None for as long as it takes.
+        retries: of what was lost.
+
+    Attributes:
+        url: as given.
+        retries: as given.
+        closings: how often its connections were closed.
+
+    Raises:
+        ParameterError: the address is none.
+    """
+
+    def __init__(
+        self, url: str, api_key: str | None, verify: bool | str | None, timeout_s: float | None, retries: int
+    ) -> None:
+        parts = urlsplit(url) if isinstance(url, str) else None
+        if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ParameterError(
+                "base_url", f"{url!r:.200} is no address.", hint='Use one as "http://127.0.0.1:30000".'
+            )
+        self.url, self.retries, self.closings = url.rstrip("/"), retries, 0
+        self._key = api_key
+        self._settings: dict[str, Any] = {
+            "base_url": self.url,
+            "headers": {} if api_key is None else {"Authorization": f"Bearer {api_key}"},
+            "verify": True if verify is None else verify,
+            "timeout": httpx2.Timeout(timeout_s, connect=_CONNECT_S),
+            "limits": httpx2.Limits(max_connections=None, max_keepalive_connections=64),
+            "trust_env": parts.hostname not in ("localhost", "127.0.0.1", "::1"),  # no proxy stands before it
+        }
+        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx2.AsyncClient] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        weakref.finalize(self, _close_all, self._clients, os.getpid()).atexit = False
+
+    def _client(self) -> httpx2.AsyncClient:
+        """The pool of the event loop that runs here."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._clients:
+            self._clients[loop] = httpx2.AsyncClient(**self._settings)
+        return self._clients[loop]
+
+    def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Runs what belongs to no caller that waits, until the connections are closed."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """Closes the connections of the event loop that runs here, and ends what works for programs on it."""
+        self.closings += 1
+        loop = asyncio.get_running_loop()
+        tasks = [task for task in self._tasks if task.get_loop() is loop]
+        for task in tasks:  # a connection that is only being made would be in no pool
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.aclose()
+
+    # ------------------------------------------------------------------------------------------------- requests
+
+    def ask(self, method: str, path: str, body: object = None) -> httpx2.Response:
+        """The response of one request; waits for it here.
+
+        Raises:
+            SglError: there is none, or it is an error.
+        """
+        with self._failures(), httpx2.Client(**self._settings) as client:
+            response = client.request(method, path, json=body)
+        if response.status_code >= 400:
+            raise self._refused(response.status_code, response.content)
+        return response
+
+    def status(self, method: str, path: str) -> int:
+        """The status of a response. Raises SglError: there is none."""
+        with self._failures(), httpx2.Client(**self._settings) as client:
+            return client.request(method, path).status_code
+
+    async def post(self, path: str, body: object, *, once: bool = False) -> Any:  # whatever JSON it is
+        """The answer of a request, which is sent again when it was lost, unless it may count `once` only.
+
+        Raises:
+            SglError: an error of the server's, or there is no answer.
+        """
+        retries = Retries(self, 0 if once else None)
+        while True:
+            try:
+                with self._failures():
+                    response = await self._client().post(path, json=body)
+                if response.status_code >= 400:
+                    raise self._refused(response.status_code, response.content)
+                return self._json(response.content)
+            except SglError as error:
+                if not isinstance(error, LOST):
+                    raise
+                await retries.pause(error)
+
+    async def events(
+        self, path: str, body: object, began: Callable[[Mapping[str, str]], object] | None = None
+    ) -> AsyncGenerator[str, None]:
+        """The data of each event of a stream, to its end. Closed before, it leaves the server.
+
+        Args:
+            began: called with the headers, before the first event.
+
+        Raises:
+            LostConnectionError: it broke off.
+            SglError: an error of the server's.
+        """
+        reader = EventReader()
+        with self._failures():
+            async with self._client().stream("POST", path, json=body) as response:
+                if response.status_code >= 400:
+                    raise self._refused(response.status_code, await response.aread())
+                if began is not None:
+                    began(response.headers)
+                async for chunk in response.aiter_bytes():
+                    for data in reader.feed(chunk):
+                        if data == _DONE:
+                            return
+                        yield data
+        raise LostConnectionError(f"{self.url}: the stream ended in the middle.", hint="Try again.")
+
+    async def answers(self, path: str, body: object) -> AsyncGenerator[dict[str, Any], None]:
+        """The events of a stream, each a JSON object.
+
+        Raises:
+            SglError: as `events`, or what an event tells of.
+        """
+        async with contextlib.aclosing(self.events(path, body)) as events:
+            async for data in events:
+                yield self.event(data)
+
+    def event(self, data: str) -> dict[str, Any]:
+        """The JSON object that an event is. Raises SglError: it is none, or tells of an error."""
+        found = self._json(data)
+        if not isinstance(found, dict):
+            raise self._unreadable(f"an event is {data[:80]!r}")
+        if "error" in found:
+            told = found["error"]
+            code = told.get("code") if isinstance(told, dict) else None
+            raise self._refused(code if isinstance(code, int) else 500, data)
+        return found
+
+    # --------------------------------------------------------------------------------------------------- errors
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Turns what the HTTP library raises inside into one of our errors."""
+        try:
+            yield
+        except httpx2.ReadTimeout as error:
+            told = f"{self.url} sent nothing for too long."
+            raise RequestTimeoutError(told, hint="timeout= sets the time.") from error
+        except (httpx2.TransportError, httpx2.StreamError) as error:
+            why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            raise LostConnectionError(
+                f"{self.url}: the connection failed ({why}).", hint="Check base_url, and that the server runs."
+            ) from error
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise self._unreadable(str(error)) from error
+
+    def _unreadable(self, what: str) -> BackendError:
+        return BackendError(
+            f"{self.url} gave no answer that can be read: {self._redacted(what)}.", hint="Check what listens there."
+        )
+
+    def _json(self, data: bytes | str) -> Any:
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise self._unreadable(f"{error}, in {data[:80]!r}") from None
+
+    def _refused(self, status: int, data: bytes | str) -> SglError:
+        """The error that a server tells of, in any of the shapes that there are."""
+        told: Any = None
+        with contextlib.suppress(ValueError, RecursionError):
+            told = json.loads(data)
+        if isinstance(told, dict):
+            told = told.get("error", told)
+        if not isinstance(told, dict):
+            content = data.decode("utf-8", "replace") if isinstance(data, bytes) else data
+            told = {"message": told if isinstance(told, str) else content}
+        message = self._redacted(str(told.get("message") or f"HTTP {status}")[:2000])
+        name = told.get("err_type")
+        typed = typed_error(name, message, told.get("param")) if isinstance(name, str) else None
+        if typed is not None:
+            return typed
+        text = f"{self.url}: {message} (HTTP {status})"
+        if status in _LOST_STATUSES:
+            return LostConnectionError(text, hint="Check the server's log.")
+        if status == 429:
+            return OverloadedError(text, hint="Run fewer programs at a time (num_threads=).")
+        return BackendError(text, hint=_HINTS.get(status, "Change what the message names."))
+
+    def _redacted(self, text: str) -> str:
+        return text if self._key is None or len(self._key) < 8 else text.replace(self._key, "…")
+
+
+_HINTS = {
+    401: "Check api_key=.",
+    403: "Check what the key may do: api_key=.",
+    404: "Check base_url=.",
+    405: "Check base_url=.",
+}
+
+
+def typed_error(name: str, message: str, parameter: object = None) -> SglError | None:
+    """The error of a server that tells its class; None where that is none of a request's.
+
+    Args:
+        parameter: that it names.
+    """
+    kind = getattr(errors, name, None)
+    if kind is ParameterError and isinstance(parameter, str):
+        return ParameterError(parameter, message.removeprefix(f"{parameter}: "))
+    if kind is EngineClosedError:
+        return LostEngineError(message)
+    if kind in _PLAIN:
+        made: SglError = kind(message)
+        return made
+    return None
+
+
+class LostEngineError(EngineClosedError):
+    """The server's engine has died; it may come back."""
+
+    retryable = True
+
+
+def _close_all(clients: Mapping[asyncio.AbstractEventLoop, httpx2.AsyncClient], home: int) -> None:
+    """Closes the pools of a server that nobody refers to any more; not in a copy of the process, whose loops stand."""
+    for loop, client in list(clients.items()) if os.getpid() == home else ():
+        if loop.is_running():
+            asyncio.run_coroutine_threadsafe(client.aclose(), loop)
+
+
+LOST = (LostConnectionError, LostEngineError, OverloadedError)  # after which the same may be asked again
+_PLAIN = frozenset({
+    errors.CapabilityError, errors.ConstraintError, errors.ModelError, errors.ProgramError, errors.TemplateError,
+    OverloadedError, RequestAbortedError, RequestTimeoutError,
+})  # fmt: skip
+
+
+class EventReader:
+    """Server-sent events (HTML Living Standard, 9.2) out of bytes that are cut anywhere. Comments are passed over."""
+
+    def __init__(self) -> None:
+        self._line = bytearray()
+        self._data: list[str] = []
+        self._size = 0
+        self._after_return = False
+
+    def feed(self, chunk: bytes) -> list[str]:
+        """The data of the events that are complete with these bytes.
+
+        Raises:
+            BackendError: one is too large.
+        """
+        if not chunk:
+            return []
+        half, self._after_return = self._after_return, chunk.endswith(b"\r")
+        if half and chunk.startswith(b"\n"):  # the second half of a line's end
+            chunk = chunk[1:]
+        found = []
+        *lines, rest = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        for line in lines:
+            self._line += line
+            text = self._line.decode("utf-8", "replace")
+            self._line.clear()
+            if text:
+                self._field(text)
+            elif self._data:
+                found.append("\n".join(self._data))
+                self._data, self._size = [], 0
+        self._line += rest
+        if len(self._line) + self._size > MOST_EVENT_BYTES:
+            raise BackendError(f"an event has more than {MOST_EVENT_BYTES:,} bytes.")
+        return found
+
+    def _field(self, line: str) -> None:
+        name, _, value = line.partition(":")
+        if name == "data":
+            value = value.removeprefix(" ")
+            self._data.append(value)
+            self._size += len(value)

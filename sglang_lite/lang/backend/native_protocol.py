@@ -1,0 +1,301 @@
+"""SGLang's native protocol, as a client speaks it: bodies of `/generate`, and answers as records.
+
+A server of this package takes prompts and constraints as records, and tells generations as such: nothing is lost. Any
+other is asked with text and what its parameters can say.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from sglang_lite.constraints.free_numbers import ENDS, PATTERNS, first_number
+from sglang_lite.lang.backend.base_backend import Capabilities
+from sglang_lite.lang.backend.http_client import LostConnectionError, typed_error
+from sglang_lite.protocol import (
+    BackendError,
+    CapabilityError,
+    Choices,
+    ChoiceScore,
+    Constraint,
+    Delta,
+    Ebnf,
+    Generation,
+    Image,
+    JsonSchema,
+    Number,
+    Prompt,
+    Regex,
+    RequestAbortedError,
+    SamplingParams,
+    SglError,
+    TokenLogprob,
+    Unset,
+    Usage,
+)
+from sglang_lite.protocol.sampling import PARAMETERS, given
+
+_REQUEST = {each.name: each.sglang for each in PARAMETERS if "request" in each.places}
+_SAMPLING = {each.name: each.sglang for each in PARAMETERS if each.name not in _REQUEST}
+NATIVE = Capabilities(frozenset({Regex, JsonSchema, Choices, Ebnf, Number}))
+
+
+def body_of(prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, records: bool) -> dict[str, Any]:
+    """The body of a request.
+
+    Args:
+        records: the server takes records.
+
+    Raises:
+        CapabilityError: the protocol can't say the constraint.
+    """
+    values = given(params)
+    sampling = {_SAMPLING[name]: _plain(value) for name, value in values.items() if name in _SAMPLING}
+    if "logit_bias" in sampling:
+        sampling["logit_bias"] = {str(token): bias for token, bias in sampling["logit_bias"]}
+    body: dict[str, Any] = {_REQUEST[name]: _plain(value) for name, value in values.items() if name in _REQUEST}
+    if records:
+        body["prompt"] = msgspec.to_builtins(msgspec.structs.replace(prompt, messages=()))
+        if constraint is not None:
+            body["constraint"] = msgspec.to_builtins(constraint)
+    else:
+        body["text"] = prompt.text
+        sampling |= _grammar(constraint)
+        if prompt.images:
+            body["image_data"] = [_image(image) for image in prompt.images]
+    return {**body, "sampling_params": sampling}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _image(image: Image) -> str:
+    return image.url or base64.b64encode(image.data).decode()
+
+
+def _grammar(constraint: Constraint | None) -> dict[str, str]:
+    match constraint:
+        case None:
+            return {}
+        case Regex(pattern):
+            return {"regex": pattern}
+        case Choices(options):
+            return {"regex": "(" + "|".join(map(re.escape, options)) + ")"}
+        case Number(kind):
+            return {"regex": f"{PATTERNS[kind]}[{re.escape(ENDS)}]"}
+        case JsonSchema(text):
+            return {"json_schema": text}
+        case Ebnf(grammar):
+            return {"ebnf": grammar}
+    raise CapabilityError(f"SGLang's protocol can't say a {type(constraint).__name__}.")
+
+
+# ------------------------------------------------------------------------------------------------------ answers
+
+
+class Sample:
+    """A sample while its answers come, over one connection or several.
+
+    Args:
+        index: of it.
+        constraint: that it was asked with.
+        incremental: answers have what is new, not all so far.
+
+    Attributes:
+        ids: of its output so far.
+        ended: its last answer has come.
+    """
+
+    def __init__(self, index: int, constraint: Constraint | None, *, incremental: bool) -> None:
+        self._index, self._constraint, self._incremental = index, constraint, incremental
+        self.ids: list[int] = []
+        self.ended = False
+        self._text = self._told = ""  # of this connection, and what was told
+        self._told_ids = self._told_logprobs = 0
+        self._kept: list[TokenLogprob] = []  # of ids that this connection was given
+        self._logprobs: list[TokenLogprob] = []
+
+    def begin_again(self, *, continues: bool) -> list[int]:
+        """Prepares for another connection. Returns the ids to continue from: none, where it begins anew."""
+        kept = list(self.ids) if continues else []
+        self._kept = self._all_logprobs()[: len(kept)]
+        self._text, self.ids, self._logprobs = "", [], []
+        return kept
+
+    def take(self, answer: Mapping[str, Any]) -> list[Delta | Generation]:
+        """What an answer brings that was not told.
+
+        Raises:
+            BackendError: it is no answer, tells of a failure, or is not that of the same output.
+        """
+        try:
+            meta = answer["meta_info"]
+            reason = meta.get("finish_reason")
+            text, ids, logprobs = answer["text"], answer.get("output_ids") or [], _entries(meta, "output")
+            if self._incremental:
+                self._text += text
+                self.ids += ids
+                self._logprobs += logprobs
+            else:
+                self._text, self.ids, self._logprobs = text, list(ids), logprobs
+            check_failure(reason)
+            if reason is not None and "generation" in answer:
+                whole = msgspec.convert(answer["generation"], Generation)
+            elif reason is not None:
+                whole = self._generation(meta)
+            else:
+                return self._news()
+        except (KeyError, TypeError, AttributeError, ValueError, msgspec.ValidationError) as error:
+            if isinstance(error, SglError):
+                raise
+            raise BackendError(f"an answer can't be read ({type(error).__name__}: {error}).") from error
+        self.ended = True
+        self._text, self.ids = whole.text, list(whole.token_ids)
+        if whole.output_logprobs:
+            self._logprobs = list(whole.output_logprobs)
+        meta_info = {name: value for name, value in whole.meta.items() if name != "continued_from"}
+        whole = msgspec.structs.replace(
+            whole, index=self._index, output_logprobs=tuple(self._all_logprobs()), meta=meta_info
+        )
+        return [*self._news(), whole]
+
+    def _all_logprobs(self) -> list[TokenLogprob]:
+        return [*self._kept, *self._logprobs]
+
+    def _news(self) -> list[Delta | Generation]:
+        common = min(len(self._text), len(self._told))
+        if self._text[:common] != self._told[:common]:
+            raise BackendError(
+                "the output does not continue as it began, on a connection after the first.",
+                hint="Serve with deterministic=True.",
+            )
+        text, logprobs = self._text[len(self._told) :], self._all_logprobs()
+        if not text:
+            return []
+        self._told = self._text
+        delta = Delta(text, tuple(self.ids[self._told_ids :]), tuple(logprobs[self._told_logprobs :]), self._index)
+        self._told_ids = max(self._told_ids, len(self.ids))
+        self._told_logprobs = max(self._told_logprobs, len(logprobs))
+        return [delta]
+
+    def _generation(self, meta: Mapping[str, Any]) -> Generation:
+        return generation_of(
+            {"text": self._text, "output_ids": self.ids, "meta_info": meta}, self._constraint, self._index
+        )
+
+
+def generation_of(answer: Mapping[str, Any], constraint: Constraint | None, index: int = 0) -> Generation:
+    """A whole answer as a record.
+
+    Raises:
+        BackendError: it is none, or tells of a failure.
+    """
+    try:
+        if "generation" in answer:
+            return msgspec.structs.replace(msgspec.convert(answer["generation"], Generation), index=index)
+        meta = answer["meta_info"]
+        reason = meta["finish_reason"]
+        check_failure(reason)
+        text = answer["text"]
+        if isinstance(constraint, Number):
+            text = first_number(constraint, text)
+        return Generation(
+            text=text,
+            token_ids=tuple(answer.get("output_ids") or ()),
+            finish_reason="length" if reason["type"] == "length" else "stop",
+            matched=reason.get("matched"),
+            usage=usage_of(meta),
+            index=index,
+            output_logprobs=tuple(_entries(meta, "output")),
+            prompt_logprobs=tuple(_entries(meta, "input")),
+            meta={name: value for name, value in meta.items() if name not in _READ and not name.endswith("logprobs")},
+        )
+    except (KeyError, TypeError, AttributeError, ValueError, msgspec.ValidationError) as error:
+        if isinstance(error, SglError):
+            raise
+        raise BackendError(f"an answer can't be read ({type(error).__name__}: {error}).") from error
+
+
+_READ = frozenset({
+    "finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens", "e2e_latency", "queue_time",
+    "output_token_logprobs_length",
+})  # fmt: skip
+
+
+def check_failure(reason: Mapping[str, Any] | None) -> None:
+    """Raises the error that a reason for the end tells of, if any."""
+    if reason is None or reason["type"] != "abort":
+        return
+    message, status = str(reason.get("message") or "the request was aborted."), reason.get("status_code")
+    typed = typed_error(str(reason.get("err_type")), message)
+    if typed is None and status in (500, 502, 503):
+        raise LostConnectionError(message)
+    raise typed or RequestAbortedError(message)
+
+
+def usage_of(meta: Mapping[str, Any]) -> Usage:
+    """The usage that an answer tells."""
+    return Usage(
+        prompt_tokens=int(meta.get("prompt_tokens") or 0),
+        cached_tokens=int(meta.get("cached_tokens") or 0),
+        completion_tokens=int(meta.get("completion_tokens") or 0),
+        queue_s=float(meta.get("queue_time") or 0),
+        total_s=float(meta.get("e2e_latency") or 0),
+    )
+
+
+def _entries(meta: Mapping[str, Any], kind: str) -> list[TokenLogprob]:
+    """Log-probabilities of prompt ("input") or output tokens."""
+    entries = meta.get(f"{kind}_token_logprobs") or []
+    tops = meta.get(f"{kind}_top_logprobs") or [None] * len(entries)
+    ids = meta.get(f"{kind}_token_ids_logprobs") or [None] * len(entries)
+    return [
+        TokenLogprob(entry[0], entry[1], entry[2] if len(entry) > 2 else None, _tops(top), _tops(chosen))
+        for entry, top, chosen in zip(entries, tops, ids)
+    ]
+
+
+def _tops(entries: Sequence[Any] | None) -> tuple[tuple[float, int, str | None], ...]:
+    return tuple((entry[0], entry[1], entry[2] if len(entry) > 2 else None) for entry in entries or ())
+
+
+# ---------------------------------------------------------------------------------------------------- selections
+
+
+def scores_of(choice: str, answer: Mapping[str, Any], start: int, prompt_tokens: int) -> ChoiceScore:
+    """The score of a choice, from the answer for the prompt and it.
+
+    Args:
+        start: position in the tokens from which they are reported.
+        prompt_tokens: how many tokens the prompt has by itself.
+
+    Raises:
+        BackendError: the answer has no log-probabilities.
+    """
+    entries = _entries(answer.get("meta_info") or {}, "input")
+    first = prompt_tokens - start  # of the entries, if the prompt's tokens are the same before the choice
+    texts = [entry.text or "" for entry in entries]
+    if "".join(texts[first:]) != choice:  # the last token of the prompt is another one, or has both in it
+        first, length = len(entries), 0
+        while first > 1 and length < len(choice):
+            first -= 1
+            length += len(texts[first])
+    own = [entry for entry in entries[max(first, 0) :] if entry.logprob is not None]
+    if not own:
+        raise BackendError("the server reported no log-probabilities of a choice.")
+    return ChoiceScore(choice, tuple(e.token_id for e in own), tuple(e.logprob for e in own if e.logprob is not None))
+
+
+def unconditional_of(answer: Mapping[str, Any]) -> tuple[float | None, ...]:
+    """The log-probabilities of all tokens of an answer's prompt, None for the first."""
+    return tuple(entry.logprob for entry in _entries(answer.get("meta_info") or {}, "input"))
+
+
+def samples_of(params: SamplingParams) -> int:
+    """How many samples are asked for."""
+    return 1 if isinstance(params.n, Unset) else params.n

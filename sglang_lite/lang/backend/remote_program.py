@@ -1,0 +1,331 @@
+"""Whole programs on a server of this package: `POST /program`, which docs/server.md describes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from sglang_lite import wire
+from sglang_lite.lang.backend.http_client import LOST, Retries, Server
+from sglang_lite.lang.concurrency.loop import executor
+from sglang_lite.program.nodes import Fork, Gen, Node, Path, Program, Rollback
+from sglang_lite.protocol import (
+    BackendError,
+    Delta,
+    Generation,
+    Played,
+    ProgramResult,
+    Prompt,
+    RequestAbortedError,
+    Selection,
+    SglError,
+    Unset,
+    Usage,
+)
+
+_MOMENT_S, _MOST_MOMENTS = 0.001, 5
+Sink: TypeAlias = Callable[[Played | ProgramResult | SglError], None]
+
+
+class RemoteProgram:
+    """A program that is open at a server. What is added before the first request is sent goes with that; all else goes
+    in further ones, in order. If the connection breaks, the whole is sent again: with the same seeds it comes to the
+    same, and what was told is not told again.
+
+    Args:
+        server: that plays it.
+        sink: of its events, called on the executor loop.
+        stream: deltas are wanted.
+    """
+
+    def __init__(self, server: Server, sink: Sink, *, stream: bool) -> None:
+        self._server, self._sink, self._stream = server, sink, stream
+        self._branches: dict[Path, list[Node]] = {(): []}  # all nodes so far, by branch
+        self._unsent: deque[dict[str, Any]] = deque()
+        self._closed = False
+        self._repeatable = True  # nothing was taken back: then the order in which things came would count
+        self._told = _Told()
+        self._id: str | None = None
+        self._sending = False
+        self._over = False
+        self._count = 0  # of calls
+        self._retries = Retries(server)
+        self._task: asyncio.Task[None] | None = None
+        self._connection: asyncio.Task[None] | None = None
+        self._lost: SglError | None = None  # why the connection was given up
+
+    # ----------------------------------------------------------------------------------------------- any thread
+
+    def extend(self, path: Path, nodes: Sequence[Node]) -> None:
+        """Adds nodes to a branch. Raises WireError: one can't be sent."""
+        seeded = tuple(map(_seeded, nodes))
+        data = _as_data(seeded)
+        executor().post(self._extend, path, seeded, data)
+
+    def drop(self, path: Path) -> None:
+        """Ends what is queued or under way in a branch."""
+        executor().post(self._drop, path)
+
+    def close(self) -> None:
+        """Says that nothing more will come."""
+        executor().post(self._close)
+
+    def abort(self) -> None:
+        """Ends it."""
+        executor().post(self._abort)
+
+    # ----------------------------------------------------------------------------------------- the executor loop
+
+    def _extend(self, path: Path, nodes: Sequence[Node], data: Any) -> None:
+        if any(isinstance(node, Rollback) for node in nodes):
+            self._repeatable = False
+        self._branches.setdefault(path, []).extend(nodes)
+        self._add({"path": list(path), "nodes": data})
+
+    def _drop(self, path: Path) -> None:
+        self._repeatable = False
+        self._add({"path": list(path), "drop": True})
+
+    def _close(self) -> None:
+        self._closed = True
+        self._send_soon()
+
+    def _abort(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        self._end(RequestAbortedError("the program was aborted."))
+
+    def _add(self, answer: dict[str, Any]) -> None:
+        self._count += 1
+        self._unsent.append(answer)
+        if self._task is None and not self._over:
+            self._task = self._server.run(self._play())
+        self._send_soon()
+
+    def _end(self, event: ProgramResult | SglError) -> None:
+        if not self._over:
+            self._over, self._id = True, None
+            self._sink(event)
+
+    async def _play(self) -> None:
+        """Asks for the program, and tells what comes."""
+        try:
+            await self._gather()
+            while True:
+                self._connection = asyncio.ensure_future(self._connect())
+                try:
+                    await self._connection
+                    return
+                except asyncio.CancelledError:
+                    if self._lost is None:
+                        raise
+                    error: SglError = self._lost
+                except LOST as lost:
+                    error = lost
+                self._id = self._lost = None
+                if not self._repeatable:
+                    raise error
+                await self._retries.pause(error)
+        except SglError as error:
+            self._end(error)
+        except asyncio.CancelledError:
+            self._end(BackendError("the connections to the server were closed."))
+            raise
+        except Exception as error:  # whatever it is, readers must not wait for ever
+            self._end(BackendError(f"the program can't be played: {error!r}"))
+
+    async def _gather(self) -> None:
+        """Waits a moment while more comes: what goes with the first request needs no other."""
+        for _ in range(_MOST_MOMENTS):
+            before = self._count
+            await asyncio.sleep(_MOMENT_S)
+            if self._count == before:
+                return
+
+    async def _connect(self) -> None:
+        if self._retries.over:
+            raise BackendError("the connections to the server were closed.", hint="Use shutdown() when all is read.")
+        self._unsent = deque(each for each in self._unsent if "drop" in each)  # all nodes are in the first request
+        self._told.begin()
+        opens = bool(self._unsent) or not self._closed
+        body: dict[str, Any] = {
+            "version": wire.VERSION,
+            "program": {"nodes": _as_data(_whole(self._branches))},
+            "stream": self._stream or not opens,  # else the answer would come whole
+            "open": opens,
+        }
+        events = self._server.events("/program", body, self._began if opens else None)
+        async with contextlib.aclosing(events) as datas:
+            async for data in datas:
+                event = _event(self._server, data)
+                if isinstance(event, Played):
+                    for news in self._told.news(event, deltas=self._stream):
+                        self._retries.progressed()
+                        self._sink(news)
+                elif isinstance(event, LOST):
+                    raise event
+                elif isinstance(event, ProgramResult | SglError):
+                    self._end(event)
+                    return
+        raise BackendError("a program's stream has no end.", hint="Check what listens at base_url.")
+
+    # ------------------------------------------------------------------------------------------- further requests
+
+    def _began(self, headers: Mapping[str, str]) -> None:
+        self._id = headers.get("x-program-id")
+        if self._id is None:
+            raise BackendError("the server does not name the program that it has opened.")
+        self._send_soon()
+
+    @property
+    def _sends(self) -> bool:
+        return not self._over and not self._retries.over
+
+    def _send_soon(self) -> None:
+        if self._id is None or self._sending or not self._sends:
+            return
+        if not self._unsent and not self._closed:
+            return
+        self._sending = True
+        self._server.run(self._send(self._id))
+
+    async def _send(self, program: str) -> None:
+        try:
+            while self._id == program and self._sends and (self._unsent or self._closed):
+                answers, closes = list(self._unsent), self._closed
+                self._unsent.clear()
+                body = {"version": wire.VERSION, "answers": answers, "close": closes}
+                await self._server.post(f"/program/{program}/answer", body, once=True)  # it must not count twice
+                if closes:
+                    self._id = None  # nothing more is sent
+        except SglError as error:
+            if self._id == program and self._connection is not None:
+                if isinstance(error, LOST):
+                    self._lost = error
+                else:
+                    self._end(error)
+                self._connection.cancel()
+        except RuntimeError as error:
+            if "shutdown" not in str(error):  # Python's end, which leaves the server: that ends the program, too
+                raise
+        finally:
+            self._sending = False
+        self._send_soon()
+
+
+async def played_alone(
+    server: Server, prompt: Prompt, node: Node, *, stream: bool, model: str | None = None
+) -> AsyncGenerator[Delta | Generation | Selection, None]:
+    """What a program of one node brings. Where the connection breaks, it is asked for again; with the same seed it
+    comes to the same, and what was told is not told again.
+
+    Args:
+        stream: deltas are wanted.
+        model: the name of the server's model: then it is asked for as gateways forward it, in a field of
+            `/v1/completions`.
+
+    Raises:
+        SglError: why it failed.
+    """
+    program = {
+        "version": wire.VERSION,
+        "prompt": msgspec.to_builtins(msgspec.structs.replace(prompt, messages=())),
+        "program": {"nodes": _as_data((_seeded(node),))},
+        "stream": True,
+    }
+    path, body = "/program", program
+    if model is not None:
+        path, body = "/v1/completions", {"model": model, "prompt": prompt.text, "program": program, "stream": True}
+    retries, told = Retries(server), _Told()
+    while True:
+        told.begin()
+        try:
+            async with contextlib.aclosing(server.events(path, body)) as datas:
+                async for data in datas:
+                    event = _event(server, data)
+                    if isinstance(event, ProgramResult):
+                        return
+                    if isinstance(event, SglError):
+                        raise event
+                    for news in told.news(event, deltas=stream) if isinstance(event, Played) else ():
+                        retries.progressed()
+                        if isinstance(news.event, SglError):
+                            raise news.event
+                        yield news.event
+            raise BackendError("a program's stream has no end.", hint="Check what listens at base_url.")
+        except LOST as error:
+            await retries.pause(error)
+
+
+class _Told:
+    """Events that were told, of which a program that is played again brings none a second time."""
+
+    def __init__(self) -> None:
+        self._ends: Counter[Path] = Counter()  # last events of nodes
+        self._texts: dict[tuple[Path, int], str] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Notes that the program is played from its start."""
+        self._coming: Counter[Path] = Counter()
+        self._come: dict[tuple[Path, int], str] = {}
+
+    def news(self, played: Played, *, deltas: bool) -> Iterable[Played]:
+        """The part of an event that was not told."""
+        event = played.event
+        if not isinstance(event, Delta):
+            self._coming[played.path] += 1
+            if self._coming[played.path] > self._ends[played.path]:
+                self._ends[played.path] += 1
+                yield played
+            return
+        if not deltas:
+            return
+        key = played.path, event.index
+        come = self._come[key] = self._come.get(key, "") + event.text
+        told = self._texts.get(key, "")
+        if len(come) > len(told):
+            self._texts[key] = come
+            again = len(event.text) > len(come) - len(told)  # a part of it was told
+            news = Delta(come[len(told) :], index=event.index) if again else event
+            yield Played(played.path, played.name, news)
+
+
+def _event(server: Server, data: str) -> Played | ProgramResult | SglError | Usage:
+    if data.startswith('{"error"'):  # a gateway's
+        server.event(data)
+    found = wire.decode(data.encode(), form="json")
+    if isinstance(found, Played | ProgramResult | SglError | Usage):
+        return found
+    raise BackendError(f"a {type(found).__name__} is no event of a program.")
+
+
+def _as_data(nodes: Sequence[Node]) -> Any:  # plain data
+    return json.loads(wire.encode(Program(tuple(nodes)), form="json"))["data"]["nodes"]
+
+
+def _seeded(node: Node) -> Node:
+    """A node whose draws have seeds, so that it may be played again."""
+    if isinstance(node, Gen) and isinstance(node.params.seed, Unset):
+        return msgspec.structs.replace(node, params=msgspec.structs.replace(node.params, seed=secrets.randbits(63)))
+    if isinstance(node, Fork):
+        return msgspec.structs.replace(node, branches=tuple(tuple(map(_seeded, each)) for each in node.branches))
+    return node
+
+
+def _whole(branches: Mapping[Path, Sequence[Node]], path: Path = (), own: Sequence[Node] = ()) -> tuple[Node, ...]:
+    """The nodes of a branch, `own` before those that were added, each fork with all of its branches."""
+    found: list[Node] = []
+    for place, node in enumerate((*own, *branches.get(path, ()))):
+        if isinstance(node, Fork):
+            inner = tuple(_whole(branches, (*path, place, i), each) for i, each in enumerate(node.branches))
+            node = msgspec.structs.replace(node, branches=inner)
+        found.append(node)
+    return tuple(found)

@@ -1,0 +1,417 @@
+"""A server as a backend, of this package or SGLang's own; and one that is started for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import json
+import secrets
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
+from sglang_lite.lang.backend.http_client import LOST, Retries, Server
+from sglang_lite.lang.backend.native_protocol import (
+    NATIVE,
+    Sample,
+    body_of,
+    generation_of,
+    samples_of,
+    scores_of,
+    unconditional_of,
+    usage_of,
+)
+from sglang_lite.lang.backend.remote import TokenUsage
+from sglang_lite.lang.backend.remote_program import RemoteProgram, played_alone
+from sglang_lite.lang.backend.server_process import ServerProcess
+from sglang_lite.lang.chat_template import get_chat_template, get_chat_template_by_model_path
+from sglang_lite.lang.concurrency.loop import executor
+from sglang_lite.program.nodes import Gen, Node, Select
+from sglang_lite.protocol import (
+    BackendError,
+    Constraint,
+    Delta,
+    Generation,
+    Played,
+    ProgramResult,
+    Prompt,
+    SamplingParams,
+    Selection,
+    SglError,
+    TemplateError,
+    Usage,
+)
+from sglang_lite.text.chat_template import ChatTemplate, JinjaTemplate
+from sglang_lite.text.tool_formats import family_of
+
+if TYPE_CHECKING:
+    from sglang_lite.lang.execution.push_down import OpenProgram
+
+_SCORED = {"max_new_tokens": 0, "temperature": 0}
+
+
+class RuntimeEndpoint(BaseBackend):
+    """A server that speaks SGLang's native protocol. One of this package is handed whole programs, and a stream that
+    breaks off continues where it was.
+
+    Args:
+        base_url: address of the server.
+        api_key: that it demands, if any.
+        verify: of TLS: False for no check, or the path of a file of authorities.
+        chat_template_name: of a registered template; None for the model's own, or the one that its name suggests.
+        timeout: longest wait for the next bytes of an answer, in seconds; None for as long as it takes.
+        retries: tries after the first one of what was lost on the way, with longer and longer pauses; the count begins
+            anew with everything that comes.
+
+    Attributes:
+        model_info: description of the model by the server.
+        token_usage: tokens used since it was made, or reset; of what was asked node by node.
+
+    Raises:
+        BackendError: the server can't be reached, or refuses.
+        ParameterError: the address is none.
+        TemplateError: no template has this name.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        verify: bool | str | None = None,
+        chat_template_name: str | None = None,
+        *,
+        timeout: float | None = None,
+        retries: int = 8,
+    ) -> None:
+        super().__init__()
+        self.base_url = base_url
+        self._server = Server(base_url, api_key, verify, timeout, retries)
+        self.model_info = _object(self._server.ask("GET", "/get_model_info").content)
+        self.token_usage = TokenUsage()
+        info = self._server_info()
+        ours = info.get("sglang_lite", self.model_info.get("sglang_lite"))
+        self._ours: Mapping[str, Any] = ours if isinstance(ours, dict) else {}
+        # A gateway that answers for itself there forwards only the fields that it knows, but where it knows none.
+        self._narrow = bool(self._ours) and "sglang_lite" not in info
+        self._incremental = bool({**self._ours, **info}.get("incremental_streaming_output"))
+        self._programs = bool(self._ours.get("program")) and self._server.status("GET", "/program") == 405
+        self.enforces = bool(self._ours)
+        images = bool(self.model_info.get("has_image_understanding"))
+        self.capabilities = Capabilities(
+            ALL_CONSTRAINTS if self._ours.get("records") or self._narrow else NATIVE.constraints, images=images
+        )
+        if chat_template_name is not None:
+            self.chat_template = get_chat_template(chat_template_name)
+
+    def _server_info(self) -> dict[str, Any]:
+        """Settings and counts of the server; {} where it tells none."""
+        for path in ("/server_info", "/get_server_info"):  # older ones, and gateways, have the second alone
+            with contextlib.suppress(SglError):
+                return _object(self._server.ask("GET", path).content)
+        return {}
+
+    # ------------------------------------------------------------------------------------------- generations
+
+    async def agenerate(
+        self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        if self._narrow:
+            async with contextlib.aclosing(self._alone(prompt, Gen(None, params, constraint), stream=stream)) as events:
+                async for event in events:
+                    assert not isinstance(event, Selection)
+                    yield event
+            return
+        body = body_of(prompt, params, constraint, records=bool(self._ours.get("records")))
+        if self._ours:
+            body["sampling_params"].setdefault("sampling_seed", secrets.randbits(63))
+        count = samples_of(params)
+        if stream:
+            async with contextlib.aclosing(self._streamed(body, count, constraint)) as events:
+                async for event in events:
+                    yield event
+            return
+        answer = await self._server.post("/generate", body)
+        answers = answer if isinstance(answer, list) else [answer]
+        if len(answers) != count:
+            raise BackendError(f"{self.base_url} gave {len(answers)} answers for {count} samples.")
+        for index, each in enumerate(answers):
+            generation = generation_of(each, constraint, index)
+            self._count(generation.usage)
+            yield generation
+
+    async def _streamed(
+        self, body: Mapping[str, Any], count: int, constraint: Constraint | None
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        """Events of a generation, over as many connections as it takes."""
+        samples = [Sample(index, constraint, incremental=self._incremental) for index in range(count)]
+        retries, given = Retries(self._server), list[int]()
+        while True:
+            asked = {**body, "stream": True, **({"output_ids": given} if given else {})}
+            try:
+                async with contextlib.aclosing(self._server.answers("/generate", asked)) as answers:
+                    async for answer in answers:
+                        index = answer.get("index", 0)
+                        if not isinstance(index, int) or not 0 <= index < count:
+                            raise BackendError(f"{self.base_url} gave an answer with the index {index!r:.60}.")
+                        if samples[index].ended:
+                            continue
+                        for event in samples[index].take(answer):
+                            retries.progressed()
+                            if isinstance(event, Generation):
+                                self._count(event.usage)
+                            yield event
+                if all(sample.ended for sample in samples):
+                    return
+                raise BackendError(f"{self.base_url}: the stream has no end.")
+            except LOST as error:
+                if all(sample.ended for sample in samples):  # all but its last line has come
+                    return
+                if not self._ours.get("output_ids") and any(sample.ids for sample in samples):
+                    raise
+                await retries.pause(error)
+            # Of several samples none can be continued, but all come again as they were.
+            continues = count == 1
+            given = [i for sample in samples for i in sample.begin_again(continues=continues)]
+
+    async def _alone(
+        self, prompt: Prompt, node: Node, *, stream: bool = False
+    ) -> AsyncGenerator[Delta | Generation | Selection, None]:
+        """What a program of one node brings."""
+        model = None if self._programs else self.get_model_name()
+        async with contextlib.aclosing(played_alone(self._server, prompt, node, stream=stream, model=model)) as events:
+            async for event in events:
+                if not isinstance(event, Delta):
+                    self._count(event.usage)
+                yield event
+
+    def _count(self, usage: Usage) -> None:
+        self.token_usage.prompt_tokens += usage.prompt_tokens
+        self.token_usage.completion_tokens += usage.completion_tokens
+
+    # -------------------------------------------------------------------------------------------- selections
+
+    async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
+        if self._ours.get("program") or self._narrow:
+            special = prompt.role is None  # in a turn they are its content
+            node = Select(None, tuple(choices), None, unconditional=unconditional, special=special)
+            async with contextlib.aclosing(self._alone(prompt, node)) as events:
+                async for event in events:
+                    assert isinstance(event, Selection)
+                    return event
+            raise BackendError(f"{self.base_url} scored nothing.")
+        text = prompt.text
+        known = await self._server.post("/generate", {"text": text, "sampling_params": {"max_new_tokens": 0}})
+        prompt_tokens = usage_of(known["meta_info"]).prompt_tokens
+        start = max(prompt_tokens - 2, 0)
+        asked = {
+            "text": [text + choice for choice in choices], "sampling_params": _SCORED, "return_logprob": True,
+            "return_text_in_logprobs": True, "logprob_start_len": start,
+        }  # fmt: skip
+        answers = await self._server.post("/generate", asked)
+        scores = [scores_of(choice, each, start, prompt_tokens) for choice, each in zip(choices, answers)]
+        if unconditional:
+            alone = {
+                "input_ids": [list(score.token_ids) for score in scores], "sampling_params": _SCORED,
+                "return_logprob": True, "logprob_start_len": 0,
+            }  # fmt: skip
+            found = await self._server.post("/generate", alone)
+            scores = [_with(score, unconditional_of(each)) for score, each in zip(scores, found)]
+        usages = [usage_of(each["meta_info"]) for each in answers]
+        usage = Usage(
+            prompt_tokens=sum(each.prompt_tokens for each in usages),
+            cached_tokens=sum(each.cached_tokens for each in usages),
+            total_s=max((each.total_s for each in usages), default=0.0),
+        )
+        self._count(usage)
+        return Selection(tuple(scores), usage)
+
+    # ---------------------------------------------------------------------------------------------- programs
+
+    @cached_property
+    def plays_programs(self) -> bool:
+        """True if the server plays whole programs."""
+        hooks = ("agenerate", "aselect", "generate", "generate_stream", "select")
+        own = any(getattr(type(self), hook) is not getattr(RuntimeEndpoint, hook) for hook in hooks)
+        return self._programs and not own
+
+    def open_program(self, sink: Callable[[Played | ProgramResult | SglError], None], *, stream: bool) -> OpenProgram:
+        return RemoteProgram(self._server, sink, stream=stream)
+
+    # --------------------------------------------------------------------------------------------- the server
+
+    def get_model_name(self) -> str:
+        return str(self.model_info.get("model_path", "?"))
+
+    def identity(self) -> tuple[Any, ...]:
+        return *super().identity(), self.base_url
+
+    def get_chat_template(self) -> ChatTemplate | None:
+        if self.chat_template is None:
+            source = self._ours.get("chat_template")
+            if isinstance(source, str):
+                self.chat_template = JinjaTemplate(source, self._ours.get("special_tokens"))
+            else:
+                with contextlib.suppress(TemplateError):
+                    self.chat_template = get_chat_template_by_model_path(self.get_model_name())
+        return self.chat_template
+
+    def tool_family(self) -> str | None:
+        template = self.get_chat_template()
+        return family_of(template.source) if isinstance(template, JinjaTemplate) else None
+
+    def flush_cache(self) -> bool:
+        self._server.ask("POST", "/flush_cache")
+        return True
+
+    def get_server_info(self) -> dict[str, Any]:
+        return self._server_info()
+
+    def cache_prefix(self, prefix_str: str) -> None:
+        self._server.ask("POST", "/generate", {"text": prefix_str, "sampling_params": {"max_new_tokens": 0}})
+
+    def start_profile(self) -> None:
+        """Has the server begin to record a profile."""
+        self._server.ask("POST", "/start_profile")
+
+    def stop_profile(self) -> None:
+        """Has the server write the profile."""
+        self._server.ask("POST", "/stop_profile")
+
+    def shutdown(self) -> None:
+        """Closes the connections; the next call would open new ones."""
+        asyncio.run_coroutine_threadsafe(self.aclose(), executor().loop).result()
+
+    async def aclose(self) -> None:
+        """Closes the connections of the event loop that runs here: programs have their own."""
+        await self._server.close()
+
+
+def _with(score: Any, unconditional: tuple[float | None, ...]) -> Any:
+    import msgspec
+
+    return msgspec.structs.replace(score, unconditional=unconditional)
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise BackendError(f"{data[:80]!r} is no description of a server.", hint="Check what listens at base_url.")
+    return found
+
+
+class Runtime:
+    """A server of this package, started for this process: as SGLang's. `sgl.Engine` does without one.
+
+    Args:
+        log_level: of the server's messages, which go to `logging` as "sglang_lite.server".
+        launch_timeout: longest wait for its first token, in seconds.
+        **kwargs: the flags of `sglang-lite serve`, with underscores: `model_path`, `port` (a free one by default),
+            `api_key` …
+
+    Attributes:
+        endpoint: the server as a backend.
+        url, generate_url: its address, and that of its native protocol.
+        pid: of its process.
+        server_args: as given.
+
+    Raises:
+        BackendError: the server could not be started; it has its last output.
+    """
+
+    def __init__(self, log_level: str = "error", launch_timeout: float = 300.0, **kwargs: Any) -> None:
+        self.server_args = kwargs
+        self._process = ServerProcess({"log_level": log_level, **kwargs}, launch_timeout)
+        self.url, self.pid = self._process.url, self._process.pid
+        self.generate_url = f"{self.url}/generate"
+        key = kwargs.get("api_key")
+        self._key = key if isinstance(key, str | None) else next(iter(key), None)
+        try:
+            self.endpoint = RuntimeEndpoint(self.url, self._key)
+        except BaseException:
+            self._process.end()
+            raise
+
+    def shutdown(self) -> None:
+        """Ends the server. May be called again."""
+        if self._process.running:
+            self.endpoint.shutdown()
+        self._process.end()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def start_profile(self) -> None:
+        self.endpoint.start_profile()
+
+    def stop_profile(self) -> None:
+        self.endpoint.stop_profile()
+
+    def cache_prefix(self, prefix: str) -> None:
+        self.endpoint.cache_prefix(prefix)
+
+    def get_tokenizer(self) -> Any:  # one of transformers
+        """The model's tokenizer, as transformers has it."""
+        path = str(self.endpoint.model_info["tokenizer_path"])
+        transformers = importlib.import_module("transformers")
+        try:
+            return transformers.AutoTokenizer.from_pretrained(path)
+        except (OSError, ValueError, KeyError):  # a folder that has nothing else
+            return transformers.PreTrainedTokenizerFast(tokenizer_file=f"{path}/tokenizer.json")
+
+    async def async_generate(
+        self, prompt: str, sampling_params: Mapping[str, Any] | None = None
+    ) -> AsyncGenerator[str, None]:
+        """The answer's text as it comes, in pieces."""
+        body = {"text": prompt, "sampling_params": dict(sampling_params or {})}
+        told = ""
+        server = Server(self.url, self._key, None, None, 0)
+        try:
+            async with contextlib.aclosing(server.answers("/generate", {**body, "stream": True})) as answers:
+                async for answer in answers:
+                    text = answer["text"]
+                    if len(text) > len(told):
+                        yield text[len(told) :]
+                        told = text
+        finally:
+            await server.close()
+
+    add_request = async_generate
+
+    def generate(
+        self,
+        prompt: str | Sequence[str],
+        sampling_params: Mapping[str, Any] | None = None,
+        return_logprob: bool | Sequence[bool] | None = False,
+        logprob_start_len: int | Sequence[int] | None = None,
+        top_logprobs_num: int | Sequence[int] | None = None,
+        lora_path: Any = None,  # refused by the server where it is set
+        session_id: str | None = None,
+    ) -> str:
+        """The answer as JSON text, of one prompt or a list of them."""
+        body = {
+            "text": prompt, "sampling_params": sampling_params, "return_logprob": return_logprob,
+            "logprob_start_len": logprob_start_len, "top_logprobs_num": top_logprobs_num, "lora_path": lora_path,
+            "session_id": session_id,
+        }  # fmt: skip
+        return self._text("/generate", body)
+
+    def encode(self, prompt: str | Sequence[str]) -> str:
+        """Embeddings as JSON text; a model that has none is refused by the server."""
+        return self._text("/encode", {"text": prompt})
+
+    def _text(self, path: str, body: Mapping[str, Any]) -> str:
+        given = {name: value for name, value in body.items() if value is not None}
+        server = Server(self.url, self._key, None, None, 0)
+        return json.dumps(json.loads(server.ask("POST", path, given).content))
+
+    async def get_server_info(self) -> dict[str, Any]:
+        """Settings and counts of the server."""
+        return await asyncio.to_thread(self.endpoint.get_server_info)

@@ -1,0 +1,187 @@
+"""A server's process: started by its own command line, its output handed to `logging`, ended with this process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from sglang_lite.lang.backend.http_client import Server
+from sglang_lite.protocol import BackendError, ParameterError, SglError
+
+logger = logging.getLogger("sglang_lite.server")
+
+_PATIENCE_S = 10.0  # for a process that was asked to end
+_POLL_S = 0.05
+_KEPT_LINES = 20
+_LONGEST_LINE = 10_000  # bytes; the rest is the next one
+_SERVING = re.compile(r"Serving .* at (http://\S+)$")
+# It ends when its parent does, however that ends; its engine ends with it.
+_CODE = """\
+import os, sys, threading, time
+sys.path[:] = {paths!r}
+def watch():
+    while os.getppid() == {parent}:
+        time.sleep(0.5)
+    os._exit(1)
+threading.Thread(target=watch, daemon=True).start()
+from sglang_lite.cli import main
+sys.exit(main({arguments!r}))
+"""
+
+
+class ServerProcess:
+    """
+    Args:
+        settings: flags of `sglang-lite serve`, with underscores. Without a port it takes a free one.
+        timeout_s: longest wait until it is ready.
+
+    Attributes:
+        url: its address.
+        pid: of the process.
+
+    Raises:
+        BackendError: it could not be started, or was not ready in time.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], timeout_s: float) -> None:
+        arguments = ["serve", *flags_of({"port": 0, **settings})]
+        code = _CODE.format(paths=_paths(), parent=os.getpid(), arguments=arguments)
+        self._home = os.getpid()
+        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._told = threading.Event()  # its address, or its end
+        self.url = ""
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise BackendError(f"the server can't be started: {error}.") from error
+        self.pid = self._process.pid
+        self._finalizer = weakref.finalize(self, _end, self._process, self._home)
+        reader = threading.Thread(
+            target=_read, args=(weakref.ref(self), self._process, self._told), name="sglang_lite-server", daemon=True
+        )
+        reader.start()
+        try:
+            self._wait(timeout_s)
+        except BaseException:
+            self.end()
+            raise
+
+    @property
+    def running(self) -> bool:
+        return os.getpid() == self._home and self._process.poll() is None
+
+    def take_line(self, line: str) -> None:
+        """Takes what the process has printed."""
+        self._lines.append(line)
+        found = _SERVING.search(line)
+        if found and not self.url:
+            self.url = found[1]
+            self._told.set()
+
+    def _wait(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        if not self._told.wait(timeout_s):
+            raise self._late(timeout_s)
+        if not self.url:
+            raise BackendError(f"the server ended with status {self._process.wait()}.{self._last_lines()}")
+        server = Server(self.url, None, None, _PATIENCE_S, 0)
+        while True:
+            with contextlib.suppress(SglError):
+                if server.status("GET", "/ready") == 200:
+                    return
+            if self._process.poll() is not None:
+                raise BackendError(f"the server ended with status {self._process.wait()}.{self._last_lines()}")
+            if time.monotonic() > deadline:
+                raise self._late(timeout_s)
+            time.sleep(_POLL_S)
+
+    def _late(self, timeout_s: float) -> BackendError:
+        return BackendError(
+            f"the server was not ready after {timeout_s:g} s.{self._last_lines()}", hint="Raise launch_timeout."
+        )
+
+    def _last_lines(self) -> str:
+        lines = [line for line in list(self._lines) if line]
+        return " Its last output:\n" + "\n".join(lines) if lines else ""
+
+    def end(self) -> None:
+        """Ends the process and waits for it; in a forked copy nothing, as it is the other's."""
+        self._finalizer()
+
+
+def _read(owner: weakref.ref[ServerProcess], process: subprocess.Popen[bytes], told: threading.Event) -> None:
+    """Hands what the process prints to `logging`: a full pipe would stop it."""
+    assert process.stdout is not None
+    with process.stdout as pipe:
+        for line in iter(partial(pipe.readline, _LONGEST_LINE), b""):
+            text = line.decode("utf-8", "replace").rstrip()
+            server = owner()
+            if server is not None:
+                server.take_line(text)
+                del server
+            with contextlib.suppress(Exception):  # the caller's handlers
+                logger.info("%s", text)
+    told.set()
+
+
+def _end(process: subprocess.Popen[bytes], home: int) -> None:
+    if os.getpid() != home:
+        return
+    for patience_s in (1.0, _PATIENCE_S):  # the second signal ends what is open
+        with contextlib.suppress(OSError):
+            process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience_s)
+            return
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def flags_of(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as flags of a command line.
+
+    Raises:
+        ParameterError: a value has no form there.
+    """
+    found = []
+    for name, value in settings.items():
+        flag = f"--{name.replace('_', '-')}"
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            if value:
+                found.append(flag)
+            elif not name.startswith(("disable_", "enable_", "skip_")):  # switches, which are off by themselves
+                found.append(f"--no-{flag[2:]}")
+            continue
+        values = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else (value,)
+        for each in values:
+            if not isinstance(each, str | int | float | os.PathLike):
+                raise ParameterError(name, f"a {type(each).__name__} can't be a flag of the server.")
+            found.append(f"{flag}={os.fspath(each) if isinstance(each, os.PathLike) else each}")
+    return found
+
+
+def _paths() -> list[str]:
+    """The paths of this process, absolute: the folder that it is in by its name, if it is there."""
+    paths = []
+    for path in sys.path:
+        with contextlib.suppress(OSError):
+            paths.append(path or os.getcwd())
+    return paths

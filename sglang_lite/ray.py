@@ -1,0 +1,307 @@
+"""Batches on a Ray cluster: an engine an actor, rows that share text at the same one.
+
+`program.run_batch(rows, cluster=RayOptions(engine={"model": …}))`. Knows the language's batches, and engines by their
+settings alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_lite.lang.batch import BatchPlan, Item
+from sglang_lite.lang.body_pool import Outcome, Report
+from sglang_lite.lang.checkpoint import data_of, state_of
+from sglang_lite.lang.function import SglFunction
+from sglang_lite.protocol import BackendError, CapabilityError, ParameterError, SglError
+from sglang_lite.wire.failure import as_error, as_failure
+
+logger = logging.getLogger("sglang_lite")
+
+_LANES = 2  # groups of rows under way at an actor, so that it is not idle between two
+_FEWEST = 8  # rows of a group that is cut, so that their prefix is worth computing
+_DRIVERS = {  # options of a batch that are not an actor's business
+    "backend", "cluster", "checkpoint", "version", "skip_damaged", "progress_bar", "generator_style", "ordered",
+    "on_error", "num_threads", "stream", "use_thread",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayOptions:
+    """Engines on a Ray cluster, started for a batch and ended with it.
+
+    Attributes:
+        engine: keywords of each actor's `Engine`, or a function without arguments that makes its backend.
+        actors: how many; None for one a GPU of the cluster, or one a node where there are none.
+        num_cpus: of each actor, as Ray counts them.
+        num_gpus: the same; None for one where the cluster has GPUs.
+        start_timeout_s: how long an actor may take to start: for room on the cluster, and to load its model.
+
+    Raises:
+        ParameterError: a bad value.
+    """
+
+    engine: Mapping[str, Any] | Callable[[], Any] = field(default_factory=dict)
+    actors: int | None = None
+    num_cpus: float = 1.0
+    num_gpus: float | None = None
+    start_timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.engine, Mapping) or callable(self.engine)):
+            raise ParameterError("engine", f"{self.engine!r:.60} is neither keywords of `Engine` nor a function.")
+        if self.actors is not None and (not isinstance(self.actors, int) or self.actors < 1):
+            raise ParameterError("actors", f"{self.actors!r:.60} is no whole number of at least 1.")
+        for name in ("num_cpus", "num_gpus", "start_timeout_s"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise ParameterError(name, f"{value!r:.60} is negative.")
+
+    def identity(self) -> object:
+        """Data that the answers depend on: a checkpoint is only good for the same."""
+        if isinstance(self.engine, Mapping):
+            return "sglang_lite.ray", sorted((name, str(value)) for name, value in self.engine.items())
+        return "sglang_lite.ray", self.engine.__module__, self.engine.__qualname__
+
+    def rows(self, given: Any) -> Any:
+        """The items of a batch: a Ray Dataset's rows, or what was given."""
+        return list(given.iter_rows()) if hasattr(given, "iter_rows") else given
+
+    def pool(self, program: SglFunction, plan: BatchPlan, report: Report, *, held: bool) -> ActorPool:
+        """The actors that run the items of a batch that are left.
+
+        Raises:
+            CapabilityError: Ray is not installed.
+        """
+        return ActorPool(self, program, plan, report, held=held)
+
+
+def groups(rows: Sequence[tuple[int, Item]], most: int) -> list[list[int]]:
+    """Rows by the longest text among their arguments that some others have, too, and not all: a document about which
+    there are several questions, say. In the order of the first of each group, which has at most so many."""
+    texts = {
+        index: {v for v in (*args, *kwargs.values()) if isinstance(v, str) and v} for index, (args, kwargs) in rows
+    }
+    counts = Counter(text for found in texts.values() for text in found)
+    found: dict[object, list[int]] = {}
+    for index, own in texts.items():
+        shared = [text for text in own if 1 < counts[text] < len(rows)]
+        found.setdefault(max(shared, key=lambda text: (len(text), text), default=None), []).append(index)
+    return [group[i : i + most] for group in found.values() for i in range(0, len(group), most)]
+
+
+class ActorPool:
+    """A pool (lang/body_pool.py) whose items run on actors: a thread follows each actor.
+
+    Args:
+        held: a row is under way until `release` is called for it; rows are then taken in their order.
+    """
+
+    def __init__(
+        self, options: RayOptions, program: SglFunction, plan: BatchPlan, report: Report, *, held: bool
+    ) -> None:
+        self._options, self._program, self._plan, self._report, self._held = options, program, plan, report, held
+        self._ray = _ray()
+        self._items = dict(plan.left)
+        self._left = set(self._items)
+        self._tried: Counter[int] = Counter()  # how often a row's actor has died
+        self._waiting: deque[list[int]] = deque()
+        self._room = 0
+        self._seats = 0  # of actors that live, or may come to life
+        self._actors: set[Any] = set()
+        self._bell = threading.Condition()
+        self._over = False
+
+    def start(self) -> None:
+        ray, options = self._ray, self._options
+        if not ray.is_initialized():
+            ray.init()
+        total = ray.cluster_resources()
+        num_gpus = options.num_gpus if options.num_gpus is not None else float(total.get("GPU", 0) >= 1)
+        count = options.actors or int(total.get("GPU", 0) / num_gpus if num_gpus else _nodes(ray, options.num_cpus))
+        count = max(min(count, len(self._items)), 1)
+        order = list(self._plan.left)
+        most = max(-(-len(order) // (2 * _LANES * count)), _FEWEST)
+        self._waiting.extend([[i for i, _ in order]] if self._held else groups(order, most))
+        self._seats, self._room = count, self._plan.window * count
+        settings = {name: value for name, value in self._plan.options.items() if name not in _DRIVERS}
+        window = max(self._plan.window // _LANES, 1)
+        task = ray.put((self._program, {**settings, "num_threads": window}))
+        kind = ray.remote(num_cpus=options.num_cpus, num_gpus=num_gpus, max_concurrency=_LANES)(_Actor)
+        for _ in range(count):
+            threading.Thread(target=self._sit, args=(kind, task, most), name="sglang_lite-actor", daemon=True).start()
+
+    def stop(self) -> None:
+        """Takes no further row, and ends the actors."""
+        with self._bell:
+            self._over = True
+            actors, self._actors = self._actors, set()
+            self._bell.notify_all()
+        for actor in actors:
+            self._ray.kill(actor)
+
+    def release(self) -> None:
+        """Counts one row less as under way."""
+        with self._bell:
+            self._room += 1
+            self._bell.notify_all()
+
+    # ---------------------------------------------------------------------------------------- an actor's threads
+
+    def _sit(self, kind: Any, task: Any, most: int) -> None:
+        """Follows an actor, and one more where it has died."""
+        error: Exception = BackendError("it was stopped.")
+        for _ in range(2):
+            with self._bell:
+                if self._over or not self._left:
+                    break
+                actor = kind.remote(self._options.engine, task)
+                self._actors.add(actor)
+            try:
+                self._ray.get(actor.ready.remote(), timeout=self._options.start_timeout_s)
+            except Exception as failed:  # Ray's own, and what the engine has raised
+                error = failed
+                self._end(actor)
+                if not isinstance(failed, self._ray.exceptions.RayActorError):
+                    break
+                continue
+            lanes = [threading.Thread(target=self._lane, args=(actor, most), daemon=True) for _ in range(_LANES)]
+            for lane in lanes:
+                lane.start()
+            for lane in lanes:
+                lane.join()
+            self._end(actor)
+            error = BackendError("the actor has died.")
+        with self._bell:
+            self._seats -= 1
+            lost = [] if self._seats or self._over else [*self._left]
+        for index in lost:
+            self._finish(index, _no_actor(error))
+
+    def _lane(self, actor: Any, most: int) -> None:
+        """Gives an actor rows until there are none, or it has died."""
+        exceptions = self._ray.exceptions
+        while rows := self._take(actor, most):
+            asked = [(index, self._items[index]) for index in rows]
+            try:
+                for found in actor.run.options(num_returns="streaming").remote(asked):
+                    index, kind, data = self._ray.get(found)
+                    self._finish(index, _outcome(kind, data))
+            except exceptions.RayTaskError as error:  # of what all rows have in common
+                for index in rows:
+                    self._finish(index, _no_actor(error))
+            except exceptions.RayError as error:
+                self._again(actor, rows, error)
+                return
+
+    def _take(self, actor: Any, most: int) -> list[int]:
+        """The next rows, when there is room for them; none when there will be no more, or the actor has died."""
+        with self._bell:
+            while self._left and actor in self._actors and not (self._waiting and self._room):
+                self._bell.wait()
+            if not self._left or actor not in self._actors:
+                return []
+            group = self._waiting.popleft()
+            count = min(len(group), self._room, most)
+            if group[count:]:
+                self._waiting.appendleft(group[count:])
+            self._room -= count
+            return group[:count]
+
+    def _finish(self, index: int, outcome: Outcome) -> None:
+        with self._bell:
+            if index not in self._left or self._over:
+                return
+            self._left.discard(index)
+            if not self._held:
+                self._room += 1
+            self._bell.notify_all()
+        self._report(index, outcome)
+
+    def _again(self, actor: Any, rows: list[int], error: Exception) -> None:
+        """Gives rows of an actor that has died to another one; but once."""
+        with self._bell:
+            self._actors.discard(actor)
+            rows = [index for index in rows if index in self._left]
+            self._tried.update(rows)
+            again = [index for index in rows if self._tried[index] < 2]
+            if again:
+                self._waiting.appendleft(again)
+                self._room += len(again)
+            if not self._over:
+                logger.warning("an actor has died; %d rows run again: %s", len(again), str(error).partition("\n")[0])
+            self._bell.notify_all()
+        for index in set(rows) - set(again):
+            self._finish(index, _no_actor(error))
+
+    def _end(self, actor: Any) -> None:
+        with self._bell:
+            self._actors.discard(actor)
+        self._ray.kill(actor)
+
+
+class _Actor:
+    """An engine, and the program that it runs."""
+
+    def __init__(self, engine: Mapping[str, Any] | Callable[[], Any], task: tuple[SglFunction, dict[str, Any]]) -> None:
+        from sglang_lite.engine.engine import Engine
+
+        self._program, self._settings = task
+        self._backend = Engine(**engine) if isinstance(engine, Mapping) else engine()
+
+    def ready(self) -> bool:
+        return True
+
+    def run(self, rows: list[tuple[int, Item]]) -> Iterator[tuple[int, str, Any]]:
+        """Runs rows. Gives each one's outcome when it has it."""
+        items = [list(args) if args else kwargs for _, (args, kwargs) in rows]
+        outcomes = self._program.run_batch(
+            items, backend=self._backend, generator_style=True, ordered=False, on_error="return", **self._settings
+        )
+        for i, outcome in outcomes:
+            yield rows[i][0], *_data(outcome)
+
+
+def _data(outcome: Outcome) -> tuple[str, Any]:
+    """An outcome as what another process can read."""
+    if not isinstance(outcome, Exception):
+        try:
+            return "state", data_of(outcome)
+        except SglError as error:
+            outcome = error
+    if isinstance(outcome, SglError):
+        return "failure", as_failure(outcome)
+    try:
+        pickle.loads(pickle.dumps(outcome))
+    except Exception:
+        return "failure", as_failure(BackendError(f"{type(outcome).__name__}: {outcome}"))
+    return "error", outcome
+
+
+def _outcome(kind: str, data: Any) -> Outcome:
+    if kind == "state":
+        return state_of(data)
+    found: Exception = as_error(data) if kind == "failure" else data
+    return found
+
+
+def _no_actor(error: Exception) -> BackendError:
+    cause = getattr(error, "cause", None) or error
+    return BackendError(f"the cluster could not run it: {cause}", hint="Ray's logs say more.")
+
+
+def _nodes(ray: Any, num_cpus: float) -> int:
+    return sum(node["Alive"] and node["Resources"].get("CPU", 0) >= max(num_cpus, 1) for node in ray.nodes())
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise CapabilityError("a cluster needs Ray.", hint="pip install 'sglang-lite[ray]'") from error
+    return ray

@@ -1,0 +1,152 @@
+"""The server as a whole: its application, and the life of its process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route as StarletteRoute
+
+from sglang_lite.engine.engine import Engine
+from sglang_lite.protocol import BackendError, SglError
+from sglang_lite.server import (
+    chat,
+    completions,
+    decisions,
+    messages,
+    metrics,
+    models,
+    native,
+    openapi,
+    program,
+    responses,
+)
+from sglang_lite.server.errors import MethodError, NotFoundError, Protocol
+from sglang_lite.server.routes import Call, Endpoint, Gate, Route, answer, refusal
+from sglang_lite.server.service import Service
+from sglang_lite.server.settings import ServerSettings
+from sglang_lite.server.sockets import bound
+
+logger = logging.getLogger("sglang_lite.server")
+_IDLE_S = 75  # that a connection may be unused; a gateway drops its own sooner, and never finds one closed under it
+
+
+async def _document(_: Service, __: Call) -> Response:
+    """Gives the OpenAPI document."""
+    return answer(openapi.document(ROUTES))
+
+
+ROUTES: tuple[Route, ...] = (
+    *native.ROUTES,
+    *chat.ROUTES,
+    *completions.ROUTES,
+    *messages.ROUTES,
+    *responses.ROUTES,
+    *decisions.ROUTES,
+    *program.ROUTES,
+    *models.ROUTES,
+    *metrics.ROUTES,
+    Route("/openapi.json", _document, "This document", ("GET",), access="open"),
+)
+
+
+def application(engine: Engine, settings: ServerSettings) -> Starlette:
+    """The ASGI application that serves an engine."""
+    gate = Gate(settings.api_key, settings.admin_api_key, settings.max_open, settings.max_open_per_key)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        app.state.service = service = Service(engine, settings)
+        await service.start()
+        yield
+        await service.stop()
+
+    def service() -> Service:
+        found: Service = app.state.service
+        return found
+
+    app = Starlette(
+        routes=[
+            StarletteRoute(route.path, Endpoint(route, service, gate), methods=list(route.methods)) for route in ROUTES
+        ],
+        lifespan=lifespan,
+        exception_handlers={HTTPException: _http_error},
+    )
+    return app
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """What the router itself refuses: paths that are not there, and methods that they have not."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path[:200]
+    refused: SglError = NotFoundError(f"there is no {path!r} here.", hint="/openapi.json lists what there is.")
+    if error.status_code == 405:
+        refused = MethodError(f"{path!r} takes no {request.method}.")
+    elif error.status_code != 404:
+        refused = BackendError(str(error.detail))
+    response = refusal(refused, _protocol(path), request.headers.get("x-request-id", "")[:128])
+    response.headers.update(error.headers or {})
+    return response
+
+
+def _protocol(path: str) -> Protocol:
+    if path.startswith("/v1/messages"):
+        return "anthropic"
+    return "openai" if path.startswith("/v1/") else "native"
+
+
+def say(line: str) -> None:
+    """Prints a line for whoever has started the server, who may read it from a pipe."""
+    print(line, flush=True)
+
+
+def serve(
+    settings: ServerSettings,
+    engine_settings: Mapping[str, Any],
+    told: Callable[[str], object] = say,
+    listening: socket.socket | None = None,
+) -> int:
+    """Serves until SIGTERM or SIGINT; then what is open runs on, up to `drain_s`. A second signal ends it at once.
+
+    Args:
+        engine_settings: keywords of `Engine`.
+        told: is given one line when the server can be reached.
+        listening: a socket that has an address already, instead of one with that of the settings.
+
+    Returns:
+        The exit status.
+    """
+    listening = listening or bound(settings.host, settings.port)
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    with Engine(**engine_settings) as engine, contextlib.closing(listening):
+        config = uvicorn.Config(
+            application(engine, settings),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=_IDLE_S,
+            timeout_graceful_shutdown=max(int(settings.drain_s), 1),
+            lifespan="on",
+        )
+        server = _Server(config)
+        host, port = listening.getsockname()[:2]
+        listening.listen(2048)
+        told(f"Serving {settings.served_model_name or engine.model_name} at http://{host}:{port}")
+        server.run(sockets=[listening])
+    return 0
+
+
+class _Server(uvicorn.Server):
+    """A server that a second signal of any kind ends at once."""
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        self.force_exit = self.should_exit  # and none is raised again at the end, as uvicorn does: it is an orderly one
+        self.should_exit = True

@@ -1,0 +1,79 @@
+"""Bodies of requests: JSON within limits, then the record of a protocol, with an error that says where it is wrong."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from sglang_lite.protocol import ParameterError, WireError
+from sglang_lite.server.errors import TooLargeError
+from sglang_lite.wire.limits import Limits
+from sglang_lite.wire.scan import scan_json
+
+T = TypeVar("T")
+_PLACE = re.compile(r" - at `(?:key in )?\$\.?(.*?)`$")
+
+
+async def read_bytes(request: Request, most: int) -> bytes:
+    """The body of a request.
+
+    Raises:
+        TooLargeError: it has more than `most` bytes; what is over is not read.
+    """
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most:
+            raise TooLargeError(f"the body is larger than {most:,} bytes.", hint="Send less, or raise max_body_mb.")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def parse_object(data: bytes, limits: Limits) -> dict[str, Any]:
+    """A JSON object, of which no name is there twice.
+
+    Raises:
+        WireError: it is no JSON object, or too deep.
+    """
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise WireError(f"the body is no UTF-8 at byte {error.start}") from None
+    scan_json(text, limits)
+    try:
+        body = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise WireError(f"the body is no JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise WireError("the body is no JSON object")
+    return body
+
+
+def convert(body: object, kind: type[T], where: str = "") -> T:
+    """A record of plain data.
+
+    Args:
+        where: it stands in the body, as `tools[0]`.
+
+    Raises:
+        ParameterError: by the path to what is wrong, as `messages[0].role`.
+    """
+    try:
+        return msgspec.convert(body, kind)
+    except msgspec.ValidationError as error:
+        raise _at_its_place(str(error), where) from None
+    except RecursionError:
+        raise ParameterError(where or "body", "is nested too deeply.") from None
+
+
+def _at_its_place(told: str, where: str) -> ParameterError:
+    found = _PLACE.search(told)
+    path = ".".join(filter(None, (where, found[1] if found else "")))
+    problem = told[: found.start()] if found else told
+    missing = re.search(r"missing required field `(\w+)`", problem)
+    if missing:
+        return ParameterError(f"{path}.{missing[1]}".lstrip("."), "is missing.")
+    return ParameterError(path or "body", f"{problem[:1].lower()}{problem[1:]}.")

@@ -1,0 +1,90 @@
+"""Constraints as requests spell them: OpenAI's `response_format`, and SGLang's and vLLM's own fields."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sglang_lite.constraints import structural_tag
+from sglang_lite.constraints.schema import json_schema
+from sglang_lite.protocol import Choices, Constraint, Ebnf, Lark, ParameterError, Regex
+
+_JSON_OBJECT = {"type": "object"}
+
+
+def only(**given: Constraint | None) -> Constraint | None:
+    """The one constraint of a request. Raises ParameterError: it has two, by the names of both."""
+    found = {name: constraint for name, constraint in given.items() if constraint is not None}
+    if len(found) > 1:
+        first, second, *_ = found
+        raise ParameterError(second, f"and {first} are both given; only one can hold.")
+    return next(iter(found.values()), None)
+
+
+def response_format(format: Mapping[str, Any] | None, name: str = "response_format") -> Constraint | None:
+    """The constraint of a `response_format` of chat.
+
+    Raises:
+        ParameterError: it is of no known type, or incomplete.
+        ConstraintError: a schema can't be enforced.
+    """
+    if format is None:
+        return None
+    kind = format.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return json_schema(_JSON_OBJECT)
+    if kind == "json_schema":
+        inner = format.get("json_schema")
+        if not isinstance(inner, Mapping):
+            raise ParameterError(f"{name}.json_schema", "is missing or no object.")
+        return schema(inner, f"{name}.json_schema")
+    if kind == "structural_tag":
+        return structural_tag.parse(json.dumps(format))
+    raise ParameterError(f"{name}.type", f"{kind!r:.60} is none of text, json_object, json_schema, structural_tag.")
+
+
+def schema(inner: Mapping[str, Any], name: str) -> Constraint:
+    """The constraint of a schema with OpenAI's members around it: `name`, `description`, `schema`, `strict`."""
+    for member in inner:
+        if member not in ("type", "name", "description", "schema", "strict"):
+            raise ParameterError(f"{name}.{member[:60]}", "is no field of it.", hint="It has: name, schema, strict.")
+    found, strict = inner.get("schema"), inner.get("strict")
+    if not isinstance(found, Mapping | bool):
+        raise ParameterError(f"{name}.schema", "is missing or no JSON Schema.")
+    if strict is not None and not isinstance(strict, bool):
+        raise ParameterError(f"{name}.strict", f"{strict!r:.60} is neither true nor false.")
+    return json_schema(found, enforce="best_effort" if strict is False else "strict")
+
+
+def structured_outputs(given: Mapping[str, Any] | None) -> Constraint | None:
+    """The constraint of vLLM's `structured_outputs`. Raises as `response_format`."""
+    if given is None:
+        return None
+    found = {name: value for name, value in given.items() if value is not None and value is not False}
+    if len(found) != 1:
+        raise ParameterError("structured_outputs", f"one of {', '.join(_STRUCTURED)} is needed.")
+    ((name, value),) = found.items()
+    if name not in _STRUCTURED:
+        raise ParameterError(f"structured_outputs.{name[:60]}", f"is none of {', '.join(_STRUCTURED)}.")
+    kinds, read = _STRUCTURED[name]
+    if not isinstance(value, kinds):
+        raise ParameterError(f"structured_outputs.{name}", f"{value!r:.60} is of a wrong type.")
+    return read(value)
+
+
+def grammar(text: str) -> Constraint:
+    """A grammar in GBNF, which writes `::=`, or in Lark's syntax."""
+    return Ebnf(text) if "::=" in text else Lark(text)
+
+
+_STRUCTURED: Mapping[str, tuple[Any, Callable[[Any], Constraint]]] = {
+    "json": ((str, Mapping), json_schema),
+    "regex": (str, Regex),
+    "choice": (list, lambda options: Choices(tuple(options))),
+    "grammar": (str, grammar),
+    "structural_tag": (str, structural_tag.parse),
+    "json_object": (bool, lambda _: json_schema(_JSON_OBJECT)),
+}

@@ -1,0 +1,236 @@
+"""What becomes of each field of a request: honoured, neutral (it can't change an answer here) or refused.
+
+The honoured ones of a protocol are those of its record; this file has the others. Nothing is dropped in silence: what a
+request has that is unknown is refused by the nearest name that is known, or reported.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from sglang_lite.protocol import ParameterError
+from sglang_lite.server.body import convert
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True)
+class Fields(Generic[R]):
+    """Fields of a protocol's request.
+
+    Attributes:
+        record: whose fields are honoured.
+        neutral: others by name, with why they can't change an answer.
+        refused: others by name, with the values that ask for nothing and are taken; None always is one.
+    """
+
+    record: type[R]
+    neutral: Mapping[str, str]
+    refused: Mapping[str, tuple[object, ...]]
+
+    def read(self, body: Mapping[str, Any], unused: list[str] | None = None) -> R:
+        """The record of a body.
+
+        Args:
+            unused: takes the names of unknown fields; None: they are refused.
+
+        Raises:
+            ParameterError: a field that is unknown or refused, or a value of a wrong type.
+        """
+        honoured = {}
+        for name, value in body.items():
+            if name in self.known:
+                honoured[name] = value
+            elif name in self.neutral or value is None:
+                if name not in self.neutral and name not in self.refused:
+                    self._unknown(name, unused)
+            elif name in self.refused:
+                if not any(value == taken and type(value) is type(taken) for taken in self.refused[name]):
+                    raise ParameterError(name, "is not supported by this server.", hint="Leave it out.")
+            else:
+                self._unknown(name, unused)
+        return convert(honoured, self.record)
+
+    @property
+    def known(self) -> frozenset[str]:
+        """The names of the honoured ones, as they are written."""
+        return _names(self.record)
+
+    def _unknown(self, name: str, unused: list[str] | None) -> None:
+        if unused is not None:
+            unused.append(name)
+            return
+        near = difflib.get_close_matches(name, (*self.known, *self.neutral, *self.refused), n=1)
+        hint = f"Did you mean {near[0]}?" if near else "Leave it out, or serve with --unknown-fields report."
+        raise ParameterError(name[:100], "is no field of this request.", hint=hint)
+
+
+_KNOWN: dict[type, frozenset[str]] = {}
+
+
+def _names(record: type[msgspec.Struct]) -> frozenset[str]:
+    if record not in _KNOWN:
+        _KNOWN[record] = frozenset(record.__struct_encode_fields__)
+    return _KNOWN[record]
+
+
+# ------------------------------------------------------------------------------------------------- the tables
+
+_NAMES = "It names the caller or the request, and no model sees it."
+_CACHE = "Every prefix that fits is cached here, for as long as there is room."
+_ORDER = "There is one tier of service."
+_GATEWAY = "A gateway adds it for its own logs."
+
+# What SGLang's gateways add to every request.
+GATEWAY_NEUTRAL = {"log_metrics": _GATEWAY, "no_logs": _GATEWAY}
+GATEWAY_REFUSED: dict[str, tuple[object, ...]] = {
+    "background": (False,),
+    "return_bytes": (False,),
+    "return_entropy": (False,),
+    "return_hidden_states": (False,),
+    "return_routed_experts": (False,),
+    "lora_path": (),
+    "session_params": (),
+    "bootstrap_host": (),
+    "bootstrap_port": (),
+    "bootstrap_room": (),
+    "data_parallel_rank": (),
+}
+
+_OPENAI_NEUTRAL = {
+    "user": _NAMES,
+    "safety_identifier": _NAMES,
+    "service_tier": _ORDER,
+    "prompt_cache_key": _CACHE,
+    "prompt_cache_options": _CACHE,
+    "prompt_cache_retention": _CACHE,
+}
+
+CHAT_NEUTRAL = {
+    **_OPENAI_NEUTRAL,
+    **GATEWAY_NEUTRAL,
+    "metadata": _NAMES,
+    "store": "Chat answers are not stored; only responses can be asked for again.",
+    "prediction": "It says what the answer may be, to have it sooner: the answer is the same.",
+    "client_metadata": _NAMES,
+}
+CHAT_REFUSED: dict[str, tuple[object, ...]] = {
+    **GATEWAY_REFUSED,
+    "audio": (),
+    "modalities": (["text"], []),
+    "moderation": (),
+    "web_search_options": (),
+    "functions": ([],),
+    "function_call": ("none",),
+    "verbosity": ("medium",),
+    "custom_logit_processor": (),
+    "custom_params": (),
+    "input_ids": (),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0, 1),
+}
+
+DECISIONS_NEUTRAL = {
+    **GATEWAY_NEUTRAL,
+    "prompt_cache_key": _CACHE,
+    "prompt_cache_options": _CACHE,
+    "safety_identifier": _NAMES,
+}
+
+COMPLETIONS_NEUTRAL = {"user": _NAMES, **GATEWAY_NEUTRAL, "metadata": _NAMES, "store": CHAT_NEUTRAL["store"]}
+COMPLETIONS_REFUSED: dict[str, tuple[object, ...]] = {
+    **GATEWAY_REFUSED,
+    "suffix": ("",),
+    "best_of": (1,),
+    "custom_logit_processor": (),
+    "custom_params": (),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0, 1),
+}
+
+NATIVE_NEUTRAL = {
+    **GATEWAY_NEUTRAL,
+    "model": "A native request has the server's one model.",
+    "routing_key": _GATEWAY,
+    "custom_labels": _GATEWAY,
+    "external_trace_header": _GATEWAY,
+    "routed_dp_rank": "There is one engine.",
+    "return_prompt_token_ids": "",
+}
+NATIVE_REFUSED: dict[str, tuple[object, ...]] = {
+    **GATEWAY_REFUSED,
+    "image_data": ([],),
+    "audio_data": ([],),
+    "video_data": ([],),
+    "modalities": ([],),
+    "mm_hashes": ([],),
+    "input_embeds": (),
+    "session_id": (),
+    "custom_logit_processor": (),
+    "require_reasoning": (False,),
+    "max_thinking_tokens": (),
+    "return_sampling_mask": (False,),
+    "return_flat_raw_top_logprobs": (False,),
+    "return_flat_raw_top_logprobs_b64": (False,),
+    "return_flat_raw_output_top_logprobs": (False,),
+    "sampling_logprobs_mode": (),
+    "kv_hints": (),
+}
+
+RESPONSES_NEUTRAL = {
+    **_OPENAI_NEUTRAL,
+    **GATEWAY_NEUTRAL,
+    "client_metadata": _NAMES,
+    "image": "It says how images are kept, and no model here takes any.",
+    "max_tool_calls": "It counts calls of hosted tools, and there are none.",
+}
+RESPONSES_REFUSED: dict[str, tuple[object, ...]] = {
+    **GATEWAY_REFUSED,
+    "access_programs": ({"cyber": "standard"},),
+    "background_options": (),
+    "context_management": ([],),
+    "conversation": (),
+    "moderation": (),
+    "prompt": (),
+    "truncation": ("disabled",),
+}
+
+BILLING_HEADER = "x-anthropic-billing-header"  # begins a line that some clients put into `system`
+
+MESSAGES_NEUTRAL = {
+    BILLING_HEADER: "A system block that is such a line is no part of the prompt: it changes with every request.",
+    "billing_policy": _ORDER,
+    "cache_control": _CACHE,
+    "diagnostics": "It asks why a prefix was not cached, and says nothing of the answer.",
+    "fallback_credit_token": _ORDER,
+    "inference_geo": "The answer is made where the server is.",
+    "metadata": _NAMES,
+    "service_tier": _ORDER,
+    "speed": _ORDER,
+    "user_profile_id": _NAMES,
+    "workspace_id": _NAMES,
+}
+MESSAGES_REFUSED: dict[str, tuple[object, ...]] = {
+    "compaction": (),
+    "container": (),
+    "context_management": ({}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
+    "fallbacks": ([],),
+    "mcp_servers": ([],),
+    "thread": (),
+}
+
+PROFILE_REFUSED: dict[str, tuple[object, ...]] = {
+    "start_step": (),
+    "num_steps": (),
+    "activities": (["CPU", "GPU"], ["GPU", "CPU"], []),
+    "profile_by_stage": (False,),
+    "profile_stages": ([],),
+    "profile_id": (),
+    "profile_prefix": (),
+    "merge_profiles": (False,),
+}

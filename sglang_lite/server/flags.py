@@ -1,0 +1,89 @@
+"""Flags of the command that serves: the fields of all settings, with SGLang's names for those that it has, too."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, get_args, get_type_hints
+
+from sglang_lite.engine import sglang_api
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.server.settings import ReplicaSettings, ServerSettings
+
+_NOT_FLAGS = {"in_process", "log_level", "stream_interval_s"}  # of an engine, which the server's decide
+_GATEWAYS = {"policy"}  # names that both have are the gateway's; the engine's has SGLang's alone
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags to a parser."""
+    for kind, title in _GROUPS:
+        group = parser.add_argument_group(title)
+        hints, texts = get_type_hints(kind), _texts(kind)
+        for each in fields(kind):
+            if kind is EngineConfig and each.name in _NOT_FLAGS:
+                continue
+            names = [f"--{each.name.replace('_', '-')}"]
+            if kind is EngineConfig:
+                names = [] if each.name in _GATEWAYS else names
+                names += [f"--{name.replace('_', '-')}" for name in sglang_api.names_of(each.name)]
+            how = _type(hints[each.name])
+            if how.get("type") or how.get("action") == "append":
+                how["metavar"] = each.name.upper()
+            group.add_argument(*names, dest=_dest(kind, each.name), default=None, help=texts[each.name], **how)
+    group = parser.add_argument_group("SGLang's switches")
+    for name in sglang_api.REVERSED:
+        group.add_argument(f"--{name.replace('_', '-')}", dest=name, action="store_true", default=None)
+
+
+def read(options: argparse.Namespace) -> tuple[ServerSettings, Mapping[str, Any], ReplicaSettings]:
+    """The settings of a server, the keywords of its engine, and whether there are to be several.
+
+    Raises:
+        ParameterError: a value that can't be honoured.
+    """
+    given = {name: value for name, value in vars(options).items() if value is not None}
+
+    def of(kind: type) -> dict[str, Any]:
+        found = {each.name: given[name] for each in fields(kind) if (name := _dest(kind, each.name)) in given}
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+
+    replicas = of(ReplicaSettings)
+    if "workers" in replicas:
+        replicas["workers"] = tuple(url for value in replicas["workers"] for url in value.split(",") if url)
+    switches = {name: given[name] for name in sglang_api.REVERSED if name in given}
+    server = ServerSettings(**of(ServerSettings))
+    engine = {**of(EngineConfig), **switches, "stream_interval_s": server.stream_interval_ms / 1000}
+    return server, engine, ReplicaSettings(**replicas)
+
+
+_GROUPS: tuple[tuple[type, str], ...] = (
+    (ServerSettings, "the server"),
+    (ReplicaSettings, "several servers"),
+    (EngineConfig, "the engine"),
+)
+
+
+def _dest(kind: type, name: str) -> str:
+    return f"{kind.__name__}.{name}"
+
+
+def _type(hint: Any) -> dict[str, Any]:
+    """How a flag of a type is read."""
+    options = [each for each in get_args(hint) if each is not type(None)] or [hint]
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if get_args(hint)[1:] == (...,):
+        return {"action": "append"}
+    texts = [value for each in options for value in (get_args(each) or (each,)) if isinstance(value, str)]
+    if texts:
+        return {"choices": texts}
+    return {"type": next((kind for kind in (float, int) if kind in options), str)}
+
+
+def _texts(kind: type) -> dict[str, str]:
+    """What each field is for, from the docstring."""
+    attributes = (kind.__doc__ or "").partition("Attributes:\n")[2]
+    found = re.findall(r"^ {8}(\w+(?:, \w+)*): (.*(?:\n {9,}.*)*)", attributes, re.MULTILINE)
+    return {name: " ".join(text.split()).replace("%", "%%") for names, text in found for name in names.split(", ")}

@@ -1,0 +1,425 @@
+"""SGLang's native protocol: `/generate`, and what its clients ask of a server itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tempfile
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from sglang_lite.engine import sglang_api
+from sglang_lite.protocol import (
+    CapabilityError,
+    Constraint,
+    ModelError,
+    ParameterError,
+    Prompt,
+    SamplingParams,
+    SglError,
+)
+from sglang_lite.runtime.core.submission import GenerateRequest
+from sglang_lite.server.async_engine import begun
+from sglang_lite.server.body import convert
+from sglang_lite.server.errors import content_of
+from sglang_lite.server.fields import NATIVE_NEUTRAL, NATIVE_REFUSED, PROFILE_REFUSED, Fields
+from sglang_lite.server.routes import Call, Route, answer
+from sglang_lite.server.service import Service
+from sglang_lite.server.sse import DONE, EventStream, event
+from sglang_lite.text.reasoning import ReasoningParser
+from sglang_lite.text.tool_calls import parse_answer
+from sglang_lite.version import __version__
+
+
+class Generate(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A native request, for one prompt or a list of them; `Engine.generate` says what the fields mean.
+
+    `prompt` and `constraint` are a Prompt and a Constraint of `sglang_lite.protocol`, as `sglang_lite.wire` writes them
+    without an envelope: in place of text, and of a grammar of `sampling_params`. Who gives a `prompt` is answered with
+    the `generation`, too, as such a record.
+    """
+
+    text: str | list[str] | None = None
+    input_ids: list[int | list[int]] | None = None
+    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: int | list[int] | None = None
+    top_logprobs_num: int | list[int] | None = None
+    token_ids_logprob: list[int | list[int]] | None = None
+    return_text_in_logprobs: bool | None = None
+    rid: str | list[str] | None = None
+    priority: int | list[int] | None = None
+    cache_salt: str | list[str] | None = None
+    output_ids: list[int | list[int] | None] | None = None
+    prompt: dict[str, Any] | None = None
+    constraint: dict[str, Any] | None = None
+    stream: bool | None = None
+
+
+class Text(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Text that is to be tokenised."""
+
+    prompt: str | list[str] | None = None
+    text: str | list[str] | None = None
+    add_special_tokens: bool = True
+    model: str | None = None
+
+
+class Ids(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Token ids whose text is asked for."""
+
+    tokens: list[int | list[int]] | None = None
+    ids: list[int | list[int]] | None = None
+    skip_special_tokens: bool = True
+    model: str | None = None
+
+
+class Abort(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Which request is to end."""
+
+    rid: str | None = None
+    abort_all: bool = False
+
+
+class Reasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Text of which reasoning is to be split off."""
+
+    text: str
+    reasoning_parser: str
+
+
+class FunctionCalls(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Text in which calls are to be found."""
+
+    text: str
+    tools: list[dict[str, Any]]
+    tool_call_parser: str
+
+
+class ProfileRequest(msgspec.Struct, kw_only=True):
+    """Where the trace of a profile goes, and what it has."""
+
+    output_dir: str | None = None
+    with_stack: bool | None = None
+    record_shapes: bool | None = None
+
+
+class Weights(msgspec.Struct, kw_only=True):
+    """Checkpoint that is to replace the weights."""
+
+    model_path: str
+    flush_cache: bool = True
+
+
+_CONSTRAINT: Any = Constraint  # a union, which is no type
+GENERATE = Fields(Generate, NATIVE_NEUTRAL, NATIVE_REFUSED)
+PROFILE = Fields(ProfileRequest, {}, PROFILE_REFUSED)
+
+
+async def generate(service: Service, call: Call) -> Response:
+    """Continues text."""
+    asked = {name: value for name, value in msgspec.structs.asdict(call.read(GENERATE)).items() if value is not None}
+    stream, prompt, constraint = asked.pop("stream", False), asked.pop("prompt", None), asked.pop("constraint", None)
+    if prompt is not None and ("text" in asked or "input_ids" in asked):
+        raise ParameterError("prompt", "and text or input_ids are both given.")
+    calls, is_list = sglang_api.read_request(asked.pop("text", None if prompt is None else ""), **asked)
+    if prompt is not None:
+        calls = [replace(calls[0], prompt=convert(prompt, Prompt, "prompt"))]
+    if constraint is not None:
+        if any(each.constraint is not None for each in calls):
+            raise ParameterError("constraint", "and a grammar of sampling_params are both given.")
+        held = convert(constraint, _CONSTRAINT, "constraint")
+        calls = [replace(each, constraint=held) for each in calls]
+    answers = service.running.native(calls, is_list=is_list, stream=stream)
+    if stream:
+        return EventStream(_stream(await begun(answers), incremental=service.settings.incremental_streaming_output))
+    async with contextlib.aclosing(answers):
+        found = await anext(answers)
+    return answer(found if is_list else found[0])
+
+
+async def _stream(answers: AsyncGenerator[list[dict[str, Any]], None], *, incremental: bool) -> AsyncGenerator[bytes]:
+    sent: dict[int, dict[str, int]] = {}
+    try:
+        async with contextlib.aclosing(answers):
+            async for changed in answers:
+                if incremental:
+                    changed = [_new(each, sent.setdefault(each.get("index", 0), {})) for each in changed]
+                yield b"".join(map(event, changed))
+    except SglError as error:
+        yield event(content_of(error, "native"))
+    yield DONE
+
+
+_LONGEST_S = 3600.0  # that loading weights, or writing a profile, may take
+_CUMULATIVE = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
+
+
+def _new(found: dict[str, Any], sent: dict[str, int]) -> dict[str, Any]:
+    """What an answer has that was not sent yet; `sent` has the lengths of what was."""
+
+    def rest(name: str, whole: Any) -> Any:
+        start, sent[name] = sent.get(name, 0), len(whole)
+        return whole[start:]
+
+    meta = dict(found["meta_info"])
+    meta.update({name: rest(name, meta[name]) for name in _CUMULATIVE if name in meta})
+    return {
+        **found,
+        "text": rest("text", found["text"]),
+        "output_ids": rest("output_ids", found["output_ids"]),
+        "meta_info": meta,
+    }
+
+
+# ---------------------------------------------------------------------------------------------- the server itself
+
+
+async def health(service: Service, _: Call) -> Response:
+    """Tells whether the engine lives."""
+    service.check_health()
+    return Response(status_code=200)
+
+
+async def ready(service: Service, _: Call) -> Response:
+    """Tells whether the engine has made a token."""
+    service.check_ready()
+    return Response(status_code=200)
+
+
+async def health_generate(service: Service, _: Call) -> Response:
+    """Makes a token."""
+    await service.running.results(GenerateRequest([0], SamplingParams(max_tokens=1, ignore_eos=True)))
+    return Response(status_code=200)
+
+
+async def ping(service: Service, _: Call) -> Response:
+    """Answers."""
+    return Response(status_code=200)
+
+
+async def version(service: Service, _: Call) -> Response:
+    """Gives the version of this package."""
+    return answer({"version": __version__, "server": "sglang_lite"})
+
+
+async def model_info(service: Service, _: Call) -> Response:
+    """Describes the model."""
+    engine = service.engine
+    return answer({
+        "model_path": engine.config.model,
+        "served_model_name": service.model_name,
+        "tokenizer_path": service.tokenizer_path,
+        "is_generation": True,
+        "preferred_sampling_params": None,
+        "weight_version": "default",
+        "load_format": engine.config.load_format,
+        "reasoning_parser": service.settings.reasoning_parser,
+        "tool_call_parser": service.settings.tool_call_parser,
+        "has_image_understanding": False,
+        "has_audio_understanding": False,
+        "max_model_len": engine.context_length,
+        "sglang_lite": _ours(service),  # gateways hand on this answer, and not all the next one
+    })  # fmt: skip
+
+
+def _ours(service: Service) -> dict[str, Any]:
+    engine = service.engine
+    template = engine.chat_template()
+    return {
+        "version": __version__,
+        "chat_template": None if template is None else template.source,
+        "special_tokens": engine.tokenizer.special_tokens,
+        "incremental_streaming_output": service.settings.incremental_streaming_output,
+    }
+
+
+async def server_info(service: Service, _: Call) -> Response:
+    """Gives the settings and counts."""
+    engine = service.engine
+    settings = asdict(service.settings)
+    for secret in ("api_key", "admin_api_key"):
+        del settings[secret]
+    info = await service.ask(engine.get_server_info)
+    return answer({
+        **info,
+        **settings,
+        "served_model_name": service.model_name,
+        "sglang_lite": {**_ours(service), "program": True, "output_ids": True, "records": True},
+    })  # fmt: skip
+
+
+async def flush_cache(service: Service, _: Call) -> Response:
+    """Drops what is cached and not in use."""
+    freed = await service.ask(service.engine.flush_cache)
+    return Response(f"Cache flushed: {freed} tokens.\n", media_type="text/plain")
+
+
+async def abort_request(service: Service, call: Call) -> Response:
+    """Ends a request, or all."""
+    asked = _read(call, Abort)
+    if asked.abort_all:
+        if asked.rid is not None:
+            raise ParameterError("abort_all", "and rid are both given.")
+        service.running.abort_all()
+    elif asked.rid:
+        with contextlib.suppress(ParameterError):  # it has ended
+            service.engine.abort(asked.rid)
+    else:
+        raise ParameterError("rid", "is missing.")
+    return Response(status_code=200)
+
+
+async def loads(service: Service, _: Call) -> Response:
+    """Tells how busy the engine is."""
+    stats = await service.ask(service.engine.stats)
+    load = {
+        "dp_rank": 0,
+        "num_running_reqs": stats["running"],
+        "num_waiting_reqs": stats["waiting"],
+        "num_total_reqs": stats["running"] + stats["waiting"],
+        "num_used_tokens": stats["total_tokens"] - stats["free_tokens"],
+        "max_running_requests": service.engine.core.capacity.sizes.max_running,
+    }
+    return answer({"version": __version__, "dp_rank_count": 1, "loads": [load]})
+
+
+async def get_load(service: Service, _: Call) -> Response:
+    """Tells how busy the engine is, in the older shape, of which gateways add up the tokens."""
+    stats = await service.ask(service.engine.stats)
+    waiting = stats["waiting"]
+    used = stats["total_tokens"] - stats["free_tokens"] - stats["cached_tokens"]  # by requests alone
+    load = {"dp_rank": 0, "num_reqs": stats["running"] + waiting, "num_waiting_reqs": waiting, "num_tokens": used}
+    return answer([load])
+
+
+async def tokenize(service: Service, call: Call) -> Response:
+    """Gives the token ids of text."""
+    asked = _read(call, Text)
+    service.check_model(asked.model)
+    text = _one(asked.prompt, asked.text, "prompt")
+    texts = [text] if isinstance(text, str) else text
+    encode = service.engine.tokenizer.encode
+    ids = await asyncio.to_thread(lambda: [encode(each, first=asked.add_special_tokens) for each in texts])
+    counts = [len(each) for each in ids]
+    return answer({
+        "tokens": ids[0] if isinstance(text, str) else ids,
+        "count": counts[0] if isinstance(text, str) else counts,
+        "max_model_len": service.engine.context_length,
+    })  # fmt: skip
+
+
+async def detokenize(service: Service, call: Call) -> Response:
+    """Gives the text of token ids."""
+    asked = _read(call, Ids)
+    service.check_model(asked.model)
+    tokens = _one(asked.tokens, asked.ids, "tokens")
+    nested = bool(tokens) and isinstance(tokens[0], list)
+    if any(isinstance(each, list) != nested for each in tokens):
+        raise ParameterError("tokens", "mixes token ids and lists of them.")
+    lists: Iterable[Any] = tokens if nested else [tokens]
+    size = service.engine.vocab_size
+    for ids in lists:
+        for each in ids:
+            if not 0 <= each < size:
+                raise ParameterError("tokens", f"{each} is no token id (0 to {size - 1:,}).")
+    decode = service.engine.tokenizer.decode
+    texts = [decode(ids, skip_special=asked.skip_special_tokens) for ids in lists]
+    return answer({"text": texts if nested else texts[0]})
+
+
+async def separate_reasoning(_: Service, call: Call) -> Response:
+    """Splits reasoning from an answer."""
+    asked = _read(call, Reasoning)
+    reasoning, text = ReasoningParser.split(asked.reasoning_parser, asked.text)
+    return answer({"reasoning_text": reasoning, "text": text})
+
+
+async def parse_function_call(_: Service, call: Call) -> Response:
+    """Finds the calls in an answer."""
+    asked = _read(call, FunctionCalls)
+    found = parse_answer(asked.tool_call_parser, asked.text)
+    names = [each.get("function", {}).get("name") for each in asked.tools]
+    calls = [
+        {"tool_index": names.index(each.name) if each.name in names else -1, "name": each.name,
+         "parameters": each.arguments}
+        for each in found.calls
+    ]  # fmt: skip
+    return answer({"normal_text": found.content, "calls": calls})
+
+
+async def update_weights(service: Service, call: Call) -> Response:
+    """Replaces the weights by another checkpoint's."""
+    asked = _read(call, Weights)
+    try:
+        await service.ask(partial(service.engine.update_weights, asked.model_path), at_most_s=_LONGEST_S)
+    except ModelError as error:
+        return answer({"success": False, "message": str(error), "num_paused_requests": 0}, 400)
+    return answer({"success": True, "message": "The weights are replaced.", "num_paused_requests": 0})
+
+
+async def start_profile(service: Service, call: Call) -> Response:
+    """Starts a profile of the engine's steps."""
+    asked = call.read(PROFILE) if call.data else ProfileRequest()
+    folder = asked.output_dir or tempfile.mkdtemp(prefix="sglang_lite-profile-")
+    options = {"with_stack": bool(asked.with_stack), "record_shapes": bool(asked.record_shapes)}
+    await service.ask(partial(service.engine.start_profile, folder, **options), at_most_s=_LONGEST_S)
+    return answer({"success": True, "output_dir": os.path.abspath(folder)})
+
+
+async def stop_profile(service: Service, _: Call) -> Response:
+    """Ends the profile, and writes its trace."""
+    return answer({"success": True, "path": await service.ask(service.engine.stop_profile, at_most_s=_LONGEST_S)})
+
+
+async def needs_embeddings(service: Service, _: Call) -> Response:
+    """Refuses: no model that is served can do it."""
+    raise CapabilityError(f"{service.model_name} generates text; this route needs an embedding model.")
+
+
+def _read(call: Call, kind: type[Any]) -> Any:
+    return call.read(Fields(kind, {}, {}))
+
+
+def _one(first: Any, second: Any, name: str) -> Any:
+    """The value of a field that has two names."""
+    if (first is None) == (second is None):
+        raise ParameterError(name, "is missing." if first is None else "is given under two names.")
+    return second if first is None else first
+
+
+_ASK = ("GET", "POST")
+ROUTES = (
+    Route("/generate", generate, "Continue text", ("POST", "PUT"), fields=GENERATE, streams=True, works=True),
+    Route("/health", health, "Is the engine alive?", ("GET",), access="open", media_type=""),
+    Route("/health_generate", health_generate, "Can it make a token?", ("GET",), access="open", media_type=""),
+    Route("/ready", ready, "Has it made a token?", ("GET",), access="open", media_type=""),
+    Route("/ping", ping, "Is the server there?", ("GET",), access="open", media_type=""),
+    Route("/version", version, "The version", ("GET",)),
+    *(Route(path, model_info, "The model", ("GET",)) for path in ("/model_info", "/get_model_info")),
+    *(Route(path, server_info, "Settings and counts", ("GET",)) for path in ("/server_info", "/get_server_info")),
+    Route("/v1/loads", loads, "How busy it is", ("GET",)),
+    Route("/get_load", get_load, "How busy it is, in short", ("GET",)),
+    Route("/flush_cache", flush_cache, "Drop cached prefixes", _ASK, access="admin", media_type="text/plain"),
+    Route("/abort_request", abort_request, "End a request, or all", fields=Fields(Abort, {}, {}), media_type=""),
+    *(Route(p, tokenize, "Token ids of text", fields=Fields(Text, {}, {})) for p in ("/tokenize", "/v1/tokenize")),
+    *(Route(p, detokenize, "Text of ids", fields=Fields(Ids, {}, {})) for p in ("/detokenize", "/v1/detokenize")),
+    Route("/separate_reasoning", separate_reasoning, "Split reasoning off", fields=Fields(Reasoning, {}, {})),
+    Route("/parse_function_call", parse_function_call, "Find calls", fields=Fields(FunctionCalls, {}, {})),
+    Route(
+        "/update_weights_from_disk", update_weights, "Replace the weights", fields=Fields(Weights, {}, {}),
+        access="admin",
+    ),
+    Route("/start_profile", start_profile, "Start a profile", _ASK, fields=PROFILE, access="admin"),
+    Route("/stop_profile", stop_profile, "End the profile", _ASK, access="admin"),
+    *(
+        Route(path, needs_embeddings, "Needs an embedding model: refused", protocol="openai")
+        for path in ("/v1/embeddings", "/encode", "/v1/rerank", "/classify")
+    ),
+)  # fmt: skip

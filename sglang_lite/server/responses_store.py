@@ -1,0 +1,112 @@
+"""Store of responses: what was answered, for as long as there is room."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from sglang_lite.server.errors import NotFoundError, TooLargeError
+
+
+@dataclass(slots=True)
+class StoredResponse:
+    """
+    Attributes:
+        content: the response, as it is answered.
+        items: its input, with everything that came before.
+        input_bytes: of that.
+        bytes: of all.
+    """
+
+    content: Mapping[str, Any]
+    items: Sequence[Mapping[str, Any]]
+    input_bytes: int
+    bytes: int = 0
+
+    @property
+    def id(self) -> str:
+        found: str = self.content["id"]
+        return found
+
+    @property
+    def status(self) -> Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]:
+        found: Literal["in_progress", "completed", "incomplete", "failed", "cancelled"] = self.content["status"]
+        return found
+
+    @property
+    def whole(self) -> Sequence[Mapping[str, Any]]:
+        """The conversation with its answer."""
+        return (*self.items, *self.content["output"])
+
+
+class ResponseStore:
+    """Responses of all keys, each of which sees its own. The one that was asked for longest ago goes first.
+
+    Args:
+        most: responses.
+        most_bytes: in all.
+    """
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self._most, self._most_bytes = most, most_bytes
+        self._stored: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def check(self, input_bytes: int) -> None:
+        """Raises TooLargeError: there could never be room for a response to a conversation of this size."""
+        if input_bytes > self._most_bytes:
+            raise TooLargeError(
+                f"the conversation has {input_bytes:,} bytes, and {self._most_bytes:,} are stored at most.",
+                hint="Send store: false, and the conversation with each request.",
+            )
+
+    def put(self, key: str, response: StoredResponse) -> None:
+        """Stores a response."""
+        self._stored[key, response.id] = response
+        self._account(response)
+
+    def update(self, key: str, response: StoredResponse, content: Mapping[str, Any]) -> None:
+        """Replaces the content of a response, should it still be there."""
+        response.content = content
+        if self._stored.get((key, response.id)) is response:
+            self._account(response)
+
+    def get(self, key: str, id: str) -> StoredResponse:
+        """Raises NotFoundError: the key has no such response, or no longer."""
+        found = self._stored.get((key, id))
+        if found is None:
+            raise NotFoundError(f"there is no response {id[:100]!r}.", hint="Only the last ones are stored.")
+        self._stored.move_to_end((key, id))
+        return found
+
+    def item(self, key: str, id: str) -> Mapping[str, Any]:
+        """Item of any stored response. Raises NotFoundError: the key has no such item."""
+        for (owner, _), response in reversed(self._stored.items()):
+            if owner == key:
+                for item in response.whole:
+                    if item.get("id") == id:
+                        return item
+        raise NotFoundError(f"there is no item {id[:100]!r}.", hint="Only those of the last responses are stored.")
+
+    def remove(self, key: str, id: str) -> StoredResponse:
+        """Raises NotFoundError: as `get`."""
+        found = self.get(key, id)
+        self._forget((key, id))
+        return found
+
+    def _account(self, response: StoredResponse) -> None:
+        size = response.input_bytes + len(msgspec.json.encode(response.content))
+        self._bytes += size - response.bytes
+        response.bytes = size
+        while len(self._stored) > self._most or self._bytes > self._most_bytes:
+            self._forget(next(iter(self._stored)))
+
+    def _forget(self, at: tuple[str, str]) -> None:
+        self._bytes -= self._stored.pop(at).bytes

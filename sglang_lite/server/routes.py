@@ -1,0 +1,268 @@
+"""Routes: what a protocol's file says of each, and what is done for all of them alike."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+import uuid
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from sglang_lite.protocol import BackendError, SglError
+from sglang_lite.server.body import parse_object, read_bytes
+from sglang_lite.server.errors import (
+    AuthenticationError,
+    OriginError,
+    Protocol,
+    RateLimitError,
+    content_of,
+    headers_of,
+    status_of,
+)
+from sglang_lite.server.fields import Fields
+from sglang_lite.server.service import Service
+from sglang_lite.server.sse import until_disconnected
+from sglang_lite.wire.limits import Limits
+
+logger = logging.getLogger("sglang_lite.server")
+R = TypeVar("R", bound=msgspec.Struct)
+ANTHROPIC_VERSION = "anthropic-version"  # header of every request of Anthropic's clients
+UNUSED = "x-unused-fields"  # header that names what a request has and no answer depends on
+_MOST_ITEMS = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request, as handlers see it.
+
+    Attributes:
+        data: its body.
+        path, query: parameters of its address.
+        headers: of it, by names in small letters.
+        request_id: its `X-Request-Id`, or a fresh one.
+        key: that it was made with; "" where none is demanded.
+        limits: of its body.
+        unused: takes the names of fields that are not used; they are told in a header.
+        reports: unknown fields are such, too; else they are refused.
+    """
+
+    data: bytes
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    request_id: str
+    key: str
+    limits: Limits
+    unused: list[str] = field(default_factory=list)
+    reports: bool = False
+
+    def object(self) -> dict[str, Any]:
+        """The body as plain data. Raises WireError: it is no JSON object."""
+        return parse_object(self.data, self.limits)
+
+    def read(self, fields: Fields[R]) -> R:
+        """The body as a record.
+
+        Raises:
+            WireError: it is no JSON object.
+            ParameterError: as `Fields.read`.
+        """
+        return fields.read(self.object(), self.unused if self.reports else None)
+
+
+Handler: TypeAlias = Callable[[Service, Call], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """
+    Attributes:
+        path: with parameters as `{name}`.
+        handler: answers.
+        summary: for the OpenAPI document.
+        methods: that it has.
+        protocol: whose shape its errors have.
+        query: parameters of its address behind the path.
+        fields: of its body; None: it has none, or one of its own.
+        streams: its answer may be a stream of events.
+        media_type: of its answer.
+        statuses: of answers, beside 200 and the errors that any route may have.
+        access: "open" needs no key, "admin" the administrator's.
+        works: it counts as an open request.
+    """
+
+    path: str
+    handler: Handler
+    summary: str
+    methods: tuple[str, ...] = ("POST",)
+    protocol: Protocol = "native"
+    query: tuple[str, ...] = ()
+    fields: Fields[Any] | None = None
+    streams: bool = False
+    media_type: str = "application/json"
+    statuses: tuple[int, ...] = ()
+    access: Literal["open", "key", "admin"] = "key"
+    works: bool = False
+
+
+def answer(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A response with plain data or records as JSON."""
+    return Response(msgspec.json.encode(content), status, headers, "application/json")
+
+
+def refusal(error: SglError, protocol: Protocol, request_id: str) -> Response:
+    """The response for an error."""
+    return answer(content_of(error, protocol, request_id), status_of(error).status, headers_of(error))
+
+
+class Endpoint:
+    """ASGI application of a route: keys, limits, the body, the handler, errors, a line in the log.
+
+    Args:
+        service: that handlers answer with; called for each request, as it is there only after the start.
+    """
+
+    def __init__(self, route: Route, service: Callable[[], Service], gate: Gate) -> None:
+        self._route, self._service, self._gate = route, service, gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started, request = time.perf_counter(), Request(scope, receive)
+        request_id = _request_id(request)
+        status = 0
+
+        async def noted(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            await self._answer(request, request_id, noted)
+        finally:
+            took = (time.perf_counter() - started) * 1000
+            logger.info("%s %s %d %.1f ms %s", request.method, self._route.path, status, took, request_id)
+
+    async def _answer(self, request: Request, request_id: str, send: Send) -> None:
+        route, scope, receive = self._route, request.scope, request.receive
+        protocol = route.protocol
+        if protocol == "openai" and ANTHROPIC_VERSION in request.headers:
+            protocol = "anthropic"
+        try:
+            key = self._gate.key_of(request, route.access)
+            with self._gate.opened(key, route.works):
+                service = self._service()
+                call = Call(
+                    await read_bytes(request, int(service.settings.max_body_mb * 2**20)),
+                    request.path_params,
+                    request.query_params,
+                    request.headers,
+                    request_id,
+                    key,
+                    Limits(int(service.settings.max_body_mb * 2**20), service.settings.max_depth, _MOST_ITEMS),
+                    reports=service.settings.unknown_fields == "report",
+                )
+                await until_disconnected(self._handle(service, call, protocol, scope, receive, send), receive)
+        except SglError as error:
+            await refusal(error, protocol, request_id)(scope, receive, send)
+        except ClientDisconnect:  # in the middle of its body
+            pass
+
+    async def _handle(
+        self, service: Service, call: Call, protocol: Protocol, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        try:
+            response = await self._route.handler(service, call)
+        except SglError as error:
+            response = refusal(error, protocol, call.request_id)
+        except Exception:
+            logger.exception("request %s failed", call.request_id)
+            failed = BackendError("the server failed.", hint=f"Its log says more of request {call.request_id}.")
+            response = refusal(failed, protocol, call.request_id)
+        if call.unused:
+            response.headers[UNUSED] = ", ".join(dict.fromkeys(map(_header_safe, call.unused)))[:1000]
+            logger.warning("request %s: unused: %s", call.request_id, response.headers[UNUSED])
+        await response(scope, _never, send)
+
+
+async def _never() -> Any:  # the disconnection is watched for already
+    await asyncio.Event().wait()
+
+
+def _request_id(request: Request) -> str:
+    given = request.headers.get("x-request-id", "")
+    return given if 0 < len(given) <= 128 and given.isascii() and given.isprintable() else uuid.uuid4().hex
+
+
+def _header_safe(name: str) -> str:
+    return "".join(c if c.isascii() and c.isprintable() and c != "," else "?" for c in name[:100])
+
+
+class Gate:
+    """Keys that a server demands, and how many requests may be open, of all and of one."""
+
+    def __init__(self, keys: tuple[str, ...], admin: str | None, most: int, most_per_key: int) -> None:
+        self._keys, self._admin, self._most, self._most_per_key = keys, admin, most, most_per_key
+        self.open: Counter[str] = Counter()
+
+    def key_of(self, request: Request, access: str) -> str:
+        """The key of a request.
+
+        Raises:
+            AuthenticationError: it is missing, or no valid one.
+            OriginError: no key is demanded, and a page in a browser asks.
+        """
+        if access == "open":
+            return ""
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        given = bearer.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+        admin = [] if self._admin is None else [self._admin]
+        taken = admin or list(self._keys)
+        if access == "key":
+            taken = [*self._keys, *admin] if self._keys else []
+        if not taken:
+            if "origin" in request.headers:  # any page that somebody looks at on this machine could
+                raise OriginError(
+                    "pages in browsers are not served without a key.", hint="Set --api-key, or ask from a program."
+                )
+            return ""
+        valid = [key for key in taken if hmac.compare_digest(key.encode(), given.encode())]
+        if not valid:
+            problem = "is not valid" if given else "is missing"
+            raise AuthenticationError(
+                f"the {'administrator' if access == 'admin' and self._admin else 'API'} key {problem}.",
+                hint="Send it as `Authorization: Bearer KEY` or `x-api-key: KEY`.",
+            )
+        return valid[0]
+
+    def opened(self, key: str, works: bool) -> _Opened:
+        """Counts a request as open for as long as the context lasts. Raises RateLimitError: there are too many."""
+        if works and self.open.total() >= self._most:
+            raise RateLimitError(f"{self._most:,} requests are open.", hint="Try again later.")
+        if works and self.open[key] >= self._most_per_key:
+            raise RateLimitError(f"{self._most_per_key:,} requests of this key are open.", hint="Try again later.")
+        return _Opened(self.open, key, int(works))
+
+
+@dataclass(slots=True)
+class _Opened:
+    counts: Counter[str]
+    key: str
+    count: int
+
+    def __enter__(self) -> None:
+        self.counts[self.key] += self.count
+
+    def __exit__(self, *_: object) -> None:
+        self.counts[self.key] -= self.count
+        if not self.counts[self.key]:
+            del self.counts[self.key]

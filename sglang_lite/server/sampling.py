@@ -1,0 +1,64 @@
+"""Sampling parameters of a request, by the names that its protocol has for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from sglang_lite.protocol import ParameterError, SamplingParams
+from sglang_lite.protocol.sampling import PARAMETERS, Parameter, read_params
+
+_TABLE = {each.name: each for each in PARAMETERS}
+
+
+class SglangSampling(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Parameters that SGLang's users set in requests of OpenAI's protocols."""
+
+    top_k: int | None = None
+    min_p: float | None = None
+    min_tokens: int | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[int] | None = None
+    stop_regex: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    no_stop_trim: bool | None = None
+    skip_special_tokens: bool | None = None
+
+
+_SGLANG = {name: name for name in SglangSampling.__struct_fields__} | {"no_stop_trim": "include_stop"}
+
+
+def read(request: msgspec.Struct, names: Mapping[str, str], **values: Any) -> SamplingParams:
+    """The parameters of a request.
+
+    Args:
+        names: our names by the protocol's; those of SglangSampling are known.
+        values: further ones, by our names, where the request has none.
+
+    Raises:
+        ParameterError: by the protocol's name, a value that can't be honoured.
+    """
+    known = {**names, **(_SGLANG if isinstance(request, SglangSampling) else {})}
+    table = {name: _TABLE[ours] for name, ours in known.items()}
+    written = {name: value for name in table if (value := getattr(request, name)) is not None}
+    taken: dict[str, str] = {}
+    for name, value in written.items():
+        other = taken.setdefault(table[name].name, name)
+        if other != name:
+            raise ParameterError(name, f"and {other} are both given, and mean the same.")
+        _check_engine(name, table[name], value)
+    defaults = {name: value for name, value in values.items() if name not in taken}
+    return read_params({**defaults, **written}, {**{name: _TABLE[name] for name in defaults}, **table})
+
+
+def _check_engine(name: str, parameter: Parameter, value: Any) -> None:
+    """Raises ParameterError: the engine would refuse the value, by a name that the request may not have."""
+    read = parameter.read(value)
+    try:
+        parameter.check(read)
+        parameter.check_engine(read)
+    except ParameterError as error:
+        problem = error.message.removeprefix(f"{error.parameter}: ")
+        raise ParameterError(name, problem, hint=error.hint) from None

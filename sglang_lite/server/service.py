@@ -1,0 +1,178 @@
+"""What the handlers of all protocols answer with: the engine, its model's format, its health."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, TypeVar
+
+from sglang_lite.engine.engine import Engine
+from sglang_lite.protocol import EngineClosedError, Prompt, RequestTimeoutError, SamplingParams, SglError
+from sglang_lite.runtime.core.submission import GenerateRequest
+from sglang_lite.runtime.models.resolve import cache_folder, resolve
+from sglang_lite.server.async_engine import AsyncEngine
+from sglang_lite.server.conversation import ChatFormat, Conversation, Prepared
+from sglang_lite.server.errors import NotFoundError
+from sglang_lite.server.responses_store import ResponseStore
+from sglang_lite.server.settings import ServerSettings
+
+T = TypeVar("T")
+logger = logging.getLogger("sglang_lite.server")
+_BEAT_S = 1.0
+_SHORT = 4096  # bytes of a request, up to which reading it takes less than a change of threads
+
+
+class Service:
+    """
+    Args:
+        engine: that runs what is asked for.
+        settings: of the server.
+
+    Attributes:
+        running: the engine, for the event loop on which this was made.
+        started: Unix time.
+        stored: responses.
+        programs: that grow, by their ids; the file of their protocol knows what they are.
+    """
+
+    def __init__(self, engine: Engine, settings: ServerSettings) -> None:
+        self.engine, self.settings = engine, settings
+        self.running = AsyncEngine(engine)
+        self.stored = ResponseStore(settings.max_stored_responses, int(settings.max_stored_mb * 2**20))
+        self.started = time.time()
+        self.programs: dict[str, Any] = {}
+        self._beat = self._warm = 0.0  # when the loop's last sign came, and when the first token had come
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def model_name(self) -> str:
+        return self.settings.served_model_name or self.engine.model_name
+
+    def check_model(self, name: str | None) -> None:
+        """Raises NotFoundError: a request is for another model."""
+        if name is not None and name not in (self.model_name, self.engine.model_name, self.engine.config.model, ""):
+            raise NotFoundError(
+                f"the model {name[:200]!r} is not served.", hint=f"This server has {self.model_name!r}."
+            )
+
+    @cached_property
+    def chat_format(self) -> ChatFormat:
+        """The format in which the model converses. Raises TemplateError: its template is not valid."""
+        engine, settings = self.engine, self.settings
+        control = engine.tokenizer.control_texts
+        return ChatFormat(engine.chat_template(), control, settings.tool_call_parser, settings.reasoning_parser)
+
+    async def prepare(self, conversation: Conversation, size: int) -> Prepared:
+        """A conversation, ready to be continued: `ChatFormat.prepare`, on another thread where it is long.
+
+        Args:
+            size: of the request, in bytes.
+        """
+        if size <= _SHORT:
+            return self.chat_format.prepare(conversation)
+        return await asyncio.to_thread(self.chat_format.prepare, conversation)
+
+    async def prompt_ids(self, prompt: Prompt) -> Sequence[int]:
+        """The token ids of a prompt."""
+        encode = self.engine.tokenizer.encode_spans
+        if len(prompt.text) <= _SHORT:
+            return encode(prompt.spans)
+        return await asyncio.to_thread(encode, prompt.spans)
+
+    def tokens(self, text: str) -> int:
+        """How many tokens a text has."""
+        return len(self.engine.tokenizer.encode(text, first=False)) if text else 0
+
+    @cached_property
+    def tokenizer_path(self) -> str:
+        """A folder that has the tokenizer as `tokenizer.json`: the model's own, or one that is written."""
+        config = self.engine.config
+        folder = resolve(config.model, config.revision)
+        if (folder / "tokenizer.json").is_file():
+            return str(folder)
+        text = self.engine.tokenizer.backend.to_str()
+        written = cache_folder() / "tokenizers" / hashlib.sha256(text.encode()).hexdigest()[:16]
+        written.mkdir(parents=True, exist_ok=True)
+        (written / "tokenizer.json").write_text(text)
+        return str(written)
+
+    async def ask(self, call: Callable[[], T], *, at_most_s: float | None = None) -> T:
+        """Result of a call that waits for the engine's loop. It is made on a thread of its own, that no end of this
+        process waits for: the loop may give no sign.
+
+        Args:
+            at_most_s: that it may take; None for as long as the loop may give no sign.
+
+        Raises:
+            RequestTimeoutError: it took longer.
+            SglError: as the call.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def settle(done: Callable[[Any], None], result: object) -> None:
+            if not future.done():
+                done(result)
+
+        def make() -> None:
+            try:
+                done, result = future.set_result, call()
+            except BaseException as error:
+                done, result = future.set_exception, error  # type: ignore[assignment] # one of both
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
+                loop.call_soon_threadsafe(settle, done, result)
+
+        threading.Thread(target=make, name="sglang_lite-ask", daemon=True).start()
+        seconds = self.settings.health_timeout_s if at_most_s is None else at_most_s
+        try:
+            return await asyncio.wait_for(future, seconds)
+        except TimeoutError:
+            raise RequestTimeoutError(f"the engine's loop has given no sign for {seconds:g} seconds.") from None
+
+    # ----------------------------------------------------------------------------------------------- health
+
+    async def start(self) -> None:
+        """Begins to watch the engine, and makes a first token."""
+        for work in (self._watch(), self._warm_up()):
+            task = asyncio.ensure_future(work)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def stop(self) -> None:
+        """Ends what `start` began."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                await self.ask(self.engine.stats)
+                self._beat = time.monotonic()
+            except SglError:
+                self._beat = 0.0
+            await asyncio.sleep(_BEAT_S)
+
+    async def _warm_up(self) -> None:
+        with contextlib.suppress(SglError):
+            await self.running.results(GenerateRequest([0], SamplingParams(max_tokens=1, ignore_eos=True)))
+            self._warm = time.monotonic()
+
+    def check_health(self) -> None:
+        """Raises EngineClosedError: the engine has died, or its loop gives no sign."""
+        self.engine.core.check_open()
+        silent = time.monotonic() - self._beat
+        if silent > self.settings.health_timeout_s:
+            raise EngineClosedError("the engine's loop gives no sign.")
+
+    def check_ready(self) -> None:
+        """Raises EngineClosedError: as `check_health`, or no token was made yet."""
+        self.check_health()
+        if not self._warm:
+            raise EngineClosedError("the engine has made no token yet.", hint="It starts: ask again.")

@@ -1,0 +1,72 @@
+"""Streams of server-sent events (HTML Living Standard, 9.2)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+DONE = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode
+
+
+def event(content: object, name: str | None = None) -> bytes:
+    """An event, as bytes.
+
+    Args:
+        content: plain data or records, told as JSON.
+        name: of its kind, in protocols that have one.
+    """
+    data = _encode(content)
+    return b"data: %b\n\n" % data if name is None else b"event: %b\ndata: %b\n\n" % (name.encode(), data)
+
+
+class EventStream(Response):
+    """A response that is sent as it is made.
+
+    Args:
+        parts: its bytes. They are asked for when those before have been taken, so that of what comes meanwhile a slow
+            reader gets larger ones; and closed when the reader has left.
+        headers: beside those of every stream.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, parts: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no", **(headers or {})})
+        del self.headers["content-length"]
+        self._parts = parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        with contextlib.suppress(OSError):  # the reader has left
+            async with contextlib.aclosing(self._parts) as parts:
+                async for part in parts:
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def until_disconnected(work: Coroutine[Any, Any, None], receive: Receive) -> None:
+    """Does work for a client, and cancels it when that leaves."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        with contextlib.suppress(asyncio.CancelledError):
+            await gone
+
+
+async def _disconnected(receive: Receive) -> None:
+    message: Message = {"type": ""}
+    while message["type"] != "http.disconnect":
+        message = await receive()

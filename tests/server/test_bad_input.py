@@ -1,0 +1,208 @@
+"""What a server is sent that it must refuse: one 4xx each, in the protocol's shape, and the next request is served."""
+
+import asyncio
+import json
+import socket
+
+import httpx2
+import pytest
+
+from tests.server.conftest import serving
+from tests.waiting import until
+
+GREEDY = {"max_new_tokens": 2, "temperature": 0, "ignore_eos": True}
+ROUTES = ("/generate", "/v1/chat/completions", "/v1/completions")
+
+
+def raw(url, data):
+    """Bytes sent and received, as they are, until the server closes."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        parts = []
+        while part := connection.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b"null", b'"text"', b"\xff\xfe", b'{"text": NaN}', b'{"text": "a", "text": "b"}',
+        b'{"a": ' * 200 + b"1" + b"}" * 200, b"[" * 100_000, b'{"messages": 1e999}', b'{"prompt": "\\ud800"}',
+        b'{"text": "\\ud800"}', b'{"text": ' + b"9" * 10_000 + b"}", b'{"text": "a", "seed": 123456789012345678901234567890}',
+        b'{"messages": [{"role": "user", "content": "\\udc00"}]}', b'{"messages": [[]]}', b'{"messages": [{"role": []}]}',
+        b'{"prompt": [1, "a"]}', b'{"prompt": [-1]}', b'{"prompt": [9999999]}', b'{"input_ids": [[]]}', b'{"input_ids": [1.5]}',
+        b'{"text": "a", "sampling_params": []}', b'{"text": "a", "sampling_params": {"max_new_tokens": 1e400}}',
+        b'{"text": "a", "sampling_params": {"json_schema": "{"}}', b'{"text": "a", "sampling_params": {"regex": "("}}',
+        b'{"text": ["a", "b"], "rid": ["x", "x"]}', b'{"text": "a", "sampling_params": {"stop": [1]}}',
+        b'{"prompt": "a", "logit_bias": {"x": 1}}', b'{"prompt": "a", "logprobs": 100000}', b'{"prompt": []}',
+    ],
+)  # fmt: skip
+def test_what_is_no_request_is_a_4xx_that_says_why(http, route, body):
+    response = http.post(route, content=body)
+    assert 400 <= response.status_code < 500, response.text
+    assert response.json()["error"]["message"]
+    assert "Traceback" not in response.text
+
+
+def test_a_schema_that_explodes_fails_alone(http):
+    deep: dict = {
+        "type": "object",
+        "properties": {"a": {"type": "array", "items": {"type": "string", "maxLength": 10**9}}},
+    }
+    for _ in range(12):
+        deep = {"anyOf": [{"type": "array", "items": deep, "minItems": 50, "maxItems": 10**6}, deep]}
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
+    format = {"type": "json_schema", "json_schema": {"name": "bomb", "schema": deep}}
+    response = http.post("/v1/chat/completions", json={**body, "response_format": format})
+    assert response.status_code in (200, 400)
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+
+
+def test_a_body_that_is_too_large_is_not_read(engine):
+    with serving(engine, max_body_mb=0.1) as url:
+        response = httpx2.post(f"{url}/generate", content=b'{"text": "' + b"a" * 200_000 + b'"}')
+        assert response.status_code == 413
+        assert httpx2.get(f"{url}/health").status_code == 200
+
+
+@pytest.mark.parametrize("data", [
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03\x01\x00\x00", b"GET / HTTP/9.9\r\n\r\n",
+    b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+    b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n{}",
+    b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{",
+    b"GET /health HTTP/1.1\r\nHost: a\r\n" + b"X: y\r\n" * 100_000,
+])  # fmt: skip
+def test_what_is_no_http_closes_its_connection_alone(url, http, data):
+    try:
+        answered = raw(url, data)
+    except (ConnectionResetError, BrokenPipeError):
+        answered = b""
+    assert not answered or answered.split(b" ")[1][:1] == b"4"
+    assert http.get("/health").status_code == 200
+
+
+def test_routes_and_methods_that_are_not_there(http):
+    for path, kind in (("/nope", "not_found_error"), ("/v1/nope", "not_found_error")):
+        response = http.get(path)
+        assert response.status_code == 404
+        assert response.json()["error"]["type"] == kind
+    response = http.get("/generate")
+    assert response.status_code == 405
+    assert set(response.headers["allow"].split(", ")) == {"POST", "PUT"}
+
+
+def test_no_page_in_a_browser_is_served_without_a_key(http, engine):
+    page = {"origin": "http://example.org"}
+    for method, path in (("POST", "/generate"), ("POST", "/flush_cache"), ("GET", "/v1/models")):
+        response = http.request(method, path, headers=page, content=b"{}")
+        assert response.status_code == 403
+        assert "--api-key" in response.json()["error"]["message"]
+    assert http.get("/health", headers=page).status_code == 200
+    with serving(engine, api_key=("secret",)) as url:
+        headers = {**page, "x-api-key": "secret"}
+        assert httpx2.get(f"{url}/v1/models", headers=headers).status_code == 200
+
+
+def test_an_administrators_key_alone_leaves_the_rest_open(engine):
+    with serving(engine, admin_api_key="root") as url:
+        assert httpx2.get(f"{url}/v1/models").status_code == 200
+        assert httpx2.post(f"{url}/flush_cache").status_code == 401
+        assert httpx2.post(f"{url}/flush_cache", headers={"x-api-key": "root"}).status_code == 200
+
+
+def test_a_key_is_demanded_of_all_but_health(engine):
+    with serving(engine, api_key=("secret-1", "secret-2"), admin_api_key="root") as url:
+        body = {"text": "a", "sampling_params": GREEDY}
+
+        def status(path, key=None, method="POST", **options):
+            headers = {} if key is None else {"authorization": f"Bearer {key}"}
+            return httpx2.request(method, f"{url}{path}", headers=headers, **options).status_code
+
+        assert status("/health", method="GET") == 200
+        assert [status("/generate", key, json=body) for key in (None, "x", "secret", "secret-3")] == [401] * 4
+        assert [status("/generate", key, json=body) for key in ("secret-1", "secret-2", "root")] == [200] * 3
+        assert [status("/flush_cache", key) for key in (None, "secret-1", "root")] == [401, 401, 200]
+        other = httpx2.post(f"{url}/generate", headers={"x-api-key": "secret-2"}, json=body)
+        assert other.status_code == 200
+        refused = httpx2.post(f"{url}/v1/completions", json={"prompt": "a"})
+        assert "secret" not in refused.text
+        info = httpx2.get(f"{url}/server_info", headers={"x-api-key": "secret-2"}).text
+        assert "secret" not in info
+        assert "root" not in json.loads(info).values()
+
+
+def test_more_than_may_be_open_is_told_to_come_again(engine):
+    with serving(engine, max_open=2) as url:
+        long = {"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True}}
+
+        async def ask():
+            async with (
+                httpx2.AsyncClient(base_url=url, timeout=60) as client,
+                client.stream("POST", "/generate", json=long) as one,
+                client.stream("POST", "/generate", json=long) as two,
+            ):
+                assert one.status_code == two.status_code == 200
+                return await client.post("/generate", json={"text": "a"}), await client.get("/health")
+
+        third, health = asyncio.run(ask())
+        assert (third.status_code, third.headers["retry-after"], health.status_code) == (429, "1", 200)
+        assert third.json()["error"]["retryable"]
+
+
+def test_a_name_in_use_is_refused(http, engine):
+    long = {"text": "a", "stream": True, "rid": "mine", "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True}}
+    with http.stream("POST", "/generate", json=long) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        assert http.post("/generate", json={"text": "a", "rid": "mine"}).status_code == 400
+        assert http.post("/abort_request", json={"rid": "mine"}).status_code == 200
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert events[-1]["meta_info"]["finish_reason"]["type"] == "abort"
+
+
+def test_all_can_be_aborted(http):
+    long = {"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True}}
+    with http.stream("POST", "/generate", json=long) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        assert http.post("/abort_request", json={"abort_all": True}).status_code == 200
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert events[-1]["meta_info"]["finish_reason"]["type"] == "abort"
+    assert http.get("/v1/loads").json()["loads"][0]["num_total_reqs"] == 0
+
+
+def test_clients_that_leave_take_their_requests_along(url, engine):
+    async def leave(client, i):
+        body = {
+            "text": f"number {i}",
+            "stream": i % 2 == 0,
+            "sampling_params": {"max_new_tokens": 1000, "ignore_eos": True},
+        }
+        task = asyncio.ensure_future(_read(client, body))
+        await client.get("/ping")
+        for _ in range(i % 7):
+            await client.get("/ping")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def _read(client, body):
+        async with client.stream("POST", "/generate", json=body) as stream:
+            async for _ in stream.aiter_lines():
+                pass
+
+    async def run():
+        limits = httpx2.Limits(max_connections=200)
+        async with httpx2.AsyncClient(base_url=url, timeout=60, limits=limits) as client:
+            engine.flush_cache()
+            before = engine.stats()["free_tokens"]
+            await asyncio.gather(*(leave(client, i) for i in range(100)))
+            await asyncio.to_thread(until, lambda: not engine.stats()["running"] and not engine.stats()["waiting"])
+            engine.flush_cache()
+            return before, engine.stats()["free_tokens"]
+
+    before, after = asyncio.run(run())
+    assert before == after

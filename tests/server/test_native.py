@@ -1,0 +1,95 @@
+"""SGLang's native protocol over HTTP: what the engine answers, as JSON."""
+
+import json
+from itertools import pairwise
+
+GREEDY = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
+
+
+def events(response):
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_a_text_is_continued_as_the_engine_does(http, engine):
+    answer = http.post("/generate", json={"text": "a quick", "sampling_params": GREEDY}).json()
+    alone = engine.generate("a quick", GREEDY)
+    assert (answer["text"], answer["output_ids"]) == (alone["text"], alone["output_ids"])
+    assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": 8}
+
+
+def test_a_batch_is_a_list_in_order(http, engine):
+    texts = ["a", "bc", "d e"]
+    answers = http.post("/generate", json={"text": texts, "sampling_params": GREEDY}).json()
+    assert [a["output_ids"] for a in answers] == [a["output_ids"] for a in engine.generate(texts, GREEDY)]
+
+
+def test_a_stream_has_all_so_far_in_each_event(http, engine):
+    body = {"text": "a quick", "sampling_params": GREEDY, "stream": True, "return_logprob": True}
+    found = events(http.post("/generate", json=body))
+    alone = engine.generate("a quick", GREEDY)
+    assert found[-1]["output_ids"] == alone["output_ids"]
+    for one, next_one in pairwise(found):
+        assert next_one["text"].startswith(one["text"])
+        assert next_one["output_ids"][: len(one["output_ids"])] == one["output_ids"]
+    assert len(found[-1]["meta_info"]["output_token_logprobs"]) == 8
+
+
+def test_several_samples_come_with_their_index(http):
+    body = {"text": "a", "sampling_params": {**GREEDY, "n": 2}, "stream": True}
+    assert {each["index"] for each in events(http.post("/generate", json=body))} == {0, 1}
+
+
+def test_what_the_server_is_can_be_asked(http, engine):
+    info = http.get("/get_model_info").json()
+    assert info["served_model_name"] == engine.model_name
+    assert http.get("/server_info").json()["sglang_lite"]["program"]
+    assert http.get("/v1/models").json()["data"][0]["id"] == engine.model_name
+    assert http.get("/health").status_code == http.get("/ping").status_code == 200
+    assert http.get("/v1/loads").json()["loads"][0]["num_running_reqs"] == 0
+    assert "sglang_lite_steps" in http.get("/metrics").text
+    assert http.post("/flush_cache").status_code == 200
+
+
+def test_text_and_ids_are_turned_into_each_other(http, engine):
+    found = http.post("/tokenize", json={"prompt": "a quick"}).json()
+    assert found["tokens"] == engine.tokenizer.encode("a quick")
+    assert found["count"] == len(found["tokens"])
+    assert http.post("/detokenize", json={"tokens": found["tokens"]}).json() == {
+        "text": engine.tokenizer.decode(found["tokens"])
+    }
+    both = http.post("/tokenize", json={"prompt": ["a", "b"]}).json()
+    assert http.post("/detokenize", json={"tokens": both["tokens"]}).json() == {"text": ["a", "b"]}
+
+
+def test_an_error_names_what_is_wrong(http):
+    for body, parameter in (
+        ({"text": "a", "sampling_params": {"temprature": 1}}, "temprature"),
+        ({"text": "a", "sampling_params": {"temperature": -1}}, "temperature"),
+        ({"text": "a", "input_ids": [1]}, "prompt"),
+        ({"text": "a", "return_hidden_states": True}, "return_hidden_states"),
+        ({"text": 3}, "text"),
+        ({"text": "a", "sampling_parms": {}}, "sampling_parms"),
+    ):
+        response = http.post("/generate", json=body)
+        assert response.status_code == 400, body
+        error = response.json()["error"]
+        assert error["param"] == parameter, error
+        assert not error["retryable"]
+    hinted = http.post("/generate", json={"text": "a", "sampling_parms": {}}).json()["error"]["message"]
+    assert "sampling_params?" in hinted
+
+
+def test_fields_that_gateways_add_are_taken(http):
+    added = {
+        "model": None, "log_metrics": True, "no_logs": False, "background": False, "return_bytes": False,
+        "return_entropy": False, "return_hidden_states": False, "rid": None, "session_params": None,
+    }  # fmt: skip
+    response = http.post("/generate", json={"text": "a", "sampling_params": GREEDY, **added})
+    assert response.status_code == 200
+
+
+def test_load_has_the_shape_that_older_gateways_add_up(http):
+    (load,) = http.get("/get_load").json()
+    assert load == {"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0}

@@ -1,0 +1,177 @@
+"""The life of a server's process: started by its command, ended by signals, and what its engine's death is to it."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import httpx2
+import pytest
+
+from tests.server.conftest import TEMPLATE
+
+pytestmark = pytest.mark.slow  # each starts two processes
+LONG = {"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True}}
+
+
+@contextlib.contextmanager
+def launched(folder, *flags, module="sglang_lite.launch_server", ready=True):
+    """A server in a process of its own, and its address."""
+    command = [
+        sys.executable, "-m", module, *(["serve"] if module == "sglang_lite" else []), "--model-path", folder,
+        "--dtype", "float32", "--threads", "1", "--max-total-tokens", "8192", "--chat-template", TEMPLATE,
+        "--port", "0", *flags,
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("Serving"), line
+        url = line.split()[-1]
+        while ready and httpx2.get(f"{url}/ready").status_code != 200:
+            assert process.poll() is None
+        yield process, url
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def children_of(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(each) for each in file.read().split()]
+
+
+def gone(pid):
+    """Waits until a process has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            os.kill(pid, 0)
+            with open(f"/proc/{pid}/stat") as file:
+                if file.read().rpartition(")")[2].split()[0] == "Z":
+                    return
+
+
+def events(response):
+    return [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
+
+
+@pytest.mark.parametrize("module", ["sglang_lite.launch_server", "sglang_lite"])
+def test_the_command_serves_until_it_is_told_to_end(folder, module):
+    with launched(folder, module=module) as (process, url):
+        (engine,) = children_of(process.pid)
+        body = {"model": "", "messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
+        assert httpx2.post(f"{url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+        process.terminate()
+        assert process.wait(60) == 0
+        gone(engine)
+
+
+def test_what_is_open_ends_well_after_sigterm(folder):
+    with launched(folder) as (process, url):
+        with httpx2.stream("POST", f"{url}/generate", json=LONG, timeout=60) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            process.terminate()
+            last = [json.loads(line[6:]) for line in lines if line.startswith("data: {")][-1]
+        assert last["meta_info"]["finish_reason"] == {"type": "length", "length": 1500}
+        assert process.wait(60) == 0
+
+
+def test_a_second_signal_ends_it_at_once(folder):
+    with launched(folder) as (process, url):
+        (engine,) = children_of(process.pid)
+        done = threading.Event()
+
+        def read():
+            body = {**LONG, "text": ["a"] * 30}
+            with contextlib.suppress(httpx2.HTTPError), httpx2.stream("POST", f"{url}/generate", json=body) as stream:
+                for _ in stream.iter_lines():
+                    done.set()
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        assert done.wait(60)
+        process.terminate()
+        with contextlib.suppress(httpx2.HTTPError):
+            while httpx2.get(f"{url}/ping").status_code == 200:  # until it has heard the first one
+                pass
+        process.terminate()
+        process.wait(60)
+        thread.join(60)
+        gone(engine)
+
+
+def test_the_death_of_its_engine_is_told_at_once(folder):
+    with launched(folder) as (process, url):
+        (engine,) = children_of(process.pid)
+        with httpx2.stream("POST", f"{url}/generate", json=LONG, timeout=60) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            os.kill(engine, signal.SIGKILL)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        error = json.loads(rest[-2][6:])["error"]
+        assert error["code"] == 503
+        assert "SIGKILL" in error["message"]
+        assert httpx2.get(f"{url}/health").status_code == 503
+        assert httpx2.get(f"{url}/ping").status_code == 200
+        assert httpx2.post(f"{url}/generate", json={"text": "a"}).status_code == 503
+
+
+def test_an_engine_that_stands_still_is_unhealthy_and_holds_up_no_end(folder):
+    with launched(folder, "--health-timeout-s", "1") as (process, url):
+        (engine,) = children_of(process.pid)
+        os.kill(engine, signal.SIGSTOP)
+        while httpx2.get(f"{url}/health").status_code != 503:
+            assert process.poll() is None
+        asked = httpx2.get(f"{url}/v1/loads", timeout=60)
+        assert asked.status_code == 504
+        assert "no sign" in asked.json()["error"]["message"]
+        assert httpx2.get(f"{url}/ping").status_code == 200
+        process.terminate()
+        assert process.wait(60) == 0
+        gone(engine)
+
+
+def test_an_engine_that_died_is_started_again_where_that_is_wanted(folder):
+    with launched(folder, "--restart") as (process, url):
+        (engine,) = children_of(process.pid)
+        os.kill(engine, signal.SIGKILL)
+        gone(engine)
+        status = 503
+        while status != 200:
+            status = httpx2.post(f"{url}/generate", json={"text": "a"}, timeout=60).status_code
+            assert status in (200, 503)
+        assert httpx2.get(f"{url}/health").status_code == 200
+
+
+def test_no_engine_outlives_a_server_that_is_killed(folder):
+    with launched(folder) as (process, _):
+        (engine,) = children_of(process.pid)
+        process.kill()
+        gone(engine)
+
+
+def test_a_port_in_use_is_one_line_before_the_model_is_loaded(folder):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "sglang_lite", "serve", "--model", folder, "--port", port]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    assert "--port" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_a_flag_that_is_wrong_is_one_line(folder):
+    for flags in (["--tool-call-parser", "no"], ["--max-open", "0"], ["--port", "70000"]):
+        command = [sys.executable, "-m", "sglang_lite", "serve", "--model", folder, *flags]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert ended.returncode == 1
+        assert len(ended.stderr.splitlines()) == 1, ended.stderr

@@ -1,0 +1,238 @@
+"""Batches on other machines: on a Ray cluster of two nodes of which one is killed, and by a cluster that is none."""
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import threading
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import sglang_lite as sgl
+from sglang_lite.lang.checkpoint import data_of, state_of
+from sglang_lite.protocol import BatchError, CapabilityError, ParameterError
+from sglang_lite.ray import RayOptions, groups
+from tests.runtime.models.tiny import VOCAB, save
+
+ROWS = int(os.environ.get("SGLANG_LITE_RAY_ROWS", "60"))
+
+
+@sgl.function
+def answer(s, document, number):
+    if number == 7 and document == "raise":
+        raise ValueError("seven")
+    s += f"{document} {number}: " + sgl.gen("answer", max_tokens=40, temperature=0, ignore_eos=True)
+    s += sgl.select("kind", ["a", "b"]) if number % 3 == 0 else "."
+    return number
+
+
+@sgl.function
+async def shout(s, word):
+    s += word + sgl.gen("loud", max_tokens=3)
+
+
+def scripted():
+    return sgl.ScriptedBackend(lambda prompt: f"<{len(str(prompt))}>")
+
+
+class Threads:
+    """A cluster on a thread of this process, whose states pass as data."""
+
+    def __init__(self, fails=()):
+        self.ran: list[int] = []
+        self._fails = fails
+
+    def identity(self):
+        return "threads"
+
+    def rows(self, given):
+        return given
+
+    def pool(self, program, plan, report, *, held):
+        return _Thread(self, program, plan, report, self._fails)
+
+
+class _Thread:
+    def __init__(self, cluster, program, plan, report, fails):
+        self._thread = threading.Thread(target=self._run)
+        self._parts = cluster, program, plan, report, fails
+
+    def _run(self):
+        cluster, program, plan, report, fails = self._parts
+        for index, (args, kwargs) in reversed(plan.left):
+            cluster.ran.append(index)
+            if index in fails:
+                report(index, ValueError(f"item {index}"))
+            else:
+                report(
+                    index, state_of(json.loads(json.dumps(data_of(program.run(*args, **kwargs, backend=scripted())))))
+                )
+
+    def start(self):
+        self._thread.start()
+
+    def stop(self):
+        self._thread.join()
+
+    def release(self):
+        pass
+
+
+WORDS = [{"word": word} for word in ("one", "two", "three")]
+
+
+def test_a_cluster_runs_a_batch_and_results_are_in_order():
+    here = shout.run_batch(WORDS, backend=scripted())
+    cluster = Threads()
+    there = shout.run_batch(WORDS, cluster=cluster)
+    assert cluster.ran == [2, 1, 0]
+    assert [state.text() for state in there] == [state.text() for state in here]
+    assert [state["loud"] for state in there] == [state["loud"] for state in here]
+    assert [s.text() for s in shout.run_batch(WORDS, cluster=Threads(), generator_style=True)] == [
+        s.text() for s in here
+    ]
+
+
+def test_a_coroutine_waits_for_a_cluster():
+    async def both():
+        found = [state.text() for state in await shout.arun_batch(WORDS, cluster=Threads())]
+        stream = await shout.arun_batch(WORDS, cluster=Threads(), ordered=False)
+        return found, [index async for index, _ in stream]
+
+    texts, order = asyncio.run(both())
+    assert texts == [state.text() for state in shout.run_batch(WORDS, backend=scripted())]
+    assert order == [2, 1, 0]
+
+
+def test_errors_of_a_cluster_are_as_a_batch_has_them():
+    with pytest.raises(BatchError, match="item 1") as caught:
+        shout.run_batch(WORDS, cluster=Threads(fails=[1]))
+    assert [type(each).__name__ for each in caught.value.results] == ["ProgramState", "ValueError", "ProgramState"]
+    assert len(shout.run_batch(WORDS, cluster=Threads(fails=[1]), on_error="skip")) == 2
+
+
+def test_what_a_cluster_has_done_is_kept_in_a_checkpoint(tmp_path):
+    file = tmp_path / "batch.jsonl"
+    first = shout.run_batch(WORDS, cluster=Threads(fails=[1]), on_error="return", checkpoint=file)
+    cluster = Threads()
+    second = shout.run_batch(WORDS, cluster=cluster, checkpoint=file)
+    assert cluster.ran == [1]
+    assert [second[i].text() for i in (0, 2)] == [first[i].text() for i in (0, 2)]
+
+
+def test_what_is_no_cluster_or_beside_a_backend_is_refused():
+    with pytest.raises(ParameterError, match="RayOptions"):
+        shout.run_batch(WORDS, cluster="auto")  # type: ignore[arg-type]  # a text is none
+    with pytest.raises(ParameterError, match="Leave backend out"):
+        shout.run_batch(WORDS, cluster=Threads(), backend=scripted())
+
+
+def test_rows_that_share_a_text_are_together():
+    documents = ["a long document", "another document", "a long document", "third", "another document"]
+    rows = [(i, ((), {"document": document, "question": "what?"})) for i, document in enumerate(documents)]
+    assert groups(rows, 8) == [[0, 2], [1, 4], [3]]
+    assert groups(rows, 1) == [[0], [2], [1], [4], [3]]
+    assert groups([(i, ((number,), {})) for i, number in enumerate((5, 5, 6))], 2) == [[0, 1], [2]]
+    assert groups([], 8) == []
+
+
+@pytest.mark.parametrize("bad", [{"actors": 0}, {"engine": 3}, {"num_gpus": -1}, {"start_timeout_s": -1}])
+def test_bad_options_are_refused(bad):
+    with pytest.raises(ParameterError, match=next(iter(bad))):
+        RayOptions(**bad)
+
+
+def test_ray_that_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(CapabilityError, match=r"sglang-lite\[ray\]"):
+        shout.run_batch(WORDS, cluster=RayOptions())
+
+
+# --------------------------------------------------------------------------------------------------- on Ray itself
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two nodes on this machine, and the one that can be killed."""
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    memory = {"object_store_memory": 80 * 2**20}
+    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **memory})
+    second = found.add_node(num_cpus=1, **memory)
+    ray.init(address=found.address, log_to_driver=False, logging_level="ERROR")
+    yield found, second
+    ray.shutdown()
+    found.shutdown()
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=2048, eos_token_id=0, bos_token_id=1, initializer_range=0.3,
+    )  # fmt: skip
+    folder = str(save(LlamaForCausalLM(config), tmp_path_factory.mktemp("model")))
+    return dict(model=folder, dtype="float32", max_running=4, max_total_tokens=8192, threads=1, deterministic=True)
+
+
+def rows(count, *more):
+    return [{"document": f"document {i % 5}", "number": i} for i in range(count)] + list(more)
+
+
+@pytest.mark.slow
+def test_errors_and_values_come_from_actors(cluster, engine):
+    bad = {"document": "raise", "number": 7}
+    found = answer.run_batch(rows(4, bad), cluster=RayOptions(engine=engine, actors=1), on_error="return")
+    assert [getattr(each, "ret_value", each) for each in found[:4]] == [0, 1, 2, 3]
+    assert isinstance(found[4], ValueError)
+    assert str(found[4]) == "seven"
+    assert found[0]["kind"] in ("a", "b")
+    assert found[0].usage().completion_tokens >= 40
+
+
+@pytest.mark.slow
+def test_an_engine_that_cannot_start_is_an_error_of_every_row(cluster):
+    options = RayOptions(engine={"model": "/nowhere/at/all"}, actors=1)
+    found = answer.run_batch(rows(2), cluster=options, on_error="return")
+    assert ["/nowhere/at/all" in str(each) for each in found] == [True, True]
+
+
+@pytest.mark.slow
+def test_rows_of_a_node_that_is_killed_run_again(cluster, engine, tmp_path, caplog):
+    """The last one: it kills the node."""
+    nodes, second = cluster
+    file = tmp_path / "batch.jsonl"
+    with sgl.Engine(**engine) as one:
+        expected = answer.run_batch(rows(ROWS), backend=one)
+    killed = threading.Event()
+    at_kill = []
+
+    def kill():
+        turn = threading.Event()
+        while not killed.is_set():
+            lines = file.read_bytes().count(b"\n") if file.exists() else 0
+            if lines > ROWS // 4:
+                at_kill.append(lines)
+                nodes.remove_node(second)
+                return
+            turn.wait(0.005)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        with caplog.at_level(logging.WARNING, logger="sglang_lite"):
+            found = answer.run_batch(rows(ROWS), cluster=RayOptions(engine=engine), checkpoint=file)
+    finally:
+        killed.set()
+        killer.join()
+    assert at_kill
+    assert at_kill[0] < ROWS
+    assert "an actor has died" in caplog.text
+    assert [state.text() for state in found] == [state.text() for state in expected]
+    kept = [json.loads(line)["index"] for line in file.read_text().splitlines()[1:]]
+    assert sorted(kept) == list(range(ROWS))
