@@ -50,6 +50,25 @@ def engine(model_file: Path) -> Iterator[sgl.Engine]:
         yield engine
 
 
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Two small checkpoints of one architecture, with other weights."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tests.runtime.models.tiny import VOCAB, save
+
+    made = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        config = LlamaConfig(
+            vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=2048, eos_token_id=0, bos_token_id=1, initializer_range=0.3,
+        )  # fmt: skip
+        made.append(str(save(LlamaForCausalLM(config), tmp_path_factory.mktemp("tiny"))))
+    return made
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _cold_constraints() -> Iterator[None]:
     """Hundreds of small engines, most without a constraint: no process is started for each."""

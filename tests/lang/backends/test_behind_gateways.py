@@ -10,7 +10,7 @@ import sglang_lite as sgl
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.server.gateway import PACKAGES, Gateway
 from sglang_lite.server.settings import ReplicaSettings, ServerSettings
-from tests.engine.conftest import SETTINGS, folders  # noqa: F401  # a fixture
+from tests.engine.conftest import SETTINGS
 from tests.server.conftest import serving
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ def program(s):
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_program_means_the_same_behind_a_gateway(folders, package):  # noqa: F811
+def test_a_program_means_the_same_behind_a_gateway(folders, package):
     if importlib.util.find_spec(PACKAGES[package]) is None:
         pytest.skip(f"{package} is not installed")
     with sgl.Engine(folders[0], **SETTINGS, in_process=True) as engine, serving(engine) as url:

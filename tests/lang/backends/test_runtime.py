@@ -13,7 +13,6 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.lang.backend.server_process import flags_of
-from tests.engine.conftest import folders  # noqa: F401  # a fixture
 from tests.engine.processes import MARK, ended, gone
 
 pytestmark = pytest.mark.slow
@@ -27,7 +26,7 @@ FLAGS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def runtime(folders):  # noqa: F811
+def runtime(folders):
     with sgl.Runtime(model_path=folders[0], api_key="a-long-key", **FLAGS) as runtime:
         yield runtime
 
@@ -37,7 +36,7 @@ def program(s):
     s += "ab" + sgl.gen("x", max_tokens=5, temperature=0)
 
 
-def test_a_runtime_answers_as_sglangs_does(runtime, folders):  # noqa: F811
+def test_a_runtime_answers_as_sglangs_does(runtime, folders):
     assert runtime.url.startswith("http://127.0.0.1:")
     assert runtime.generate_url == f"{runtime.url}/generate"
     assert runtime.endpoint.get_model_name() == folders[0]
@@ -73,12 +72,12 @@ def test_a_model_that_is_not_there_is_told_with_the_last_lines(tmp_path, caplog)
     assert "nowhere" in caplog.text
 
 
-def test_one_that_is_not_ready_in_time_is_ended(folders):  # noqa: F811
+def test_one_that_is_not_ready_in_time_is_ended(folders):
     with pytest.raises(sgl.BackendError, match=r"not ready after 0.1 s.*launch_timeout"):
         sgl.Runtime(launch_timeout=0.1, model_path=folders[0], **FLAGS)
 
 
-def test_shutdown_ends_the_process(folders):  # noqa: F811
+def test_shutdown_ends_the_process(folders):
     runtime = sgl.Runtime(model_path=folders[0], **FLAGS)
     runtime.shutdown()
     runtime.shutdown()
@@ -88,7 +87,7 @@ def test_shutdown_ends_the_process(folders):  # noqa: F811
 
 
 @pytest.mark.parametrize("end", ["kill", "exit"])
-def test_no_server_outlives_who_started_it(folders, end):  # noqa: F811
+def test_no_server_outlives_who_started_it(folders, end):
     code = (
         "import sglang_lite as sgl, sys, time\n"
         f"runtime = sgl.Runtime(model_path={folders[0]!r}, **{FLAGS!r})\n"
