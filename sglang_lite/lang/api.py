@@ -129,7 +129,8 @@ def gen(
         ignore_eos: continue after an end-of-sequence token (False).
         return_logprob: report tokens' log-probabilities in the metadata, `s.get_meta_info(name)` (False).
         logprob_start_len: with them, those of prompt tokens from this position on; -1 for none (-1; at least -1).
-        top_logprobs_num: with them, so many of the likeliest tokens at each position (0; 0 to 256).
+        top_logprobs_num: with them, so many of the likeliest tokens at each position; with `max_tokens=0`, of the
+            next one (0; 0 to 256).
         return_text_in_logprobs: with them, each token's text (False).
         seed: draws depend on it and on the token's position alone; without one each call draws anew.
         include_stop: keep what has ended it in the text (False).

@@ -66,7 +66,8 @@ class Generation(Variant, frozen=True):
         matched: the stop string, regex or token id that ended it; None for end of grammar or length.
         usage: tokens and times.
         index: which sample it is, when n > 1.
-        output_logprobs, prompt_logprobs: when asked for.
+        output_logprobs, prompt_logprobs: when asked for. With max_tokens=0 and alternatives asked for,
+            `output_logprobs` has one entry: of the token that would follow.
         meta: anything else the backend reports.
     """
 

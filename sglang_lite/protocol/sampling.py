@@ -269,7 +269,8 @@ PARAMETERS: Final = (
         Range(-1), engine=Range(-1, _INT), places=_LOGPROB,
     ),
     Parameter(
-        "top_logprobs_num", "int", 0, "with them, so many of the likeliest tokens at each position",
+        "top_logprobs_num", "int", 0,
+        "with them, so many of the likeliest tokens at each position; with `max_tokens=0`, of the next one",
         Range(0), engine=Range(0, 256), places=_LOGPROB,
     ),
     Parameter("return_text_in_logprobs", "bool", False, "with them, each token's text", places=_LOGPROB),

@@ -101,6 +101,8 @@ class OutputBuilder:
         token = tokens[-1]
         if logprob is not None:
             self._logprobs.append(self._with_text(logprob))
+        if self.params.asks_next:
+            return Finish("length", None)
         ends = self._ends_at(token)
         complete = self.matcher is not None and self._accept(self.matcher, token)
         if ends:
@@ -258,7 +260,7 @@ class OutputBuilder:
         Args:
             output: all tokens.
         """
-        params, number = self.params, self._number
+        params, number = self.params, None if self.params.asks_next else self._number
         written, logprobs = output, self._logprobs
         if number is not None:
             number.close()

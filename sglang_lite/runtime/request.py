@@ -200,7 +200,7 @@ class Request:
 
     def generation(self, finish: Finish) -> Generation:
         """The result. Called once, after the request was let go, when `tokens` is complete."""
-        output = tuple(self.tokens[self.prompt_len :].tolist())
+        output = tuple(self.tokens[self.prompt_len : self.prompt_len + self.params.max_tokens].tolist())
         return self.output.generation(output, finish, self._usage(len(output)), self.retractions)
 
     def _usage(self, completion_tokens: int) -> Usage:

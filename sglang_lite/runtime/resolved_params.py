@@ -59,6 +59,11 @@ class ResolvedParams:
         return self.temperature < 1e-5 or self.top_k == 1
 
     @property
+    def asks_next(self) -> bool:
+        """Asks for no tokens, and for log-probabilities of the next one: a draw is made whose token is dropped."""
+        return not self.max_tokens and self.return_logprob and bool(self.top_logprobs_num or self.token_ids_logprob)
+
+    @property
     def penalised(self) -> bool:
         return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1.0)
 

@@ -19,7 +19,7 @@ from sglang_lite.server.chat_request import CHAT, ChatRequest, CustomTool, Strea
 from sglang_lite.server.conversation import Prepared
 from sglang_lite.server.errors import content_of
 from sglang_lite.server.routes import Call, Route, answer
-from sglang_lite.server.samples import CallPart, Parts, Sample, ToolCall, entries_of
+from sglang_lite.server.samples import CallPart, Parts, Sample, ToolCall, entries_of, logprobs_of
 from sglang_lite.server.service import Service
 from sglang_lite.server.sse import DONE, EventStream, event
 
@@ -101,7 +101,7 @@ def _choice_of(service: Service, asked: _Asked, generation: Generation) -> dict[
     return {
         "index": generation.index,
         "message": {**message, "refusal": None},
-        "logprobs": logprobs_of(service, generation.output_logprobs) if asked.body.logprobs else None,
+        "logprobs": _logprobs(service, logprobs_of(generation)) if asked.body.logprobs else None,
         "finish_reason": sample.finish(generation),
         "matched_stop": generation.matched,
     }
@@ -159,12 +159,12 @@ async def _stream(
                     sample = samples[each.index]
                     new = _delta(sample.told(each))
                     if isinstance(each, Delta):
-                        logprobs = logprobs_of(service, each.logprobs) if body.logprobs else None
+                        logprobs = _logprobs(service, each.logprobs) if body.logprobs else None
                         if new or (logprobs and logprobs["content"]):
                             parts.append(chunk(each.index, new, logprobs=logprobs))
                     else:
-                        rest = each.output_logprobs[sample.logprobs :]
-                        logprobs = logprobs_of(service, rest) if body.logprobs and rest else None
+                        rest = logprobs_of(each)[sample.logprobs :]
+                        logprobs = _logprobs(service, rest) if body.logprobs and rest else None
                         if new or logprobs:
                             parts.append(chunk(each.index, new, logprobs=logprobs))
                         parts.append(chunk(each.index, {}, sample.finish(each)))
@@ -190,7 +190,7 @@ def usage_of(usages: Sequence[Usage], reasoning: int) -> dict[str, Any]:
     }
 
 
-def logprobs_of(service: Service, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+def _logprobs(service: Service, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
     """Log-probabilities of the generated tokens."""
     return {"content": entries_of(service.engine.tokenizer.token_bytes, entries), "refusal": None}
 

@@ -32,6 +32,7 @@ from sglang_lite.server.async_engine import begun, merged
 from sglang_lite.server.errors import content_of
 from sglang_lite.server.fields import COMPLETIONS_NEUTRAL, COMPLETIONS_REFUSED, Fields
 from sglang_lite.server.routes import Call, Route, answer
+from sglang_lite.server.samples import logprobs_of
 from sglang_lite.server.service import Service
 from sglang_lite.server.sse import DONE, EventStream, event
 
@@ -100,7 +101,7 @@ async def complete(service: Service, call: Call) -> Response:
     for index, generations in found.items():
         for generation in sorted(generations, key=lambda each: each.index):
             sample = asked.sample(service, index, generation.index)
-            choices.append(sample.choice(generation.text, generation.output_logprobs, generation))
+            choices.append(sample.choice(generation.text, logprobs_of(generation), generation))
     usages = [[generation.usage for generation in generations] for generations in found.values()]
     return answer({**asked.head, "choices": choices, "usage": usage_of(usages)})
 
@@ -273,7 +274,7 @@ async def _stream(
                     if isinstance(each, Delta):
                         parts.append(sample.choice(each.text, each.logprobs, None))
                     else:
-                        rest = each.output_logprobs[sample.entries :]
+                        rest = logprobs_of(each)[sample.entries :]
                         parts.append(sample.choice(each.text[sample.told :], rest, each))
                         usages.setdefault(prompt, []).append(each.usage)
                 yield b"".join(event({**head, "choices": [choice]}) for choice in parts)

@@ -10,7 +10,7 @@ from typing import Any
 
 from sglang_lite.protocol import Delta, Generation, TokenLogprob
 from sglang_lite.server.responses_items import new_id
-from sglang_lite.server.samples import CallPart, Parts, Sample, entries_of
+from sglang_lite.server.samples import CallPart, Parts, Sample, entries_of, logprobs_of
 
 Event = dict[str, Any]
 _DONE = {
@@ -102,7 +102,7 @@ class Answer:
             if isinstance(each, Delta):
                 self.logprobs.add(each.text, each.logprobs)
             else:
-                self.logprobs.add(each.text[before:], each.output_logprobs[known:])
+                self.logprobs.add(each.text[before:], logprobs_of(each)[known:])
         yield from self._parts(self.sample.told(each))
         if isinstance(each, Generation):
             if not self.items:

@@ -72,6 +72,12 @@ class Parts:
             yield "call", part
 
 
+def logprobs_of(generation: Generation) -> tuple[TokenLogprob, ...]:
+    """Log-probabilities of a generation's tokens. Where none were asked for, those that the engine reports are of the
+    token that would follow, which OpenAI's protocols don't tell."""
+    return generation.output_logprobs if generation.token_ids else ()
+
+
 @dataclass(slots=True)
 class Sample:
     """

@@ -222,6 +222,20 @@ def test_a_completion_of_no_tokens_scores_its_prompt(client):
     assert all(value < 0 for value in answer.choices[0].logprobs.token_logprobs[1:])
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_are_of_generated_tokens_alone(client, engine, stream):
+    options = dict(model="", max_tokens=0, stream=stream)
+    answer = client.completions.create(prompt="a b c", echo=True, logprobs=2, **options)
+    chunks = list(answer) if stream else [answer]
+    told = [token for chunk in chunks for token in chunk.choices[0].logprobs.tokens]
+    assert len(told) == len(engine.tokenizer.encode("a b c"))
+    answer = client.chat.completions.create(
+        messages=[{"role": "user", "content": "a"}], logprobs=True, top_logprobs=2, **options
+    )
+    for chunk in answer if stream else [answer]:
+        assert not (chunk.choices[0].logprobs and chunk.choices[0].logprobs.content)
+
+
 def test_streamed_completions_say_the_same(client):
     options = dict(model="", prompt=["a b", "c"], max_tokens=5, temperature=0)
     alone = client.completions.create(**options)

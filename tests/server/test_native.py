@@ -36,6 +36,16 @@ def test_a_stream_has_all_so_far_in_each_event(http, engine):
     assert len(found[-1]["meta_info"]["output_token_logprobs"]) == 8
 
 
+def test_no_tokens_have_the_log_probabilities_of_the_next_one(http):
+    body = {"text": "a quick", "return_logprob": True, "top_logprobs_num": 3, "return_text_in_logprobs": True}
+    none, one = (
+        http.post("/generate", json={**body, "sampling_params": {"max_new_tokens": count}}).json() for count in (0, 1)
+    )
+    assert none["meta_info"]["output_top_logprobs"] == one["meta_info"]["output_top_logprobs"]
+    assert len(none["meta_info"]["output_top_logprobs"][0]) == 3
+    assert (none["text"], none["output_ids"], none["meta_info"]["completion_tokens"]) == ("", [], 0)
+
+
 def test_several_samples_come_with_their_index(http):
     body = {"text": "a", "sampling_params": {**GREEDY, "n": 2}, "stream": True}
     assert {each["index"] for each in events(http.post("/generate", json=body))} == {0, 1}

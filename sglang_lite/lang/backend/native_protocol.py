@@ -250,10 +250,13 @@ def usage_of(meta: Mapping[str, Any]) -> Usage:
 
 
 def _entries(meta: Mapping[str, Any], kind: str) -> list[TokenLogprob]:
-    """Log-probabilities of prompt ("input") or output tokens."""
+    """Log-probabilities of prompt ("input") or output tokens. For an output of no tokens SGLang may tell the
+    alternatives alone: the first of them stands for the token."""
     entries = meta.get(f"{kind}_token_logprobs") or []
-    tops = meta.get(f"{kind}_top_logprobs") or [None] * len(entries)
-    ids = meta.get(f"{kind}_token_ids_logprobs") or [None] * len(entries)
+    tops = meta.get(f"{kind}_top_logprobs") or []
+    ids = meta.get(f"{kind}_token_ids_logprobs") or []
+    entries = entries or [alternatives[0] for alternatives in tops or ids if alternatives]
+    tops, ids = tops or [None] * len(entries), ids or [None] * len(entries)
     return [
         TokenLogprob(entry[0], entry[1], entry[2] if len(entry) > 2 else None, _tops(top), _tops(chosen))
         for entry, top, chosen in zip(entries, tops, ids)

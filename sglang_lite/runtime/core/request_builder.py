@@ -119,7 +119,7 @@ class RequestBuilder:
                     id=number,
                     tokens=np.concatenate((tokens, output)) if len(output) else tokens,
                     prompt_len=len(tokens),
-                    limit=min(len(tokens) + params.max_tokens, self._longest),
+                    limit=len(tokens) + 1 if params.asks_next else min(len(tokens) + params.max_tokens, self._longest),
                     params=params,
                     seed=self._seed() if params.seed is None else sample_seed(params.seed, index),
                     output=OutputBuilder(number, self._tokenizer, params, ends, sink, stream=stream),

@@ -14,7 +14,7 @@ from sglang_lite.constraints.schema import json_schema
 from sglang_lite.lang.backend.http_client import EventReader
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.protocol import Choices, Delta, Generation, Lark, Number, Prompt, Regex, SamplingParams, Span
-from tests.engine.conftest import SETTINGS, folders  # noqa: F401  # a fixture
+from tests.engine.conftest import SETTINGS
 from tests.lang.backends.cutting_proxy import CuttingProxy
 from tests.lang.backends.native_server import CUT, DONE, STOP, NativeServer, event, piece
 from tests.server.conftest import serving
@@ -24,7 +24,7 @@ STREAMS = int(os.environ.get("SGLANG_LITE_STREAMS", "24"))
 
 
 @pytest.fixture(scope="module")
-def engine(folders):  # noqa: F811
+def engine(folders):
     with sgl.Engine(folders[0], **SETTINGS, in_process=True) as engine:
         yield engine
 
@@ -149,6 +149,39 @@ def test_a_program_runs_as_on_the_engine(engine, url, endpoint):
     assert remote.token_usage.completion_tokens > 20
     remote.token_usage.reset()
     assert remote.token_usage.prompt_tokens == 0
+
+
+@sgl.function
+def next_tokens(s):
+    """The likeliest next tokens, and a text after each."""
+    s += "ab"
+    probe = s.fork(1)[0]
+    forks = s.fork(3)
+    probe += sgl.gen("next", max_tokens=0, return_logprob=True, top_logprobs_num=3, return_text_in_logprobs=True)
+    for fork, (_, _, text) in zip(forks, probe.get_meta_info("next")["output_top_logprobs"][0]):
+        fork += text + sgl.gen("rest", max_tokens=4, temperature=0, return_logprob=True, top_logprobs_num=2)
+    s["texts"] = [fork.text() for fork in forks]
+
+
+@pytest.mark.parametrize("push_down", [True, False])
+def test_no_tokens_have_the_log_probabilities_of_the_next_one(engine, url, endpoint, push_down):
+    whole = engine.complete("ab", SamplingParams(max_tokens=1, return_logprob=True, top_logprobs_num=3))
+    starts = ["ab" + engine.tokenizer.decode([token]) for _, token, _ in whole.output_logprobs[0].top]
+    texts = next_tokens.run(backend=endpoint(url), push_down=push_down)["texts"]
+    assert [text[: len(start)] for text, start in zip(texts, starts, strict=True)] == starts
+    assert texts == next_tokens.run(backend=engine)["texts"]
+
+
+def test_alternatives_without_a_token_are_read(server, endpoint):
+    """SGLang's answer for no tokens."""
+    tops = [[[-0.5, 7, "x"], [-1.5, 8, "y"]]]
+    server.answers["/generate"] = piece(
+        "", [], {"type": "length", "length": 0}, output_token_logprobs=[], output_top_logprobs=tops
+    )
+    params = SamplingParams(max_tokens=0, return_logprob=True, top_logprobs_num=2)
+    _, (end,) = generated(endpoint(server.url), params=params, stream=False)
+    (entry,) = end.output_logprobs
+    assert (entry.top, entry.logprob, entry.token_id) == (((-0.5, 7, "x"), (-1.5, 8, "y")), -0.5, 7)
 
 
 def test_what_the_server_is_can_be_asked(engine, url, endpoint):
