@@ -7,6 +7,7 @@ import inspect
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -218,6 +219,7 @@ class BaseProgram(ABC):
         signature: of the body, without the state.
         names: of its parameters that can be given by name.
         bind_arguments: arguments given already.
+        options: names of the parameters of `run` that are none of its own.
     """
 
     func: Callable[..., Any]
@@ -226,6 +228,7 @@ class BaseProgram(ABC):
     signature: inspect.Signature
     names: frozenset[str]
     bind_arguments: dict[str, Any]
+    options: AbstractSet[str]
 
     @abstractmethod
     def run(self, *args: Any, **kwargs: Any) -> Any:

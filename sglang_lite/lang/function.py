@@ -295,16 +295,23 @@ class SglFunction(BaseProgram):
         with plan:
             return batch.settle(plan, {index: outcome async for index, outcome in outcomes})
 
-    def trace(self, *, backend: BackendLike | None = None, **kwargs: Any) -> Any:
+    def trace(self, *, backend: BackendLike | None = None, explore: int | None = None, **kwargs: Any) -> Any:
         """Runs the body once without a backend and records its nodes. Arguments not given are symbols, which can be
         added and formatted into text; a body that decides by one raises TraceError at that line.
 
+        Args:
+            explore: run it again for each way that it can continue, so many times at most: where it asks whether a
+                symbol is true, equal to something, less or more, both in turn; a selection's value is each of its
+                choices. Other questions (how long it is, what is in it in turn) remain errors.
+
         Returns:
-            A TracerProgramState: `.nodes`, `.variables`, `.child_states`, `.ret_value`, `.flatten_nodes()`.
+            A TracerProgramState, of the first way: `.nodes`, `.variables`, `.child_states`, `.ret_value`,
+            `.flatten_nodes()`; `.paths` are all that were followed, `.complete` tells whether there are no others.
         """
         from sglang_lite.lang.tracer import trace_program
 
-        return trace_program(self, {**self.bind_arguments, **kwargs}, None if backend is None else backend_for(backend))
+        chosen = None if backend is None else backend_for(backend)
+        return trace_program(self, {**self.bind_arguments, **kwargs}, chosen, explore)
 
     def cache(self, backend: BackendLike | None = None) -> None:
         """Tells the backend the constant text that the program starts with, if it is longer than 64 characters."""

@@ -25,10 +25,12 @@ class NestedCall(SglCall):
     __slots__ = ("_added", "_args", "_kwargs", "_program", "_state", "_used", "_where")
 
     def __init__(self, program: SglFunction, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        self._used = True  # should this be interrupted (by the end of the stack)
         self._program, self._args, self._kwargs = program, args, kwargs
         self._state: ProgramState | None = None
-        self._added = self._used = False
+        self._added = False
         self._where = user_location()
+        self._used = False
 
     def play_on(self, branch: Branch) -> None:
         program, self._used = self._program, True

@@ -1,31 +1,43 @@
-"""Tracing: running a program's body without a backend, to see its nodes.
-
-What is not known yet is a symbol. A symbol can be added to a state and formatted into text (`f"{x}"` splits into the
-text and the symbol), and so can its attributes and items, which are symbols too; a body that asks it anything, such as
-whether it is true, raises TraceError at that line. (What can't be noticed: `x is None` and `repr(x)`.)
-"""
+"""Tracing: running a program's body without a backend, to see its nodes. What is not known yet is a symbol
+(symbols.py)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import itertools
-import re
-from collections.abc import Callable, Coroutine
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar, Token, copy_context
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any
 
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.concurrency.variables import Variable
-from sglang_lite.lang.execution.branch import Branch
-from sglang_lite.lang.execution.operations import GenOp, HookOp, JoinOp, MarkOp, Op, ReadOp, ScopeOp, SelectOp
+from sglang_lite.lang.execution.branch import Branch, raised_at
+from sglang_lite.lang.execution.operations import GenOp, HookOp, MarkOp, Op, ReadOp, ScopeOp, SelectOp
+from sglang_lite.lang.execution.operations import Mark as PlayedMark
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.reading import nothing
 from sglang_lite.lang.execution.run import Run, RunSettings, current_run
-from sglang_lite.lang.expressions import BaseProgram, SglGetForkItem, SglImage
+from sglang_lite.lang.expressions import BaseProgram, SglGen, SglGetForkItem, SglImage, SglSelect
 from sglang_lite.lang.state import ProgramState, ProgramStateGroup, in_event_loop, user_location
+from sglang_lite.lang.symbols import (
+    MARK,
+    MAX_NODES,
+    CutError,
+    Entry,
+    Recording,
+    SglArgument,
+    SglVariable,
+    Symbol,
+    TraceError,
+    origin,
+    recording,
+    refuse,
+)
 from sglang_lite.program.nodes import (
     BaseNode,
     Expression,
@@ -34,164 +46,22 @@ from sglang_lite.program.nodes import (
     GrammarBegin,
     Join,
     JoinMode,
+    Mark,
+    Rollback,
     ScopeBegin,
     ScopeEnd,
     Text,
     TurnBegin,
     TurnEnd,
 )
-from sglang_lite.protocol import Location, ParameterError, ProgramError
-from sglang_lite.protocol.sampling import Deferred
+from sglang_lite.protocol import Location, ParameterError
 
-
-class TraceError(ProgramError):
-    """The body decides by a value that only a run has."""
-
-
-class _UnhashableError(TraceError, TypeError):
-    pass
-
-
-class _Own:
-    """Attribute of a symbol itself. The body that is being traced sees the value's attribute of that name instead."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, symbol: Symbol, owner: type[Symbol]) -> Any:
-        return getattr(symbol, f"_{self._name}") if _scope.get() is None else symbol._part(f".{self._name}")  # noqa: SLF001 # its own
-
-
-class Symbol(Expression, Deferred):
-    """Value that is not known before the program runs."""
-
-    __slots__ = ("_mark", "_name")
-
-    name = _Own("name")
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._mark = ""
-
-    def _part(self, which: str) -> Symbol:
-        return type(self)(self._name + which)
-
-    def __getattr__(self, name: str) -> Symbol:
-        if name.startswith("_"):
-            raise AttributeError(f"{self!r} has no attribute {name!r}")
-        return self._part(f".{name}")
-
-    def __getitem__(self, key: object) -> Symbol:
-        return self._part(f"[{key!r}]")
-
-    def __format__(self, spec: str) -> str:
-        if spec:
-            self._refuse("format it with a specification")
-        return str(self)
-
-    def __str__(self) -> str:
-        """Text that stands for the symbol in a body that is being traced, until it is added to a state."""
-        marked = _marked.get()
-        if marked is None:
-            return repr(self)
-        self._mark = self._mark or f"\ue002{next(_numbers)}\ue003"
-        marked[self._mark] = self
-        return self._mark
-
-    def _refuse(self, what: str, kind: type[TraceError] = TraceError) -> NoReturn:
-        raise kind(
-            f"tracing can't {what}: {self!r} is only known when the program runs.",
-            hint="Give the argument to trace(), or run the program.", where=user_location(),
-        )  # fmt: skip
-
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse("call it")
-
-    def __add__(self, other: object) -> Expressions:
-        return super().__add__(self._summand(other))
-
-    def __radd__(self, other: object) -> Expressions:
-        return super().__radd__(self._summand(other))
-
-    def _summand(self, other: Any) -> Any:
-        return other if isinstance(other, str | Expression) else self._refuse("calculate with it")
-
-    def __bool__(self) -> bool:
-        self._refuse("tell whether it is true")
-
-    def __len__(self) -> int:
-        self._refuse("tell how long it is")
-
-    def __iter__(self) -> Any:
-        self._refuse("go through it")
-
-    def __int__(self) -> int:
-        self._refuse("turn it into a number")
-
-    __index__ = __float__ = __int__
-
-    def __eq__(self, other: object) -> bool:
-        if other is self:
-            return True
-        return self._refuse("compare it")
-
-    def __lt__(self, other: object) -> bool:
-        self._refuse("compare it")
-
-    __le__ = __gt__ = __ge__ = __lt__
-
-    def __hash__(self) -> int:
-        self._refuse("look it up", _UnhashableError)
-
-    def __contains__(self, item: object) -> bool:
-        self._refuse("tell what is in it")
-
-
-def _calculating(self: Symbol, *_: object) -> NoReturn:
-    self._refuse("calculate with it")
-
-
-for _operator in ("sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow", "and", "or", "xor"):
-    setattr(Symbol, f"__{_operator}__", _calculating)
-    setattr(Symbol, f"__r{_operator}__", _calculating)
-for _operator in ("neg", "pos", "abs", "invert", "round"):
-    setattr(Symbol, f"__{_operator}__", _calculating)
-
-
-class SglArgument(Symbol):
-    """An argument that was not given."""
-
-    __slots__ = ("_value",)
-
-    value = _Own("value")
-
-    def __init__(self, name: str, value: object = None) -> None:
-        super().__init__(name)
-        self._value = value
-
-    def __repr__(self) -> str:
-        return f"Argument(name={self._name!r})"
-
-
-class SglVariable(Symbol):
-    """The value of a node."""
-
-    __slots__ = ("_source",)
-
-    source = _Own("source")
-
-    def __init__(self, name: str, source: object = None) -> None:
-        super().__init__(name)
-        self._source = source
-
-    def __repr__(self) -> str:
-        return f"Variable({self._name!r})"
-
+__all__ = [  # with names that were here before they had a file of their own
+    "SglArgument", "SglVariable", "Symbol", "TraceBranch", "TraceError", "TracerProgramState", "TracingScope",
+    "extract_prefix_by_tracing", "trace_program",
+]  # fmt: skip
 
 _CONSTANT = (Text, TurnBegin, TurnEnd, ScopeBegin, ScopeEnd)  # nodes with the same text in every run
-_numbers = itertools.count()
-_MARK = re.compile("(\ue002[0-9]+\ue003)")
-_marked: ContextVar[dict[str, Symbol] | None] = ContextVar("sglang_lite_marks", default=None)
 
 
 class TraceBranch(Branch):
@@ -208,65 +78,89 @@ class TraceBranch(Branch):
             for part in expr.walk():
                 self.submit(part.text if isinstance(part, Text) else part, where)
         elif isinstance(expr, Symbol | SglImage):
-            self.state.add(expr)
+            self.state.add(expr, where)
         else:
             super().submit(expr, where)
 
     def _submit_text(self, text: str, where: Location | None) -> None:
         """Text, in which marks stand for symbols."""
-        marked = _marked.get() or {}
-        for part in _MARK.split(text) if "\ue002" in text else (text,):
-            if part in marked:
-                self.state.add(marked[part])
+        marks = self.state.recording.marks
+        for part in MARK.split(text) if "\ue002" in text else (text,):
+            if part in marks:
+                self.state.add(marks[part], where)
             else:
                 super().submit(part, where)
 
     def fork(self, size: int = 1, where: Location | None = None) -> list[Branch]:
-        parent = self.state
-        parent.add(Fork(((),) * size, where=where))
+        parent, begun = self.state, Fork(((),) * size, where=where)
         branches: list[Branch] = []
         for i in range(size):
             branch = TraceBranch(Player(self.run), f"{self.path}.{i}")
             branch.inherit(self)
-            child = TracerProgramState(branch, parent.arguments)
+            child = TracerProgramState(branch, parent.arguments, parent.recording)
             child.on_node = parent.on_node
             child.variables = dict(parent.variables)
             child.nodes.append(SglGetForkItem(i))
-            parent.child_states.append(child)
             branches.append(branch)
+        parent.add(begun, where, states=[_state_of(branch) for branch in branches])
+        parent.child_states += [_state_of(branch) for branch in branches]
         return branches
 
     def join(self, children: list[Branch], mode: JoinMode, where: Location | None) -> None:
-        self._put(JoinOp(Join(mode=mode, where=where), [], []))
+        if mode == "concate_and_append":
+            self._ahead = None
+        self.state.add(Join(mode=mode, where=where), where, states=[_state_of(child) for child in children])
 
     def read(self, what: Callable[[Player], Any], where: Location | None = None) -> Variable:
         if what is not nothing:
-            SglVariable("the text")._refuse("read the text or the messages")  # noqa: SLF001 # names without _ are the user's
+            refuse(SglVariable("the text"), "read the text or the messages")
         return Variable.of(None)
 
     def _put(self, op: Op) -> None:
         """Records the node of an operation, instead of playing it."""
         state = self.state
+        node: BaseNode
+        own = None
         match op:
-            case ReadOp() | HookOp() | MarkOp():
+            case ReadOp() | HookOp():
                 return
+            case MarkOp():
+                state.record_mark(op)
+                return
+            case GenOp() | SelectOp():
+                node, own = op.node, op.own
             case BaseNode():
-                node: BaseNode = op
+                node = op
             case _:
                 node = op.node
         if isinstance(node, GrammarBegin):
             self._ahead = None  # what symbols stand for is not known
         if not isinstance(node, Text) or node.text:
-            state.add(node)
+            state.add(node, node.where, own)
         if isinstance(op, GenOp | SelectOp):
             name = op.node.name or f"{'gen' if isinstance(op, GenOp) else 'select'}_{len(state.variables)}"
-            state.variables[name] = SglVariable(name, node)
+            state.variables[name] = SglVariable(name, node, _choices(op))
             op.variable.set(state.variables[name])
             if isinstance(op, GenOp) and op.thoughts is not None:
                 op.thoughts.set(SglVariable(f"{name}_reasoning_content", node))
         elif isinstance(op, ScopeOp) and isinstance(op.node, ScopeEnd):
             state.variables[op.node.name] = SglVariable(op.node.name, node)
             op.variable.set(state.variables[op.node.name])
+
+
+class Called(Expression):
+    """A program that the body runs by itself."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def _choices(op: Op) -> tuple[str, ...]:
+    """The values that a selection can have, as far as they are known."""
+    known = isinstance(op, SelectOp) and op.own.multi is None and not any("\ue002" in each for each in op.node.choices)
+    return op.node.choices if isinstance(op, SelectOp) and known else ()
 
 
 class TracerProgramState(ProgramState):
@@ -278,36 +172,81 @@ class TracerProgramState(ProgramState):
         variables: name to SglVariable.
         child_states: of the forks and nested programs.
         arguments: what the body was called with.
+        recording: of the whole trace.
+        program: that was traced; None for the branches of a fork.
+        paths: ways through its body that were followed.
+        complete: there are no others.
     """
 
-    def __init__(self, executor: TraceBranch, arguments: dict[str, Any]) -> None:
+    def __init__(self, executor: TraceBranch, arguments: dict[str, Any], recording: Recording) -> None:
         super().__init__(executor)
         executor.state = self
         self.arguments = arguments
+        self.recording = recording
         self.nodes: list[Expression] = []
         self.variables: dict[str, SglVariable] = {}
         self.child_states: list[TracerProgramState] = []
         self.on_node: Callable[[Expression], None] | None = None
+        self._marks: list[PlayedMark] = []
+        self.program: BaseProgram | None = None
+        self.paths: list[TracedPath] = []
+        self.complete = True
 
     @property
     def last_node(self) -> Expression | None:
         return self.nodes[-1] if self.nodes else None
 
-    def add(self, node: Expression) -> None:
+    def add(
+        self,
+        node: Expression,
+        where: Location | None = None,
+        own: SglGen | SglSelect | None = None,
+        states: Sequence[TracerProgramState] = (),
+    ) -> None:
+        self.recording.add(Entry(self, node, where, own, tuple(states)))
         self.nodes.append(node)
         if self.on_node is not None:
             self.on_node(node)
+
+    def call(self, program: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(program, BaseProgram):
+            return super().call(program)
+        own = {name: value for name, value in kwargs.items() if name not in program.options}
+        try:
+            given = program.signature.bind_partial(*args).arguments
+            arguments = {**program.bind_arguments, **given, **own}
+        except TypeError as error:
+            raise ParameterError("call", f"{program.name}: {error}.", where=user_location()) from error
+        traced = trace_program(program, arguments, self.branch.backend)
+        return _at_once(traced) if program.is_async and in_event_loop() else traced
 
     def fork(self, size: int = 1, position_ids_offset: list[int] | None = None) -> ProgramStateGroup:
         group = super().fork(size, position_ids_offset)
         return ProgramStateGroup([_state_of(child.branch) for child in group], self)
 
+    def record_mark(self, op: MarkOp) -> None:
+        """Records a checkpoint, or the way back to one. Neither is among `nodes`."""
+        if not op.back:
+            self._marks.append(op.mark)
+        node = Rollback(mark=self._marks.index(op.mark)) if op.back else Mark()
+        self.recording.add(Entry(self, node, user_location()))
+
     def __getitem__(self, name: str) -> Any:
         if name in self.arguments:
             return self.arguments[name]
-        return super().__getitem__(name)
+        return self._read(super().__getitem__(name))
 
     get_var = __getitem__
+
+    async def get(self, name: str) -> Any:
+        return self.arguments[name] if name in self.arguments else self._read(await super().get(name))
+
+    def _read(self, value: Any) -> Any:
+        """Notes that the body has read a variable."""
+        for each in value if isinstance(value, list) else (value,):
+            if isinstance(each, Symbol):
+                self.recording.reads.append(origin(each).symbol)
+        return value
 
     def flatten_nodes(self) -> list[Expression]:
         """The nodes, without lists."""
@@ -326,6 +265,10 @@ class TracerProgramState(ProgramState):
         return f"TracerProgramState({len(self.nodes)} nodes)"
 
 
+async def _at_once(state: TracerProgramState) -> TracerProgramState:
+    return state
+
+
 def _state_of(branch: Branch) -> TracerProgramState:
     assert isinstance(branch, TraceBranch)
     return branch.state
@@ -337,15 +280,16 @@ class TracingScope:
 
     def __init__(self, tracer_state: TracerProgramState) -> None:
         self.tracer_state = tracer_state
-        self._token: Token[TracingScope | None] | None = None
+        self._tokens: tuple[Token[TracingScope | None], Token[Recording | None]] | None = None
 
     def __enter__(self) -> TracingScope:
-        self._token = _scope.set(self)
+        self._tokens = _scope.set(self), recording.set(self.tracer_state.recording)
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._token is not None
-        _scope.reset(self._token)
+        assert self._tokens is not None
+        _scope.reset(self._tokens[0])
+        recording.reset(self._tokens[1])
 
     @staticmethod
     def get_current_scope() -> TracingScope | None:
@@ -358,20 +302,75 @@ class TracingScope:
 _scope: ContextVar[TracingScope | None] = ContextVar("sglang_lite_tracing", default=None)
 
 
-class _Enough(BaseException):  # it ends a trace on purpose, and no body may catch it
-    pass
+@dataclass(frozen=True, slots=True)
+class TracedPath:
+    """One way through a program's body.
+
+    Attributes:
+        error: that the body has raised.
+        cut: there was more of it than is followed.
+    """
+
+    state: TracerProgramState
+    error: Exception | None = None
+    cut: bool = False
 
 
-def trace_program(program: BaseProgram, arguments: dict[str, Any], backend: BaseBackend | None) -> TracerProgramState:
+def trace_program(
+    program: BaseProgram, arguments: dict[str, Any], backend: BaseBackend | None, explore: int | None = None
+) -> TracerProgramState:
     """Traces a program; arguments not given are symbols.
 
+    Args:
+        explore: how many ways through the body to follow where it decides by symbols; the state is of the first one.
+
     Raises:
-        TraceError: the body decides by a symbol.
+        TraceError: the body decides by a symbol (in a way that can't be explored), or does not end.
         ParameterError: the program has no such arguments.
     """
-    state = _tracer(program, arguments, backend)
-    _run_traced(program, state)
+    if explore is None:
+        state = _tracer(program, arguments, backend)
+        _run_traced(program, state)
+        return state
+    if isinstance(explore, bool) or not isinstance(explore, int) or explore < 1:
+        raise ParameterError("explore", f"{explore!r:.60} is not a whole number of at least 1.", where=user_location())
+    paths, complete = explored(program, arguments, backend, explore)
+    for path in paths:
+        if isinstance(path.error, TraceError):
+            raise path.error
+    state = paths[0].state
+    state.paths, state.complete = paths, complete
     return state
+
+
+def explored(
+    program: BaseProgram, arguments: dict[str, Any], backend: BaseBackend | None, most: int
+) -> tuple[list[TracedPath], bool]:
+    """Ways through a body: at each decision first its first outcome. Nearby decisions vary before later ones.
+
+    Returns:
+        At most `most` of them, and whether these are all.
+    """
+    waiting: deque[tuple[int, ...]] = deque([()])
+    paths: list[TracedPath] = []
+    left = MAX_NODES
+    while waiting and len(paths) < most and left > 0:
+        forced = waiting.popleft()
+        state = _tracer(program, arguments, backend, forced)
+        error, cut = None, False
+        try:
+            _run_traced(program, state)
+        except CutError:
+            cut = True
+        except Exception as raised:
+            error = raised
+        paths.append(TracedPath(state, error, cut))
+        left -= len(state.recording.entries)
+        decisions = state.recording.decisions
+        taken = tuple(decision.taken for decision in decisions)
+        for i in range(len(forced), len(decisions)):
+            waiting += [(*taken[:i], other) for other in range(1, len(decisions[i].outcomes))]
+    return paths, not waiting and not any(path.cut for path in paths)
 
 
 def extract_prefix_by_tracing(program: BaseProgram, backend: BaseBackend | None) -> str:
@@ -381,16 +380,21 @@ def extract_prefix_by_tracing(program: BaseProgram, backend: BaseBackend | None)
 
     def stop_at(node: Expression) -> None:
         if not isinstance(node, _CONSTANT):
-            raise _Enough
+            raise CutError
 
     state.on_node = stop_at
-    with contextlib.suppress(_Enough, Exception):
+    with contextlib.suppress(CutError, Exception):
         _run_traced(program, state)
     texts = itertools.takewhile(lambda node: isinstance(node, _CONSTANT), state.flatten_nodes())
     return "".join(node.text for node in texts if isinstance(node, Text))
 
 
-def _tracer(program: BaseProgram, arguments: dict[str, Any], backend: BaseBackend | None) -> TracerProgramState:
+def _tracer(
+    program: BaseProgram,
+    arguments: dict[str, Any],
+    backend: BaseBackend | None,
+    forced: tuple[int, ...] | None = None,
+) -> TracerProgramState:
     parameters = program.signature.parameters.values()
     names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     symbols = {name: SglArgument(name) for name in names if name not in arguments}
@@ -399,23 +403,32 @@ def _tracer(program: BaseProgram, arguments: dict[str, Any], backend: BaseBacken
     except TypeError as error:
         raise ParameterError("trace", f"{program.name}: {error}.", where=user_location()) from error
     run = Run(backend or _Blank(), RunSettings(), is_async=program.is_async, new_state=_state_of)
-    state = TracerProgramState(TraceBranch(Player(run)), {**arguments, **symbols})
     scope = TracingScope.get_current_scope()
+    record = Recording(forced) if scope is None else scope.tracer_state.recording
+    state = TracerProgramState(TraceBranch(Player(run)), {**arguments, **symbols}, record)
+    state.program, state.paths = program, [TracedPath(state)]
     if scope is not None:
+        record.add(Entry(scope.tracer_state, Called(program.name), user_location(), states=(state,)))
         scope.add_child_state(state)
     return state
 
 
 def _run_traced(program: BaseProgram, state: TracerProgramState) -> None:
-    marks = _marked.set({} if _scope.get() is None else _marked.get())
+    inside = _scope.get() is not None
     token = current_run.set(state.branch.run)
     try:
         with TracingScope(state):
             result = program.func(state, **state.arguments)
             state.ret_value = _awaited(result) if program.is_async else result
+    except RecursionError as error:
+        if inside:
+            raise
+        raise TraceError(
+            f"{program.name} calls itself without an end.", hint="Give the recursion a bound that is no symbol.",
+            where=raised_at(error),
+        ) from None  # fmt: skip
     finally:
         current_run.reset(token)
-        _marked.reset(marks)
 
 
 def _awaited(body: Coroutine[Any, Any, Any]) -> Any:

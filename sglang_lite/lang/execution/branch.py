@@ -394,10 +394,10 @@ class Branch:
         """Stops what is still under way, in every branch, as the body has raised. Its caller is told; in a stream only
         who reads."""
         if isinstance(error, SglError) and error.where is None:
-            error.where = _raised_at(error)
+            error.where = raised_at(error)
         if not isinstance(error, Exception):
             error = RequestAbortedError(f"the program was interrupted by {type(error).__name__}.")
-        self.stop(located(error, _raised_at(error)), told=not self.run.settings.stream)
+        self.stop(located(error, raised_at(error)), told=not self.run.settings.stream)
 
     def stop(self, error: SglError, *, told: bool = True) -> None:
         """Fails the branch and those forked from it, and cancels what their backends are doing; of a whole run also
@@ -417,7 +417,7 @@ class Branch:
         return self.player.read(what, where)
 
 
-def _raised_at(error: BaseException) -> Location | None:
+def raised_at(error: BaseException) -> Location | None:
     """The deepest line of the user's code that an exception went through; of a library's, where there is only that."""
     trace, found = error.__traceback__, None
     while trace is not None:

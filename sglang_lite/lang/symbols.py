@@ -1,0 +1,352 @@
+"""Symbols: what stands in a trace for values that only a run has, and the record of the trace that they are part of.
+
+A symbol can be added to a state and formatted into text (`f"{x}"` splits into the text and the symbol), and so can its
+attributes and items, which are symbols too. A body that asks it anything, such as whether it is true, raises TraceError
+at that line, unless the trace explores: then what can have few answers is a decision, and the body is run again for
+each. (What can't be noticed: `x is None`, `isinstance(x, …)` and `repr(x)`.)
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import re
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from sglang_lite.lang.state import user_location
+from sglang_lite.program.nodes import Expression, Expressions
+from sglang_lite.protocol import Location, ProgramError
+from sglang_lite.protocol.sampling import Deferred
+
+if TYPE_CHECKING:
+    from sglang_lite.lang.expressions import SglGen, SglSelect
+    from sglang_lite.lang.tracer import TracerProgramState
+
+MAX_NODES: Final = 100_000  # of a trace; as many wait to be played of a program at most
+MAX_DECISIONS: Final = 64  # on a path
+
+
+class TraceError(ProgramError):
+    """The body decides by a value that only a run has, or it does not end."""
+
+
+class _UnhashableError(TraceError, TypeError):
+    pass
+
+
+class CutError(BaseException):
+    """Ends a trace on purpose; no body may catch it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decision:
+    """A question of the body whose answer only a run has.
+
+    Attributes:
+        symbol: whose value it is about.
+        question: what is asked, as it is written in Python.
+        outcomes: all possible answers.
+        taken: which of them the trace continued with.
+    """
+
+    symbol: Symbol
+    question: str
+    outcomes: tuple[str, ...]
+    taken: int
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A step of a trace.
+
+    Attributes:
+        state: whose node it is; None: a decision.
+        node: what was added, or the decision.
+        own: what was asked for of a generation or selection.
+        states: that a fork or a call has begun, or that a join ends.
+    """
+
+    state: TracerProgramState | None
+    node: Expression | Decision
+    where: Location | None
+    own: SglGen | SglSelect | None = None
+    states: tuple[TracerProgramState, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Recording:
+    """Everything that a trace does, in order, in the program and those inside it.
+
+    Attributes:
+        forced: which outcomes the first decisions have; later ones have their first. None: nothing is explored.
+        left: how many nodes it may still have.
+        marks: texts that stand for symbols.
+        decisions: that were made.
+        reads: symbols of variables that the body has read.
+        equal: what values are equal to on this path, by their symbols' keys.
+    """
+
+    forced: tuple[int, ...] | None = None
+    left: int = MAX_NODES
+    entries: list[Entry] = field(default_factory=list)
+    marks: dict[str, Symbol] = field(default_factory=dict)
+    decisions: list[Decision] = field(default_factory=list)
+    reads: list[Symbol] = field(default_factory=list)
+    equal: dict[Any, object] = field(default_factory=dict)
+    _known: dict[Any, int] = field(default_factory=dict)
+
+    def add(self, entry: Entry) -> None:
+        self._step()
+        self.entries.append(entry)
+
+    def _step(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise TraceError(
+                f"the body has added or asked {MAX_NODES:,} times and has not ended.",
+                hint="A loop whose end a run decides needs a bound (for step in range(8): …).",
+                where=user_location(),
+            )
+
+    def decide(self, symbol: Symbol, question: str, outcomes: tuple[str, ...], key: Any) -> int:
+        """Which outcome a decision has in this trace; the same question has the same answer."""
+        if key in self._known:
+            self._step()
+            return self._known[key]
+        if len(self.decisions) == MAX_DECISIONS:
+            raise CutError
+        at = len(self.decisions)
+        assert self.forced is not None
+        taken = self.forced[at] if at < len(self.forced) else 0
+        decision = Decision(symbol, question, outcomes, taken)
+        self.decisions.append(decision)
+        self.add(Entry(None, decision, user_location()))
+        self._known[key] = taken
+        return taken
+
+
+recording: ContextVar[Recording | None] = ContextVar("sglang_lite_recording", default=None)
+_numbers = itertools.count()
+MARK: Final = re.compile("(\ue002[0-9]+\ue003)")
+
+
+class _Own:
+    """Attribute of a symbol itself. The body that is being traced sees the value's attribute of that name instead."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, symbol: Symbol, owner: type[Symbol]) -> Any:
+        return getattr(symbol, f"_{self._name}") if recording.get() is None else symbol._part("attribute", self._name)  # noqa: SLF001 # its own
+
+
+class Symbol(Expression, Deferred):
+    """Value that is not known before the program runs."""
+
+    __slots__ = ("_mark", "_name", "_parts_of")
+
+    name = _Own("name")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._mark = ""
+        self._parts_of: tuple[Symbol, tuple[tuple[str, object], ...]] = (self, ())
+
+    def _part(self, kind: str, key: object) -> Symbol:
+        part = type(self)(self._name + (f".{key}" if kind == "attribute" else f"[{key!r}]"))
+        root, parts = self._parts_of
+        part._parts_of = root, (*parts, (kind, key))  # noqa: SLF001 # its own
+        return part
+
+    def __getattr__(self, name: str) -> Symbol:
+        if name.startswith("_"):
+            raise AttributeError(f"{self!r} has no attribute {name!r}")
+        return self._part("attribute", name)
+
+    def __getitem__(self, key: object) -> Symbol:
+        return self._part("item", key)
+
+    def __format__(self, spec: str) -> str:
+        if spec:
+            self._refuse("format it with a specification")
+        return str(self)
+
+    def __str__(self) -> str:
+        """Text that stands for the symbol in a body that is being traced, until it is added to a state."""
+        record = recording.get()
+        if record is None:
+            return repr(self)
+        self._mark = self._mark or f"\ue002{next(_numbers)}\ue003"
+        record.marks[self._mark] = self
+        return self._mark
+
+    def _refuse(self, what: str, kind: type[TraceError] = TraceError) -> NoReturn:
+        raise kind(
+            f"tracing can't {what}: {self!r} is only known when the program runs.",
+            hint="Give the argument to trace(), or run the program.", where=user_location(),
+        )  # fmt: skip
+
+    # Questions, which are decisions where a trace explores.
+
+    def _exploring(self) -> Recording | None:
+        record = recording.get()
+        return None if record is None or record.forced is None else record
+
+    def _key(self) -> tuple[Any, ...]:
+        return self._name, id(self._parts_of[0]) if isinstance(self, SglVariable) else 0
+
+    def _choice(self, record: Recording) -> str | None:
+        """The choice that a selection has made on this path; None for other values."""
+        choices = self._choices if isinstance(self, SglVariable) else ()
+        if not choices:
+            return None
+        return choices[record.decide(self, "", choices, (*self._key(), "choice"))]
+
+    def _ask(self, what: str, question: str, answer: Callable[[Any], Any], *key: Any) -> bool:
+        """The answer to a question of yes or no: of a selection's value by its choices, else both in turn."""
+        record = self._exploring()
+        if record is None:
+            self._refuse(what)
+        choice = self._choice(record)
+        if choice is not None:
+            return bool(answer(choice))
+        return not record.decide(self, question, ("True", "False"), (*self._key(), question, *key))
+
+    def __bool__(self) -> bool:
+        return self._ask("tell whether it is true", "", bool)
+
+    def __eq__(self, other: object) -> bool:
+        if other is self:
+            return True
+        if isinstance(other, Symbol):
+            return self._refuse("compare it")
+        record, key = self._exploring(), self._key()
+        if record is not None and key in record.equal:
+            return bool(record.equal[key] == other)
+        same = self._ask("compare it", f"== {other!r:.60}", lambda value: value == other)
+        if same and record is not None:
+            record.equal[key] = other
+        return same
+
+    def __lt__(self, other: object) -> bool:
+        return self._compare(operator.lt, "<", other)
+
+    def __le__(self, other: object) -> bool:
+        return self._compare(operator.le, "<=", other)
+
+    def __gt__(self, other: object) -> bool:
+        return self._compare(operator.gt, ">", other)
+
+    def __ge__(self, other: object) -> bool:
+        return self._compare(operator.ge, ">=", other)
+
+    def _compare(self, compare: Callable[[Any, Any], Any], sign: str, other: object) -> bool:
+        if isinstance(other, Symbol):
+            self._refuse("compare it")
+        return self._ask("compare it", f"{sign} {other!r:.60}", lambda value: compare(value, other))
+
+    def __contains__(self, item: object) -> bool:
+        return self._ask("tell what is in it", f"contains {item!r:.60}", lambda value: item in value)
+
+    def __hash__(self) -> int:
+        record = self._exploring()
+        choice = None if record is None else self._choice(record)
+        return self._refuse("look it up", _UnhashableError) if choice is None else hash(choice)
+
+    # What no path can have an answer to.
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse("call it")
+
+    def __add__(self, other: object) -> Expressions:
+        return super().__add__(self._summand(other))
+
+    def __radd__(self, other: object) -> Expressions:
+        return super().__radd__(self._summand(other))
+
+    def _summand(self, other: Any) -> Any:
+        return other if isinstance(other, str | Expression) else self._refuse("calculate with it")
+
+    def __len__(self) -> int:
+        self._refuse("tell how long it is")
+
+    def __iter__(self) -> Any:
+        self._refuse("go through it")
+
+    def __int__(self) -> int:
+        self._refuse("turn it into a number")
+
+    __index__ = __float__ = __int__
+
+
+def _calculating(self: Symbol, *_: object) -> NoReturn:
+    self._refuse("calculate with it")
+
+
+for _operator in ("sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow", "and", "or", "xor"):
+    setattr(Symbol, f"__{_operator}__", _calculating)
+    setattr(Symbol, f"__r{_operator}__", _calculating)
+for _operator in ("neg", "pos", "abs", "invert", "round"):
+    setattr(Symbol, f"__{_operator}__", _calculating)
+
+
+class SglArgument(Symbol):
+    """An argument that was not given."""
+
+    __slots__ = ("_value",)
+
+    value = _Own("value")
+
+    def __init__(self, name: str, value: object = None) -> None:
+        super().__init__(name)
+        self._value = value
+
+    def __repr__(self) -> str:
+        return f"Argument(name={self._name!r})"
+
+
+class SglVariable(Symbol):
+    """The value of a node."""
+
+    __slots__ = ("_choices", "_source")
+
+    source = _Own("source")
+
+    def __init__(self, name: str, source: object = None, choices: tuple[str, ...] = ()) -> None:
+        super().__init__(name)
+        self._source = source
+        self._choices = choices
+
+    def __repr__(self) -> str:
+        return f"Variable({self._name!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Origin of a symbol.
+
+    Attributes:
+        name: of the argument or variable.
+        parts: the attributes and items of it that lead to the symbol: ("attribute" or "item", name or key).
+        source: the node that makes it; None: it is an argument.
+        symbol: that of the whole value.
+    """
+
+    name: str
+    parts: tuple[tuple[str, object], ...]
+    source: object
+    symbol: Symbol
+
+
+def origin(symbol: Symbol) -> Origin:
+    root, parts = symbol._parts_of  # noqa: SLF001 # names without _ are the user's
+    source = root._source if isinstance(root, SglVariable) else None  # noqa: SLF001
+    return Origin(root._name, parts, source, root)  # noqa: SLF001
+
+
+def refuse(symbol: Symbol, what: str) -> NoReturn:
+    """Raises the TraceError of a question that no trace can answer."""
+    symbol._refuse(what)  # noqa: SLF001
