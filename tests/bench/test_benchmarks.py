@@ -31,6 +31,7 @@ SMALL = {
     "prefix_reuse.py": ["--questions", "1", "--shots", "0"],
     "quality.py": ["--dtypes", "bfloat16", "--tokens", "32"],
     "reproducible.py": ["--help"],  # test_reproducible.py runs it, with a small model
+    "replicas.py": ["--help"],  # it needs a gateway, which the tests do not install
     "serve_gpu.py": ["--shape", "small", "--streams", "2", "--tokens", "4", "--repeat", "1"],
     "serve.py": ["--only", "events,first", "--repeat", "1", "--seconds", "0.1", "--streams", "4"],
     "shared_prefix.py": ["--requests", "2", "--new", "2", "--prefix", "8", "--systems", "sglang_lite auto"],
