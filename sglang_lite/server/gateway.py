@@ -55,6 +55,7 @@ class Gateway:
         package: that it is.
         wanted: addresses of the workers that it should have.
         known: of those that it has.
+        failed: it ended before it had answered once, and will not.
     """
 
     def __init__(self, settings: ServerSettings, replicas: ReplicaSettings, host: str, port: int) -> None:
@@ -89,7 +90,7 @@ class Gateway:
         self.known: set[str] = set()
         self._told: dict[str, float] = {}  # when it was told of a worker that it has not yet
         self._changed, self._lock = threading.Condition(), threading.Lock()
-        self._over = False
+        self._over = self._answered = self.failed = False
         self._process = self._started()
         self._thread = threading.Thread(target=self._run, name="sglang_lite-gateway", daemon=True)
         self._thread.start()
@@ -128,6 +129,10 @@ class Gateway:
         """Keeps it running, and what it has as it should be."""
         while not self._over:
             if self._process.wait(0) is not None and not self._over:
+                self.failed = not self._answered
+                if self.failed:
+                    logger.error("the gateway has ended before it answered; what it said of it stands above")
+                    return
                 logger.error("the gateway has ended; it is started again")
                 self.known, self._told = set(), {}
                 self._process = self._started()
@@ -144,6 +149,7 @@ class Gateway:
         if wanted == self.known and not self._told:
             return
         there = {each["url"]: each for each in self._ask("GET", "/workers")["workers"]}
+        self._answered = True
         for url, worker in there.items():
             if url not in wanted and worker.get("status") != "draining":
                 self._ask("DELETE", f"/workers/{worker['id']}")

@@ -84,7 +84,7 @@ class _Supervisor:
         said = False
         while not (self._signals or failed):
             self._bell.wait(_LOOK_S / 2)
-            failed = any(worker.failed for worker in self._workers)
+            failed = self._gateway.failed or any(worker.failed for worker in self._workers)
             if not said and self._gateway.known:
                 said = True
                 told()
@@ -222,10 +222,10 @@ class _Replica(_Worker):
                     self._gateway.remove(url)
             if self.over.is_set():
                 return
-            logger.error("the server at %s %s", url, reason)
+            self.failed = not self._lived
+            logger.error("the server at %s %s%s", url, reason, "" if self.failed else "; it is started again")
             process.kill()
-            if not self._lived:
-                self.failed = True
+            if self.failed:
                 return
             deaths = 0 if time.monotonic() - started > _FINE_S else deaths + 1
             self.over.wait(min(2.0 ** (deaths - 2), _LONGEST_PAUSE_S) if deaths > 1 else 0)
@@ -249,7 +249,7 @@ class _Replica(_Worker):
                 return _ended(status)
             if self._answer(url, "/ready") == 200:
                 return ""
-        return "is not needed."
+        return "is not needed"
 
     def _until_ill(self, process: TiedProcess, url: str) -> str:
         """Waits until it has died, and says how."""
@@ -262,10 +262,10 @@ class _Replica(_Worker):
             if answer == 200:
                 heard = time.monotonic()
             elif answer == 503:
-                return "has lost its engine; both are started again."
+                return "has lost its engine"
             elif time.monotonic() - heard > self._health_timeout_s:
-                return "gives no sign; it is started again."
-        return "is not needed."
+                return "gives no sign"
+        return "is not needed"
 
     def ask_to_end(self) -> None:
         if self._process is not None:
@@ -303,7 +303,7 @@ def _ended(status: int) -> str:
     if status < 0:
         with contextlib.suppress(ValueError):
             how = f"was ended by {signal.Signals(-status).name}"
-    return f"{how}; it is started again."
+    return how
 
 
 def _devices(device: str, count: int) -> list[str] | None:

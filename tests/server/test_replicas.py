@@ -351,3 +351,16 @@ def test_each_server_has_a_gpu_of_its_own(monkeypatch):
 def test_an_address_of_a_worker_has_to_be_whole(url):
     with pytest.raises(ParameterError, match="workers"):
         ReplicaSettings(workers=(url,))
+
+
+def test_a_gateway_that_never_starts_ends_the_command(tmp_path):
+    (tmp_path / "smg").mkdir()
+    (tmp_path / "smg" / "__init__.py").touch()
+    (tmp_path / "smg" / "launch_router.py").write_text("import a_package_that_is_missing")
+    command = [sys.executable, "-m", "sglang_lite.launch_server", "--model-path", "none", "--port", "0",
+               "--workers", "http://127.0.0.1:1", "--gateway", "smg"]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert "No module named 'a_package_that_is_missing'" in ended.stderr + ended.stdout
+    assert "the gateway has ended before it answered" in ended.stderr
