@@ -76,6 +76,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sglang_lite")
 
 _WATCH_S = 0.5  # between two looks whether the handle's process is there
+# Python's switch interval on a CPU, where a forward lets go of the interpreter's lock some hundred times: as often it
+# waits for a thread that computes, such as one that loads a grammar.
+_TURN_S = 0.0001
 _T = TypeVar("_T")
 
 
@@ -105,6 +108,8 @@ def main(descriptor: int) -> None:
         threading.Event().wait()  # the handle closes the line when it has read that
         raise AssertionError from error
     outgoing.post(_ready(core))
+    if core.runner.model.device.type == "cpu":
+        sys.setswitchinterval(_TURN_S)
     served.begin(core)
     threading.Thread(target=watch_steps, args=(core.loop, start.config["stall_timeout_s"]), daemon=True).start()
     try:

@@ -48,6 +48,7 @@ from sglang_lite.runtime.output_builder import Event, Sink
 from sglang_lite.runtime.request import Request
 from sglang_lite.runtime.scheduler.policy import POLICIES
 from sglang_lite.runtime.scheduler.scheduler import Scheduler
+from sglang_lite.runtime.scheduler.step_pace import StepPace
 from sglang_lite.runtime.structured_output.base import CompiledGrammar
 from sglang_lite.runtime.structured_output.compiler import Compiler
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
@@ -112,8 +113,9 @@ class EngineCore:
         wait(warming)
         rounds = isinstance(loaded.model, Decoder) and not loaded.model.fused and loaded.model.precision.rounds
         self.scheduler = Scheduler(
-            store, sizes.step_tokens, POLICIES[config.policy], last_alone=rounds and not config.deterministic
-        )
+            store, sizes.step_tokens, POLICIES[config.policy], last_alone=rounds and not config.deterministic,
+            pace=StepPace(sizes.step_tokens) if loaded.model.device.type == "cpu" else None,
+        )  # fmt: skip
         self.loop = StepLoop(
             self.scheduler, runner, sampling, loaded.eos_ids, loaded.vocab_size, MaskFiller(threads),
             overlap=config.overlap, jump=config.jump_forward == "safe", stream_interval_s=config.stream_interval_s,

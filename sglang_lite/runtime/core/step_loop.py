@@ -26,11 +26,12 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime.core.inbox import Inbox
 from sglang_lite.runtime.core.outbox import Outbox
+from sglang_lite.runtime.core.token_watch import DRAWS, GRAMMAR, STOPS, TEXT, TokenWatch
 from sglang_lite.runtime.executor import memory
 from sglang_lite.runtime.executor.model_runner import LaunchedForward, ModelRunner, PendingTokens
 from sglang_lite.runtime.executor.sampler import Masks, Sampled, SamplingTable, Special
 from sglang_lite.runtime.output_builder import Finish
-from sglang_lite.runtime.request import Look, Pace, Request, State
+from sglang_lite.runtime.request import Request, State
 from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.scheduler import ISOLATED_TOKENS, Scheduler
 from sglang_lite.runtime.structured_output.base import Matcher
@@ -44,11 +45,6 @@ logger = logging.getLogger("sglang_lite")
 # another one. Longer than that the other rows do not wait for it.
 _PATIENCE = 0.0025
 _MOST_PATIENCE = 0.05
-
-
-# As plain numbers: comparing an array with a member of an enumeration is slow.
-_STOPS, _TEXT, _GRAMMAR, _DRAWS = map(int, (Look.STOPS, Look.TEXT, Look.GRAMMAR, Look.DRAWS))
-_AT_ONCE, _NOW_AND_THEN = map(int, (Pace.AT_ONCE, Pace.NOW_AND_THEN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +110,6 @@ class StepLoop:
         jump: bool = True,
         stream_interval_s: float = 0.0,
     ) -> None:
-        self._stream_interval_s = stream_interval_s
-        self._streams_told = 0.0  # when, by the monotonic clock
         self.scheduler = scheduler
         self.steps = 0
         self.stepping_since: float | None = None  # when the step began that runs, by the monotonic clock
@@ -129,8 +123,7 @@ class StepLoop:
         self._overlap, self.jump = overlap, jump
         self._in_flight: _InFlight | None = None
         slots = len(scheduler.store.table.length)
-        self._stop_tokens = np.zeros((slots, vocab_size), dtype=bool)  # by slot, where it looks at STOPS
-        self._eos = np.array(sorted(eos_ids), dtype=np.int32)
+        self._watch = TokenWatch(scheduler.store.table, eos_ids, vocab_size, stream_interval_s=stream_interval_s)
         self._masks = runner.allocate_masks(slots, -(-vocab_size // 32))  # of the step that draws now
 
     # ------------------------------------------------------------------------------------- any thread
@@ -239,10 +232,12 @@ class StepLoop:
         if batch is None:
             self._settle_before()
             return
+        began = time.perf_counter()
         step = self._launch(batch)
         self._settle_before()
         masked = self._make_masks(step)
         self._draw(step, masked)
+        self.scheduler.took(batch, time.perf_counter() - began)
         if not self._overlap or self.scheduler.isolated:
             self._settle_before()
 
@@ -272,9 +267,7 @@ class StepLoop:
         self.steps += 1
         for request in batch.fresh:
             self._sampling.set(request.slot, request.params, request.seed)
-            if self.scheduler.store.table.look[request.slot] == _STOPS:
-                stop_tokens = request.output.stop_tokens()
-                self._stop_tokens[request.slot, : len(stop_tokens)] = stop_tokens
+            self._watch.begin(request)
         began = time.perf_counter()
         with self.span(_kind(batch)):
             forward = self._runner.forward(batch)
@@ -292,7 +285,7 @@ class StepLoop:
         computed again in the next step."""
         batch = step.forward.batch
         rows = (batch.samples & self.scheduler.live(batch)).nonzero()[0]
-        watched = (self.scheduler.store.table.look[batch.slots[rows]] >= _GRAMMAR).nonzero()[0].tolist()
+        watched = (self.scheduler.store.table.look[batch.slots[rows]] >= GRAMMAR).nonzero()[0].tolist()
         matchers: list[Matcher] = []
         masked: list[int] = []
         for i, row in zip(watched, rows[watched].tolist()):
@@ -332,7 +325,7 @@ class StepLoop:
         """Data that the draws of some rows need beyond the sampling table and masks, by index into `rows`."""
         special: dict[int, Special] = {}
         table = self.scheduler.store.table
-        which = (table.look[batch.slots[rows]] == _DRAWS).nonzero()[0]
+        which = (table.look[batch.slots[rows]] == DRAWS).nonzero()[0]
         for i, row in zip(which.tolist(), rows[which].tolist()):
             request = batch.requests[row]
             tokens = table.tokens[request.slot, : table.length[request.slot]]
@@ -386,18 +379,11 @@ class StepLoop:
         slots, tokens = batch.slots[rows[which]], np.array(sampled.tokens, dtype=np.int32)[which]
         self.scheduler.learned(slots, tokens)
         full = table.known[slots] >= table.limit[slots]
-        kinds = table.look[slots]
-        look = full | (kinds >= _TEXT) | (tokens[:, None] == self._eos).any(1)
-        look |= (kinds == _STOPS) & self._stop_tokens[slots, tokens]
-        paces = table.paced[slots]
-        if paces.any():
-            look |= (paces == _AT_ONCE) | ((paces == _NOW_AND_THEN) & self._streams_due())
-            table.paced[slots[look & (paces == _AT_ONCE)]] = _NOW_AND_THEN
-        looked = look.nonzero()[0]
+        looked = self._watch.looked_at(slots, tokens, full)
         for row, i, kind, token, at_end in zip(
             rows[which[looked]].tolist(),
             which[looked].tolist(),
-            kinds[looked].tolist(),
+            table.look[slots[looked]].tolist(),
             tokens[looked].tolist(),
             full[looked].tolist(),
         ):
@@ -414,21 +400,13 @@ class StepLoop:
             if finish is not None:
                 self._finish(request, finish)
 
-    def _streams_due(self) -> bool:
-        """Tells whether it is time to look at streams again, and begins to wait anew."""
-        now = time.monotonic()
-        if now - self._streams_told < self._stream_interval_s:
-            return False
-        self._streams_told = now
-        return True
-
     def _look(self, request: Request, kind: int, token: int, logprob: TokenLogprob | None) -> Finish | None:
-        if kind == _GRAMMAR:
+        if kind == GRAMMAR:
             return request.output.take_masked(token)
-        if kind >= _TEXT:
+        if kind >= TEXT:
             return request.output.take((token,), logprob)
         table = self.scheduler.store.table
-        if kind == _STOPS or table.paced[request.slot]:
+        if kind == STOPS or table.paced[request.slot]:
             return request.output.take(request.untaken(table.tokens[request.slot, : table.known[request.slot]]), None)
         return Finish("stop", token) if token in request.output.ends else None
 

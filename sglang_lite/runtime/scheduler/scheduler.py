@@ -21,6 +21,7 @@ from sglang_lite.runtime.request import Pace, Request, State
 from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.page_reserve import Reserve
 from sglang_lite.runtime.scheduler.policy import Policy
+from sglang_lite.runtime.scheduler.step_pace import StepPace
 
 Row: TypeAlias = tuple[Request, int, int]  # positions start … end-1 are computed
 
@@ -41,10 +42,20 @@ class Scheduler:
         policy: the order of admission.
         last_alone: the last token of a prompt that runs alone has a step of its own, as it has where the cache has all
             tokens before it. So what follows is computed from the same bits.
+        pace: bounds steps beside streams; None where steps are short enough.
     """
 
-    def __init__(self, store: KVStore, step_tokens: int, policy: Policy, *, last_alone: bool = False) -> None:
+    def __init__(
+        self,
+        store: KVStore,
+        step_tokens: int,
+        policy: Policy,
+        *,
+        last_alone: bool = False,
+        pace: StepPace | None = None,
+    ) -> None:
         self.store = store
+        self._pace = pace
         self._step_tokens = step_tokens
         self._policy = policy
         self._last_alone = last_alone
@@ -79,7 +90,7 @@ class Scheduler:
         decoding = self._with_pages(self._ready())
         self._reserve.decay()
         self._admit()
-        budget = (min(self._step_tokens, ISOLATED_TOKENS) if self.isolated else self._step_tokens) - len(decoding)
+        budget = self._budget(decoding)
         table = self.store.table
         chunks: list[Row] = []
         for request in list(self.prefilling):
@@ -95,6 +106,19 @@ class Scheduler:
         decoding = [r for r in decoding if r.state is State.DECODING]
         chunks = [c for c in chunks if c[0].state is State.PREFILLING]
         return self._batch(decoding, chunks) if decoding or chunks else None
+
+    def _budget(self, decoding: list[Request]) -> int:
+        """Tokens of prompts that a step may take beside these rows."""
+        most = (min(self._step_tokens, ISOLATED_TOKENS) if self.isolated else self._step_tokens) - len(decoding)
+        if self._pace is None or not any(r.output.stream for r in decoding):
+            return most
+        return min(most, self._pace.room(len(decoding)))
+
+    def took(self, batch: Batch, seconds: float) -> None:
+        """Learns how long a step has taken."""
+        decoding = batch.requests[: batch.decoding]
+        if self._pace is not None and len(batch.requests) > batch.decoding and any(r.output.stream for r in decoding):
+            self._pace.took(batch.tokens, seconds)
 
     def launched(self, batch: Batch) -> list[int]:
         """The batch's tokens will have keys and values for every later step. Returns the rows whose prompts are through

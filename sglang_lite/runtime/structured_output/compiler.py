@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -51,8 +52,10 @@ CACHED = 1024  # grammars
 CACHED_BYTES = 64 << 20  # of all but the newest, whose future is not done yet
 WORKERS = 2
 _SMALL = Regex("a")
-# Possessive, as 100 bytes are kept for each character that a repeat may be taken back to.
-_BLANKS = re.compile(r'("(?:[^"\\]++|\\.)*+")|[ \t\r\n]*([{}\[\],:])[ \t\r\n]*')
+_BLANKS = " \t\r\n"
+# Strings, punctuation and what stands between them. Possessive, as 100 bytes are kept for each character that a repeat
+# may be taken back to; found as a whole, not one by one, as what calls back into Python would hold up the loop.
+_PARTS = re.compile(r'"(?:[^"\\]++|\\.)*+"|[{}\[\],:]|[^"{}\[\],:]++|"', re.DOTALL)
 
 
 class Compiler:
@@ -91,7 +94,7 @@ class Compiler:
         self._bytes = 0  # of what is in it
         self._lock = threading.Lock()
         self._closed = False
-        self._here = ThreadPoolExecutor(2, "sglang_lite-grammar")
+        self._here = ThreadPoolExecutor(1, "sglang_lite-grammar")  # one in Python at a time: each holds up the loop
         self._apart = ThreadPoolExecutor(WORKERS, "sglang_lite-worker")
         self._on_disk: GrammarDiskCache | None = None
         self._workers: list[Worker] = []
@@ -205,7 +208,7 @@ class Compiler:
         future.set_result(grammar)
 
     def _settle_apart(self, key: Constraint, future: Future[CompiledGrammar], constraint: Constraint) -> None:
-        self._settle(key, future, partial(self._build_apart, constraint))
+        self._settle(key, future, partial(self._build_apart, key, constraint))
         trim()  # it may have taken many times the memory that it keeps
 
     def _fail(self, key: Constraint, future: Future[CompiledGrammar], error: Exception) -> None:
@@ -233,8 +236,8 @@ class Compiler:
                 del self._cache[key]
                 self._bytes -= size_of(key) + (future.result().size if future.exception() is None else 0)
 
-    def _build_apart(self, constraint: Constraint) -> CompiledGrammar:
-        key, kept = _canonical(constraint), self._kept()
+    def _build_apart(self, key: Constraint, constraint: Constraint) -> CompiledGrammar:
+        kept = self._kept()
         found = kept.get(key)
         if found is not None:
             try:
@@ -298,5 +301,6 @@ class Compiler:
 def _canonical(constraint: Constraint) -> Constraint:
     """The same for schemas that differ in blanks alone. Their members' order has a meaning."""
     if isinstance(constraint, JsonSchema):
-        return msgspec.structs.replace(constraint, schema=_BLANKS.sub(r"\1\2", constraint.schema.strip(" \t\r\n")))
+        parts = map(methodcaller("strip", _BLANKS), _PARTS.findall(constraint.schema))
+        return msgspec.structs.replace(constraint, schema="".join(parts))
     return constraint

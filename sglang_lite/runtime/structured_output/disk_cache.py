@@ -1,8 +1,8 @@
 """Compiled grammars on disk for the next process, of constraints that took long: the result of a worker's `prepare`,
 under a name that is made of everything it depends on.
 
-A file is a checksum, then what was prepared, pickled and compressed. Unpickling makes nothing but text and the parts of
-a language: what somebody else has put there is at worst a wrong grammar. One that is damaged is not used.
+A file is a checksum, then what was prepared, pickled and compressed. Unpickling makes nothing but text, and later the
+parts of a language: what somebody else has put there is at worst a wrong grammar. One that is damaged is not used.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ import os
 import pickle
 import tempfile
 import zlib
-from dataclasses import is_dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import sglang_lite
-from sglang_lite.constraints.formal import nodes
 from sglang_lite.protocol import Constraint
 from sglang_lite.runtime.structured_output.base import PreparedGrammar
 from sglang_lite.runtime.structured_output.llguidance import Prepared
@@ -99,12 +97,9 @@ class GrammarDiskCache:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        found = getattr(nodes, name, None) if module == nodes.__name__ else None
-        if (module, name) == (Prepared.__module__, Prepared.__name__):
-            return Prepared
-        if not (isinstance(found, type) and is_dataclass(found)):
+        if (module, name) != (Prepared.__module__, Prepared.__name__):
             raise pickle.UnpicklingError(f"{module}.{name} is no part of a grammar")
-        return found
+        return Prepared  # whose language has bytes of its own, which are unpickled as carefully
 
 
 @lru_cache(maxsize=1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 import threading
 import time
 import weakref
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from typing import TYPE_CHECKING, Any  # the library has no types
 
 import numpy as np
@@ -14,6 +16,7 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from sglang_lite.constraints import byte_matcher
+from sglang_lite.constraints.formal import nodes
 from sglang_lite.constraints.formal.lengths import longest_forced
 from sglang_lite.constraints.formal.nodes import Language
 from sglang_lite.constraints.language import language_of
@@ -51,11 +54,12 @@ class Prepared:
 
     Attributes:
         text: the grammar in llguidance's notation.
-        language: the language that it describes.
+        language: the language that it describes; pickled where it comes from another process, as most are never looked
+            at, and making its objects would hold up the loop.
     """
 
     text: str
-    language: Language
+    language: Language | bytes
 
 
 class LlguidanceMatcher:
@@ -251,7 +255,7 @@ class LlguidanceEngine:
         """The grammar's text, which has been compiled and has made a mask: the fuel of the engine bounds both."""
         prepared = _prepared(constraint)
         self.load(prepared)
-        return prepared
+        return replace(prepared, language=pickle.dumps(prepared.language, protocol=5))
 
     def load(self, prepared: Prepared) -> LlguidanceGrammar:
         began = time.perf_counter()
@@ -272,8 +276,8 @@ class LlguidanceEngine:
         if self._token_bytes is None or len(prepared.text) > _LARGEST:
             return None
         try:
-            return LanguageStates(prepared.language, self._token_bytes, self._special)
-        except (ConstraintError, RecursionError):
+            return LanguageStates(_unpacked(prepared.language), self._token_bytes, self._special)
+        except (ConstraintError, RecursionError, pickle.UnpicklingError):
             return None
 
     def masks(self, matchers: Sequence[LlguidanceMatcher]) -> NDArray[np.int32]:
@@ -286,8 +290,26 @@ class LlguidanceEngine:
 
 
 def _prepared(constraint: Constraint) -> Prepared:
-    found = Prepared(byte_matcher.grammar_text(constraint), language_of(constraint))
-    return _unforced(found) if longest_forced(found.language) > _LONG else found
+    language = language_of(constraint)
+    found = Prepared(byte_matcher.grammar_text(constraint), language)
+    return _unforced(found) if longest_forced(language) > _LONG else found
+
+
+def _unpacked(language: Language | bytes) -> Language:
+    if not isinstance(language, bytes):
+        return language
+    unpacked: Language = _NodesUnpickler(io.BytesIO(language)).load()
+    return unpacked
+
+
+class _NodesUnpickler(pickle.Unpickler):
+    """Unpickler of languages and nothing else: they may come from a file."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = getattr(nodes, name, None) if module == nodes.__name__ else None
+        if not (isinstance(found, type) and is_dataclass(found)):
+            raise pickle.UnpicklingError(f"{module}.{name} is no part of a language")
+        return found
 
 
 def _unforced(prepared: Prepared) -> Prepared:

@@ -1,0 +1,31 @@
+"""How many tokens a step takes beside a stream, so that whoever reads it does not wait long for the next token."""
+
+from __future__ import annotations
+
+TARGET_S = 0.1  # that a step beside a stream should take at most
+_FIRST = 32  # tokens: about so long on two cores, with a model of 135M parameters
+_LEAST = 16  # tokens of prompts in any step, so that they get on beside many decoding rows
+
+
+class StepPace:
+    """Bound of the tokens of a step in which a row decodes that is streamed. It follows how long such steps have taken:
+    one that was too long lowers it in proportion, one that used it up in half the time doubles it.
+
+    Args:
+        most: tokens in any step.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._bound = min(_FIRST, most)
+
+    def room(self, decoding: int) -> int:
+        """Tokens of prompts that a step may take beside so many decoding rows."""
+        return min(max(self._bound - decoding, _LEAST), max(self._most - decoding, 0))
+
+    def took(self, tokens: int, seconds: float) -> None:
+        """Learns from a step with tokens of prompts beside a stream."""
+        if seconds > TARGET_S:
+            self._bound = max(_LEAST, min(self._bound, int(tokens * TARGET_S / seconds)))
+        elif tokens >= self._bound and seconds < TARGET_S / 2:
+            self._bound = min(self._most, 2 * self._bound)

@@ -1,0 +1,61 @@
+"""Steps beside a stream are short: counted in tokens."""
+
+import pytest
+
+from sglang_lite.protocol import SamplingParams
+from sglang_lite.runtime.scheduler.step_pace import TARGET_S, StepPace
+from tests.runtime.scripted import SteppedEngine
+
+LONG = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+
+
+def first_step_with_a_prompt(*, stream, before=1):
+    """Tokens of a prompt of 200 in the step that begins it, beside decoding rows."""
+    engine = SteppedEngine(max_running=64, max_total_tokens=16_384)
+    for i in range(before):
+        engine.start([1 + i % 20, 2, 3], LONG, stream=stream)
+    while len(engine.scheduler.decoding) < before:
+        engine.step()
+    engine.start([4] * 200, LONG)
+    plan, batches = engine.scheduler.plan, []
+    engine.scheduler.plan = lambda: batches.append(plan()) or batches[-1]  # type: ignore[method-assign]  # to see it
+    engine.step()
+    (batch,) = batches
+    assert batch.decoding == before
+    return batch.tokens - before
+
+
+def test_a_prompt_beside_a_stream_is_computed_in_pieces():
+    assert first_step_with_a_prompt(stream=True) == 31
+
+
+def test_a_prompt_beside_many_streams_gets_on():
+    assert first_step_with_a_prompt(stream=True, before=60) == 16
+
+
+def test_a_prompt_beside_what_nobody_watches_is_computed_as_a_whole():
+    assert first_step_with_a_prompt(stream=False) == 200
+
+
+@pytest.mark.parametrize(("seconds", "room"), [(TARGET_S * 2, 16), (TARGET_S * 0.7, 32), (TARGET_S * 0.3, 64)])
+def test_the_bound_follows_how_long_steps_take(seconds, room):
+    pace = StepPace(512)
+    pace.took(32, seconds)
+    assert pace.room(0) == room
+
+
+def test_the_bound_has_its_own():
+    pace = StepPace(100)
+    for _ in range(10):
+        pace.took(100, 0.0)
+    assert pace.room(0) == 100
+    assert pace.room(90) == 10  # of all that a step takes
+    for _ in range(10):
+        pace.took(100, 10.0)
+    assert pace.room(0) == 16
+
+
+def test_a_step_that_did_not_use_its_bound_does_not_raise_it():
+    pace = StepPace(512)
+    pace.took(31, 0.0)
+    assert pace.room(0) == 32
