@@ -56,6 +56,8 @@ def values(kind):
         return st.dictionaries(names, plain, max_size=3)  # meta
     if kind is protocol.SglError:
         return problems()
+    if kind is typing.Any:  # of a parameter's default
+        return plain
     if isinstance(kind, type) and issubclass(kind, Record):
         return records(kind)
     return {
@@ -70,6 +72,10 @@ def records(kind):
         members["separators"] = st.sampled_from([(", ", ": "), (",", ":"), (" ,\n", ":")])
     if kind is protocol.SamplingParams:
         members = {each.name: st.just(protocol.UNSET) | within(each) for each in PARAMETERS}
+    if kind is nodes.Fill:  # of an argument or of a node
+        return st.builds(kind, **{**members, "argument": texts, "node": st.none()}) | st.builds(
+            kind, **{**members, "argument": st.none(), "node": tuples(integers)}
+        )
     return st.builds(kind, **members)
 
 

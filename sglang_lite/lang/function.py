@@ -8,7 +8,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from sglang_lite.lang import batch
 from sglang_lite.lang.backend.default import BackendLike, backend_for
@@ -25,6 +25,10 @@ from sglang_lite.lang.sampling_keywords import check_flags
 from sglang_lite.lang.state import ProgramState, in_event_loop, user_location
 from sglang_lite.lang.tracebacks import trim
 from sglang_lite.protocol import ParameterError
+
+if TYPE_CHECKING:
+    from sglang_lite.lang.compiled import Compiled, CompiledCall
+    from sglang_lite.program.compiled import CompiledProgram
 
 logger = logging.getLogger("sglang_lite")
 _P = ParamSpec("_P")
@@ -93,6 +97,7 @@ class SglFunction(BaseProgram):
                 hint="Add to the state or return; readers follow a run with stream=True.", where=user_location(),
             )  # fmt: skip
         self.func = func
+        self.compiled: Compiled | None = None  # set by `compile`
         self.num_api_spec_tokens = num_api_spec_tokens
         self.bind_arguments = dict(bind_arguments or {})
         self.arg_names = [p.name for p in parameters[1:] if p.kind in positional]
@@ -313,6 +318,37 @@ class SglFunction(BaseProgram):
         chosen = None if backend is None else backend_for(backend)
         return trace_program(self, {**self.bind_arguments, **kwargs}, chosen, explore)
 
+    def compile(self, backend: BackendLike | None = None, *, saved: CompiledProgram | None = None) -> SglFunction:
+        """The program compiled: its body is run once with symbols for its arguments, and no more. Runs of what is
+        returned are filled with their arguments and played as a whole, with the same results; those in which your
+        Python has a say (`check=`, `retries=`, a method of choosing or a backend of its own, `stream=True`), and those
+        on backends that play no programs, run the body.
+
+        Arguments are then data: None, bools, numbers, texts, lists and dictionaries of such. Those that were bound
+        (`bind`) are constants.
+
+        Args:
+            backend: that it will run on. Without one it is compiled to see that it can be; it is compiled for each
+                backend that it is run on in any case.
+            saved: `compiled.program` of an earlier process, to be the same as now.
+
+        Returns:
+            A program; `.compiled.program` is what it is as data.
+
+        Raises:
+            CompileError: its Python decides by what only a run knows; the error names the line.
+            ProgramError: `saved` is another program; the error names the first difference.
+        """
+        from sglang_lite.lang.compiled import Compiled
+        from sglang_lite.lang.tracer import NoBackend
+
+        twin = SglFunction(self.func, self.num_api_spec_tokens, self.bind_arguments)
+        twin.compiled = Compiled(twin)
+        form = twin.compiled.form(NoBackend() if backend is None else backend_for(backend), RunSettings())
+        if saved is not None:
+            twin.compiled.check_saved(saved, form)
+        return twin
+
     def cache(self, backend: BackendLike | None = None) -> None:
         """Tells the backend the constant text that the program starts with, if it is longer than 64 characters."""
         from sglang_lite.lang.tracer import extract_prefix_by_tracing
@@ -328,9 +364,14 @@ class SglFunction(BaseProgram):
         kwargs: dict[str, Any],
         options: Mapping[str, Any],
         settings: RunSettings | None = None,
-    ) -> Call:
+    ) -> Call | CompiledCall:
         bound = self.bound(args, kwargs, "run")
         try:
+            if self.compiled is not None:
+                given = settings or settings_of(options, _RUN_DEFAULTS)
+                call = self.compiled.call(args, bound, backend_of(options), given)
+                if call is not None:
+                    return call
             return Call(self, args, bound, backend_of(options), settings or settings_of(options, _RUN_DEFAULTS))
         except ParameterError as error:
             error.where = error.where or user_location()
@@ -347,7 +388,7 @@ class SglFunction(BaseProgram):
         if self.is_async:
             return self._body_pool(plan, report, held=held)
 
-        def call(item: Item) -> Call:
+        def call(item: Item) -> Call | CompiledCall:
             return self._call(item[0], item[1], plan.options, plan.settings)
 
         return BodyPool(call, plan.left, plan.window, batch.saving(report, plan.file), held=held)

@@ -402,7 +402,7 @@ def _tracer(
         program.signature.bind(**arguments, **symbols)
     except TypeError as error:
         raise ParameterError("trace", f"{program.name}: {error}.", where=user_location()) from error
-    run = Run(backend or _Blank(), RunSettings(), is_async=program.is_async, new_state=_state_of)
+    run = Run(backend or NoBackend(), RunSettings(), is_async=program.is_async, new_state=_state_of)
     scope = TracingScope.get_current_scope()
     record = Recording(forced) if scope is None else scope.tracer_state.recording
     state = TracerProgramState(TraceBranch(Player(run)), {**arguments, **symbols}, record)
@@ -419,7 +419,7 @@ def _run_traced(program: BaseProgram, state: TracerProgramState) -> None:
     try:
         with TracingScope(state):
             result = program.func(state, **state.arguments)
-            state.ret_value = _awaited(result) if program.is_async else result
+            state.ret_value = awaited(result) if program.is_async else result
     except RecursionError as error:
         if inside:
             raise
@@ -431,7 +431,7 @@ def _run_traced(program: BaseProgram, state: TracerProgramState) -> None:
         current_run.reset(token)
 
 
-def _awaited(body: Coroutine[Any, Any, Any]) -> Any:
+def awaited(body: Coroutine[Any, Any, Any]) -> Any:
     """The result of a coroutine; where an event loop is running here already, from a thread beside it."""
     if not in_event_loop():
         return asyncio.run(body)
@@ -439,7 +439,7 @@ def _awaited(body: Coroutine[Any, Any, Any]) -> Any:
         return beside.submit(copy_context().run, asyncio.run, body).result()
 
 
-class _Blank(BaseBackend):
+class NoBackend(BaseBackend):
     """Backend that a trace renders its roles with where it has none."""
 
     capabilities = Capabilities(ALL_CONSTRAINTS, images=True)

@@ -149,6 +149,27 @@ class Text(BaseNode, frozen=True, eq=False):
             raise _wrong(self, "text", "a text")
 
 
+class Fill(BaseNode, frozen=True, eq=False):
+    """Text that is not known when the program is written: of an argument, or of an earlier node.
+
+    Attributes:
+        argument: its name; a program that is played has none left (see program/compiled.py).
+        node: path of a generation or selection in any branch: the branch waits here until that has its value, a text
+            (or a list, of several samples).
+        steps: items to take of the value, one after another.
+        special: as in Span.
+    """
+
+    argument: str | None = None
+    node: Path | None = None
+    steps: tuple[int | str, ...] = ()
+    special: bool = True
+
+    def __post_init__(self) -> None:
+        if (self.argument is None) is (self.node is None):
+            raise ParameterError("Fill", "is of an argument or of a node, one of the two.", where=self.where)
+
+
 class ImagePart(BaseNode, frozen=True, eq=False):
     """An image.
 
@@ -312,6 +333,7 @@ class Rollback(BaseNode, frozen=True, eq=False):
 
 Node: TypeAlias = (
     Text
+    | Fill
     | ImagePart
     | TurnBegin
     | TurnEnd

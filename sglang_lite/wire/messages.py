@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, TypeAlias, cast
 import msgspec
 
 from sglang_lite.errors import Location, ParameterError, SglError, WireError
-from sglang_lite.program import nodes
+from sglang_lite.program import compiled, nodes
 from sglang_lite.protocol import constraints, prompt, results, sampling
 from sglang_lite.protocol.record import Record
 from sglang_lite.protocol.results import Delta, Generation, Played, Selection
@@ -43,9 +43,10 @@ TYPES: Final[dict[str, type[Record]]] = {
         prompt.Image, prompt.Message, prompt.Prompt, prompt.Span,
         results.ChoiceScore, Delta, Generation, Played, results.ProgramResult, Selection, results.TokenLogprob,
         results.Usage,
-        nodes.Fork, nodes.Gen, nodes.GrammarBegin, nodes.GrammarEnd, nodes.ImagePart, nodes.Join, nodes.Mark,
-        nodes.Program, nodes.Rollback, nodes.ScopeBegin, nodes.ScopeEnd, nodes.Select, nodes.Text, nodes.TurnBegin,
-        nodes.TurnEnd,
+        compiled.CompiledProgram, compiled.Hole, compiled.Parameter, compiled.Seed,
+        nodes.Fill, nodes.Fork, nodes.Gen, nodes.GrammarBegin, nodes.GrammarEnd, nodes.ImagePart, nodes.Join,
+        nodes.Mark, nodes.Program, nodes.Rollback, nodes.ScopeBegin, nodes.ScopeEnd, nodes.Select, nodes.Text,
+        nodes.TurnBegin, nodes.TurnEnd,
     )
 }  # fmt: skip
 _READ: Final[dict[str, type[Record]]] = {**TYPES, "Played": _Played, "Error": Failure}

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from sglang_lite.lang.concurrency.pool import ThreadPool
 from sglang_lite.program.choosing import ChoicesDecision, ChoicesSamplingMethod
+from sglang_lite.program.nodes import Program
 from sglang_lite.protocol import (
     CapabilityError,
     Choices,
@@ -115,6 +116,22 @@ class BaseBackend:
             stream: deltas are wanted.
         """
         raise CapabilityError(f"{type(self).__name__} plays no programs.")
+
+    def play_program(
+        self, program: Program, sink: Callable[[Played | ProgramResult | SglError], None]
+    ) -> Callable[[], object]:
+        """Plays a program that is whole; no deltas are wanted.
+
+        Args:
+            sink: to be called with what each node brings, and when the program has ended; on any thread, one at a time.
+
+        Returns:
+            What ends it, unless it has ended; on any thread.
+        """
+        opened = self.open_program(sink, stream=False)
+        opened.extend((), program.nodes)
+        opened.close()
+        return partial(opened.drop, ())
 
     def answer_now(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None

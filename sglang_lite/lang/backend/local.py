@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.concurrency.loop import executor, running_mailbox
+from sglang_lite.program.nodes import Program
 from sglang_lite.protocol import (
     Constraint,
     Delta,
     Generation,
+    OverloadedError,
     Played,
     ProgramResult,
     Prompt,
+    RequestAbortedError,
     SamplingParams,
     Selection,
     SglError,
@@ -90,6 +93,14 @@ class LocalBackend(BaseBackend):
         mailbox = executor()
         return self.engine.open_program(sink=partial(mailbox.put, sink), flush=mailbox.wake, stream=stream)
 
+    def play_program(
+        self, program: Program, sink: Callable[[Played | ProgramResult | SglError], None]
+    ) -> Callable[[], object]:
+        try:
+            return self.engine.run_program("", program, sink=sink).abort
+        except OverloadedError:  # as many programs as may be are open
+            return _Admission(self.engine, program, sink).abort
+
     def get_model_name(self) -> str:
         return self.engine.model_name
 
@@ -125,6 +136,33 @@ class LocalBackend(BaseBackend):
 
     def shutdown(self) -> None:
         self.engine.close()
+
+
+class _Admission:
+    """A program that waits for room at an engine."""
+
+    def __init__(
+        self, engine: Engine, program: Program, sink: Callable[[Played | ProgramResult | SglError], None]
+    ) -> None:
+        self._engine, self._program, self._sink = engine, program, sink
+        self._ticket: Any = None
+        self._waiting = asyncio.run_coroutine_threadsafe(self._admit(), executor().loop)
+
+    async def _admit(self) -> None:
+        submit = partial(self._engine.run_program, "", self._program, sink=self._sink)
+        try:
+            self._ticket = await self._engine.admitted(submit, 1)
+        except SglError as error:
+            self._sink(error)
+        except asyncio.CancelledError:
+            self._sink(RequestAbortedError("the program was aborted."))
+            raise
+
+    def abort(self) -> None:
+        """Ends it, unless it has ended."""
+        self._waiting.cancel()
+        if self._ticket is not None:
+            self._ticket.abort()
 
 
 def default_engine() -> LocalBackend:

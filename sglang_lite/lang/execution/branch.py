@@ -28,7 +28,7 @@ from sglang_lite.lang.execution.operations import (
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.push_down import PushedBranch
 from sglang_lite.lang.execution.reading import added, when_finished
-from sglang_lite.lang.execution.run import NO_PARAMS, derived_seed, merge
+from sglang_lite.lang.execution.run import NO_PARAMS, merge
 from sglang_lite.lang.execution.stream_executor import StreamExecutor
 from sglang_lite.lang.expressions import (
     NUMBER_STOPS,
@@ -57,6 +57,7 @@ from sglang_lite.program.nodes import (
     TurnEnd,
     not_addable,
 )
+from sglang_lite.program.seeds import derived_seed
 from sglang_lite.protocol import (
     UNSET,
     Constraint,

@@ -61,13 +61,18 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts, doubling
 def at_once(branch: Player, op: GenOp) -> bool:
     """Plays a generation whose answer is there without waiting. False: it has to wait."""
     backend = branch.backend
-    if not backend.answers_now or op.own.options is not None or branch.log is not None or not branch.run.plain:
+    if not backend.answers_now or _decides(op.own.options) or branch.log is not None or not branch.run.plain:
         return False
     generations = backend.answer_now(branch.transcript.prompt(), op.node.params, _constraint(branch, op))
     if generations is None:
         return False
     _accept(branch, op, generations, _values(op, generations))
     return True
+
+
+def _decides(options: GenOptions | None) -> bool:
+    """Tells whether more than the answer has a say in what comes of a generation."""
+    return options is not None and options != GenOptions(reasoning=options.reasoning)
 
 
 def is_only_answered(op: Op, branch: Player) -> TypeGuard[GenOp]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import itertools
 import math
 import time
@@ -20,6 +19,7 @@ from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.concurrency.loop import forks
 from sglang_lite.lang.execution.push_down import PushedBranch, PushedProgram
 from sglang_lite.lang.results import total_usage, usages_of
+from sglang_lite.program.seeds import derived_seed
 from sglang_lite.protocol import UNSET, Generation, SamplingParams, TemplateError, Usage
 from sglang_lite.text.chat_template import ChatTemplate
 
@@ -129,6 +129,10 @@ class Run:
         self.played(Generation("", usage=usage))
         self._started = self._last_end - usage.total_s
 
+    def took(self, seconds: float) -> None:
+        """Sets the time that the run has taken, of one whose nodes were played elsewhere."""
+        self._started = self._last_end - seconds
+
     def inner_seed(self) -> int | None:
         """A seed for the next program that the body runs by itself."""
         seed = self.settings.seed
@@ -146,11 +150,6 @@ class Run:
 
 
 current_run: ContextVar[Run | None] = ContextVar("sglang_lite_run", default=None)  # whose body is running here
-
-
-def derived_seed(seed: int, path: str) -> int:
-    """A node's or an attempt's own seed."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}:{path}".encode(), digest_size=8).digest(), "big")
 
 
 def merge(outer: SamplingParams, inner: SamplingParams) -> SamplingParams:

@@ -47,6 +47,11 @@ class GenerationJob:
         self._requests: list[Request] = []
         self._submitted = self._aborted = False
 
+    @property
+    def texts(self) -> list[str]:
+        """The texts of the samples that have ended, in order."""
+        return [generation.text for _, generation in sorted(self._ended.items())]
+
     def make(
         self,
         log: TokenLog,

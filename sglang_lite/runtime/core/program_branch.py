@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from sglang_lite.program.compiled import taken
 from sglang_lite.program.nodes import (
+    Fill,
     Fork,
     Gen,
     GrammarBegin,
@@ -45,7 +47,7 @@ from sglang_lite.runtime.request import Request
 from sglang_lite.runtime.resolved_params import ResolvedParams
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 
-_WAITED_FOR = (Gen, Select, Join, GrammarBegin, GrammarEnd)
+_WAITED_FOR = (Gen, Select, Join, Fill, GrammarBegin, GrammarEnd)
 
 
 @dataclass(eq=False, slots=True)
@@ -79,6 +81,9 @@ class ProgramOfBranches(Protocol):
     ended: bool
 
     def branch(self, path: Path) -> Branch: ...
+    def value(self, path: Path, waiting: Branch) -> str | list[str] | None: ...
+    def set_value(self, path: Path, value: str | list[str]) -> None: ...
+    def forget_values(self, path: Path, after: int) -> None: ...
     def tell(self, path: Path, name: str | None, event: Delta | Generation | Selection | SglError) -> None: ...
     def may_play(self) -> bool: ...
     def encoded(self, text: Sequence[Span]) -> Future[array[int]]: ...
@@ -96,7 +101,7 @@ class Branch:
 
     Attributes:
         error: what it has failed with, or that it was dropped; a rollback takes it back.
-        joining: it waits for other branches.
+        joining: it waits for other branches, or for the value of a node.
     """
 
     def __init__(self, player: ProgramOfBranches, path: Path) -> None:
@@ -165,7 +170,7 @@ class Branch:
 
     def _has_to_wait(self) -> bool:
         """Whether what is queued next has to wait for something before it."""
-        return self._busy or any(isinstance(entry.node, Gen | Select | Join) for _, entry in self._queue)
+        return self._busy or any(isinstance(entry.node, Gen | Select | Join | Fill) for _, entry in self._queue)
 
     def _prepare_next(self) -> None:
         """Has the matcher made of the generation that is next: it may continue in the slot of what is under way."""
@@ -244,7 +249,8 @@ class Branch:
                 if isinstance(entry.node, GrammarEnd) and text.grammar is not None and text.grammar.asked:
                     self._end_grammar(text, text.grammar, place)
                     return None
-                if isinstance(entry.node, Join) and not self._join(text, entry.node):
+                waits = isinstance(entry.node, Join) and not self._join(text, entry.node)
+                if waits or (isinstance(entry.node, Fill) and not self._fill(text, entry.node)):
                     self.joining = True
                     self._set_busy(False)
                     return None
@@ -364,6 +370,7 @@ class Branch:
             return
         self._marks = {at: each for at, each in self._marks.items() if at <= mark}
         self._forks = [each for each in self._forks if each[0] < mark]
+        self._player.forget_values(self._path, mark)
         assert self._text is not None
         self._text.go_back(place)
         self._through(at)
@@ -423,6 +430,7 @@ class Branch:
             self._live.discard(job)
             if not node.held and self._text is not None:
                 self._text.write(generation.spans)
+            self._player.set_value((*self._path, place), generation.text if params.n == 1 else job.texts)
             self._through(place)
             following = self._play(in_slot=in_slot)
             self._player.settle()
@@ -449,12 +457,30 @@ class Branch:
             self._player.tell((*self._path, place), node.name, outcome)
             if choice is not None and self._text is not None:
                 self._text.write((Span(choice, special=node.special),))
+                self._player.set_value((*self._path, place), choice)
         except SglError as error:
             self.fail(error, place, node.name)
         else:
             self._through(place)
             self._play()
         self._player.settle()
+
+    def _fill(self, text: BranchText, node: Fill) -> bool:
+        """Writes the value of a node. False: it has none yet; then that wakes this branch.
+
+        Raises:
+            SglError: the node has failed, or its value has no such item.
+        """
+        if node.node is None:
+            raise ParameterError(str(node.argument), "the hole has no value: a compiled program is filled first.")
+        value = self._player.value(node.node, self)
+        if value is not None:
+            text.write((Span(str(taken(value, node)), special=node.special),))
+        return value is not None
+
+    def failed(self, place: int) -> SglError | None:
+        """The error that a node of the branch will never have a value for."""
+        return self.error if place >= self._played else None
 
     def _fork(self, text: BranchText, place: int, branches: Sequence[Sequence[Queued]]) -> None:
         self._forks.append((place, len(branches)))
@@ -504,6 +530,6 @@ def _foreseen_after(node: Node, foreseen: list[Span] | None) -> list[Span] | Non
             return []
         if foreseen is not None and node.text:
             return [*foreseen, Span(node.text, special=node.special)]
-    elif isinstance(node, Select) or (isinstance(node, Join) and node.mode == "concate_and_append"):
+    elif isinstance(node, Select | Fill) or (isinstance(node, Join) and node.mode == "concate_and_append"):
         return None
     return foreseen

@@ -69,6 +69,7 @@ class Player:
         self._busy = 0  # branches
         self._closed = self.ended = False
         self._branches: dict[Path, Branch] = {}
+        self._values: dict[Path, str | list[str]] = {}  # of generations and selections
         self.branch(()).begin(BranchText(log, (), None))
 
     # ------------------------------------------------------------------------------------------ any thread
@@ -149,6 +150,30 @@ class Player:
         if found is None:
             found = self._branches[path] = Branch(self, path)
         return found
+
+    def value(self, path: Path, waiting: Branch) -> str | list[str] | None:
+        """The value of a node; None: it has none yet, and then a branch is woken when there may be one.
+
+        Raises:
+            SglError: the node has failed, and will have none.
+        """
+        found = self._values.get(path)
+        if found is None:
+            branch = self.branch(path[:-1])
+            error = branch.failed(path[-1]) if path else None
+            if error is not None:
+                raise error
+            branch.wake_when_through(waiting)
+        return found
+
+    def set_value(self, path: Path, value: str | list[str]) -> None:
+        self._values[path] = value
+
+    def forget_values(self, path: Path, after: int) -> None:
+        """Forgets the values of a branch's nodes after a place, which it has gone back to."""
+        gone = [at for at in self._values if at[:-1] == path and at[-1] > after]
+        for at in gone:
+            del self._values[at]
 
     def tell(self, path: Path, name: str | None, event: Delta | Generation | Selection | SglError) -> None:
         if not self.ended:
@@ -245,7 +270,7 @@ class Player:
         if self._closed:
             for branch in self._branches.values():
                 if branch.joining:
-                    branch.fail(ProgramError("a join waits for nodes that its branch never had."))
+                    branch.fail(ProgramError("a join or a hole waits for nodes that its branch never had."))
                     return
             main = self.branch(())
             self._end(main.error or ProgramResult(main.text))
@@ -270,7 +295,11 @@ class Player:
             self._entered = False
             self.parts.open.go_out()
         sink, self._sink = self._sink, _nobody
-        self._branches, self._room = {}, _nothing  # no cycle is left that the garbage collector had to find
+        self._branches, self._values, self._room = (
+            {},
+            {},
+            _nothing,
+        )  # no cycle is left that the garbage collector had to find
         sink(outcome)
 
     def _extend(self, path: Path, entries: Sequence[Queued]) -> None:

@@ -1,0 +1,198 @@
+"""The state of a run whose nodes were played elsewhere: what the body did is done again with what they have brought."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.blanks import Blank, ValueOf, resolved
+from sglang_lite.lang.concurrency.variables import Variable
+from sglang_lite.lang.execution.branch import Branch
+from sglang_lite.lang.execution.player import Player
+from sglang_lite.lang.execution.reading import nothing
+from sglang_lite.lang.execution.run import Run, RunSettings
+from sglang_lite.lang.expressions import SglGen, SglSelect
+from sglang_lite.lang.script import Adopted, Assigned, Forked, Joined, Read, Script, Submitted, adopt
+from sglang_lite.lang.state import ProgramState, ProgramStateGroup
+from sglang_lite.program.nodes import Path, Program, ScopeEnd
+from sglang_lite.protocol import (
+    Constraint,
+    Delta,
+    Generation,
+    Played,
+    ProgramError,
+    ProgramResult,
+    Prompt,
+    SamplingParams,
+    Selection,
+    SglError,
+)
+from sglang_lite.text.chat_template import ChatTemplate
+
+Brought: TypeAlias = "list[Generation] | Selection | SglError"
+
+
+@dataclass(slots=True)
+class RowResult:
+    """All that a program has brought.
+
+    Attributes:
+        brought: by the paths of its nodes.
+        end: how it ended; None: it has not.
+        failed: a node has, or the whole.
+        seconds: that it took.
+    """
+
+    brought: dict[Path, Brought]
+    end: ProgramResult | SglError | None = None
+    failed: bool = False
+    seconds: float = 0.0
+
+    def take(self, event: Played | ProgramResult | SglError) -> bool:
+        """Takes an event. True: it was the last one."""
+        if isinstance(event, Played):
+            found = event.event
+            if isinstance(found, Generation):
+                samples = self.brought.setdefault(event.path, [])
+                if isinstance(samples, list):
+                    samples.append(found)
+            elif not isinstance(found, Delta):
+                self.brought[event.path] = found
+                self.failed = self.failed or isinstance(found, SglError)
+            return False
+        self.end = event
+        self.failed = self.failed or isinstance(event, SglError)
+        return True
+
+
+class Answers(BaseBackend):
+    """What the nodes of a program have brought, as a backend that answers at once.
+
+    Args:
+        backend: that they were played on.
+
+    Attributes:
+        path: of the node that is asked for.
+    """
+
+    def __init__(self, backend: BaseBackend, result: RowResult) -> None:
+        super().__init__()
+        self._backend, self._result = backend, result
+        self.capabilities, self.enforces = backend.capabilities, backend.enforces
+        self.path: Path | None = None
+
+    def get_model_name(self) -> str:
+        return self._backend.get_model_name()
+
+    def get_chat_template(self) -> ChatTemplate | None:
+        return self._backend.get_chat_template()
+
+    def tool_family(self) -> str | None:
+        return self._backend.tool_family()
+
+    def answer_now(
+        self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
+    ) -> Sequence[Generation] | None:
+        found = self._brought()
+        assert isinstance(found, list)
+        return found if len(found) < 2 else sorted(found, key=lambda each: each.index)
+
+    def select_now(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection | None:
+        found = self._brought()
+        assert isinstance(found, Selection)
+        return found
+
+    def _brought(self) -> Brought:
+        found = None if self.path is None else self._result.brought.get(self.path)
+        if found is None:
+            found = self._result.end if isinstance(self._result.end, SglError) else None
+        if found is None:
+            found = ProgramError("the node was not played.")
+        if isinstance(found, SglError):
+            raise found
+        return found
+
+
+def replay(
+    script: Script, program: Program, row: Mapping[str, Any], result: RowResult, backend: BaseBackend,
+    settings: RunSettings,
+) -> tuple[ProgramState, SglError | None]:  # fmt: skip
+    """The state of a run, and what its body raises, if anything.
+
+    Args:
+        program: that was played.
+        row: the arguments.
+        result: what came of it.
+        settings: of the run, with the seed that its draws were made of.
+    """
+    answers = Answers(backend, result)
+    run = Run(answers, replace(settings, timeout=None, retries=0, stream=False), new_state=ProgramState)
+    states = {0: ProgramState(Branch(Player(run)))}
+    main = states[0].branch
+    raised: SglError | None = None
+    variables: dict[tuple[int, str], Variable] = {}
+
+    def of(source: tuple[int, str] | None, argument: str) -> Any:
+        return row[argument] if source is None else variables[source].result()
+
+    try:
+        for number, action in enumerate(script.actions):
+            _redo(action, number, states, variables, of, answers, program)
+        states[0].ret_value = resolved(script.result, of)
+    except SglError as error:
+        main.abandon(error)
+        raised = error
+    finally:
+        main.end()
+    run.took(result.seconds)
+    return states[0], raised
+
+
+def _redo(
+    action: Any, number: int, states: dict[int, ProgramState], variables: dict[tuple[int, str], Variable], of: ValueOf,
+    answers: Answers, program: Program,
+) -> None:  # fmt: skip
+    state = states[action.branch]
+    branch = state.branch
+    match action:
+        case Submitted(expression=expression, where=where, path=path):
+            answers.path = path
+            if isinstance(expression, Blank):
+                expression = str(resolved(expression, of))
+            elif action.holes:
+                expression = replace(expression, node=_node_at(program, path))
+            branch.submit(expression, where)
+            if isinstance(expression, SglGen | SglSelect) and expression.node.name is not None:
+                name = expression.node.name
+                variables[number, name] = branch.names.variables[name]
+                thoughts = branch.names.variables.get(f"{name}_reasoning_content")
+                if thoughts is not None:
+                    variables[number, f"{name}_reasoning_content"] = thoughts
+            elif isinstance(expression, ScopeEnd):
+                variables[number, expression.name] = branch.names.variables[expression.name]
+        case Forked(children=children, where=where):
+            states.update(zip(children, map(ProgramState, branch.fork(len(children), where))))
+        case Joined(children=children, mode=mode):
+            ProgramStateGroup([states[child] for child in children], state).join(mode)
+        case Adopted(child=child):
+            adopt(branch, states[child].branch)
+        case Assigned(name=name, value=value):
+            state.set_var(name, resolved(value, of))
+        case Read(name=None, where=where):
+            branch.read(nothing, where).result()
+        case Read(name=name, where=where):
+            found = branch.names.variables[name]
+            if found.error() is not None:
+                branch.player.see_failure()
+            found.result()
+
+
+def _node_at(program: Program, path: Path | None) -> Any:
+    """The node of a path."""
+    assert path is not None
+    found: Any = program.nodes
+    for i, step in enumerate(path):
+        found = found[step] if not i % 2 else found.branches[step]
+    return found

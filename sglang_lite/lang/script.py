@@ -1,0 +1,85 @@
+"""Script of a body: what it did while it was compiled, to be done again for the values of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from sglang_lite.lang.execution.branch import Branch
+from sglang_lite.program.nodes import JoinMode, Path
+from sglang_lite.protocol import Location
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """An expression that was added to a branch. `path`: of the generation or selection that it is."""
+
+    branch: int
+    expression: Any  # an Expression or text, with holes in it
+    where: Location | None
+    path: Path | None
+    holes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    branch: int
+    children: tuple[int, ...]
+    where: Location | None
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    branch: int
+    children: tuple[int, ...]
+    mode: JoinMode
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """`with s.copy()`: the variables of a branch become its parent's."""
+
+    branch: int
+    child: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    branch: int
+    name: str
+    value: Any  # whatever the body gave
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A variable that the body has read; without a name, it waited for all of a branch."""
+
+    branch: int
+    name: str | None
+    where: Location | None
+
+
+Action: TypeAlias = Submitted | Forked | Joined | Adopted | Assigned | Read
+
+
+@dataclass(slots=True)
+class Script:
+    """What a body did, in order.
+
+    Attributes:
+        actions: of it.
+        result: what it returned.
+        reads: values are read of texts by the caller's Python, which may refuse them.
+        plain: names of variables of the main branch whose values are the texts of nodes, or lists of them.
+    """
+
+    actions: list[Action] = field(default_factory=list)
+    result: Any = None
+    reads: bool = False
+    plain: dict[str, Any] = field(default_factory=dict)
+
+
+def adopt(parent: Branch, child: Branch) -> None:
+    """Gives a branch the variables that another one has made."""
+    for name, variable in list(child.names.own(parent.names.variables)):
+        parent.names.declare(name, variable)

@@ -1,0 +1,309 @@
+"""Programs whose arguments are data: one graph with holes, and what fills it for a row.
+
+A compiled program is data alone; nothing of it is executed. What is the caller's Python (checks, readers of values) is
+in no node: such a node is `held`, and the program is played by whoever has that Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from sglang_lite.errors import ParameterError, shown
+from sglang_lite.program.nodes import BaseNode, Fill, Fork, Gen, Node, Path, Program, Select, Text
+from sglang_lite.program.seeds import derived_seed
+from sglang_lite.protocol import SamplingParams, Unset
+from sglang_lite.protocol.record import Record
+from sglang_lite.protocol.sampling import PARAMETERS
+
+MOST_DEPTH: Final = 32  # of lists and objects in an argument
+_PARAMETERS: Final = {each.name: each for each in PARAMETERS}
+Step: TypeAlias = int | str
+Row: TypeAlias = Mapping[str, Any]  # arguments by name
+_Make: TypeAlias = "Callable[[Row, int | None], Node]"
+
+
+class Parameter(Record, frozen=True):
+    """A parameter of a program.
+
+    Attributes:
+        value: its default.
+        required: it has none.
+    """
+
+    name: str
+    value: Any = None
+    required: bool = False
+
+
+class Hole(Record, frozen=True):
+    """A value in a node that an argument gives.
+
+    Attributes:
+        path: of the node.
+        field: names and indices from the node to the value.
+        parts: text and arguments that make a text; of one argument alone with `whole`, its value as it is.
+    """
+
+    path: Path
+    field: tuple[Step, ...]
+    parts: tuple[str | Fill, ...]
+    whole: bool = False
+
+
+class Seed(Record, frozen=True):
+    """A node whose seed comes from that of the run.
+
+    Attributes:
+        path: of the node.
+        place: of the node, as seeds go by it.
+    """
+
+    path: Path
+    place: str
+
+
+class CompiledProgram(Record, frozen=True):
+    """A program whose arguments are data.
+
+    Attributes:
+        name: of the program.
+        nodes: of its main branch. Text of arguments is Fill.
+        parameters: of the program.
+        holes: other values in nodes that arguments give.
+        seeds: nodes that get a seed where the run has one.
+        held: the path of the first node that the caller's Python decides on; None: there is none.
+        fingerprint: digest of the body, and of all that it reads.
+        template: digest of the chat template that its turns were written with; empty where it has no turns.
+    """
+
+    name: str
+    nodes: tuple[Node, ...]
+    parameters: tuple[Parameter, ...] = ()
+    holes: tuple[Hole, ...] = ()
+    seeds: tuple[Seed, ...] = ()
+    held: Path | None = None
+    fingerprint: str = ""
+    template: str = ""
+
+
+class Filler:
+    """Fills the holes of a compiled program, row by row.
+
+    Args:
+        compiled: the program.
+
+    Raises:
+        ParameterError: a hole, a seed or a node's reference points at nothing.
+    """
+
+    def __init__(self, compiled: CompiledProgram) -> None:
+        self.compiled = compiled
+        self._parameters = {each.name: each for each in compiled.parameters}
+        self._defaults = {each.name: each.value for each in compiled.parameters if not each.required}
+        self._holes: dict[Path, list[Hole]] = {}
+        for hole in compiled.holes:
+            self._holes.setdefault(hole.path, []).append(hole)
+        self._seeds = {each.path: each.place for each in compiled.seeds}
+        self._valued = {path for path, node in walked(compiled.nodes) if isinstance(node, Gen | Select)}
+        self._plan = self._planned(compiled.nodes, ())
+        for path in (*self._holes, *self._seeds):
+            raise ParameterError("holes", f"{path!r:.60} is the path of no node that has one.")
+
+    def checked(self, row: Row, what: str = "arguments") -> dict[str, Any]:
+        """The arguments of a row, defaults included.
+
+        Raises:
+            ParameterError: one is missing, unknown or no data.
+        """
+        for name, value in row.items():
+            if name not in self._parameters:
+                told = f"{self.compiled.name} has no parameter {name!r:.60}."
+                known = ", ".join(self._parameters) or "none"
+                raise ParameterError(what, told, hint=f"It has: {known}.")
+            if type(value) is not str:
+                check_data(value, name)
+        found = {**self._defaults, **row}
+        if len(found) < len(self._parameters):
+            missing = next(name for name in self._parameters if name not in found)
+            raise ParameterError(what, f"{self.compiled.name} needs {missing!r}.", hint="Give it by name.")
+        return found
+
+    def __call__(self, row: Row, seed: int | None = None) -> Program:
+        """The program of a row.
+
+        Args:
+            row: arguments that were `checked`.
+            seed: of the run.
+
+        Raises:
+            ParameterError: a value can't be where it is to be, with the node's line.
+        """
+        return Program(tuple(_filled(self.compiled.nodes, self._plan, row, seed)))
+
+    def _planned(self, nodes: Sequence[Node], path: Path) -> list[tuple[int, _Make]]:
+        """What makes the nodes that differ from row to row, by their places."""
+        plan: list[tuple[int, _Make]] = []
+        for place, node in enumerate(nodes):
+            own = (*path, place)
+            make = self._maker(node, own)
+            if make is not None:
+                plan.append((place, make))
+        return plan
+
+    def _maker(self, node: Node, path: Path) -> _Make | None:
+        if isinstance(node, Fill):
+            self._check_fill(node)
+            return None if node.argument is None else _text_maker(node)
+        if isinstance(node, Fork):
+            plans = [self._planned(branch, (*path, i)) for i, branch in enumerate(node.branches)]
+            return _fork_maker(node, plans) if any(plans) else None
+        holes, place = self._holes.pop(path, []), self._seeds.pop(path, None)
+        for hole in holes:
+            _check_hole(hole, node)
+            for part in hole.parts:
+                if isinstance(part, Fill):
+                    self._check_fill(part, argument=True)
+        if place is not None and not isinstance(node, Gen | Select):
+            raise ParameterError("seeds", f"{path!r:.60} is the path of a {type(node).__name__}, which takes none.")
+        return _node_maker(node, holes, place) if holes or place is not None else None
+
+    def _check_fill(self, fill: Fill, *, argument: bool = False) -> None:
+        if fill.argument is not None and fill.argument not in self._parameters:
+            told = f"{fill.argument!r:.60} is no parameter of {self.compiled.name}."
+            raise ParameterError(
+                "Fill", told, hint=f"It has: {', '.join(self._parameters) or 'none'}.", where=fill.where
+            )
+        if fill.node is not None and (argument or fill.node not in self._valued):
+            told = f"{fill.node!r:.60} is the path of no generation or selection."
+            raise ParameterError("Fill", told, where=fill.where)
+
+
+def walked(nodes: Sequence[Node], path: Path = ()) -> Iterator[tuple[Path, Node]]:
+    """All nodes, with their paths."""
+    for place, node in enumerate(nodes):
+        own = (*path, place)
+        yield own, node
+        if isinstance(node, Fork):
+            for i, branch in enumerate(node.branches):
+                yield from walked(branch, (*own, i))
+
+
+def taken(value: Any, fill: Fill) -> Any:
+    """What the steps of a fill take of a value.
+
+    Raises:
+        ParameterError: the value has no such item.
+    """
+    for step in fill.steps:
+        try:
+            value = value[step]
+        except (KeyError, IndexError, TypeError):
+            whose = fill.argument if fill.argument is not None else "a node's value"
+            told = f"{shown(value)} has no item {step!r:.60}."
+            raise ParameterError(str(whose), told, where=fill.where) from None
+    return value
+
+
+def check_data(value: object, name: str, depth: int = MOST_DEPTH) -> None:
+    """Raises ParameterError: a value is not None, a bool, a number, a text, or a list or dictionary of such."""
+    kind = type(value)
+    if kind in (str, int, float, bool) or value is None:
+        return
+    if not depth:
+        raise ParameterError(name, f"lists and dictionaries nest deeper than {MOST_DEPTH}.", hint="Nest less.")
+    if kind is list:
+        for item in value:  # type: ignore[attr-defined] # it is a list
+            check_data(item, name, depth - 1)
+    elif kind is dict and all(type(key) is str for key in value):  # type: ignore[attr-defined] # it is a dictionary
+        for item in value.values():  # type: ignore[attr-defined] # as above
+            check_data(item, name, depth - 1)
+    else:
+        told = f"{shown(value)} ({kind.__name__}) is no data."
+        hint = "Give None, a bool, a number, a text, or a list or a dictionary by text of these."
+        raise ParameterError(name, told, hint=hint)
+
+
+def _filled(nodes: Sequence[Node], plan: Sequence[tuple[int, _Make]], row: Row, seed: int | None) -> list[Node]:
+    found = list(nodes)
+    for place, make in plan:
+        found[place] = make(row, seed)
+    return found
+
+
+def _text_maker(fill: Fill) -> _Make:
+    argument, special, where = fill.argument, fill.special, fill.where
+    assert argument is not None
+    if not fill.steps:
+        return lambda row, seed: Text(str(row[argument]), None, special, where=where)
+    return lambda row, seed: Text(str(taken(row[argument], fill)), None, special, where=where)
+
+
+def _fork_maker(fork: Fork, plans: Sequence[Sequence[tuple[int, _Make]]]) -> _Make:
+    def make(row: Row, seed: int | None) -> Node:
+        branches = zip(fork.branches, plans)
+        return Fork(tuple([tuple(_filled(nodes, plan, row, seed)) for nodes, plan in branches]), where=fork.where)
+
+    return make
+
+
+def _node_maker(node: Any, holes: Sequence[Hole], place: str | None) -> _Make:
+    def make(row: Row, seed: int | None) -> Node:
+        found = node
+        try:
+            for hole in holes:
+                found = _put(found, hole.field, _value(hole, row))
+        except ParameterError as error:
+            error.where = error.where or node.where
+            raise
+        except (TypeError, ValueError) as error:
+            raise ParameterError(str(hole.field[-1]), f"{error}.", where=node.where) from error
+        if place is not None and seed is not None:
+            own = derived_seed(seed, place)
+            if isinstance(found, Select):
+                found = msgspec.structs.replace(found, seed=own)
+            elif isinstance(found.params.seed, Unset):
+                found = msgspec.structs.replace(found, params=msgspec.structs.replace(found.params, seed=own))
+        made: Node = found
+        return made
+
+    return make
+
+
+def _value(hole: Hole, row: Row) -> Any:
+    if not hole.whole:
+        return "".join([p if isinstance(p, str) else str(taken(row[p.argument or ""], p)) for p in hole.parts])
+    (part,) = hole.parts
+    assert isinstance(part, Fill)
+    value = taken(row[part.argument or ""], part)
+    parameter = _PARAMETERS.get(str(hole.field[-1]))
+    return value if parameter is None else parameter.read(value)
+
+
+def _put(thing: Any, field: Sequence[Step], value: Any) -> Any:
+    """A record, or a tuple in it, with another value somewhere inside."""
+    if not field:
+        return value
+    step, *rest = field
+    if isinstance(step, str):
+        if isinstance(thing, SamplingParams) and not rest and value is None:
+            return thing  # as in gen(): None comes from the run
+        return msgspec.structs.replace(thing, **{step: _put(getattr(thing, step), rest, value)})
+    return (*thing[:step], _put(thing[step], rest, value), *thing[step + 1 :])
+
+
+def _check_hole(hole: Hole, node: BaseNode) -> None:
+    """Raises ParameterError: a hole's field is not there."""
+    thing: Any = node
+    for step in hole.field:
+        if isinstance(step, str) and isinstance(thing, Record) and step in thing.__struct_fields__ and step != "where":
+            thing = getattr(thing, step)
+        elif isinstance(step, int) and isinstance(thing, tuple) and 0 <= step < len(thing):
+            thing = thing[step]
+        else:
+            told = f"a {type(node).__name__} has no {'/'.join(map(str, hole.field)):.80}."
+            raise ParameterError("holes", told, where=node.where)
+    if not hole.field or (hole.whole and (len(hole.parts) != 1 or not isinstance(hole.parts[0], Fill))):
+        raise ParameterError("holes", "a hole has a field, and a whole one an argument.", where=node.where)
