@@ -41,6 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warm = commands.add_parser("warm", help="load a model once, so that its GPU kernels are compiled and cached")
     warm.add_argument("--model", help="as Engine's; the default model without it")
     warm.set_defaults(run=_warm)
+    trace = commands.add_parser("trace", help="make an HTML page of a run's trace, as Trace.save writes it")
+    trace.add_argument("file", type=Path, help="JSON lines that state.trace().save(…) has written")
+    trace.add_argument("-o", "--output", type=Path, help="the page; FILE with .html without it")
+    trace.set_defaults(run=_trace)
     bench = commands.add_parser("bench", help="measure a GPU, and vllm and sglang if installed, with random weights")
     bench.add_argument(
         "--shape", default="llama-3.1-8b", help="llama-3.1-8b, qwen3-0.6b, qwen3-14b; small: on CPUs, too"
@@ -106,6 +110,25 @@ def _warm(options: argparse.Namespace) -> int:
     started = time.perf_counter()
     with Engine(**({"model": options.model} if options.model else {})) as engine:
         print(f"{engine.model_name}: ready after {time.perf_counter() - started:.1f} s")
+    return 0
+
+
+def _trace(options: argparse.Namespace) -> int:
+    from sglang_lite.lang.trace import Trace, as_html
+
+    trace = Trace.load(options.file)
+    page: Path = options.output or options.file.with_suffix(".html")
+    if page == options.file:
+        raise ParameterError("FILE", f"{page} would be overwritten.", hint="Name the page: -o page.html")
+    try:
+        page.write_text(as_html(trace), encoding="utf-8")
+    except OSError as error:
+        raise ParameterError("--output", f"{page}: {error}") from error
+    usage = trace.usage
+    print(
+        f"{page}: {len(trace.nodes):,} nodes, {usage.total_s:.3f} s; {usage.prompt_tokens:,} prompt tokens, "
+        f"{usage.cached_tokens:,} of them cached; {usage.completion_tokens:,} generated, {trace.thrown_away:,} in vain"
+    )
     return 0
 
 

@@ -32,9 +32,9 @@ from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.run import Run, RunSettings
 from sglang_lite.lang.fingerprint import Fingerprint, UnreadableError, digest
-from sglang_lite.lang.results import as_dicts, total_usage, usages_of
+from sglang_lite.lang.results import as_dicts, usages_of
 from sglang_lite.lang.state import ProgramState, user_location
-from sglang_lite.protocol import Generation, Image, Message, ParameterError, ProgramError, Usage
+from sglang_lite.protocol import Generation, Image, Message, ParameterError, ProgramError, Usage, total_usage
 from sglang_lite.protocol.sampling import given
 
 logger = logging.getLogger("sglang_lite")

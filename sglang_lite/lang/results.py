@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sglang_lite.protocol import CapabilityError, Delta, Generation, Image, Message, Selection, TokenLogprob, Usage
@@ -88,20 +88,6 @@ def usages_of(record: object) -> list[Usage]:
     if isinstance(record, list):
         return [usage for each in record for usage in usages_of(each)]
     return []
-
-
-def total_usage(usages: Iterable[Usage]) -> Usage:
-    """Summed tokens; times are the longest."""
-    usages = list(usages)
-    return Usage(
-        prompt_tokens=sum(u.prompt_tokens for u in usages),
-        cached_tokens=sum(u.cached_tokens for u in usages),
-        completion_tokens=sum(u.completion_tokens for u in usages),
-        forced_tokens=sum(u.forced_tokens for u in usages),
-        queue_s=max((u.queue_s for u in usages), default=0.0),
-        first_token_s=max((u.first_token_s for u in usages), default=0.0),
-        total_s=max((u.total_s for u in usages), default=0.0),
-    )
 
 
 def as_dicts(messages: Sequence[Message]) -> list[dict[str, Any]]:

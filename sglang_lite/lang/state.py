@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from os import PathLike
+from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, when_all_done
@@ -26,7 +28,7 @@ from sglang_lite.lang.execution.reading import (
 from sglang_lite.lang.execution.run import current_run
 from sglang_lite.lang.execution.stream_executor import StreamExecutor
 from sglang_lite.lang.expressions import BaseProgram
-from sglang_lite.lang.results import meta_info, probabilities, total_usage, usages_of
+from sglang_lite.lang.results import meta_info, probabilities, usages_of
 from sglang_lite.lang.tracebacks import trim
 from sglang_lite.program.nodes import (
     Expression,
@@ -51,7 +53,11 @@ from sglang_lite.protocol import (
     SglError,
     Unset,
     Usage,
+    total_usage,
 )
+
+if TYPE_CHECKING:
+    from sglang_lite.lang.trace import Trace
 
 
 def user_location() -> Location | None:
@@ -276,6 +282,41 @@ class ProgramState:
                 finished(self.branch.player).wait()
             return self.branch.run.usage()
         return total_usage(usages_of(self._record(name)))
+
+    def trace(self) -> Trace:
+        """What each node of this branch, and of those forked from it, has said, when and at what cost. Of the state
+        that the body was given it is the trace of the whole run. While the body runs it is of what has been played;
+        afterwards it waits for all branches. Nodes that failed tell so: nothing is raised for them."""
+        from sglang_lite.lang.trace.log import trace_of
+
+        player = self.branch.player
+        if self.branch.run.body_open:
+            self._may_wait(self.branch.read(nothing, user_location()))
+            player.error()
+        else:
+            finished(player).wait()
+        for each in player.tree():
+            each.see_failure()
+        return trace_of(player)
+
+    def show(self, path: str | PathLike[str] | None = None) -> Path:
+        """Writes the run's trace as one HTML page, which needs nothing from elsewhere, and opens it in a browser.
+
+        Args:
+            path: the file; None: a fresh one among the temporary files.
+
+        Returns:
+            The file.
+        """
+        from sglang_lite.lang.trace.page import show
+
+        return show(self.trace(), path)
+
+    def _repr_html_(self) -> str:
+        """The trace in a notebook."""
+        from sglang_lite.lang.trace.page import extract
+
+        return extract(self.trace())
 
     def _record(self, name: str) -> Any:
         variable = find_variable(self.branch.player, name, user_location())

@@ -56,17 +56,21 @@ from sglang_lite.protocol.results import (
     Selection,
     TokenLogprob,
     Usage,
+    total_usage,
 )
 from sglang_lite.protocol.sampling import (
     UNSET,
     SamplingParams,
     Unset,
 )
+from sglang_lite.protocol.trace import Attempt, CacheMiss, TraceHead, TraceNode
 
 __all__ = [
     "UNSET",
+    "Attempt",
     "BackendError",
     "BatchError",
+    "CacheMiss",
     "CapabilityError",
     "ChoiceScore",
     "Choices",
@@ -108,9 +112,12 @@ __all__ = [
     "Tags",
     "TemplateError",
     "TokenLogprob",
+    "TraceHead",
+    "TraceNode",
     "UnknownVariableError",
     "Unset",
     "Usage",
     "ValueValidationError",
     "WireError",
+    "total_usage",
 ]

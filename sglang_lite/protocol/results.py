@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -126,3 +126,17 @@ class ProgramResult(Record, frozen=True):
     """A program that has been played to its end. `text` is what it added to its prompt, joined branches included."""
 
     text: str
+
+
+def total_usage(usages: Iterable[Usage]) -> Usage:
+    """Summed tokens; times are the longest."""
+    usages = list(usages)
+    return Usage(
+        prompt_tokens=sum(u.prompt_tokens for u in usages),
+        cached_tokens=sum(u.cached_tokens for u in usages),
+        completion_tokens=sum(u.completion_tokens for u in usages),
+        forced_tokens=sum(u.forced_tokens for u in usages),
+        queue_s=max((u.queue_s for u in usages), default=0.0),
+        first_token_s=max((u.first_token_s for u in usages), default=0.0),
+        total_s=max((u.total_s for u in usages), default=0.0),
+    )

@@ -10,7 +10,7 @@ import msgspec
 
 from sglang_lite.errors import Location, ParameterError, SglError, WireError
 from sglang_lite.program import compiled, nodes
-from sglang_lite.protocol import constraints, prompt, results, sampling
+from sglang_lite.protocol import constraints, prompt, results, sampling, trace
 from sglang_lite.protocol.record import Record
 from sglang_lite.protocol.results import Delta, Generation, Played, Selection
 from sglang_lite.wire.failure import Failure, as_error, as_failure
@@ -42,7 +42,7 @@ TYPES: Final[dict[str, type[Record]]] = {
         constraints.StructuralTag, constraints.Tag, constraints.TaggedObject, constraints.Tags,
         prompt.Image, prompt.Message, prompt.Prompt, prompt.Span,
         results.ChoiceScore, Delta, Generation, Played, results.ProgramResult, Selection, results.TokenLogprob,
-        results.Usage,
+        results.Usage, trace.Attempt, trace.CacheMiss, trace.TraceHead, trace.TraceNode,
         compiled.CompiledProgram, compiled.Hole, compiled.Parameter, compiled.Seed,
         nodes.Fill, nodes.Fork, nodes.Gen, nodes.GrammarBegin, nodes.GrammarEnd, nodes.ImagePart, nodes.Join,
         nodes.Mark, nodes.Program, nodes.Rollback, nodes.ScopeBegin, nodes.ScopeEnd, nodes.Select, nodes.Text,

@@ -66,7 +66,7 @@ def at_once(branch: Player, op: GenOp) -> bool:
     generations = backend.answer_now(branch.transcript.prompt(), op.node.params, _constraint(branch, op))
     if generations is None:
         return False
-    _accept(branch, op, generations, _values(op, generations))
+    _accept(branch, op, generations, _checked(op, generations))
     return True
 
 
@@ -101,7 +101,7 @@ def take_answer(branch: Player, op: GenOp) -> bool:
         raise answer
     if not branch.backend.enforces:
         _hold(branch, op, [answer])
-    _accept(branch, op, [answer], _values(op, [answer]))
+    _accept(branch, op, [answer], _checked(op, [answer]))
     return True
 
 
@@ -112,31 +112,35 @@ async def agenerate(branch: Player, op: GenOp) -> None:
         branch.pushed.reach(op, branch.transcript.pieces)
     if op.own.options is None and run.plain:
         generations = await _ask(branch, op, _NO_OPTIONS, 0, live=True)
-        _accept(branch, op, generations, _values(op, generations))
+        _accept(branch, op, generations, _checked(op, generations))
         return
     options = op.own.options or _NO_OPTIONS
     retries = run.settings.retries if options.retries is None else options.retries
     live = not retries and options.check is None  # text that may be taken back is not shown while it comes
 
-    answered, greedy = False, op.node.params.temperature == 0 or op.node.params.top_k == 1
+    answers: list[Generation] = []
+    greedy = op.node.params.temperature == 0 or op.node.params.top_k == 1
 
     async def ask(attempt: int) -> tuple[list[Generation], list[Any]]:
-        nonlocal answered
-        answered = False
+        nonlocal answers
+        answers = []
         began = time.monotonic()
-        async with _limit(options.timeout, "no answer within the node's timeout of"):
-            generations = await _ask(branch, op, options, attempt, live=live)
-        answered = True
-        values = _values(op, generations)
-        if options.check is not None:
-            left = None if options.timeout is None else began + options.timeout - time.monotonic()
-            async with _limit(left, "the check did not end within the node's timeout of", options.timeout):
-                for value, generation in zip(values, generations):
-                    await _check(options.check, value, generation.text)
-        return generations, values
+        try:
+            async with _limit(options.timeout, "no answer within the node's timeout of"):
+                answers = await _ask(branch, op, options, attempt, live=live)
+            values = _values(op, answers)
+            if options.check is not None:
+                left = None if options.timeout is None else began + options.timeout - time.monotonic()
+                async with _limit(left, "the check did not end within the node's timeout of", options.timeout):
+                    for value, answer in zip(values, answers):
+                        await _check(options.check, value, answer.text)
+        except Exception as error:
+            op.refuse(answers, error)
+            raise
+        return answers, values
 
     def same_again(error: Exception) -> bool:
-        return greedy and (answered or isinstance(error, ValueValidationError))
+        return greedy and (bool(answers) or isinstance(error, ValueValidationError))
 
     generations, values = await _attempts(branch, retries, ask, same_again)
     if not live:
@@ -206,7 +210,7 @@ def generate(branch: Player, op: GenOp) -> None:
     _hold(branch, op, generations)
     if show is not None:
         show.end(generations[0])
-    _accept(branch, op, generations, _values(op, generations))
+    _accept(branch, op, generations, _checked(op, generations))
 
 
 def needs_loop(branch: Player, op: Op) -> bool:
@@ -317,6 +321,15 @@ class _Show:
             op.log.append(answer, meta)
 
 
+def _checked(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
+    """`_values` of an only attempt."""
+    try:
+        return _values(op, generations)
+    except Exception as error:
+        op.refuse(generations, error)
+        raise
+
+
 def _values(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
     """The samples' values.
 
@@ -409,7 +422,7 @@ def _accept(branch: Player, op: GenOp, generations: Sequence[Generation], values
     else:
         branch.transcript.append(spans)
     op.variable.record = list(generations) if several else first
-    branch.run.played(op.variable.record)
+    op.ended = branch.run.played(op.variable.record)
     op.variable.set(list(values) if several else values[0])
     if op.log is not None:
         op.log.close()
@@ -447,7 +460,9 @@ async def aselect(branch: Player, op: SelectOp) -> None:
     if branch.pushed is not None:
         branch.pushed.reach(op, branch.transcript.pieces)
     if backend.blocking:
-        decision = await _retried(branch, partial(in_pool, backend.pool, partial(blocking_hooks.select, branch, op)))
+        decision = await _retried(
+            branch, op, partial(in_pool, backend.pool, partial(blocking_hooks.select, branch, op))
+        )
         _picked(branch, op, None, decision)
     elif op.own.multi is None:
         selection = await _score(branch, op, _choices(branch, op.node))
@@ -466,15 +481,25 @@ def _choices(branch: Player, node: Select) -> Sequence[str]:
     return node.choices if walk is None else walk.possible(node.choices)
 
 
-async def _retried(branch: Player, ask: Callable[[], Awaitable[_T]]) -> _T:
-    return await (ask() if branch.run.plain else _attempts(branch, branch.run.settings.retries, lambda _: ask()))
+async def _retried(branch: Player, op: SelectOp, ask: Callable[[], Awaitable[_T]]) -> _T:
+    if branch.run.plain:
+        return await ask()
+
+    async def attempt(_: int) -> _T:
+        try:
+            return await ask()
+        except Exception as error:
+            op.refuse(error)
+            raise
+
+    return await _attempts(branch, branch.run.settings.retries, attempt)
 
 
 async def _score(branch: Player, op: SelectOp, texts: Sequence[str]) -> Selection:
     unconditional = op.own.choices_method.requires_unconditional_logprobs
     if branch.pushed is None:
         prompt = branch.transcript.prompt()
-        return await _retried(branch, partial(branch.backend.aselect, prompt, texts, unconditional=unconditional))
+        return await _retried(branch, op, partial(branch.backend.aselect, prompt, texts, unconditional=unconditional))
 
     async def ask() -> Selection:
         assert branch.pushed is not None
@@ -487,7 +512,7 @@ async def _score(branch: Player, op: SelectOp, texts: Sequence[str]) -> Selectio
         selection: Selection = answers[0]
         return selection
 
-    return await _retried(branch, ask)
+    return await _retried(branch, op, ask)
 
 
 async def _select_several(branch: Player, op: SelectOp) -> None:
@@ -528,7 +553,7 @@ def _picked(branch: Player, op: SelectOp, selection: Selection | None, decision:
 def _chosen(branch: Player, op: SelectOp, record: Any, text: str, value: str | list[str]) -> None:
     """Gives the variable of a selection its value, and its stream the text."""
     op.variable.record = record
-    branch.run.played(record)
+    op.ended = branch.run.played(record)
     if op.log is not None:
         op.log.append(text)
         op.log.close()

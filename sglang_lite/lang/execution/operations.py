@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,7 +25,15 @@ if TYPE_CHECKING:
     from sglang_lite.lang.execution.player import Player
     from sglang_lite.lang.execution.push_down import PushedBranch
     from sglang_lite.lang.execution.transcript import Place
-    from sglang_lite.protocol import Constraint
+    from sglang_lite.protocol import Constraint, Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A failed attempt: its answers, where it had any, and what was wrong."""
+
+    answers: tuple[Generation, ...]
+    error: Exception
 
 
 @dataclass(slots=True)
@@ -44,6 +52,13 @@ class GenOp:
     thoughts_log: TextLog | None = None
     asked: tuple[PushedBranch, int] | None = None  # where its answer comes, and the place of its node there
     mark: int | None = None  # before that node, to go back to
+    began: float = 0.0  # when it began to wait; 0.0: it has not, or that was not looked at
+    ended: float = 0.0  # when it had its answer, or failed
+    refused: tuple[Refused, ...] = ()  # attempts before that one
+
+    def refuse(self, answers: Sequence[Generation], error: Exception) -> None:
+        """Keeps an attempt that has failed."""
+        self.refused = (*self.refused, Refused(tuple(answers), error))
 
 
 @dataclass(slots=True)
@@ -54,6 +69,13 @@ class SelectOp:
     log: TextLog | None
     asked: tuple[PushedBranch, int] | None = None  # as of a generation
     mark: int | None = None
+    began: float = 0.0
+    ended: float = 0.0
+    refused: tuple[Refused, ...] = ()
+
+    def refuse(self, error: Exception) -> None:
+        """As of a generation."""
+        self.refused = (*self.refused, Refused((), error))
 
 
 @dataclass(slots=True)

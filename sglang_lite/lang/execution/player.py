@@ -64,12 +64,14 @@ class Player:
         names: of its variables; the submitting side's, too.
         transcript: what it has said so far; belongs to whoever plays it.
         children: that were forked from it.
+        played: operations that are done, in order, those included that were taken back or have failed: the log that a
+            trace is made of. Belongs to whoever plays it.
         scope_starts: where open scopes began in the transcript, by their variables.
     """
 
     __slots__ = (
         "__weakref__", "_at", "_failure", "_failure_seen", "_lock", "_queue", "_sid", "_stopped", "_waiting", "backend",
-        "children", "names", "pushed", "run", "scope_starts", "transcript",
+        "children", "names", "played", "pushed", "run", "scope_starts", "transcript",
     )  # fmt: skip
 
     def __init__(self, run: Run, pushed: PushedBranch | None = None, *, forked: bool = False) -> None:
@@ -77,6 +79,7 @@ class Player:
         self.names = Names()
         self.transcript = Transcript(TextLog() if run.settings.stream else None)
         self.children: list[Player] = []
+        self.played: list[Op] = []
         self._sid = ""
         self._lock = threading.Lock()
         self._queue: deque[Op] = deque()
@@ -102,6 +105,7 @@ class Player:
                     return
                 if type(op) is Text and self.transcript.walk is None:  # which could refuse it
                     self.transcript.write(op)
+                    self.played.append(op)
                     return
                 self._at = op
         if failure is None:
@@ -237,6 +241,7 @@ class Player:
             self._hand_over(waits)
 
     def _hand_over(self, op: Op) -> None:
+        _begin(op)
         if generation.is_only_answered(op, self):
             executor().post(self._await, op)
         elif self.backend.blocking and not generation.needs_loop(self, op):
@@ -253,6 +258,8 @@ class Player:
                     self.transcript.write(op)
                 elif not AT_ONCE[type(op)](self, op):
                     return op
+                if type(op) is not ReadOp:
+                    self.played.append(op)
             except BaseException as error:  # whatever it is, the branch has failed and its readers must know
                 self._fail(error, op)
                 if not isinstance(error, Exception):
@@ -280,6 +287,8 @@ class Player:
 
     def _play_after(self, op: Op) -> Op | None:
         """`_advance` from what comes after `op`."""
+        if not isinstance(op, HookOp):
+            self.played.append(op)
         following = self._next(op)
         return None if following is None else self._advance(following)
 
@@ -321,6 +330,7 @@ class Player:
         current_run.set(self.run)
         task, op = self._waiting, waits
         while True:
+            _begin(op)
             try:
                 if isinstance(op, JoinOp):
                     added = [piece for variable in op.added for piece in await variable.get()]
@@ -351,6 +361,7 @@ class Player:
         current_run.set(self.run)
         op: Op | None = waits
         while op is not None and self._at is op:
+            _begin(op)
             try:
                 if isinstance(op, HookOp):
                     _call_hook(self.backend, op)
@@ -396,6 +407,10 @@ class Player:
             waiting, self._waiting = self._waiting, None
         if at is not None and not isinstance(at, HookOp):  # a hook is called already
             left.insert(0, at)
+            if isinstance(at, GenOp | SelectOp):
+                at.ended = time.perf_counter()
+            if not isinstance(at, ReadOp):
+                self.played.append(at)
         for each in left:
             _fail_op(each, failure)
         for log in logs:
@@ -429,6 +444,12 @@ def _where(op: Op | None) -> Location | None:
     said = getattr(op, "node", None) or getattr(op, "variable", op)
     found: Location | None = getattr(said, "where", None)
     return found
+
+
+def _begin(op: Op) -> None:
+    """Notes when an operation begins to wait for its answer."""
+    if isinstance(op, GenOp | SelectOp) and not op.began:
+        op.began = time.perf_counter()
 
 
 def _has_to_wait(op: Op) -> bool:

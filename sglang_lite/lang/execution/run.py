@@ -18,9 +18,9 @@ import msgspec
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.concurrency.loop import forks
 from sglang_lite.lang.execution.push_down import PushedBranch, PushedProgram
-from sglang_lite.lang.results import total_usage, usages_of
+from sglang_lite.lang.results import usages_of
 from sglang_lite.program.seeds import derived_seed
-from sglang_lite.protocol import UNSET, Generation, SamplingParams, TemplateError, Usage
+from sglang_lite.protocol import UNSET, Generation, SamplingParams, TemplateError, Usage, total_usage
 from sglang_lite.text.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
@@ -67,11 +67,14 @@ class Run:
         plain: neither retries nor a timeout are to be watched.
         push_down: as set, for this run and those that it is inside.
         context: of whoever has run it: what is played elsewhere is played in copies of it.
+        replayed: its nodes were played elsewhere, so only how long each took is known.
+        started: `time.perf_counter()` when it began.
     """
 
     __slots__ = (
-        "_inside", "_last_end", "_records", "_seeds", "_started", "_template", "backend", "body", "body_open",
-        "context", "deadline", "is_async", "loop", "made", "new_state", "plain", "push_down", "settings", "timeout",
+        "_inside", "_last_end", "_records", "_seeds", "_template", "backend", "body", "body_open", "context",
+        "deadline", "is_async", "loop", "made", "new_state", "plain", "push_down", "replayed", "settings", "started",
+        "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -90,7 +93,7 @@ class Run:
             self.deadline, self.timeout = outer.deadline, outer.timeout
         self.plain = self.deadline is None and not settings.retries
         self.push_down: bool = settings.push_down and (outer is None or outer.push_down)
-        self.body_open, self.made = True, forks()
+        self.body_open, self.made, self.replayed = True, forks(), False
         self.body: Any = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self.context = _NO_CONTEXT
@@ -98,7 +101,7 @@ class Run:
         self._records: list[Any] = []
         self._seeds = itertools.count(1)
         self._inside: set[weakref.ref[Branch]] = set()
-        self._started = self._last_end = time.perf_counter()
+        self.started = self._last_end = time.perf_counter()
 
     def pushed(self) -> PushedBranch | None:
         """Hands the run over; None where the backend is asked node by node."""
@@ -119,19 +122,20 @@ class Run:
                 )
         return self._template
 
-    def played(self, record: object) -> None:
-        """Keeps the result of a node."""
+    def played(self, record: object) -> float:
+        """Keeps the result of a node. Returns when that was."""
         self._records.append(record)
-        self._last_end = time.perf_counter()
+        self._last_end = now = time.perf_counter()
+        return now
 
     def restore(self, usage: Usage) -> None:
         """Takes over what an earlier run has used."""
         self.played(Generation("", usage=usage))
-        self._started = self._last_end - usage.total_s
+        self.started = self._last_end - usage.total_s
 
     def took(self, seconds: float) -> None:
         """Sets the time that the run has taken, of one whose nodes were played elsewhere."""
-        self._started = self._last_end - seconds
+        self.started, self.replayed = self._last_end - seconds, True
 
     def inner_seed(self) -> int | None:
         """A seed for the next program that the body runs by itself."""
@@ -146,7 +150,7 @@ class Run:
         return [branch for ref in list(self._inside) if (branch := ref()) is not None]
 
     def usage(self) -> Usage:
-        return msgspec.structs.replace(total_usage(usages_of(self._records[:])), total_s=self._last_end - self._started)
+        return msgspec.structs.replace(total_usage(usages_of(self._records[:])), total_s=self._last_end - self.started)
 
 
 current_run: ContextVar[Run | None] = ContextVar("sglang_lite_run", default=None)  # whose body is running here

@@ -1,0 +1,243 @@
+"""A run's log, made into its trace."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sglang_lite.lang.execution.operations import ForkOp, GenOp, JoinOp, MarkOp, Op, ScopeOp, SelectOp
+from sglang_lite.lang.trace.trace import Trace
+from sglang_lite.program.nodes import GrammarBegin, ImagePart, ScopeBegin, Text, TurnBegin, TurnEnd
+from sglang_lite.protocol import Attempt, Generation, Image, Location, Selection, SglError, TraceHead, TraceNode
+
+if TYPE_CHECKING:
+    from sglang_lite.lang.execution.player import Player
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A node that is being described.
+
+    Attributes:
+        said: the fields of its record.
+        cached: characters of its text that were cached, as far as that is known.
+        children: branches that were forked here, and texts before them of which nothing is known yet.
+    """
+
+    said: dict[str, Any]
+    cached: int | None = None
+    children: Sequence[Player] = ()
+    unknown: list[_Draft] = field(default_factory=list)
+
+    def record(self) -> TraceNode:
+        return TraceNode(**self.said, cached=self.cached or 0)
+
+
+def trace_of(player: Player) -> Trace:
+    """The trace of a branch, as far as it is played, and of those that were forked from it."""
+    run = player.run
+    nodes = [draft.record() for draft in list(_drafts(player))]
+    seconds = max((node.end for node in nodes), default=0.0)
+    started = time.time() - (time.perf_counter() - run.started)
+    head = TraceHead(len(nodes), seconds, type(run.backend).__name__, run.backend.get_model_name(), started)
+    return Trace(head, tuple(nodes))
+
+
+def _drafts(player: Player) -> Iterator[_Draft]:
+    """Nodes in the order of reading: those of a fork's branches stand behind it."""
+    open_branches = [iter(_Reader(player, (), [], rejected=False, now=0.0).drafts)]
+    while open_branches:
+        draft = next(open_branches[-1], None)
+        if draft is None:
+            open_branches.pop()
+            continue
+        yield draft
+        said = draft.said
+        for i, child in reversed(list(enumerate(draft.children))):
+            path = (*said["path"], said["place"], i)
+            reader = _Reader(child, path, draft.unknown, rejected=said["rejected"], now=said["end"])
+            open_branches.append(iter(reader.drafts))
+
+
+class _Reader:
+    """Reads the log of a branch.
+
+    Args:
+        path: of the branch.
+        unknown: texts before it of which nobody knows yet whether they were cached.
+        rejected: its fork was taken back.
+        now: seconds at which that was.
+
+    Attributes:
+        drafts: its nodes.
+    """
+
+    def __init__(
+        self, player: Player, path: tuple[int, ...], unknown: list[_Draft], *, rejected: bool, now: float
+    ) -> None:
+        self.drafts: list[_Draft] = []
+        self._path, self._rejected, self._now = path, rejected, now
+        self._unknown = list(unknown)
+        self._marks: dict[int, tuple[int, list[_Draft]]] = {}  # how much there was, and `unknown`
+        self._run, self._started = player.run, player.run.started
+        played = list(dict.fromkeys(map(_Once, player.played[:])))  # what was stopped may stand there twice
+        for each in played:
+            self._take(each.op)
+        if player.failure is not None and self.drafts and self.drafts[-1].said["error"] is None:
+            self.drafts[-1].said["error"] = _told(player.failure)
+
+    def _take(self, op: Op) -> None:
+        match op:
+            case Text() if not op.text:
+                return
+            case Text():
+                self._unknown.append(self._add("text", op.where, text=op.text))
+            case ImagePart():
+                self._unknown.append(self._add("image", op.where, text=op.text))
+            case TurnBegin() | TurnEnd():
+                self._add("turn_begin" if isinstance(op, TurnBegin) else "turn_end", op.where, name=op.role)
+            case GenOp():
+                self._generation(op)
+            case SelectOp():
+                self._selection(op)
+            case ForkOp():
+                draft = self._add("fork", op.node.where)
+                draft.children, draft.unknown = op.children, list(self._unknown)
+            case JoinOp():
+                self._join(op)
+            case ScopeOp(node):
+                kind = "scope_begin" if isinstance(node, ScopeBegin) else "scope_end"
+                self._add(kind, node.where, name=node.name)
+            case MarkOp():
+                self._mark(op)
+            case node:
+                assert not isinstance(node, JoinOp)
+                kind = "grammar_begin" if isinstance(node, GrammarBegin) else "grammar_end"
+                self._add(kind, getattr(node, "where", None))
+
+    def _add(self, kind: str, where: Location | None, **said: Any) -> _Draft:
+        said = {"start": self._now, "end": self._now, "error": None, "rejected": self._rejected, **said}
+        place = len(self.drafts)
+        draft = _Draft({"kind": kind, "path": self._path, "place": place, "where": where and where.names, **said})
+        self.drafts.append(draft)
+        self._now = max(self._now, said["end"])
+        return draft
+
+    def _generation(self, op: GenOp) -> None:
+        record = op.variable.record
+        found = () if record is None else tuple(record) if isinstance(record, list) else (record,)
+        text, forced = "", tuple[tuple[int, int], ...]()
+        if found:
+            own = op.own.options is None or op.own.options.backend is None
+            text = "".join(span.text for span in found[0].spans) if found[0].spans and own else found[0].text
+            forced = _forced(found[0], len(text))
+            if own:
+                self._learn(found[0])
+        self._answered("gen", op, found, text=text, forced=forced)
+
+    def _selection(self, op: SelectOp) -> None:
+        record, found, text = op.variable.record, tuple[Selection, ...](), ""
+        if isinstance(record, list):
+            assert op.own.multi is not None
+            found, text = tuple(each[0] for each in record), op.own.multi.separator.join(op.variable.result())
+        elif record is not None:
+            found, text = (record[0],), record[1].decision
+        if found:
+            self._learn(found[0])
+        self._answered("select", op, found, text=text)
+
+    def _answered(self, kind: str, op: GenOp | SelectOp, found: tuple[Any, ...], **said: Any) -> None:
+        error = op.variable.error()
+        end = max(op.ended - self._started, self._now) if op.ended else self._now
+        start = end
+        if self._run.replayed:
+            start, end = self._now, self._now + (found[0].usage.total_s if found else 0.0)
+        elif op.began:
+            start = op.began - self._started
+        elif found:
+            start = end - found[0].usage.total_s
+        attempts = op.refused
+        if not found and attempts and error is not None and not attempts[-1].answers:
+            attempts = attempts[:-1]  # which the error tells of
+        self._add(
+            kind,
+            op.node.where,
+            name=op.node.name,
+            start=min(max(start, self._now), end),
+            end=end,
+            results=tuple(msgspec.structs.replace(g, spans=()) if isinstance(g, Generation) else g for g in found),
+            attempts=tuple(Attempt(_told(each.error), _bare(each.answers)) for each in attempts),
+            error=None if error is None else _told(error),
+            **said,
+        )
+
+    def _join(self, op: JoinOp) -> None:
+        pieces = [piece for each in op.added if each.done and each.error() is None for piece in each.result()]
+        text = "".join(p if isinstance(p, str) else p.text for p in pieces if not isinstance(p, Image))
+        ends = [each.ended for child in op.children for each in child.played if isinstance(each, GenOp | SelectOp)]
+        known = op.added and not self._run.replayed
+        end = max([self._now, *(at - self._started for at in ends)]) if known else self._now
+        self._add("join", op.node.where, text=text, end=end)
+
+    def _mark(self, op: MarkOp) -> None:
+        if not op.back:
+            self._marks[id(op.mark)] = len(self.drafts), list(self._unknown)
+            self._add("mark", None)
+            return
+        count, unknown = self._marks.get(id(op.mark), (len(self.drafts), self._unknown))
+        for draft in self.drafts[count + 1 :]:
+            draft.said["rejected"] = True
+        self._unknown = list(unknown)
+        self._add("rollback", None)
+
+    def _learn(self, result: Generation | Selection) -> None:
+        """Takes what a result says about the texts before it: of each, how much was cached. (Several branches may
+        follow a text: what one of them had to compute was not cached.)"""
+        usage, miss = result.usage, result.meta.get("cache_miss")
+        left: Any = math.inf  # characters that were not cached
+        if isinstance(miss, dict) and isinstance(miss.get("left"), int):
+            left = miss["left"]
+        elif miss is None and usage.cached_tokens and usage.cached_tokens >= usage.prompt_tokens - 1:
+            left = 0
+        for draft in reversed(self._unknown):
+            length = len(draft.said["text"])
+            cached = int(length - min(left, length))
+            draft.cached = cached if draft.cached is None else min(draft.cached, cached)
+            left = max(left - length, 0)
+        self._unknown = []
+
+
+@dataclass(slots=True, eq=False)
+class _Once:
+    """An operation, equal to itself alone."""
+
+    op: Op
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Once) and other.op is self.op
+
+    def __hash__(self) -> int:
+        return id(self.op)
+
+
+def _forced(generation: Generation, length: int) -> tuple[tuple[int, int], ...]:
+    """Stretches of a text that its grammar forced, as the engine tells them."""
+    told = generation.meta.get("forced_text")
+    if not isinstance(told, list | tuple):
+        return ()
+    return tuple((start, end) for start, end in told if 0 <= start < end <= length)
+
+
+def _bare(answers: Sequence[Generation]) -> tuple[Generation, ...]:
+    return tuple(msgspec.structs.replace(answer, spans=()) for answer in answers)
+
+
+def _told(error: BaseException) -> str:
+    """An error without its place, which the node has."""
+    text = f"{error.message} {error.hint}".rstrip() if isinstance(error, SglError) else str(error)
+    return f"{type(error).__name__}: {text}"

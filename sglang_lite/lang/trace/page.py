@@ -1,0 +1,247 @@
+"""A trace as one HTML page, which needs nothing from elsewhere, and as a short extract for notebooks.
+
+Texts are data in the page: they stand in a block of JSON that nothing runs, and the page's policy allows no script but
+its own, by its hash, and no address at all.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import os
+import tempfile
+import webbrowser
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from sglang_lite.lang.results import probabilities
+from sglang_lite.lang.trace.trace import Trace
+from sglang_lite.protocol import CacheMiss, Generation, Selection, TraceNode
+
+LONGEST_TEXT: Final = 20_000  # characters of a node on the page
+_EXTRACT: Final = 100  # nodes of an extract
+_EXTRACT_TEXT: Final = 4_000  # characters in it
+_ORIGINS: Final = ("constant", "cached", "generated", "forced", "chosen", "joined", "rejected")
+_WHY: Final = {
+    "never_seen": ("never seen", "No prompt that the cache has seen begins so."),
+    "evicted": ("evicted", "It was in the cache, and its pages were needed for other prompts."),
+    "other_namespace": ("another namespace", "Another namespace of the cache has it."),
+    "changed": ("changed", "The cache has another text from there on."),
+    "page": ("less than a page", "Less than a page is left, and the cache keeps whole pages."),
+    "disabled": ("no cache", "The engine keeps no prefixes."),
+}
+
+
+def show(trace: Trace, path: str | os.PathLike[str] | None) -> Path:
+    """Writes the page to a file, a fresh one without `path`, and opens it in a browser. Returns the file."""
+    if path is None:
+        number, name = tempfile.mkstemp(prefix="trace-", suffix=".html")
+        os.close(number)
+        path = name
+    file = Path(path)
+    file.write_text(as_html(trace), encoding="utf-8")
+    webbrowser.open(file.absolute().as_uri())
+    return file
+
+
+def as_html(trace: Trace) -> str:
+    """The whole page."""
+    style, script = _resource("page.css"), _resource("page.js")
+    policy = (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    title = _title(trace)
+    totals = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in _totals(trace))
+    legend = "".join(f'<li><span class="{origin}">{origin}</span></li>' for origin in _ORIGINS)
+    timeline = "Branches over time; the list below has each node"
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
+<title>{html.escape(title)}</title>
+<style>{style}</style>
+</head>
+<body>
+<header>
+<h1>{html.escape(title)}</h1>
+<p class="soft">{html.escape(_shown(f"{trace.head.backend} {trace.head.model}"))}</p>
+<dl class="totals">{totals}</dl>
+<ul class="legend" aria-label="Colours of text by origin">{legend}</ul>
+</header>
+<section class="time" aria-label="Branches over time">
+<div class="scroll"><canvas id="timeline" role="img" aria-label="{timeline}"></canvas></div>
+<p id="told" aria-live="off"></p>
+</section>
+<main>
+<div id="nodes" role="listbox" aria-label="Nodes of the run; arrow keys move"></div>
+<aside id="details" aria-label="The chosen node" aria-live="polite"></aside>
+</main>
+<noscript><p>The page's list is made by a script of its own.</p></noscript>
+<script type="application/json" id="trace">{_embedded(trace)}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def extract(trace: Trace) -> str:
+    """The beginning of the trace, for a notebook: text by origin, and totals. It has no script."""
+    parts, left = [], _EXTRACT_TEXT
+    for node in trace.nodes[:_EXTRACT]:
+        if node.path or left <= 0:
+            continue
+        for text, origin in node.pieces:
+            shown = html.escape(_shown(text[:left]))
+            parts.append(f'<span class="{origin}" title="{html.escape(_hint(node, origin))}">{shown}</span>')
+            left -= len(text)
+    more = len(trace.nodes) - _EXTRACT
+    note = f"<p>{more:,} more nodes: <code>state.show()</code> has them.</p>" if more > 0 else ""
+    totals = ", ".join(f"{name} {value}" for name, value in _totals(trace))
+    return (
+        f'<div class="sglang-lite-trace"><style>{_scoped_style()}</style><p>{html.escape(totals)}</p>'
+        f'<div class="said">{"".join(parts)}{" …" if left <= 0 else ""}</div>{note}</div>'
+    )
+
+
+def _hint(node: TraceNode, origin: str) -> str:
+    name = "" if node.name is None else f" {node.name}"
+    tokens = f", {node.usage.completion_tokens} tokens, {node.seconds:.3f} s" if node.results else ""
+    return _shown(f"{node.kind}{name}: {origin}{tokens}")
+
+
+@cache
+def _scoped_style() -> str:
+    """The page's colours alone, for one element of a notebook."""
+    style = _resource("page.css")
+    variables = style[style.index("--back") : style.index("}")].strip()
+    dark = style[style.index("--back", style.index("dark)")) : style.index("}", style.index("dark)"))].strip()
+    own = ".sglang-lite-trace"
+    origins = [line for line in style.splitlines() if line.startswith(tuple(f".{origin} {{" for origin in _ORIGINS))]
+    said = f"{own} .said {{ white-space: pre-wrap; overflow-wrap: anywhere; }}"
+    themed = f"{own} {{ {variables} }} @media (prefers-color-scheme: dark) {{ {own} {{ {dark} }} }}"
+    return "\n".join([themed, said, *(f"{own} {line}" for line in origins)])
+
+
+def _title(trace: Trace) -> str:
+    place = next((node.where for node in trace.nodes if node.where is not None), None)
+    return "A run" if place is None else _shown(f"{place[2]} ({Path(place[0]).name})")
+
+
+def _totals(trace: Trace) -> list[tuple[str, str]]:
+    usage = trace.usage
+    branches = len({node.path for node in trace.nodes})
+    counts = {
+        "nodes": len(trace.nodes), "branches": branches, "prompt tokens": usage.prompt_tokens,
+        "cached": usage.cached_tokens, "generated": usage.completion_tokens, "forced": usage.forced_tokens,
+        "thrown away": trace.thrown_away,
+    }  # fmt: skip
+    return [*((name, f"{count:,}") for name, count in counts.items()), ("time", f"{usage.total_s:.3f} s")]
+
+
+def _embedded(trace: Trace) -> str:
+    """The trace as JSON inside of HTML: no `<` is left that could end the block."""
+    data = {"seconds": trace.head.seconds, "nodes": [_node(node) for node in trace.nodes]}
+    text = msgspec.json.encode(data).decode()
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _node(node: TraceNode) -> dict[str, Any]:
+    first = node.results[0] if node.results else None
+    pieces, left = [], LONGEST_TEXT
+    for text, origin in node.pieces:
+        pieces.append((_valid(text[:left]), origin))
+        left = max(left - len(text), 0)
+    return {
+        "kind": node.kind,
+        "path": node.path,
+        "place": node.place,
+        "name": None if node.name is None else _valid(node.name[:200]),
+        "where": None if node.where is None else _valid(f"{node.where[0]}:{node.where[1]} in {node.where[2]}"),
+        "pieces": pieces,
+        "cut": max(len(node.text) - LONGEST_TEXT, 0),
+        "start": node.start,
+        "end": node.end,
+        "usage": node.usage if node.results else None,
+        "thrown": node.thrown_away,
+        "finish": _finish(first) if isinstance(first, Generation) else None,
+        "cost": _cost(first),
+        "miss": _miss(node.miss),
+        "choices": _choices(node.results),
+        "tokens": _tokens(first) if isinstance(first, Generation) else (),
+        "attempts": [
+            {"error": _valid(each.error), "texts": [_valid(answer.text[:LONGEST_TEXT]) for answer in each.answers]}
+            for each in node.attempts
+        ],
+        "error": None if node.error is None else _valid(node.error),
+        "rejected": node.rejected,
+    }
+
+
+def _finish(generation: Generation) -> str:
+    matched = "" if generation.matched is None else f" {generation.matched!r:.80}"
+    return _valid(f"{generation.finish_reason}{matched}")
+
+
+def _cost(result: Generation | Selection | None) -> float | None:
+    """The cost in dollars, where a backend tells it."""
+    told = None if result is None else result.meta.get("cost")
+    return told if isinstance(told, int | float) else None
+
+
+def _miss(miss: CacheMiss | None) -> dict[str, str] | None:
+    if miss is None:
+        return None
+    short, long = _WHY[miss.reason]
+    at = f"From token {miss.at:,} on. {long}"
+    return {
+        "short": f"{short} at token {miss.at:,}",
+        "long": at,
+        "now": _valid(miss.now),
+        "before": _valid(miss.before),
+    }
+
+
+def _choices(results: Sequence[Generation | Selection]) -> list[tuple[str, float]]:
+    found: list[tuple[str, float]] = []
+    for result in results:
+        if isinstance(result, Selection) and result.scores and all(score.logprobs for score in result.scores):
+            found += [(_valid(text[:200]), share) for text, share in probabilities(result).items()]
+    return found
+
+
+def _tokens(generation: Generation) -> list[tuple[int, float | None, str | None]]:
+    if generation.output_logprobs:
+        return [
+            (each.token_id, each.logprob, None if each.text is None else _valid(each.text))
+            for each in generation.output_logprobs
+        ]
+    return [(token, None, None) for token in generation.token_ids]
+
+
+def _valid(text: str) -> str:
+    """Text without halves of surrogate pairs, which no file has."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _shown(text: str) -> str:
+    """Text without control characters but line ends and tabs."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\u2423" for c in _valid(text))
+
+
+@cache
+def _resource(name: str) -> str:
+    return files("sglang_lite.lang.trace").joinpath(name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

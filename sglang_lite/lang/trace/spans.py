@@ -1,0 +1,116 @@
+"""A trace as OpenTelemetry spans: the program, inside it what was asked of a backend, inside that each request.
+
+Names are those of the semantic conventions for generative AI, where they have one. Texts are in none: they may be
+private, and a collector is another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from sglang_lite.lang.trace.trace import Trace
+from sglang_lite.protocol import CapabilityError, Generation, Selection, TraceNode
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span, Tracer
+
+_PROVIDER: Final = {"OpenAI": "openai", "Anthropic": "anthropic", "VertexAI": "gcp.vertex_ai"}  # by backend
+
+
+def spans(trace: Trace, tracer: Tracer) -> None:
+    """Tells a tracer of a run that has ended: one span for the program, below the current one; in it one for each
+    generation and selection; in those one for each request, failed attempts included.
+
+    Raises:
+        CapabilityError: `opentelemetry` is not installed.
+    """
+    try:
+        from opentelemetry.trace import SpanKind, set_span_in_context
+    except ModuleNotFoundError as error:
+        raise CapabilityError("spans need OpenTelemetry.", hint="pip install opentelemetry-sdk") from error
+
+    def begin(name: str, at: float, context: Context | None, attributes: Mapping[str, Any], *, asks: bool) -> Span:
+        kind = SpanKind.CLIENT if asks else SpanKind.INTERNAL
+        return tracer.start_span(name, context, kind, attributes, start_time=_nanoseconds(trace, at))
+
+    def request(node: TraceNode, inside: Context, result: Generation | Selection | None, error: str | None) -> None:
+        said = _request(trace, node, result)
+        took = node.end - result.usage.total_s if result is not None and result.usage.total_s else node.start
+        span = begin(f"text_completion {trace.head.model}", max(took, node.start), inside, said, asks=True)
+        _end(span, trace, node, error)
+
+    title = next((node.where[2] for node in trace.nodes if node.where is not None), "program")
+    program = begin(f"program {title}", 0.0, None, _program(trace), asks=False)
+    inside = set_span_in_context(program)
+    for node in trace.nodes:
+        if node.kind not in ("gen", "select"):
+            continue
+        name = node.kind if node.name is None else f"{node.kind} {node.name}"
+        own = begin(name, node.start, inside, _node(node), asks=False)
+        within = set_span_in_context(own)
+        for attempt in node.attempts:
+            request(node, within, attempt.answers[0] if attempt.answers else None, attempt.error)
+        for result in node.results:
+            request(node, within, result, None)
+        _end(own, trace, node, node.error)
+    program.end(_nanoseconds(trace, trace.head.seconds))
+
+
+def _nanoseconds(trace: Trace, at: float) -> int:
+    return int((trace.head.started + at) * 1e9)
+
+
+def _end(span: Span, trace: Trace, node: TraceNode, error: str | None) -> None:
+    from opentelemetry.trace import StatusCode
+
+    if error is not None:
+        span.set_attribute("error.type", error.partition(":")[0])
+        span.set_status(StatusCode.ERROR, error.partition(":")[0])
+    span.end(_nanoseconds(trace, node.end))
+
+
+def _program(trace: Trace) -> dict[str, Any]:
+    usage = trace.usage
+    return {
+        "sglang_lite.nodes": len(trace.nodes),
+        "sglang_lite.thrown_away_tokens": trace.thrown_away,
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+        "gen_ai.usage.output_tokens": usage.completion_tokens,
+    }
+
+
+def _node(node: TraceNode) -> dict[str, Any]:
+    said: dict[str, Any] = {
+        "sglang_lite.kind": node.kind, "sglang_lite.path": list(node.path), "sglang_lite.place": node.place,
+        "sglang_lite.attempts": len(node.attempts) + 1, "sglang_lite.rejected": node.rejected,
+    }  # fmt: skip
+    if node.where is not None:
+        said |= dict(zip(("code.file.path", "code.line.number", "code.function.name"), node.where))
+    if node.miss is not None:
+        said |= {"sglang_lite.cache_miss.reason": node.miss.reason, "sglang_lite.cache_miss.at": node.miss.at}
+    return said
+
+
+def _request(trace: Trace, node: TraceNode, result: Generation | Selection | None) -> dict[str, Any]:
+    said: dict[str, Any] = {
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.provider.name": _PROVIDER.get(trace.head.backend, "sglang_lite"),
+        "gen_ai.request.model": trace.head.model,
+    }
+    if result is None:
+        return said
+    usage = result.usage
+    said |= {
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+        "gen_ai.usage.output_tokens": usage.completion_tokens,
+        "sglang_lite.forced_tokens": usage.forced_tokens,
+        "sglang_lite.queue_s": usage.queue_s,
+        "sglang_lite.first_token_s": usage.first_token_s,
+    }
+    if isinstance(result, Generation):
+        said["gen_ai.response.finish_reasons"] = [result.finish_reason]
+    return said

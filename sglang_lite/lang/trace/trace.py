@@ -1,0 +1,124 @@
+"""A trace as an object, and its file: JSON lines, the head and then a node each, in the format of `sglang_lite.wire`.
+
+A file tells and never does: nothing in it names a class or is run, and whatever is wrong with one is refused with its
+line.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sglang_lite.errors import WireError
+from sglang_lite.protocol import ParameterError, TraceHead, TraceNode, Usage, total_usage
+from sglang_lite.protocol.record import Record
+from sglang_lite.wire import Limits, decode, encode
+
+MOST_BYTES: Final = 2**26  # of a file
+MOST_NODES: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a run has done.
+
+    Attributes:
+        head: what ran.
+        nodes: in the order of reading: those of a fork's branches stand behind it.
+    """
+
+    head: TraceHead
+    nodes: tuple[TraceNode, ...]
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of all nodes, those included that were taken back; `total_s` is from the start of the run to its
+        end."""
+        total = total_usage(result.usage for node in self.nodes for result in node.results)
+        return Usage(
+            total.prompt_tokens, total.cached_tokens, total.completion_tokens, total.forced_tokens, total.queue_s,
+            total.first_token_s, self.head.seconds,
+        )  # fmt: skip
+
+    @property
+    def thrown_away(self) -> int:
+        """Tokens that were generated in vain: by attempts that failed, and what the program took back."""
+        return sum(node.thrown_away for node in self.nodes)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the trace as JSON lines.
+
+        Raises:
+            OSError: the file can't be written.
+            WireError: something in it has no form (what a foreign backend reported, say).
+        """
+        with open(path, "wb") as file:
+            for record in (self.head, *self.nodes):
+                file.write(encode(record, form="json") + b"\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Trace:
+        """Reads what `save` has written.
+
+        Raises:
+            ParameterError: there is no such file, or it can't be read.
+            WireError: a line is no part of a trace, or of another version of the format; it is too long, too deep or
+                says what can't be.
+        """
+        try:
+            size = Path(path).stat().st_size
+            if size > MOST_BYTES:
+                raise WireError(f"{path}: {size:,} bytes are more than {MOST_BYTES:,}", hint="Trace a shorter run.")
+            lines = Path(path).read_bytes().split(b"\n")
+        except OSError as error:
+            raise ParameterError("path", f"{path}: {error}") from error
+        records = _records(path, lines)
+        head = next(records, None)
+        if not isinstance(head, TraceHead):
+            raise WireError(f"{path}, line 1: no head of a trace", hint="Give a file that Trace.save has written.")
+        nodes: list[TraceNode] = []
+        for number, record in enumerate(records, 2):
+            if not isinstance(record, TraceNode):
+                raise WireError(f"{path}, line {number}: a {type(record).__name__} is no node of a trace")
+            _check(record, f"{path}, line {number}")
+            nodes.append(record)
+        if len(nodes) != head.nodes:
+            raise WireError(f"{path}: {len(nodes):,} nodes, where line 1 tells of {head.nodes:,}")
+        if not (0 <= head.seconds < math.inf and 0 <= head.started < 1e12):
+            raise WireError(f"{path}, line 1: {head.seconds} seconds from {head.started} on", pointer="/data/seconds")
+        return cls(head, tuple(nodes))
+
+
+def _records(path: str | os.PathLike[str], lines: list[bytes]) -> Iterator[Record | Exception]:
+    limits = Limits(bytes=MOST_BYTES)
+    if len(lines) > MOST_NODES + 2:
+        raise WireError(f"{path}: more than {MOST_NODES:,} lines")
+    for number, line in enumerate(lines, 1):
+        if not line and number == len(lines):
+            return
+        try:
+            yield decode(line, form="json", limits=limits)
+        except WireError as error:
+            reason = error.message.removeprefix("wire: ").rpartition(" (at ")[0]
+            raise WireError(f"{path}, line {number}: {reason}", pointer=error.pointer, hint=error.hint) from None
+
+
+def _check(node: TraceNode, where: str) -> None:
+    """Raises WireError: a node says what can't be."""
+    if not 0 <= node.start <= node.end < math.inf:
+        raise WireError(f"{where}: it begins at {node.start} and ends at {node.end} seconds", pointer="/data/start")
+    if len(node.path) % 2 or any(each < 0 for each in (node.place, *node.path)):
+        raise WireError(
+            f"{where}: {node.path!r:.80} is no branch's path: pairs of a fork and an index", pointer="/data/path"
+        )
+    at = 0
+    for start, end in node.forced:
+        if not at <= start < end <= len(node.text):
+            raise WireError(f"{where}: the stretch {start} to {end} is not in its text", pointer="/data/forced")
+        at = end
+    if not 0 <= node.cached <= len(node.text):
+        raise WireError(f"{where}: {node.cached} characters of {len(node.text)} are cached", pointer="/data/cached")

@@ -1,0 +1,136 @@
+"""The page of a trace: one HTML file with nothing from elsewhere, in which no text of a program is anything but text."""
+
+import base64
+import hashlib
+import json
+from html.parser import HTMLParser
+
+import pytest
+
+import sglang_lite as sgl
+from sglang_lite.lang.trace import Trace, as_html
+from sglang_lite.lang.trace.page import extract
+from sglang_lite.protocol import TraceHead, TraceNode
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x00\x1b[31m\u2028\u202e&amp;" + chr(0xD800)
+
+
+class Page(HTMLParser):
+    """Elements, addresses, and the text of scripts and styles of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags, self.addresses, self.inside = [], [], {}
+        self._open: list[str] = []
+        self.policy = ""
+        self.feed(text)
+        self.close()
+        assert not self._open, self._open
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.tags.append(tag)
+        self.addresses += [value for name, value in attrs if name in ("src", "href", "action", "data", "srcset")]
+        assert not [name for name in given if name.startswith("on") or name == "style"]
+        if given.get("http-equiv") == "Content-Security-Policy":
+            self.policy = given["content"]
+        if tag not in ("meta", "link"):
+            self._open.append(tag if "type" not in given else f"{tag} {given['type']}")
+
+    def handle_endtag(self, tag):
+        assert self._open.pop().split()[0] == tag
+
+    def handle_data(self, data):
+        if self._open:
+            self.inside[self._open[-1]] = self.inside.get(self._open[-1], "") + data
+
+
+def data(page: Page):
+    return json.loads(page.inside["script application/json"])
+
+
+@pytest.fixture(scope="module")
+def trace():
+    @sgl.function
+    def program(s, question):
+        s += question
+        forks = s.fork(2)
+        forks += sgl.gen(EVIL[:-1], max_tokens=4)
+        forks.join("concate_and_append")
+        s += sgl.select("end", ["yes</script>", "no"])
+        with s.checkpoint() as c:
+            s += sgl.gen("lost")
+            s["lost"]
+            c.rollback()
+
+    return program.run(EVIL[:-1], backend=sgl.ScriptedBackend(default=EVIL[:-1])).trace()
+
+
+def test_the_page_is_closed_html_with_no_address(trace):
+    page = Page(as_html(trace))
+    assert page.addresses == ["data:,"]
+    assert page.tags.count("script") == 2
+    assert "img" not in page.tags
+
+
+def test_its_policy_allows_its_own_script_alone(trace):
+    page = Page(as_html(trace))
+    for kind in ("script", "style"):
+        digest = base64.b64encode(hashlib.sha256(page.inside[kind].encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in page.policy
+    assert page.policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in page.policy
+
+
+def test_texts_arrive_as_they_are(trace):
+    nodes = data(Page(as_html(trace)))["nodes"]
+    assert ["".join(text for text, _ in node["pieces"]) for node in nodes] == [node.text for node in trace.nodes]
+    assert [[origin for _, origin in node["pieces"]] for node in nodes if node["pieces"]] == [
+        ["constant"], ["generated"], ["generated"], ["joined"], ["chosen"], ["rejected"],
+    ]  # fmt: skip
+
+
+def test_probabilities_of_a_select_are_shown(trace):
+    choices = next(node["choices"] for node in data(Page(as_html(trace)))["nodes"] if node["kind"] == "select")
+    assert [text for text, _ in choices] == ["yes</script>", "no"]
+    assert sum(share for _, share in choices) == pytest.approx(1)
+
+
+def test_halves_of_surrogate_pairs_become_signs():
+    page = as_html(Trace(TraceHead(1), (TraceNode("text", text=EVIL, name=EVIL, error=EVIL),)))
+    page.encode()
+    assert data(Page(page))["nodes"][0]["pieces"][0][0].endswith("&amp;?")
+
+
+def test_a_long_text_is_cut_with_a_note():
+    node = data(Page(as_html(Trace(TraceHead(1), (TraceNode("text", text="x" * 1_000_000),)))))["nodes"][0]
+    assert (len(node["pieces"][0][0]), node["cut"]) == (20_000, 980_000)
+
+
+def test_an_empty_trace_has_a_page():
+    assert data(Page(as_html(Trace(TraceHead(0), ()))))["nodes"] == []
+
+
+def test_a_notebooks_extract_has_no_script_and_is_short(trace):
+    page = Page(extract(trace))
+    assert "script" not in page.tags
+    assert page.addresses == []
+    many = Trace(TraceHead(10_000), tuple(TraceNode("text", place=i, text="word " * 9) for i in range(10_000)))
+    assert len(extract(many)) < 30_000
+
+
+def test_show_writes_the_page(trace, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+
+    @sgl.function
+    def program(s):
+        s += "a text"
+
+    state = program.run(backend=sgl.ScriptedBackend())
+    file = state.show(tmp_path / "page.html")
+    assert opened == [file.as_uri()]
+    assert "a text" in file.read_text()
+    again = state.show()
+    assert again.read_text().startswith("<!DOCTYPE html>")
+    again.unlink()
