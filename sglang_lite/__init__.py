@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     )
     from sglang_lite.lang.expressions import Multi
     from sglang_lite.lang.global_config import global_config
+    from sglang_lite.lang.graph import Graph
     from sglang_lite.lang.state import ProgramState, ProgramStateGroup
     from sglang_lite.lang.tools import ToolCall, ToolError
     from sglang_lite.lang.tracer import TraceError
@@ -108,6 +109,7 @@ _HOMES = {
     "lang.expressions": ("Multi",),
     "lang.global_config": ("global_config",),
     "lang.state": ("ProgramState", "ProgramStateGroup"),
+    "lang.graph": ("Graph",),
     "lang.tools": ("ToolCall", "ToolError"),
     "lang.tracer": ("TraceError",),
     "protocol": ("Choices", "Regex", "SamplingParams"),
@@ -118,7 +120,7 @@ _HOME = {name: f"sglang_lite.{home}" for home, names in _HOMES.items() for name 
 
 __all__ = [  # written out, as type checkers read it
     "Anthropic", "BackendError", "BaseBackend", "BatchError", "CapabilityError", "Choices", "ConstraintError",
-    "DownloadError", "Engine", "EngineClosedError", "EngineConfig", "Grammar", "ModelError", "Multi", "OpenAI",
+    "DownloadError", "Engine", "EngineClosedError", "EngineConfig", "Grammar", "Graph", "ModelError", "Multi", "OpenAI",
     "OverloadedError", "ParameterError", "ProgramError", "ProgramState", "ProgramStateGroup", "RefusalError",
     "Regex", "RequestAbortedError", "RequestTimeoutError", "Runtime", "RuntimeEndpoint", "SamplingParams",
     "ScriptedBackend", "SglError", "TemplateError", "ToolCall", "ToolError", "TraceError", "UnknownVariableError",

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import sglang_lite as sgl
 from sglang_lite import errors, protocol, wire
-from sglang_lite.program import nodes
+from sglang_lite.program import graph, nodes
 from sglang_lite.protocol.record import Record, Variant
 from sglang_lite.protocol.sampling import PARAMETERS, Deferred
 from sglang_lite.wire import failure, messages
@@ -76,7 +76,21 @@ def records(kind):
         return st.builds(kind, **{**members, "argument": texts, "node": st.none()}) | st.builds(
             kind, **{**members, "argument": st.none(), "node": tuples(integers)}
         )
+    if kind is graph.GraphRecord:
+        members |= {
+            "nodes": tuples(plain_nodes()),
+            "ways": st.just((graph.Way(()),)),
+            "read": st.just(()),
+            "changes": st.just(()),
+        }
     return st.builds(kind, **members)
+
+
+def plain_nodes():
+    """Nodes of a graph that refer to no others."""
+    members = {name: values(kind) for name, kind in typing.get_type_hints(graph.GraphNode).items()}
+    use = st.builds(graph.Use, texts, source=st.none())
+    return st.builds(graph.GraphNode, **{**members, "path": st.just(()), "joins": st.just(()), "uses": tuples(use)})
 
 
 def within(parameter):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_lite.constraints.formal.automaton import accepts
+from sglang_lite.constraints.formal.automaton import accepts, is_empty
 from sglang_lite.constraints.formal.earley import recognises
-from sglang_lite.constraints.formal.nodes import references
+from sglang_lite.constraints.formal.grammars import regular
+from sglang_lite.constraints.formal.nodes import ANY_TEXT, concat, intersection, literal, references
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.schema import parse_json
-from sglang_lite.protocol import Constraint, JsonSchema, ValueValidationError
+from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema, ValueValidationError
 
 
 def matches(constraint: Constraint, text: str) -> bool:
@@ -42,3 +43,19 @@ def validate(constraint: Constraint, text: str) -> Any:
     if not matches(constraint, text):
         raise ValueValidationError(f"{text!r} is not what {constraint!r} allows.", text=text)
     return text
+
+
+def may_contain(constraint: Constraint, text: str) -> bool | None:
+    """Tells whether a text that a constraint allows can have `text` in it; None: the constraint is no regular language,
+    or too large to tell.
+
+    Raises:
+        ConstraintError: a constraint that is not valid or can't be enforced.
+    """
+    body = regular(language_of(constraint))
+    if body is None:
+        return None
+    try:
+        return not is_empty(intersection(body, concat(ANY_TEXT, literal(text), ANY_TEXT)))
+    except ConstraintError:  # too complex
+        return None

@@ -86,6 +86,7 @@ class Recording:
         marks: texts that stand for symbols.
         decisions: that were made.
         reads: symbols of variables that the body has read.
+        asked: places of questions.
         equal: what values are equal to on this path, by their symbols' keys.
     """
 
@@ -95,6 +96,7 @@ class Recording:
     marks: dict[str, Symbol] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
     reads: list[Symbol] = field(default_factory=list)
+    asked: set[Location] = field(default_factory=set)
     equal: dict[Any, object] = field(default_factory=dict)
     _known: dict[Any, int] = field(default_factory=dict)
 
@@ -113,6 +115,8 @@ class Recording:
 
     def decide(self, symbol: Symbol, question: str, outcomes: tuple[str, ...], key: Any) -> int:
         """Which outcome a decision has in this trace; the same question has the same answer."""
+        if (where := user_location()) is not None:
+            self.asked.add(where)
         if key in self._known:
             self._step()
             return self._known[key]
@@ -123,7 +127,7 @@ class Recording:
         taken = self.forced[at] if at < len(self.forced) else 0
         decision = Decision(symbol, question, outcomes, taken)
         self.decisions.append(decision)
-        self.add(Entry(None, decision, user_location()))
+        self.add(Entry(None, decision, where))
         self._known[key] = taken
         return taken
 

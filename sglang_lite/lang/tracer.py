@@ -17,12 +17,13 @@ from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, 
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch, raised_at
-from sglang_lite.lang.execution.operations import GenOp, HookOp, MarkOp, Op, ReadOp, ScopeOp, SelectOp
+from sglang_lite.lang.execution.operations import Checkpoint, GenOp, HookOp, MarkOp, Op, ReadOp, ScopeOp, SelectOp
 from sglang_lite.lang.execution.operations import Mark as PlayedMark
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.reading import nothing
 from sglang_lite.lang.execution.run import Run, RunSettings, current_run
 from sglang_lite.lang.expressions import BaseProgram, SglGen, SglGetForkItem, SglImage, SglSelect
+from sglang_lite.lang.graph import Graph, graph_of
 from sglang_lite.lang.state import ProgramState, ProgramStateGroup, in_event_loop, user_location
 from sglang_lite.lang.symbols import (
     MARK,
@@ -54,7 +55,7 @@ from sglang_lite.program.nodes import (
     TurnBegin,
     TurnEnd,
 )
-from sglang_lite.protocol import Location, ParameterError
+from sglang_lite.protocol import Location, ParameterError, ProgramError
 
 __all__ = [  # with names that were here before they had a file of their own
     "SglArgument", "SglVariable", "Symbol", "TraceBranch", "TraceError", "TracerProgramState", "TracingScope",
@@ -111,6 +112,10 @@ class TraceBranch(Branch):
             self._ahead = None
         self.state.add(Join(mode=mode, where=where), where, states=[_state_of(child) for child in children])
 
+    def roll_back(self, to: Checkpoint, where: Location | None) -> None:
+        super().roll_back(to, where)
+        self.state.record_mark(to.mark, back=True)
+
     def read(self, what: Callable[[Player], Any], where: Location | None = None) -> Variable:
         if what is not nothing:
             refuse(SglVariable("the text"), "read the text or the messages")
@@ -124,8 +129,8 @@ class TraceBranch(Branch):
         match op:
             case ReadOp() | HookOp():
                 return
-            case MarkOp():
-                state.record_mark(op)
+            case MarkOp(mark):
+                state.record_mark(mark)
                 return
             case GenOp() | SelectOp():
                 node, own = op.node, op.own
@@ -176,6 +181,8 @@ class TracerProgramState(ProgramState):
         program: that was traced; None for the branches of a fork.
         paths: ways through its body that were followed.
         complete: there are no others.
+        outermost: no other program was being traced.
+        given: the arguments that were given.
     """
 
     def __init__(self, executor: TraceBranch, arguments: dict[str, Any], recording: Recording) -> None:
@@ -191,6 +198,8 @@ class TracerProgramState(ProgramState):
         self.program: BaseProgram | None = None
         self.paths: list[TracedPath] = []
         self.complete = True
+        self.outermost = True
+        self.given: dict[str, Any] = {}
 
     @property
     def last_node(self) -> Expression | None:
@@ -224,11 +233,11 @@ class TracerProgramState(ProgramState):
         group = super().fork(size, position_ids_offset)
         return ProgramStateGroup([_state_of(child.branch) for child in group], self)
 
-    def record_mark(self, op: MarkOp) -> None:
+    def record_mark(self, mark: PlayedMark, *, back: bool = False) -> None:
         """Records a checkpoint, or the way back to one. Neither is among `nodes`."""
-        if not op.back:
-            self._marks.append(op.mark)
-        node = Rollback(mark=self._marks.index(op.mark)) if op.back else Mark()
+        if not back:
+            self._marks.append(mark)
+        node = Rollback(mark=self._marks.index(mark)) if back else Mark()
         self.recording.add(Entry(self, node, user_location()))
 
     def __getitem__(self, name: str) -> Any:
@@ -247,6 +256,23 @@ class TracerProgramState(ProgramState):
             if isinstance(each, Symbol):
                 self.recording.reads.append(origin(each).symbol)
         return value
+
+    def graph(self) -> Graph:
+        """The graph of the program, of all ways through its body that were followed. The body is run once more, with
+        the same arguments, to see which of its texts change.
+
+        Raises:
+            ProgramError: this is a branch, or a program inside the one that was traced.
+        """
+        if self.program is None or not self.outermost:
+            raise ProgramError("only what trace() returned has a graph.", where=user_location())
+        first = self.paths[0].state.recording
+        forced = None if first.forced is None else tuple(decision.taken for decision in first.decisions)
+        again = _tracer(self.program, self.given, self.branch.backend, forced)
+        with contextlib.suppress(CutError, Exception):  # it had its say the first time
+            _run_traced(self.program, again)
+        name, body = self.program.name, self.program.func
+        return graph_of(name, self.paths, again.recording, body=body, complete=self.complete)
 
     def flatten_nodes(self) -> list[Expression]:
         """The nodes, without lists."""
@@ -406,7 +432,7 @@ def _tracer(
     scope = TracingScope.get_current_scope()
     record = Recording(forced) if scope is None else scope.tracer_state.recording
     state = TracerProgramState(TraceBranch(Player(run)), {**arguments, **symbols}, record)
-    state.program, state.paths = program, [TracedPath(state)]
+    state.program, state.paths, state.given, state.outermost = program, [TracedPath(state)], arguments, scope is None
     if scope is not None:
         record.add(Entry(scope.tracer_state, Called(program.name), user_location(), states=(state,)))
         scope.add_child_state(state)

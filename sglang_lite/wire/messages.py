@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, TypeAlias, cast
 import msgspec
 
 from sglang_lite.errors import Location, ParameterError, SglError, WireError
-from sglang_lite.program import compiled, nodes
+from sglang_lite.program import compiled, graph, nodes
 from sglang_lite.protocol import constraints, prompt, results, sampling, trace
 from sglang_lite.protocol.record import Record
 from sglang_lite.protocol.results import Delta, Generation, Played, Selection
@@ -44,6 +44,8 @@ TYPES: Final[dict[str, type[Record]]] = {
         results.ChoiceScore, Delta, Generation, Played, results.ProgramResult, Selection, results.TokenLogprob,
         results.Usage, trace.Attempt, trace.CacheMiss, trace.TraceHead, trace.TraceNode,
         compiled.CompiledProgram, compiled.Hole, compiled.Parameter, compiled.Seed,
+        graph.Branching, graph.Call, graph.Change, graph.GraphNode, graph.GraphRecord, graph.Picture, graph.Problem,
+        graph.Use, graph.Value, graph.Way,
         nodes.Fill, nodes.Fork, nodes.Gen, nodes.GrammarBegin, nodes.GrammarEnd, nodes.ImagePart, nodes.Join,
         nodes.Mark, nodes.Program, nodes.Rollback, nodes.ScopeBegin, nodes.ScopeEnd, nodes.Select, nodes.Text,
         nodes.TurnBegin, nodes.TurnEnd,

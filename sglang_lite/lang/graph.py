@@ -1,0 +1,328 @@
+"""The graph of a program, made from a trace; what it is checked for is in graph_checks.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from sglang_lite import wire
+from sglang_lite.errors import SglError
+from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.execution.branch import raised_at
+from sglang_lite.lang.expressions import SglGen, SglGetForkItem, SglImage
+from sglang_lite.lang.graph_checks import Finding, check
+from sglang_lite.lang.symbols import MARK, Decision, Entry, Origin, Recording, Symbol, origin
+from sglang_lite.lang.unreached import unreached
+from sglang_lite.program import drawing
+from sglang_lite.program.graph import (
+    Branching,
+    Call,
+    Change,
+    GraphNode,
+    GraphRecord,
+    Part,
+    Picture,
+    Problem,
+    Use,
+    Value,
+    Way,
+)
+from sglang_lite.program.nodes import (
+    BaseNode,
+    Fork,
+    Gen,
+    GrammarBegin,
+    Join,
+    Mark,
+    Path,
+    Rollback,
+    ScopeBegin,
+    ScopeEnd,
+    Select,
+    Text,
+    TurnBegin,
+    TurnEnd,
+)
+from sglang_lite.program.prefixes import Counter, PrefixTree, prefix_tree
+from sglang_lite.protocol import UNSET, ParameterError, WireError
+
+if TYPE_CHECKING:
+    from sglang_lite.lang.tracer import TracedPath
+
+
+class Graph(GraphRecord, frozen=True):
+    """The graph of a program, a frozen record. `program.trace(…).graph()` makes it; `str(graph)` shows it."""
+
+    def __str__(self) -> str:
+        return drawing.as_text(self)
+
+    def mermaid(self) -> str:
+        """A flowchart in Mermaid's language."""
+        return drawing.as_mermaid(self)
+
+    def dot(self) -> str:
+        """A graph in Graphviz' language."""
+        return drawing.as_dot(self)
+
+    def check(self, backend: BaseBackend | None = None) -> tuple[Finding, ...]:
+        """Faults that can be seen without a run, in the order of lines (docs/graph.md lists them).
+
+        Args:
+            backend: that is asked whether it honours each node; None: constraints are checked for the engine.
+        """
+        return check(self, backend)
+
+    def prefixes(self, rows: Sequence[Mapping[str, Any]], tokenizer: Counter) -> PrefixTree:
+        """The prefixes that runs with these arguments share, and how many tokens that saves.
+
+        Args:
+            rows: each run's arguments, by name.
+            tokenizer: that counts; an engine's is `engine.tokenizer`.
+
+        Raises:
+            ParameterError: an argument is missing, or has not what the body takes of it.
+        """
+        for i, row in enumerate(rows):
+            for name in self.arguments:
+                if name not in row:
+                    raise ParameterError("rows", f"row {i} has no {name!r}.", hint="Give every argument that is open.")
+        return prefix_tree([self.filled(row) for row in rows], tokenizer)
+
+    def to_json(self) -> bytes:
+        """The graph as JSON (UTF-8), with the version of the format."""
+        return wire.encode(GraphRecord(*_fields(self)), form="json")
+
+    @staticmethod
+    def from_json(data: bytes | str) -> Graph:
+        """The graph that `to_json` wrote.
+
+        Raises:
+            WireError: it is no graph, of another version, damaged, or too large.
+        """
+        found = wire.decode(data.encode() if isinstance(data, str) else data, form="json")
+        if not isinstance(found, GraphRecord):
+            raise WireError(f"a {type(found).__name__} is no graph", pointer="/type")
+        return Graph(*_fields(found))
+
+
+def _fields(graph: GraphRecord) -> tuple[Any, ...]:
+    return tuple(getattr(graph, name) for name in GraphRecord.__struct_fields__)
+
+
+def graph_of(
+    program: str,
+    paths: Sequence[TracedPath],
+    again: Recording,
+    *,
+    body: Callable[..., Any],
+    complete: bool,
+) -> Graph:
+    """The graph of what traces have recorded.
+
+    Args:
+        paths: one trace for each way through the body.
+        again: of the first way, traced a second time.
+        body: of the program.
+        complete: there are no other ways.
+    """
+    merged = _Merged()
+    ways = [merged.way(path) for path in paths]
+    symbols = [name for name, value in paths[0].state.arguments.items() if isinstance(value, Symbol)]
+    arguments = tuple(name for name in symbols if origin(paths[0].state.arguments[name]).name == name)
+    first = paths[0].state.recording
+    failed = [way.problem.where for way in ways if way.problem is not None]
+    never = unreached(body, [path.state.recording for path in paths], failed) if complete else []
+    return Graph(
+        program, arguments, tuple(merged.nodes), tuple(ways), complete, tuple(sorted(merged.read)),
+        tuple(_changes(first, again, ways[0])), tuple(never),
+    )  # fmt: skip
+
+
+class _Merged:
+    """Nodes of several ways through a body. Until their decisions differ, ways have the same nodes."""
+
+    def __init__(self) -> None:
+        self.nodes: list[GraphNode] = []
+        self.read: set[int] = set()
+        self._known: dict[tuple[tuple[int, ...], int], int] = {}  # by the outcomes so far, and the place since
+
+    def way(self, path: TracedPath) -> Way:
+        recording = path.state.recording
+        reader = _Reader(recording)
+        ids: list[int] = []
+        outcomes: tuple[int, ...] = ()
+        place = 0
+        for entry in recording.entries:
+            if isinstance(entry.node, SglGetForkItem):
+                continue
+            key = outcomes, place
+            if key not in self._known:
+                self._known[key] = len(self.nodes)
+                self.nodes.append(reader.node(entry))
+            i = self._known[key]
+            ids.append(i)
+            reader.pass_by(entry, i)
+            place += 1
+            if isinstance(entry.node, Decision):
+                outcomes, place = (*outcomes, entry.node.taken), 0
+        for symbol in recording.reads:
+            source = reader.source(origin(symbol))
+            if source is not None:
+                self.read.add(source)
+        self.read |= {use.source for i in ids for use in self.nodes[i].uses if use.source is not None}
+        ended: Literal["returned", "raised", "cut"]
+        ended = "cut" if path.cut else "raised" if path.error is not None else "returned"
+        problem = None if path.error is None else _problem(path.error)
+        return Way(tuple(ids), outcomes, ended, problem, path.state.ret_value is not None)
+
+
+class _Reader:
+    """Nodes of one trace, with the places where they stand."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._marks = recording.marks
+        self._paths: dict[int, Path] = {}  # of states, by their identity
+        self._roles: dict[int, str | None] = {}
+        self._scopes: dict[int, tuple[str, ...]] = {}
+        self._at_marks: dict[int, list[tuple[str | None, tuple[str, ...]]]] = {}
+        self._ids: dict[int, int] = {}  # of nodes, by their identity
+
+    def node(self, entry: Entry) -> GraphNode:
+        """The node of an entry."""
+        state = id(entry.state)
+        node, uses = self._said(entry)
+        own = entry.own
+        tools = tuple(own.tools.tools) if isinstance(own, SglGen) and own.tools is not None else ()
+        joins = tuple(self._paths[id(each)] for each in entry.states) if isinstance(node, Join) else ()
+        return GraphNode(
+            node, self._paths.get(state, ()), self._roles.get(state), self._scopes.get(state, ()), uses, tools, joins
+        )
+
+    def pass_by(self, entry: Entry, i: int) -> None:
+        """Takes note of what an entry, node `i`, means for those behind it."""
+        state = id(entry.state)
+        self._ids[id(entry.node)] = i
+        match entry.node:
+            case TurnBegin(role):
+                self._roles[state] = self._plain(role)
+            case TurnEnd():
+                self._roles[state] = None
+            case ScopeBegin(name):
+                self._scopes[state] = (*self._scopes.get(state, ()), self._plain(name))
+            case ScopeEnd():
+                self._scopes[state] = self._scopes.get(state, ())[:-1]
+            case Mark():
+                here = self._roles.get(state), self._scopes.get(state, ())
+                self._at_marks.setdefault(state, []).append(here)
+            case Rollback(mark=mark):
+                self._roles[state], self._scopes[state] = self._at_marks[state][mark]
+        if not isinstance(entry.node, Join):
+            for number, each in enumerate(entry.states):
+                self._paths[id(each)] = (*self._paths.get(state, ()), i, number)
+                if isinstance(entry.node, Fork):
+                    self._roles[id(each)] = self._roles.get(state)
+                    self._scopes[id(each)] = self._scopes.get(state, ())
+
+    def source(self, of: Origin) -> int | None:
+        return None if of.source is None else self._ids.get(id(of.source))
+
+    def _use(self, symbol: Symbol, into: str) -> Use:
+        of = origin(symbol)
+        return Use(of.name, tuple(_part(kind, key) for kind, key in of.parts), into, self.source(of))
+
+    def _marked(self, text: str) -> list[Symbol]:
+        return [self._marks[mark] for mark in MARK.findall(text) if mark in self._marks]
+
+    def _plain(self, text: str) -> str:
+        """Text in which symbols stand as Python writes them."""
+        return MARK.sub(lambda mark: f"{{{self._use(self._marks[mark[0]], '').expression}}}", text)
+
+    def _said(self, entry: Entry) -> tuple[Any, tuple[Use, ...]]:
+        node, where = entry.node, entry.where
+        match node:
+            case Decision():
+                return Branching(node.question, node.outcomes, where=where), (self._use(node.symbol, "question"),)
+            case Symbol():
+                return Value(where=where), (self._use(node, "text"),)
+            case SglImage(source):
+                known = isinstance(source, str | Symbol)
+                return Picture(f"{source!r:.60}", where=where), self._in(source, "image") if known else ()
+            case Gen():
+                assert isinstance(entry.own, SglGen)
+                return self._gen(node, entry.own)
+            case Select():
+                uses = tuple(self._use(each, "choices") for choice in node.choices for each in self._marked(choice))
+                choices = tuple(map(self._plain, node.choices))
+                return _replace(node, name=self._name(node.name), choices=choices, seed=UNSET), uses
+            case GrammarBegin(constraint):
+                return node, self._in(constraint, "constraint")
+            case TurnBegin(role) | TurnEnd(role):
+                return _replace(node, role=self._plain(role)), ()
+            case ScopeBegin(name) | ScopeEnd(name):
+                return _replace(node, name=self._plain(name)), ()
+            case Text() | BaseNode():
+                return node if node.where is not None else _replace(node, where=where), ()
+        return Call(getattr(node, "name", ""), where=where), ()
+
+    def _name(self, name: str | None) -> str | None:
+        return None if name is None else self._plain(name)
+
+    def _in(self, value: object, into: str) -> tuple[Use, ...]:
+        """Symbols in data."""
+        if isinstance(value, Symbol):
+            return (self._use(value, into),)
+        if not isinstance(value, str):
+            value = msgspec.json.encode(value, enc_hook=str).decode()
+        return tuple(self._use(each, into) for each in self._marked(value))
+
+    def _gen(self, node: Gen, own: SglGen) -> tuple[Gen, tuple[Use, ...]]:
+        """A generation as it was asked for: without what a template or a backend adds."""
+        uses: list[Use] = []
+        asked = own.node
+        constraint = asked.constraint
+        if constraint is not None and (found := self._in(constraint, "constraint")):
+            uses += found
+            constraint = None
+        params = asked.params
+        for name in params.__struct_fields__:
+            value = getattr(params, name)
+            if value is not UNSET and (found := self._in(value, name)):
+                uses += found
+                params = _replace(params, **{name: UNSET})
+        said = Gen(self._name(asked.name), params, constraint, node.held, where=node.where)
+        return said, tuple(uses)
+
+
+def _replace(record: Any, **changes: Any) -> Any:
+    return msgspec.structs.replace(record, **changes)
+
+
+def _part(kind: str, key: object) -> Part:
+    if kind == "attribute":
+        return "attribute", str(key)
+    if type(key) in (str, int):
+        return "item", key  # type: ignore[return-value] # one of the two
+    return "other", f"{key!r:.60}"
+
+
+def _problem(error: Exception) -> Problem:
+    kind, where = type(error).__name__, getattr(error, "where", None) or raised_at(error)
+    if isinstance(error, SglError):
+        return Problem(kind, error.message, error.hint, where, ours=True)
+    return Problem(kind, f"{error}"[:1000], "", where)
+
+
+def _changes(first: Recording, again: Recording, way: Way) -> list[Change]:
+    """Texts that a second trace has otherwise, up to where the two can't be compared."""
+    found: list[Change] = []
+    one, two = (
+        [entry for entry in each.entries if not isinstance(entry.node, SglGetForkItem)] for each in (first, again)
+    )
+    for i, a, b in zip(way.nodes, one, two):
+        if type(a.node) is not type(b.node):
+            break
+        if isinstance(a.node, Text) and isinstance(b.node, Text) and a.node.text != b.node.text:
+            found.append(Change(i, a.node.text, b.node.text))
+    return found

@@ -1,0 +1,211 @@
+"""Faults of a program that can be seen in its graph, without a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from sglang_lite.constraints.language import language_of
+from sglang_lite.constraints.matching import may_contain
+from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.expressions import number_as_regex
+from sglang_lite.program.drawing import label
+from sglang_lite.program.graph import GraphNode, GraphRecord, Way
+from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, Path, Rollback, Select
+from sglang_lite.protocol import (
+    CapabilityError,
+    Constraint,
+    ConstraintError,
+    Continuation,
+    Location,
+    Number,
+    Unset,
+)
+from sglang_lite.protocol.record import Record
+
+# Codes of findings, and the fault in a few words.
+CODES: Final = {
+    "unknown-variable": "a variable is read before it is there",
+    "error": "the body fails on a way that it can take",
+    "unread-variable": "nobody can read a variable",
+    "unreachable": "no way through the body comes to a line that adds to the program",
+    "stop-never-comes": "a constraint forbids a stop string",
+    "refused": "a backend refuses a node, or a constraint can't be enforced",
+    "changing-text": "a text is another one in every run, and so is what follows it in the prompt",
+    "move-up": "text that all rows share stands behind text that they don't share",
+    "low-sharing": "fewer prompt tokens than wanted come from the cache",
+}
+
+
+class Finding(Record, frozen=True):
+    """A fault.
+
+    Attributes:
+        code: which one; see CODES.
+        where: the user's line.
+        advice: how to mend it.
+    """
+
+    code: str
+    message: str
+    where: Location | None = None
+    advice: str = ""
+
+    def __str__(self) -> str:
+        place = f"{self.where.file}:{self.where.line}: " if self.where is not None else ""
+        return f"{place}{self.code}: {self.message}{' ' + self.advice if self.advice else ''}"
+
+
+def check(graph: GraphRecord, backend: BaseBackend | None) -> tuple[Finding, ...]:
+    """Findings of all checks, by their lines, each once."""
+    found = (
+        *_problems(graph), *_unread(graph), *_unreached(graph), *_stops(graph), *_refused(graph, backend),
+        *_changes(graph),
+    )  # fmt: skip
+    once = {(each.code, each.where, each.message): each for each in reversed(found)}  # of several ways, the first
+    return tuple(sorted(once.values(), key=_place))
+
+
+def _place(finding: Finding) -> tuple[str, int]:
+    return finding.where.names[:2] if finding.where is not None else ("", 0)
+
+
+def _problems(graph: GraphRecord) -> Iterator[Finding]:
+    for way in graph.ways:
+        problem = way.problem
+        if problem is not None and problem.ours:
+            code = "unknown-variable" if problem.kind == "UnknownVariableError" else "error"
+            advice = problem.hint
+            if way.outcomes:
+                advice += f" It happens where {_told(graph, way)}."
+            yield Finding(code, problem.message, problem.where, advice.strip())
+
+
+def _told(graph: GraphRecord, way: Way) -> str:
+    """The outcomes that lead to the end of a way, in words."""
+    asked = [node for i in way.nodes if (node := graph.nodes[i]).kind == "Branching"]
+    words = []
+    for node, outcome in zip(asked, way.outcomes):
+        text = node.node.outcomes[outcome]  # type: ignore[union-attr] # it is a Branching
+        words.append(f"{label(node).removeprefix('if ').removesuffix('?')} is {text}")
+    return ", ".join(words)
+
+
+def _unread(graph: GraphRecord) -> Iterator[Finding]:
+    """Variables that nobody can read. Those of the program itself and of joined branches its caller can."""
+    read = set(graph.read)
+    for way in graph.ways:
+        nodes = [(i, graph.nodes[i]) for i in way.nodes]
+        if way.ended != "returned" or any(isinstance(node.node, Rollback) for _, node in nodes):
+            continue  # what is taken back is made again on purpose
+        yield from _replaced(nodes, read)
+        if not way.returns:  # which may be the branches
+            yield from _lost(nodes, read)
+
+
+def _replaced(nodes: Sequence[tuple[int, GraphNode]], read: set[int]) -> Iterator[Finding]:
+    last: dict[tuple[Path, str], tuple[int, GraphNode]] = {}
+    for i, node in nodes:
+        if node.name is None:
+            continue
+        before, other = last.get((node.path, node.name), (i, node))
+        last[node.path, node.name] = i, node
+        if before not in read and _line(other) != _line(node):  # in a loop the text alone may be wanted
+            yield Finding(
+                "unread-variable", f"{node.name!r} is replaced (line {_line(node)}) before anybody has read it.",
+                other.where, "Give one of the two another name.",
+            )  # fmt: skip
+
+
+def _lost(nodes: Sequence[tuple[int, GraphNode]], read: set[int]) -> Iterator[Finding]:
+    """Those of branches that are neither joined nor read. (A fork of one may be a copy, whose variables are the
+    state's.)"""
+    forks = {i: node.node for i, node in nodes if isinstance(node.node, Fork)}
+    joined = {path for _, node in nodes for path in node.joins}
+    for i, node in nodes:
+        if node.name is None or i in read or not node.path or any(node.path[: len(path)] == path for path in joined):
+            continue
+        if all(fork in forks and len(forks[fork].branches) > 1 for fork in node.path[::2]):
+            yield Finding(
+                "unread-variable", f"nobody can read {node.name!r}: its branch is neither joined nor read from.",
+                node.where, "Call join() on the fork's group, or read it from the branch.",
+            )  # fmt: skip
+
+
+def _line(node: GraphNode) -> int:
+    return node.where.line if node.where is not None else 0
+
+
+def _unreached(graph: GraphRecord) -> Iterator[Finding]:
+    for where in graph.unreached:
+        yield Finding("unreachable", "no way through the body comes here.", where, "Remove it, or mend its condition.")
+
+
+def _stops(graph: GraphRecord) -> Iterator[Finding]:
+    for node in graph.nodes:
+        said = node.node
+        if not isinstance(said, Gen) or said.constraint is None or isinstance(said.params.stop, Unset):
+            continue
+        for stop in said.params.stop:
+            try:
+                never = may_contain(said.constraint, stop) is False
+            except ConstraintError:  # told as such
+                continue
+            if never:
+                yield Finding(
+                    "stop-never-comes",
+                    f"{said.name or 'gen'!r} can never reach stop={stop!r}: its constraint forbids it.",
+                    said.where, "Leave the stop out, as the constraint ends the text, or allow it there.",
+                )  # fmt: skip
+
+
+def _refused(graph: GraphRecord, backend: BaseBackend | None) -> Iterator[Finding]:
+    for node in graph.nodes:
+        try:
+            if backend is not None:
+                _ask(backend, node)
+            constraint = getattr(node.node, "constraint", None)
+            if constraint is not None and (backend is None or backend.enforces) and not node.uses:
+                language_of(constraint)
+        except (CapabilityError, ConstraintError) as error:
+            yield Finding("refused", error.message, node.where, error.hint)
+
+
+def _ask(backend: BaseBackend, node: GraphNode) -> None:
+    """Raises CapabilityError: the backend can't honour the node."""
+    can, said = backend.capabilities, node.node
+    match said:
+        case Gen():
+            constraint: Constraint | None = said.constraint
+            if isinstance(constraint, Number) and Number not in can.constraints:
+                constraint = number_as_regex(constraint)
+            backend.check(said, said.params, constraint, said.where)
+        case Select():
+            if not can.select:
+                raise backend.refusal(said, "select", "Generate text and compare, or use another backend.", said.where)
+            if not can.scores and (said.temperature or said.method != "token_length_normalized"):
+                instead = "It only picks, without scores: leave them out."
+                raise backend.refusal(said, "choices_method, temperature or multi", instead, said.where)
+        case GrammarBegin():
+            if Continuation not in can.constraints:
+                instead = "Write all of it with one gen(constraint=…)."
+                raise backend.refusal(said, "a grammar over several nodes", instead, said.where)
+        case _ if type(said).__name__ in ("ImagePart", "Picture") and not can.images:
+            raise backend.refusal(said, "images", "Describe what it shows, or use another backend.", node.where)
+
+
+def _changes(graph: GraphRecord) -> Iterator[Finding]:
+    for change in graph.changes:
+        first, second = _around(change.first, change.second)
+        yield Finding(
+            "changing-text", f"the text is another one in every run: {first!r}, then {second!r}.",
+            graph.nodes[change.node].where,
+            "Nothing behind it in the prompt is found in the cache: put it last, sort it, or pass it as an argument.",
+        )  # fmt: skip
+
+
+def _around(first: str, second: str) -> tuple[str, str]:
+    """Both texts where they begin to differ."""
+    same = next((i for i, (a, b) in enumerate(zip(first, second)) if a != b), min(len(first), len(second)))
+    start = max(same - 20, 0)
+    return first[start : same + 40], second[start : same + 40]

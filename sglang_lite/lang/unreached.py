@@ -1,0 +1,74 @@
+"""Lines of a body that add to a program and that no traced way comes to."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+from sglang_lite.lang.symbols import Recording
+from sglang_lite.protocol import Location
+
+_Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+_TURNS = ("system", "user", "assistant")
+_ENDS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
+
+
+def unreached(
+    body: Callable[..., Any], ways: Sequence[Recording], failed: Iterable[Location | None] = ()
+) -> list[Location]:
+    """Places of such statements behind a question that was followed both ways, or behind the end of their block.
+    (Others may be reached with other arguments or globals.)
+
+    Args:
+        ways: recordings of all ways through the body.
+        failed: where ways have ended by an error.
+    """
+    try:
+        lines, first = inspect.getsourcelines(body)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError):
+        return []
+    function = tree.body[0] if tree.body else None
+    if not isinstance(function, _Function) or not function.args.args:
+        return []
+    code = inspect.unwrap(body).__code__
+    places = {entry.where for way in ways for entry in way.entries if entry.where is not None}
+    places |= {place for place in failed if place is not None}
+    here = {place.line - first + 1 for place in places if place.file == code.co_filename}
+    asked = {place.line - first + 1 for way in ways for place in way.asked if place.file == code.co_filename}
+    return [
+        Location.named(code.co_filename, statement.lineno + first - 1, code.co_qualname)
+        for statement in _dead(function.body, function.args.args[0].arg, asked, doubtful=False)
+        if here.isdisjoint(_lines(statement))
+    ]
+
+
+def _lines(node: ast.stmt | ast.expr) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+def _dead(block: Sequence[ast.stmt], state: str, asked: set[int], *, doubtful: bool) -> Iterator[ast.stmt]:
+    """Statements that add to the state and that may never be reached."""
+    for statement in block:
+        if doubtful and _adds(statement, state):
+            yield statement
+        inside = doubtful
+        if isinstance(statement, ast.If | ast.While):
+            inside = doubtful or not asked.isdisjoint(_lines(statement.test))
+        for name in ("body", "orelse", "finalbody"):
+            inner = getattr(statement, name, ())
+            if not isinstance(statement, _Function | ast.ClassDef):
+                yield from _dead(inner, state, asked, doubtful=inside)
+        doubtful = doubtful or isinstance(statement, _ENDS)
+
+
+def _adds(statement: ast.stmt, state: str) -> bool:
+    match statement:
+        case ast.AugAssign(target=ast.Name(id=name), op=ast.Add()):
+            return name == state
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attr))):
+            return name == state and attr in _TURNS
+    return False

@@ -1,0 +1,166 @@
+"""A graph as text, and for Mermaid and Graphviz."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from sglang_lite.program.graph import Branching, Call, Edge, GraphNode, GraphRecord, Picture, Value, Way
+from sglang_lite.program.nodes import (
+    Fork,
+    Gen,
+    GrammarBegin,
+    GrammarEnd,
+    Join,
+    Rollback,
+    ScopeBegin,
+    ScopeEnd,
+    Select,
+    Text,
+    TurnBegin,
+    TurnEnd,
+)
+from sglang_lite.protocol.sampling import given
+
+_LONGEST = 60  # characters of a text
+
+
+def label(node: GraphNode) -> str:
+    """A node in a few words."""
+    match node.node:
+        case Text(text):
+            return f"text {_short(text)}"
+        case Value():
+            return f"value {{{node.uses[0].expression}}}" if node.uses else "value"
+        case Picture(source):
+            return f"image {_short(source)}"
+        case Gen() | Select():
+            return _answer(node)
+        case TurnBegin(role):
+            return f"{role} turn"
+        case TurnEnd(role):
+            return f"end of the {role} turn"
+        case ScopeBegin(name):
+            return f"scope {name}"
+        case ScopeEnd(name):
+            return f"end of the scope {name}"
+        case GrammarBegin(constraint):
+            return f"grammar {constraint!r:.{_LONGEST}}"
+        case GrammarEnd():
+            return "end of the grammar"
+        case Fork(branches):
+            return f"fork into {len(branches)}"
+        case Join(mode=mode):
+            return "join, texts appended" if mode == "concate_and_append" else "join"
+        case Call(program):
+            return f"call of {program}"
+        case Branching(question):
+            return f"if {_asked(node)} {question}".rstrip() + "?"
+        case Rollback():
+            return "rollback"
+    return node.kind.lower()
+
+
+def _answer(node: GraphNode) -> str:
+    said = node.node
+    assert isinstance(said, Gen | Select)
+    words = ["gen" if isinstance(said, Gen) else "select", said.name or "(no name)"]
+    if isinstance(said, Select):
+        words.append(f"of {len(said.choices)}: {', '.join(map(repr, said.choices)):.{_LONGEST}}")
+    else:
+        words += [f"{name}={value!r:.{_LONGEST}}" for name, value in given(said.params).items()]
+        if said.constraint is not None:
+            words.append(f"{said.constraint!r:.{_LONGEST}}")
+    words += [f"{use.into} from {{{use.expression}}}" for use in node.uses]
+    if node.tools:
+        words.append(f"tools: {', '.join(node.tools)}")
+    return " ".join(words)
+
+
+def _asked(node: GraphNode) -> str:
+    return ", ".join(use.expression for use in node.uses)
+
+
+def _short(text: str) -> str:
+    return repr(text) if len(text) <= _LONGEST else f"{text[: _LONGEST - 20]!r}… ({len(text):,} characters)"
+
+
+def as_text(graph: GraphRecord) -> str:
+    """A line a node: its id, its branch, what it says, where it stands. Outcomes of a branching are indented."""
+    ways = f"{len(graph.ways)} way{'s' * (len(graph.ways) > 1)}{'' if graph.complete else ', not all'}"
+    title = f"{graph.program}({', '.join(graph.arguments)}): {len(graph.nodes)} nodes, {ways}"
+    return "\n".join([title, *_lines(graph, graph.ways, 0, 0)])
+
+
+def _lines(graph: GraphRecord, ways: Sequence[Way], start: int, asked: int) -> Iterator[str]:
+    """Lines of ways that are the same up to `start`, with so many branchings."""
+    indent = "    " * asked
+    for at in range(start, len(ways[0].nodes)):
+        i = ways[0].nodes[at]
+        node = graph.nodes[i]
+        place = "" if node.where is None else f"  [{node.where.file.rpartition('/')[2]}:{node.where.line}]"
+        branch = "".join(f"{fork}.{number} " for fork, number in zip(node.path[::2], node.path[1::2]))
+        yield f"{i:4} {indent}{branch}{label(node)}{place}"
+        if isinstance(node.node, Branching):
+            for outcome, text in enumerate(node.node.outcomes):
+                there = [way for way in ways if way.outcomes[asked] == outcome]
+                yield f"     {indent}  {text}:{'' if there else ' not followed'}"
+                if there:
+                    yield from _lines(graph, there, at + 1, asked + 1)
+            return
+    if ways[0].problem is not None:
+        yield f"     {indent}{ways[0].problem.kind}: {ways[0].problem.message}"
+    if ways[0].ended == "cut":
+        yield f"     {indent}… and so on"
+
+
+def as_mermaid(graph: GraphRecord) -> str:
+    """A flowchart: solid arrows are order, dotted ones data."""
+    lines = ["flowchart TD"]
+    for i, name in enumerate(_arguments(graph)):
+        lines.append(f'  a{i}(["{_mermaid(name)}"])')
+    for i, node in enumerate(graph.nodes):
+        text = _mermaid(label(node))
+        lines.append(f'  n{i}{{"{text}"}}' if isinstance(node.node, Branching) else f'  n{i}["{text}"]')
+    for edge, source in _named(graph):
+        arrow = "-.->" if edge.kind == "data" else "-->"
+        said = f'|"{_mermaid(edge.label)}"|' if edge.label else ""
+        lines.append(f"  {source} {arrow}{said} n{edge.target}")
+    return "\n".join(lines) + "\n"
+
+
+def _mermaid(text: str) -> str:
+    """Text in a quoted label: nothing in it is Mermaid's or HTML's."""
+    shown = text.encode("unicode_escape").decode().replace("\\\\", "\\") if not text.isprintable() else text
+    return "".join(f"#{ord(c)};" if c in '"#<>&`;\\' else c for c in shown)
+
+
+def as_dot(graph: GraphRecord) -> str:
+    """A directed graph: solid edges are order, dashed ones data."""
+    lines = ["digraph {", "  node [shape=box, fontname=monospace]"]
+    for i, name in enumerate(_arguments(graph)):
+        lines.append(f"  a{i} [label={_dot(name)}, shape=ellipse]")
+    for i, node in enumerate(graph.nodes):
+        shape = ", shape=diamond" if isinstance(node.node, Branching) else ""
+        lines.append(f"  n{i} [label={_dot(label(node))}{shape}]")
+    for edge, source in _named(graph):
+        said = [f"label={_dot(edge.label)}"] * bool(edge.label) + ["style=dashed"] * (edge.kind == "data")
+        lines.append(f"  {source} -> n{edge.target}" + (f" [{', '.join(said)}]" if said else ""))
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _dot(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+
+
+def _arguments(graph: GraphRecord) -> list[str]:
+    """Names of values that no node makes."""
+    used = [use.name for node in graph.nodes for use in node.uses if use.source is None]
+    return list(dict.fromkeys([*graph.arguments, *used]))
+
+
+def _named(graph: GraphRecord) -> Iterator[tuple[Edge, str]]:
+    """The edges, each with the name of its source in a drawing."""
+    arguments = {name: f"a{i}" for i, name in enumerate(_arguments(graph))}
+    uses = {use.expression: use.name for node in graph.nodes for use in node.uses}
+    for edge in graph.edges:
+        yield edge, f"n{edge.source}" if edge.source is not None else arguments[uses[edge.label]]

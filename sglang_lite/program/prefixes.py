@@ -1,0 +1,212 @@
+"""Prefixes that runs of a program share, counted in tokens from its graphs: one a run, filled with its arguments.
+
+A prompt is the text before a generation or selection in its branch. Generated text is unlike any other and counts no
+tokens, as nobody knows it; nor do values that are still open and images. Where a graph has several ways, the first
+counts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeAlias
+
+import msgspec
+
+from sglang_lite.program.graph import GraphNode, GraphRecord, Picture, Value
+from sglang_lite.program.nodes import Fork, Gen, Join, Mark, Path, Rollback, Select, Text
+from sglang_lite.protocol import Span
+
+_DEEPEST: Final = 40  # forkings of a tree that is shown
+_MOST_SHOWN: Final = 6  # continuations of a prefix, in print
+_LONGEST: Final = 60  # characters of a text there
+
+_Unknown: TypeAlias = tuple[object, ...]  # what tells unknown text from all other
+_Segments: TypeAlias = tuple[Span | _Unknown, ...]
+
+
+class Counter(Protocol):
+    """A tokenizer, as far as it is needed here."""
+
+    def encode_spans(self, spans: Iterable[Span], *, first: bool = True) -> Sequence[int]:
+        """The tokens of spans; `first`: they start a prompt."""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A stretch of text in the tree of prompts.
+
+    Attributes:
+        text: its known text; cut where it is long.
+        tokens: of the stretch.
+        prompts: longest prompts of branches that go through it.
+        after: continuations.
+    """
+
+    text: str
+    tokens: int
+    prompts: int
+    after: tuple[Prefix, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixTree:
+    """The prompts of some runs, as a tree.
+
+    Attributes:
+        runs: how many.
+        prompts: generations and selections in them.
+        tokens: of all prompts, each counted whole.
+        unique: of the tree: what is computed where every prefix is computed once.
+        root: the tree.
+    """
+
+    runs: int
+    prompts: int
+    tokens: int
+    unique: int
+    root: Prefix
+
+    @property
+    def shared(self) -> float:
+        """The share of prompt tokens that a cache of sufficient size serves."""
+        return 1 - self.unique / self.tokens if self.tokens else 0.0
+
+    def __str__(self) -> str:
+        title = f"{self.runs} runs, {self.prompts} prompts of {self.tokens:,} tokens; {self.unique:,} are computed"
+        return "\n".join([f"{title}, {self.shared:.0%} come from the cache", *_lines(self.root, 0)])
+
+
+def _lines(prefix: Prefix, depth: int) -> Iterator[str]:
+    if prefix.tokens:
+        text = prefix.text if len(prefix.text) <= _LONGEST else prefix.text[: _LONGEST - 1] + "…"
+        yield f"{'  ' * depth}{prefix.tokens:>6} tokens × {prefix.prompts}  {text!r}"
+    for each in prefix.after[:_MOST_SHOWN]:
+        yield from _lines(each, depth + bool(prefix.tokens))
+    if len(prefix.after) > _MOST_SHOWN:
+        left = prefix.after[_MOST_SHOWN:]
+        yield f"{'  ' * (depth + 1)}… {len(left)} more, {sum(map(_tokens, left)):,} tokens"
+
+
+def _tokens(prefix: Prefix) -> int:
+    return prefix.tokens + sum(map(_tokens, prefix.after))
+
+
+def prefix_tree(graphs: Sequence[GraphRecord], counter: Counter) -> PrefixTree:
+    """The tree of the prompts of some runs.
+
+    Args:
+        graphs: one a run.
+    """
+    counted = _Counted(counter)
+    longest: list[list[int]] = []
+    prompts = tokens = 0
+    for run, graph in enumerate(graphs):
+        branches: dict[Path, list[int]] = {}
+        for path, segments in prompts_of(graph, run):
+            branches[path] = found = counted.items(segments)
+            prompts += 1
+            tokens += sum(item >= 0 for item in found)
+        longest += branches.values()
+    longest.sort()
+    unique = 0
+    before: list[int] = []
+    for found in longest:
+        same = _common(before, found)
+        unique += sum(item >= 0 for item in itertools.islice(found, same, None))
+        before = found
+    return PrefixTree(len(graphs), prompts, tokens, unique, _built(longest, 0, counter, 0))
+
+
+def prompts_of(graph: GraphRecord, run: int = 0) -> Iterator[tuple[Path, _Segments]]:
+    """Each generation's and selection's branch, and what stands before it: texts, and what is unknown.
+
+    Args:
+        run: its number; what is unknown in one run is unlike that of others.
+    """
+    said: dict[Path, list[Span | _Unknown]] = {}
+    marks: dict[Path, list[int]] = {}
+    for i in graph.ways[0].nodes:
+        node = graph.nodes[i]
+        here = said.setdefault(node.path, [])
+        match node.node:
+            case Text(text, special=special):
+                here.append(Span(text, special=special))
+            case Gen() | Select():
+                yield node.path, tuple(here)
+                here.append((run, i))
+            case Value() | Picture():
+                here.append((run, *_open(node, i)))
+            case Join(mode="concate_and_append"):
+                here.append((run, i))
+            case Fork(branches):
+                for number in range(len(branches)):
+                    said[(*node.path, i, number)] = list(here)
+            case Mark():
+                marks.setdefault(node.path, []).append(len(here))
+            case Rollback(mark=mark):
+                del here[marks[node.path][mark] :]
+
+
+def _open(node: GraphNode, i: int) -> _Unknown:
+    """Identity of a value that is open: that of an argument is the same all over a run."""
+    return (node.uses[0].expression,) if node.uses and node.uses[0].source is None else (i,)
+
+
+class _Counted:
+    """Prompts as items: tokens, and for what is unknown a number below 0. What was tokenised once is known."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._known: dict[tuple[tuple[Span, ...], bool], Sequence[int]] = {}
+        self._unknown: dict[_Unknown, int] = {}
+
+    def items(self, segments: _Segments) -> list[int]:
+        found: list[int] = []
+        for is_text, group in itertools.groupby(segments, lambda each: isinstance(each, Span)):
+            if is_text:
+                spans = tuple(each for each in group if isinstance(each, Span))
+                found += self._tokens(spans, first=not found)
+            else:
+                found += [self._unknown.setdefault(each, -1 - len(self._unknown)) for each in group]  # type: ignore[arg-type] # no spans
+        return found
+
+    def _tokens(self, spans: tuple[Span, ...], *, first: bool) -> Sequence[int]:
+        key = spans, first
+        if key not in self._known:
+            self._known[key] = self._counter.encode_spans(spans, first=first)
+        return self._known[key]
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Number of items at the beginning of both."""
+    most = min(len(one), len(other))
+    if one[:most] == other[:most]:
+        return most
+    return next(i for i in range(most) if one[i] != other[i])
+
+
+def _built(prompts: Sequence[list[int]], start: int, counter: Counter, depth: int) -> Prefix:
+    """The tree of sorted prompts that are the same up to `start`."""
+    if not prompts:
+        return Prefix("", 0, 0)
+    end = _common(prompts[0], prompts[-1])
+    text = "".join(
+        counter.decode(list(group)) if known else "…"
+        for known, group in itertools.groupby(prompts[0][start:end], lambda item: item >= 0)
+    )
+    tokens = sum(item >= 0 for item in prompts[0][start:end])
+    longer = [prompt for prompt in prompts if len(prompt) > end]
+    groups = itertools.groupby(longer, lambda prompt: prompt[end])
+    after = () if depth == _DEEPEST else tuple(_built(list(each), end, counter, depth + 1) for _, each in groups)
+    return Prefix(text[:1000], tokens, len(prompts), after)
+
+
+def replaced(graph: GraphRecord, order: Sequence[int]) -> GraphRecord:
+    """The graph with the nodes of its first way in another order."""
+    way = msgspec.structs.replace(graph.ways[0], nodes=tuple(order))
+    return msgspec.structs.replace(graph, ways=(way,))
