@@ -256,17 +256,19 @@ class Engine:
         program: Program,
         *,
         sink: ProgramSink,
+        flush: Callable[[], object] | None = None,
         stream: bool = False,
         namespace: str = "",
     ) -> Ticket:
         """Plays a program that is whole.
 
         Args:
-            sink, stream: as of `open_program`.
+            sink, flush, stream: as of `open_program`.
 
         Raises:
             ParameterError, OverloadedError, EngineClosedError: as `submit`.
         """
+        sink = sink if flush is None else self.core.flushed(sink, flush)
         return self.core.run_program(ProgramRequest(prompt, program, stream, namespace), sink)
 
     def play(self, prompt: Prompt | str, program: Program) -> tuple[ProgramResult, list[Played]]:

@@ -27,7 +27,8 @@ from sglang_lite.lang.tracebacks import trim
 from sglang_lite.protocol import ParameterError
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.compiled import Compiled, CompiledCall
+    from sglang_lite.lang.compiled import Compiled
+    from sglang_lite.lang.playing import CompiledCall
     from sglang_lite.program.compiled import CompiledProgram
 
 logger = logging.getLogger("sglang_lite")
@@ -385,6 +386,10 @@ class SglFunction(BaseProgram):
         """A pool for the items of a batch that are left."""
         if plan.cluster is not None:
             return plan.cluster.pool(self, plan, batch.saving(report, plan.file), held=held)
+        if self.compiled is not None:
+            rows = self.compiled.pool(plan, backend_of(plan.options), batch.saving(report, plan.file), held=held)
+            if rows is not None:
+                return rows
         if self.is_async:
             return self._body_pool(plan, report, held=held)
 
@@ -394,9 +399,15 @@ class SglFunction(BaseProgram):
         return BodyPool(call, plan.left, plan.window, batch.saving(report, plan.file), held=held)
 
     def _async_pool(self, plan: BatchPlan, report: Report, *, held: bool) -> PoolOnLoop:
-        if plan.cluster is not None:
+        if plan.cluster is not None or self._plays_rows(plan):
             return AwaitedPool(functools.partial(self._pool, plan, held=held), report)
         return self._body_pool(plan, report, held=held)
+
+    def _plays_rows(self, plan: BatchPlan) -> bool:
+        """Tells whether no body is run for the items of a batch."""
+        if self.compiled is None:
+            return False
+        return self.compiled.playable(backend_of(plan.options), plan.settings) is not None
 
     def _body_pool(self, plan: BatchPlan, report: Report, *, held: bool) -> AsyncBodyPool:
         async def body(item: Item) -> ProgramState:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
@@ -31,40 +31,42 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.text.chat_template import ChatTemplate
 
-Brought: TypeAlias = "list[Generation] | Selection | SglError"
+Brought: TypeAlias = "Generation | list[Generation] | Selection | SglError"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RowResult:
     """All that a program has brought.
 
     Attributes:
-        brought: by the paths of its nodes.
+        brought: by the paths of its nodes; of several samples, a list.
         end: how it ended; None: it has not.
         failed: a node has, or the whole.
         seconds: that it took.
     """
 
-    brought: dict[Path, Brought]
+    brought: dict[Path, Brought] = field(default_factory=dict)
     end: ProgramResult | SglError | None = None
     failed: bool = False
     seconds: float = 0.0
 
     def take(self, event: Played | ProgramResult | SglError) -> bool:
         """Takes an event. True: it was the last one."""
-        if isinstance(event, Played):
-            found = event.event
-            if isinstance(found, Generation):
-                samples = self.brought.setdefault(event.path, [])
-                if isinstance(samples, list):
-                    samples.append(found)
-            elif not isinstance(found, Delta):
-                self.brought[event.path] = found
-                self.failed = self.failed or isinstance(found, SglError)
-            return False
-        self.end = event
-        self.failed = self.failed or isinstance(event, SglError)
-        return True
+        if type(event) is not Played:
+            assert not isinstance(event, Played)
+            self.end = event
+            self.failed = self.failed or isinstance(event, SglError)
+            return True
+        found = event.event
+        if type(found) is Generation:
+            before = self.brought.setdefault(event.path, found)
+            if before is not found:
+                samples = before if isinstance(before, list) else [before]
+                self.brought[event.path] = [*samples, found]
+        elif not isinstance(found, Delta):
+            self.brought[event.path] = found
+            self.failed = self.failed or isinstance(found, SglError)
+        return False
 
 
 class Answers(BaseBackend):
@@ -96,8 +98,10 @@ class Answers(BaseBackend):
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
     ) -> Sequence[Generation] | None:
         found = self._brought()
-        assert isinstance(found, list)
-        return found if len(found) < 2 else sorted(found, key=lambda each: each.index)
+        if isinstance(found, list):
+            return sorted(found, key=lambda each: each.index)
+        assert isinstance(found, Generation)
+        return (found,)
 
     def select_now(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection | None:
         found = self._brought()

@@ -118,17 +118,27 @@ class BaseBackend:
         raise CapabilityError(f"{type(self).__name__} plays no programs.")
 
     def play_program(
-        self, program: Program, sink: Callable[[Played | ProgramResult | SglError], None]
+        self,
+        program: Program,
+        sink: Callable[[Played | ProgramResult | SglError], None],
+        flush: Callable[[], object] | None = None,
     ) -> Callable[[], object]:
         """Plays a program that is whole; no deltas are wanted.
 
         Args:
             sink: to be called with what each node brings, and when the program has ended; on any thread, one at a time.
+            flush: to be called after events that come together, of any programs with the same flush.
 
         Returns:
             What ends it, unless it has ended; on any thread.
         """
-        opened = self.open_program(sink, stream=False)
+
+        def flushed(event: Played | ProgramResult | SglError) -> None:
+            sink(event)
+            if flush is not None:
+                flush()
+
+        opened = self.open_program(flushed, stream=False)
         opened.extend((), program.nodes)
         opened.close()
         return partial(opened.drop, ())

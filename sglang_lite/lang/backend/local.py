@@ -31,6 +31,7 @@ from sglang_lite.text.tool_formats import family_of
 if TYPE_CHECKING:
     from sglang_lite.engine.engine import Engine
     from sglang_lite.lang.execution.push_down import OpenProgram
+    from sglang_lite.runtime.core.open_requests import Ticket
 
 
 class LocalBackend(BaseBackend):
@@ -94,12 +95,16 @@ class LocalBackend(BaseBackend):
         return self.engine.open_program(sink=partial(mailbox.put, sink), flush=mailbox.wake, stream=stream)
 
     def play_program(
-        self, program: Program, sink: Callable[[Played | ProgramResult | SglError], None]
+        self,
+        program: Program,
+        sink: Callable[[Played | ProgramResult | SglError], None],
+        flush: Callable[[], object] | None = None,
     ) -> Callable[[], object]:
+        submit = partial(self.engine.run_program, "", program, sink=sink, flush=flush)
         try:
-            return self.engine.run_program("", program, sink=sink).abort
+            return submit().abort
         except OverloadedError:  # as many programs as may be are open
-            return _Admission(self.engine, program, sink).abort
+            return _Admission(self.engine, submit, sink).abort
 
     def get_model_name(self) -> str:
         return self.engine.model_name
@@ -139,23 +144,24 @@ class LocalBackend(BaseBackend):
 
 
 class _Admission:
-    """A program that waits for room at an engine."""
+    """A program that waits for room at an engine.
 
-    def __init__(
-        self, engine: Engine, program: Program, sink: Callable[[Played | ProgramResult | SglError], None]
-    ) -> None:
-        self._engine, self._program, self._sink = engine, program, sink
-        self._ticket: Any = None
-        self._waiting = asyncio.run_coroutine_threadsafe(self._admit(), executor().loop)
+    Args:
+        submit: submits it.
+        sink: gets why it was not.
+    """
 
-    async def _admit(self) -> None:
-        submit = partial(self._engine.run_program, "", self._program, sink=self._sink)
+    def __init__(self, engine: Engine, submit: Callable[[], Ticket], sink: Callable[[SglError], None]) -> None:
+        self._ticket: Ticket | None = None
+        self._waiting = asyncio.run_coroutine_threadsafe(self._admit(engine, submit, sink), executor().loop)
+
+    async def _admit(self, engine: Engine, submit: Callable[[], Ticket], sink: Callable[[SglError], None]) -> None:
         try:
-            self._ticket = await self._engine.admitted(submit, 1)
+            self._ticket = await engine.admitted(submit, 1)
         except SglError as error:
-            self._sink(error)
+            sink(error)
         except asyncio.CancelledError:
-            self._sink(RequestAbortedError("the program was aborted."))
+            sink(RequestAbortedError("the program was aborted."))
             raise
 
     def abort(self) -> None:

@@ -160,7 +160,10 @@ def merge(outer: SamplingParams, inner: SamplingParams) -> SamplingParams:
     """`outer`, with everything that `inner` sets."""
     if outer is NO_PARAMS or inner is NO_PARAMS:
         return inner if outer is NO_PARAMS else outer
-    return _merged(outer, inner)
+    try:
+        return _merged(outer, inner)
+    except TypeError:  # a value that is only known when the program runs has no hash
+        return _merged.__wrapped__(outer, inner)
 
 
 @lru_cache(maxsize=4096)

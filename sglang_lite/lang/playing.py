@@ -1,0 +1,293 @@
+"""A row of a compiled program while it is played, and its state: made when more of it is read than texts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.compiling import compile_program
+from sglang_lite.lang.concurrency.loop import executor
+from sglang_lite.lang.concurrency.variables import Variable
+from sglang_lite.lang.execution.run import RunSettings
+from sglang_lite.lang.expressions import BaseProgram
+from sglang_lite.lang.replay import RowResult, replay
+from sglang_lite.lang.results import usages_of
+from sglang_lite.lang.script import Read
+from sglang_lite.lang.state import ProgramState, user_location
+from sglang_lite.program.choosing import METHODS, decide
+from sglang_lite.program.compiled import Filler, walked
+from sglang_lite.program.nodes import Select
+from sglang_lite.protocol import (
+    Generation,
+    Played,
+    ProgramResult,
+    RequestAbortedError,
+    RequestTimeoutError,
+    Selection,
+    SglError,
+    Usage,
+)
+from sglang_lite.protocol.results import total_usage
+
+if TYPE_CHECKING:
+    from sglang_lite.text.chat_template import ChatTemplate
+
+
+class Form:
+    """A program compiled for a backend and settings.
+
+    Attributes:
+        compiled: the program as data.
+        script: of its body.
+        filler: of its holes.
+        draws: it has selections that are drawn, and so needs a seed.
+        waits: the body reads values, so that a run is over when those are there.
+    """
+
+    def __init__(self, program: BaseProgram, backend: BaseBackend, settings: RunSettings) -> None:
+        self.backend, self.settings = backend, settings
+        self.template: ChatTemplate | None = backend.get_chat_template()
+        self.compiled, self.script = compile_program(program, backend, settings)
+        self.filler = Filler(self.compiled)
+        selections = [node for _, node in walked(self.compiled.nodes) if isinstance(node, Select)]
+        self.draws = any(node.temperature for node in selections)
+        self.waits = any(isinstance(action, Read) for action in self.script.actions)
+
+    def fits(self, backend: BaseBackend, settings: RunSettings) -> bool:
+        same = self.backend is backend and self.settings.params == settings.params
+        return same and self.template is backend.get_chat_template()
+
+
+class Playing:
+    """A row that is played.
+
+    Args:
+        done: is set at its end; None: nobody waits for it before.
+
+    Attributes:
+        form, row, settings: of the run.
+        seed: that its draws are made of; None where nobody needs one.
+        program: the row's.
+        result: what has come of it.
+        began: when, as `time.perf_counter()`.
+        told: called at its end, on any thread; `flush` after it, once for all that end together.
+    """
+
+    __slots__ = ("_abort", "began", "done", "flush", "form", "program", "result", "row", "seed", "settings", "told")
+
+    def __init__(self, form: Form, row: Mapping[str, Any], settings: RunSettings, done: Variable | None = None) -> None:
+        self.form, self.row, self.settings, self.done = form, row, settings, done
+        self.seed = settings.seed
+        if self.seed is None and form.draws:  # as both sides draw
+            self.seed = secrets.randbits(63)
+        self.program = form.filler(row, self.seed)
+        self.result = RowResult()
+        self.began = time.perf_counter()
+        self.told: Callable[[Playing], object] | None = None
+        self.flush: Callable[[], object] | None = None
+        self._abort: Callable[[], object] | None = None
+
+    def start(self) -> None:
+        """Has the backend play it."""
+        self._abort = self.form.backend.play_program(self.program, self.take, self.flush)
+
+    def take(self, event: Played | ProgramResult | SglError) -> None:
+        """Takes an event, on any thread."""
+        if self.result.end is None and self.result.take(event):
+            self.result.seconds = time.perf_counter() - self.began
+            if self.done is not None:
+                self.done.set(None)
+            if self.told is not None:
+                self.told(self)
+
+    def stop(self, error: SglError) -> None:
+        """Ends it with an error, unless it has ended."""
+        if self.result.end is not None:
+            return
+        self.take(error)
+        if self.flush is not None:
+            self.flush()
+        if self._abort is not None:
+            self._abort()
+
+    def wait(self) -> None:
+        """Waits for its end."""
+        if self.done is not None and self.result.end is None:
+            self.done.wait()
+
+    async def finished(self) -> None:
+        """`wait` for coroutines."""
+        if self.done is not None:
+            await self.done.get()
+
+    def state(self) -> CompiledState:
+        """The state of the run. Whoever waits for it is told of nothing more."""
+        self.told = self.flush = None
+        return CompiledState(self)
+
+
+class CompiledState(ProgramState):
+    """The state of a compiled program's run. What it has beside texts of nodes is made when it is first read.
+
+    Attributes:
+        playing: the run.
+    """
+
+    raised: SglError | None
+
+    def __init__(self, playing: Playing) -> None:
+        self.playing = playing
+        self._submitted = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("branch", "ret_value", "raised"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self._wait_for_end()
+        self.build()
+        return self.__dict__[name]
+
+    def build(self) -> SglError | None:
+        """Makes the state of what has come. Returns what the body raises."""
+        if "branch" not in self.__dict__:
+            playing = self.playing
+            settings = replace(playing.settings, seed=playing.seed)
+            state, raised = replay(
+                playing.form.script, playing.program, playing.row, playing.result, playing.form.backend, settings
+            )
+            self.branch, self.ret_value, self.raised = state.branch, state.ret_value, raised
+        return self.raised
+
+    def _wait_for_end(self) -> None:
+        try:
+            self.playing.wait()
+        except KeyboardInterrupt:  # as in any reading
+            self.cancel()
+            raise
+
+    def outcome(self) -> ProgramState | SglError:
+        """The state, or the error that it has ended with. After its end."""
+        if self.playing.result.failed or self.playing.form.script.reads:
+            raised = self.build() or self.branch.player.failure
+            if raised is not None:
+                return raised
+        return self
+
+    def __getitem__(self, name: str) -> Any:
+        if "branch" not in self.__dict__:
+            spec = self.playing.form.script.plain.get(name)
+            if spec is not None:
+                self._wait_for_end()
+                if not self.playing.result.failed:
+                    return self._plain(spec)
+        return super().__getitem__(name)
+
+    get_var = __getitem__
+
+    def _plain(self, spec: Any) -> Any:
+        """The text of a node, or the list of several nodes' texts."""
+        if isinstance(spec, list):
+            return [self._plain(each) for each in spec]
+        found = self.playing.result.brought[spec]
+        if isinstance(found, Generation):
+            return found.text
+        if isinstance(found, list):
+            return [each.text for each in sorted(found, key=lambda each: each.index)]
+        assert isinstance(found, Selection)
+        node: Any = self.playing.program.nodes
+        for i, step in enumerate(spec):
+            node = node[step] if not i % 2 else node.branches[step]
+        return decide(found, node.choices, METHODS[node.method], node.temperature, node.seed).decision
+
+    async def get(self, name: str) -> Any:
+        await self.playing.finished()
+        return await super().get(name)
+
+    async def async_sync(self) -> None:
+        await self.playing.finished()
+        await super().async_sync()
+
+    def usage(self, name: str | None = None) -> Usage:
+        self._wait_for_end()
+        result = self.playing.result
+        if name is None and "branch" not in self.__dict__ and not result.failed:
+            records = [(each, None) if isinstance(each, Selection) else each for each in result.brought.values()]
+            usages = usages_of(records)
+            return msgspec.structs.replace(total_usage(usages), total_s=result.seconds)
+        return super().usage(name)
+
+    def cancel(self) -> None:
+        self.playing.stop(RequestAbortedError("the program was cancelled.", where=user_location()))
+
+
+class CompiledCall:
+    """A run of a compiled program, as `Call` is of one whose body runs.
+
+    Attributes:
+        state: of the run.
+    """
+
+    def __init__(self, form: Form, row: Mapping[str, Any], backend: BaseBackend, settings: RunSettings) -> None:
+        self._playing = Playing(form, row, settings, Variable())
+        self.state: ProgramState = self._playing.state()
+        self._timeout = settings.timeout
+
+    def run(self) -> ProgramState:
+        """Plays it; returns when its body would have returned. What that raises is raised."""
+        self._start()
+        if self._playing.form.waits:
+            self._wait()
+        return self.state
+
+    run_in_thread = run
+
+    def run_streaming(self) -> None:
+        with contextlib.suppress(Exception):  # the state has it
+            self.run()
+
+    def _start(self) -> None:
+        self._playing.start()
+        if self._timeout is not None:
+            executor().post(self._limit, self._timeout)
+
+    def _limit(self, timeout: float) -> None:
+        error = RequestTimeoutError(f"the run took longer than its timeout of {timeout:g} s.")
+        left = self._playing.began + timeout - time.perf_counter()
+        timer = executor().loop.call_later(max(left, 0), self._playing.stop, error)
+        assert self._playing.done is not None
+        self._playing.done.when_done(partial(executor().post, timer.cancel))
+
+    def _wait(self) -> None:
+        try:
+            self._playing.wait()
+        except BaseException:
+            self._playing.stop(RequestAbortedError("the program was interrupted."))
+            raise
+        self._raise()
+
+    def _raise(self) -> None:
+        state = self.state
+        assert isinstance(state, CompiledState)
+        if isinstance(state.outcome(), SglError) and (raised := state.build()) is not None:
+            raise raised
+
+    async def arun(self) -> None:
+        self._start()
+        try:
+            await self._playing.finished()
+        except asyncio.CancelledError:
+            self._playing.stop(RequestAbortedError("the program was cancelled."))
+            raise
+        self._raise()
+
+    async def arun_streaming(self) -> None:
+        with contextlib.suppress(Exception):  # the state has it
+            await self.arun()

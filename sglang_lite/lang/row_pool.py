@@ -1,0 +1,131 @@
+"""The rows of a compiled batch: one thread fills and submits them, and takes what has ended; no body runs, and no row
+has a thread or an interpreter of its own."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from sglang_lite.lang.body_pool import Outcome, Report
+from sglang_lite.lang.playing import Playing
+from sglang_lite.protocol import RequestAbortedError, RequestTimeoutError
+
+
+class RowPool:
+    """Plays the rows of a batch, a window of them at a time.
+
+    Args:
+        jobs: the rows with their indices, each as what makes it.
+        window: how many rows may be under way.
+        report: called with each row's index and outcome, on the pool's thread.
+        held: a row is under way until `release` is called for it, not only until it has ended.
+        timeout: seconds for each row.
+    """
+
+    def __init__(
+        self,
+        jobs: Iterable[tuple[int, Callable[[], Playing]]],
+        window: int,
+        report: Report,
+        *,
+        held: bool,
+        timeout: float | None,
+    ) -> None:
+        self._jobs, self._room, self._report, self._held = iter(jobs), window, report, held
+        self._timeout = timeout
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # rung when there is something to do
+        self._ended: deque[tuple[int, Playing]] = deque()
+        self._released: deque[None] = deque()
+        self._playing: dict[int, Playing] = {}
+        self._due: deque[tuple[float, int]] = deque()  # when rows have taken too long, the first one first
+        self._stopped = threading.Event()
+        self._flush = self._ring  # one object: backends call it once for all rows
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="sglang_lite-rows", daemon=True).start()
+
+    def release(self) -> None:
+        """Counts one row less as under way."""
+        self._released.append(None)
+        self._bell.put(None)
+
+    def stop(self) -> None:
+        """Takes no further row, and stops those under way."""
+        self._stopped.set()
+        self._bell.put(None)
+
+    def _run(self) -> None:
+        more = True
+        while not self._stopped.is_set():
+            while more and self._room and not self._stopped.is_set():
+                more = self._begin_next()
+            if not more and not self._playing:
+                break
+            self._wait()
+            self._take()
+        error = RequestAbortedError("the batch was stopped.")
+        for playing in list(self._playing.values()):
+            playing.told = None
+            playing.stop(error)
+
+    def _begin_next(self) -> bool:
+        job = next(self._jobs, None)
+        if job is None:
+            return False
+        index, make = job
+        self._room -= 1
+        try:
+            playing = make()
+            playing.told, playing.flush = partial(self._told, index), self._flush
+            self._playing[index] = playing
+            if self._timeout is not None:
+                self._due.append((time.monotonic() + self._timeout, index))
+            playing.start()
+        except Exception as error:  # that row's outcome
+            self._playing.pop(index, None)
+            self._end(index, error)
+        return True
+
+    def _told(self, index: int, playing: Playing) -> None:
+        """Takes a row that has ended, on any thread; the bell is rung once for all that end together."""
+        self._ended.append((index, playing))
+
+    def _ring(self) -> None:
+        if self._ended:
+            self._bell.put(None)
+
+    def _wait(self) -> None:
+        while self._due and self._due[0][1] not in self._playing:
+            self._due.popleft()
+        if not self._due:
+            self._bell.get()
+            return
+        due, index = self._due[0]
+        try:
+            self._bell.get(timeout=max(due - time.monotonic(), 0))
+        except queue.Empty:
+            error = RequestTimeoutError(f"the run took longer than its timeout of {self._timeout:g} s.")
+            self._playing[index].stop(error)  # which tells of it
+
+    def _take(self) -> None:
+        while self._ended:
+            index, playing = self._ended.popleft()
+            if self._playing.pop(index, None) is None:
+                continue
+            try:
+                outcome: Outcome = playing.state().outcome()
+            except Exception as error:  # that row's outcome
+                outcome = error
+            self._end(index, outcome)
+        while self._released:
+            self._released.popleft()
+            self._room += 1
+
+    def _end(self, index: int, outcome: Outcome) -> None:
+        self._report(index, outcome)
+        if not self._held:
+            self._room += 1
