@@ -7,10 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeRows, ExtendRow
+from sglang_lite.runtime.executor.prefix_groups import find_groups
+from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeRows, ExtendGroup, ExtendRow
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.table import SlotTable
 from sglang_lite.runtime.scheduler.batch import Batch
+
+# Tokens that need not be read again, from which on rows that begin alike are computed together.
+_SAVED_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +63,25 @@ def build_cpu_inputs(batch: Batch, table: SlotTable, drawn: Ints, *, one_by_one:
             extends += [ExtendRow(t, t + 1, _read_at(read_at[: length + t - start])) for t in range(start, end)]
         else:
             extends.append(ExtendRow(start, end, _read_at(read_at)))
+    groups = () if one_by_one else _groups(batch, table, together, extends)
     return CpuInputs(
         ids=torch.from_numpy(ids.astype(np.int64)),
         positions=torch.from_numpy(positions.astype(np.int64)),
-        plan=AttentionPlan(torch.from_numpy(store_at), decode, tuple(extends)),
+        plan=AttentionPlan(torch.from_numpy(store_at), decode, tuple(extends), groups),
         last=torch.from_numpy(last.astype(np.int64)),
+    )
+
+
+def _groups(batch: Batch, table: SlotTable, first: int, extends: list[ExtendRow]) -> tuple[ExtendGroup, ...]:
+    """Rows from `first` on that begin in the same pages, of which enough is computed."""
+    held = batch.starts[first:] // table.page_size
+    if len(held) < 2 or int(held.sum()) * table.page_size < _SAVED_TOKENS:
+        return ()
+    groups = find_groups(table.pages[batch.slots[first:], : int(held.max())], held)
+    return tuple(
+        ExtendGroup(tuple(extends[row] for row in sorted(group.rows.tolist())), group.pages * table.page_size)
+        for group in groups
+        if (len(group.rows) - 1) * group.pages * table.page_size >= _SAVED_TOKENS
     )
 
 

@@ -128,11 +128,24 @@ class ExtendRow:
     def length(self) -> int:
         return self.read_at.stop - self.read_at.start if isinstance(self.read_at, slice) else len(self.read_at)
 
-    def read(self, cache: torch.Tensor, first: int, dtype: torch.dtype) -> torch.Tensor:
-        """The sequence's keys or values from position `first` on [kv_heads, length - first, head_dim]."""
+    def read(self, cache: torch.Tensor, first: int, dtype: torch.dtype, end: int | None = None) -> torch.Tensor:
+        """The sequence's keys or values of positions first … end-1 (to its end) [kv_heads, positions, head_dim]."""
+        end = self.length if end is None else end
         if isinstance(self.read_at, slice):
-            return cache[:, self.read_at.start + first : self.read_at.stop].to(dtype)
-        return gather(cache, self.read_at[first:], dtype)
+            return cache[:, self.read_at.start + first : self.read_at.start + end].to(dtype)
+        return gather(cache, self.read_at[first:end], dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendGroup:
+    """Rows whose sequences begin with the same token slots: those are read once for all of them.
+
+    Attributes:
+        length: how many tokens they share, none of them new.
+    """
+
+    rows: tuple[ExtendRow, ...]
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +156,10 @@ class AttentionPlan:
         store_at: int64 [T]: the token slot of each new token.
         decode: the rows with one new token, where they are computed together.
         extends: the other rows.
+        groups: of them, where it pays.
     """
 
     store_at: torch.Tensor
     decode: DecodeRows | None
     extends: tuple[ExtendRow, ...]
+    groups: tuple[ExtendGroup, ...] = ()

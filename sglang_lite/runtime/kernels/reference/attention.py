@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeRows, ExtendRow
+from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeRows, ExtendGroup, ExtendRow
 from sglang_lite.runtime.kernels.kv_cache import KVCache, by_kv_head, gather, indexable
+
+_FEW = 8  # new tokens of a row, up to which the heads of a group are one product
 
 
 def store_kv(
@@ -50,7 +52,14 @@ def attention(
     rows = plan.decode
     if rows is not None:
         out[: rows.count] = attend_rows(q[: rows.count], k, v, rows, scale=scale, window=window, softcap=softcap)
+    groups = plan.groups if window is None and softcap is None else ()
+    for group in groups:
+        for row, part in zip(group.rows, _extend_together(q, k, v, group, scale)):
+            out[row.start : row.end] = part
+    together = {row.start for group in groups for row in group.rows}
     for row in plan.extends:
+        if row.start in together:
+            continue
         mine = q[row.start : row.end]
         out[row.start : row.end] = attend_rows(mine, k, v, row, scale=scale, window=window, softcap=softcap)
     return out if cache.scales is None else by_kv_head(out, cache.scales.v[layer])
@@ -72,6 +81,54 @@ def attend_rows(
     if isinstance(rows, DecodeRows):
         return _decode(q, k, v, rows, scale, window, softcap)
     return _extend(q, k, v, rows, scale, window, softcap)
+
+
+def _extend_together(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: ExtendGroup, scale: float
+) -> tuple[torch.Tensor, ...]:
+    """Attention of rows over what they share, as one product, merged with that of each over the rest of its own.
+
+    Returns:
+        Of each row [tokens, heads, head_dim], in the format of q.
+    """
+    dtype = q.dtype if k.dtype.itemsize == 1 else k.dtype
+    _, heads, dim = q.shape
+    kv_heads = k.shape[0]
+    counts = [row.end - row.start for row in group.rows]
+    queries = torch.cat([q[row.start : row.end] for row in group.rows]).to(dtype)
+    queries = queries.view(-1, kv_heads, heads // kv_heads, dim).permute(1, 2, 0, 3)  # [kv_heads, group, tokens, dim]
+    first = group.rows[0]
+    common, common_lse = _flash(
+        queries, first.read(k, 0, dtype, group.length), first.read(v, 0, dtype, group.length), scale
+    )
+    own, own_lse = zip(*(
+        _flash(mine, row.read(k, group.length, dtype), row.read(v, group.length, dtype), scale, causal=True)
+        for row, mine in zip(group.rows, queries.split_with_sizes(counts, 2))
+    ))  # fmt: skip
+    weight = torch.sigmoid(torch.cat(own_lse, 2) - common_lse).unsqueeze(-1)
+    merged = torch.lerp(common.float(), torch.cat(own, 2).float(), weight).to(q.dtype)
+    return tuple(merged.permute(2, 0, 1, 3).reshape(-1, heads, dim).split_with_sizes(counts))
+
+
+def _flash(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, *, causal: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of queries [kv_heads, group, tokens, head_dim] over keys and values [kv_heads, positions, head_dim],
+    and the logarithm of its sum of weights [kv_heads, group, tokens]. The heads of a group are rows of one product.
+
+    Args:
+        causal: the queries are those of the last positions.
+    """
+    kv_heads, group, tokens, dim = queries.shape
+    mask = None
+    if causal:
+        length = keys.shape[1]
+        hidden = torch.full((tokens, length), float("-inf"), dtype=queries.dtype)
+        mask = hidden.triu_(length - tokens + 1).repeat(group, 1)
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001 # nothing else returns the sum
+        queries.reshape(1, kv_heads, -1, dim), keys[None], values[None], attn_mask=mask, scale=scale
+    )
+    return out.view(queries.shape), lse.reshape(queries.shape[:-1])
 
 
 def _decode(
@@ -140,7 +197,12 @@ def _extend(
         visible = at <= position
         if window is not None:
             visible &= at > position - window
-        if softcap is None:
+        if softcap is None and new <= _FEW:  # the heads of a group as rows of one product, of the same bits
+            queries, visible = queries.reshape(1, kv_heads, group * new, dim), visible.repeat(group, 1)
+            out = F.scaled_dot_product_attention(
+                queries, keys[None, :, 0], values[None, :, 0], attn_mask=visible, scale=scale
+            ).view(kv_heads, group, new, dim)
+        elif softcap is None:
             out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=visible, scale=scale)
         else:
             scores = torch.tanh((queries @ keys.transpose(-1, -2)).float() * (scale / softcap)) * softcap

@@ -1,0 +1,101 @@
+"""Rows that begin in the same pages are read once on a CPU, too, and see what they see alone."""
+
+import numpy as np
+import pytest
+import torch
+
+import sglang_lite as sgl
+from sglang_lite.protocol import SamplingParams
+from sglang_lite.runtime.executor import cpu_runner
+from sglang_lite.runtime.executor.cpu_inputs import build_cpu_inputs
+from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, ExtendGroup, ExtendRow
+from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
+from sglang_lite.runtime.kernels.reference.attention import attention
+from sglang_lite.runtime.kv_cache.table import SlotTable
+from sglang_lite.runtime.scheduler.batch import Batch
+from tests.engine.conftest import SETTINGS
+
+SHARED, HEADS, KV_HEADS, DIM = 700, 6, 2, 16
+
+
+def rows_of(new_and_own, shared_as_slice):
+    """Rows of so many new tokens, behind so many others of their own, behind what all share."""
+    rows, at, free = [], 0, SHARED
+    for new, own in new_and_own:
+        read_at = torch.cat([torch.arange(SHARED), torch.arange(free, free + own + new)])
+        whole = shared_as_slice and free == SHARED
+        rows.append(ExtendRow(at, at + new, slice(0, SHARED + own + new) if whole else read_at))
+        at, free = at + new, free + own + new
+    return tuple(rows), at, free
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 20.0}])
+@pytest.mark.parametrize(
+    ("dtype", "limit"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2), (torch.float8_e4m3fn, 1e-2)]
+)
+def test_rows_see_together_what_they_see_alone(dtype, limit, options):
+    torch.manual_seed(0)
+    rows, tokens, slots = rows_of([(4, 9), (1, 0), (2, 30), (17, 0), (9, 5), (3, 1)], shared_as_slice=True)
+    k, v = (torch.randn(KV_HEADS, slots, DIM).to(dtype) for _ in range(2))
+    scales = KVScales((torch.tensor([0.5, 2.0]),), (torch.tensor([4.0, 0.25]),)) if dtype.itemsize == 1 else None
+    cache = KVCache((k,), (v,), scales)
+    q = torch.randn(tokens, HEADS, DIM).to(torch.bfloat16 if dtype.itemsize == 1 else dtype)
+    group = ExtendGroup((rows[0], *rows[2:]), SHARED)  # the others are no part of it
+    together, alone = (
+        attention(q, cache, 0, AttentionPlan(torch.zeros(0), None, rows, groups), scale=0.25, **options).float()
+        for groups in ((group,), ())
+    )
+    assert (together - alone).norm() <= limit * alone.norm()
+    assert together[rows[1].start].equal(alone[rows[1].start])
+    if options:  # what the group can't be asked
+        assert together.equal(alone)
+
+
+def batch(table, lengths, new, page_size):
+    rows = len(lengths)
+    ends = np.array(lengths, dtype=np.int32)
+    false, nothing = np.zeros(rows, dtype=bool), np.zeros(0, dtype=np.int32)
+    return Batch(
+        step=0, requests=(), slots=np.arange(rows, dtype=np.int32), epochs=table.epoch[:rows], starts=ends - new, ends=ends,
+        decoding=0, singles=0, samples=false, unknown=false, fresh=(), copies=(nothing, nothing),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_groups_are_rows_that_share_enough(page_size):
+    table = SlotTable(6, 4000, page_size)
+    pages = -(-3000 // page_size)
+    for slot in range(6):
+        table.pages[slot, :pages] = slot * pages + np.arange(pages)
+    shared = 2560 // page_size
+    table.pages[2:5, :shared] = table.pages[1, :shared]
+    table.pages[5, :10] = table.pages[0, :10]  # too little
+    drawn = np.zeros(6, dtype=np.int32)
+    found = build_cpu_inputs(batch(table, [2900] * 6, 4, page_size), table, drawn)
+    (group,) = found.plan.groups
+    assert group.length == 2560
+    assert group.rows == found.plan.extends[1:5]
+    assert not build_cpu_inputs(batch(table, [2900] * 6, 4, page_size), table, drawn, one_by_one=True).plan.groups
+    assert not build_cpu_inputs(batch(table, [2900] * 2, 4, page_size), table, drawn).plan.groups
+
+
+def test_choices_about_a_long_text_have_the_scores_they_have_alone(folders, monkeypatch):
+    groups = []
+
+    def built(*arguments, **options):
+        inputs = build_cpu_inputs(*arguments, **options)
+        groups.append(len(inputs.plan.groups))
+        return inputs
+
+    monkeypatch.setattr(cpu_runner, "build_cpu_inputs", built)
+    settings = {**SETTINGS, "deterministic": False, "max_running": 8}
+    with sgl.Engine(folders[0], **settings, in_process=True) as engine:
+        prompt, choices = "abcdefg" * 230, ["xyz", "abc", "zzzz", "q1", "hij", "aaa"]
+        selection = engine.select(prompt, choices)
+        assert any(groups)
+        groups.clear()
+        for score in selection.scores:
+            params = SamplingParams(max_tokens=0, return_logprob=True, logprob_start_len=len(prompt))
+            alone = engine.complete(prompt + score.text, params).prompt_logprobs
+            assert list(score.logprobs) == pytest.approx([entry.logprob for entry in alone], abs=1e-4)
+        assert not any(groups)
