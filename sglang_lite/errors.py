@@ -154,7 +154,17 @@ class DownloadError(ModelError):
 
 
 class CapabilityError(SglError):
-    """A program needs what its backend can't do. Raised before the first call that would need it."""
+    """A program needs what its backend can't do. Raised before the first call that would need it.
+
+    Attributes:
+        parameter: what asks for it, where that is a parameter, or a place in a request.
+    """
+
+    def __init__(
+        self, message: str, *, parameter: str | None = None, hint: str = "", where: Location | None = None
+    ) -> None:
+        super().__init__(message if parameter is None else f"{parameter}: {message}", hint=hint, where=where)
+        self.parameter = parameter
 
 
 class ProgramError(SglError):

@@ -278,7 +278,7 @@ def _data(outcome: Outcome) -> tuple[str, Any]:
         return "failure", as_failure(outcome)
     try:
         pickle.loads(pickle.dumps(outcome))
-    except Exception:
+    except Exception:  # pickle raises whatever the error's own reduction does
         return "failure", as_failure(BackendError(f"{type(outcome).__name__}: {outcome}"))
     return "error", outcome
 

@@ -225,6 +225,7 @@ def test_every_error_travels_whatever_is_in_it(form):
 
     assert type(through(OwnError("m"))) is sgl.CapabilityError
     assert str(through(sgl.SglError("half \ud800"))) == "half \\ud800"
+    assert through(sgl.CapabilityError("m", parameter="tools")).parameter == "tools"
     assert through(sgl.ValueValidationError("m", text="t", value=print)).value == repr(print)
     results = through(sgl.BatchError("m", [object(), OwnError("a"), ValueError("b")])).results
     assert [(type(each), str(each)) for each in results] == [

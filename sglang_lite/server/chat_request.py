@@ -329,7 +329,7 @@ def _text(content: Content | None, where: str) -> str:
             texts.append(part.refusal)
         else:
             kind = part.__struct_config__.tag
-            raise CapabilityError(f"{where}.content[{i}]: the model reads text, and takes no {kind}.")
+            raise CapabilityError(f"the model reads text, and takes no {kind}.", parameter=f"{where}.content[{i}]")
     return "\n".join(texts)
 
 

@@ -263,7 +263,8 @@ def _text(content: str | Sequence[_Part], where: str) -> str:
         elif isinstance(part, InputJson):
             texts.append(_json(part, f"{where}[{i}].data"))
         else:
-            raise CapabilityError(f"{where}[{i}]: the model reads text, and takes no {part.__struct_config__.tag}.")
+            kind = part.__struct_config__.tag
+            raise CapabilityError(f"the model reads text, and takes no {kind}.", parameter=f"{where}[{i}]")
     return "\n".join(texts)
 
 

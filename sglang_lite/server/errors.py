@@ -89,7 +89,7 @@ def status_of(error: SglError) -> Status:
 
 def parameter_of(error: SglError) -> str | None:
     """The parameter, or the JSON Pointer into the body or a schema, that an error names."""
-    if isinstance(error, ParameterError):
+    if isinstance(error, ParameterError | CapabilityError):
         return error.parameter
     if isinstance(error, ConstraintError | WireError):
         return getattr(error, "pointer", None)

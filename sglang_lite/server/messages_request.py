@@ -326,7 +326,7 @@ def _text(block: Shown, where: str) -> str:
     if isinstance(block, TextBlock):
         return block.text
     if isinstance(block, ImageBlock):
-        raise CapabilityError(f"{where}: the model reads text, and takes no image.")
+        raise CapabilityError("the model reads text, and takes no image.", parameter=where)
     if block.citations is not None and block.citations.enabled:
         raise ParameterError(f"{where}.citations", "is not supported by this server.", hint="Leave it out.")
     if isinstance(block, SearchResultBlock):
@@ -338,5 +338,5 @@ def _text(block: Shown, where: str) -> str:
         told = source.content if isinstance(source.content, str) else "\n".join(each.text for each in source.content)
     else:
         kind = source.__struct_config__.tag
-        raise CapabilityError(f"{where}: the model reads text, and takes no document of type {kind}.")
+        raise CapabilityError(f"the model reads text, and takes no document of type {kind}.", parameter=where)
     return "\n".join(filter(None, (block.title, block.context, told)))

@@ -136,7 +136,7 @@ class Budget:
             if self.branches < 0:
                 raise ParameterError(f"{pointer}/branches", f"a program may have {most.branches:,} more branches here.")
         elif isinstance(node, ImagePart):
-            raise CapabilityError(f"{pointer}: the model takes no images.")
+            raise CapabilityError("the model takes no images.", parameter=pointer)
 
 
 def _walked(nodes: Sequence[Node], pointer: str) -> Iterator[tuple[str, Node]]:

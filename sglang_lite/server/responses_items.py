@@ -154,7 +154,7 @@ def _item(given: Item, where: str, known: Callable[[str], Item], unused: list[st
     if not isinstance(kind, str):
         raise ParameterError(f"{where}.type", "is no text.")
     if kind not in _ITEMS:
-        raise CapabilityError(f"{where}: items of type {kind!r:.60} are of tools that this server has not.")
+        raise CapabilityError(f"items of type {kind!r:.60} are of tools that this server has not.", parameter=where)
     named = {**{name: value for name, value in given.items() if value is not None}, "type": kind}
     item = convert(named, _ITEMS[kind], where)
     if isinstance(item, ItemReference):
@@ -191,7 +191,7 @@ def _parts(content: Content, role: str, where: str) -> list[Item]:
             parts.append(_output_text(part.text) if role == "assistant" else {"type": "input_text", "text": part.text})
         else:
             kind = part.__struct_config__.tag
-            raise CapabilityError(f"{where}[{i}]: the model reads text, and takes no {kind}.")
+            raise CapabilityError(f"the model reads text, and takes no {kind}.", parameter=f"{where}[{i}]")
     return parts
 
 

@@ -184,7 +184,7 @@ class Endpoint:
             response = await self._route.handler(service, call)
         except SglError as error:
             response = refusal(error, protocol, call.request_id)
-        except Exception:
+        except Exception:  # a fault of ours: the client hears of it, and the server stays
             logger.exception("request %s failed", call.request_id)
             failed = BackendError("the server failed.", hint=f"Its log says more of request {call.request_id}.")
             response = refusal(failed, protocol, call.request_id)

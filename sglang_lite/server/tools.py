@@ -44,7 +44,8 @@ def custom_tool(name: str, description: str | None, grammar: GrammarText | None,
             text["pattern"] = f"^(?:{grammar.definition})$"
         elif not forced:
             raise CapabilityError(
-                f"tools: the Lark grammar of {name!r:.80} can't hold inside a call.",
+                f"the Lark grammar of {name!r:.80} can't hold inside a call.",
+                parameter="tools",
                 hint="Choose the tool by tool_choice, or give it a regex.",
             )
     parameters = {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}

@@ -23,6 +23,7 @@ ERRORS: Final = {
 }  # fmt: skip
 _OWN: Final[dict[type[SglError], dict[str, bool]]] = {  # what single classes add, and whether it is always there
     errors.ParameterError: {"parameter": True},
+    errors.CapabilityError: {"parameter": False},
     errors.ConstraintError: {"pointer": False},
     WireError: {"pointer": True},
     errors.ValueValidationError: {"text": True, "value": False},
