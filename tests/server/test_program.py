@@ -116,7 +116,7 @@ LONG = Program((Gen("a", SamplingParams(max_tokens=2000)),))
         ({"program": {"nodes": [{"kind": "Text", "text": "a"}, {"kind": "Run"}]}}, "/program/nodes/1/kind"),
         ({"program": {"nodes": [{"kind": "Text", "text": 3}]}}, "/program/nodes/0/text"),
         ({"program": {"nodes": [{"kind": "Select", "name": None, "choices": []}]}}, "/program/nodes/0/choices"),
-        ({"program": {"nodes": [{"kind": "ImagePart", "image": {}}]}}, None),
+        ({"program": {"nodes": [{"kind": "ImagePart", "image": {}}]}}, "/program/nodes/0"),
         (
             {"program": data_of(Program((Fork(((), (Gen(None, SamplingParams(logit_bias=((10**6, 1.0),))),))),)))},
             "/program/nodes/0/branches/1/0/params/logit_bias",
