@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.expressions import Multi
     from sglang_lite.lang.global_config import global_config
     from sglang_lite.lang.graph import Graph
-    from sglang_lite.lang.state import ProgramState, ProgramStateGroup
+    from sglang_lite.lang.state import ProgramState, ProgramStateGroup, load
     from sglang_lite.lang.tools import ToolCall, ToolError
     from sglang_lite.lang.tracer import TraceError
     from sglang_lite.protocol import Choices, Regex, SamplingParams
@@ -108,7 +108,7 @@ _HOMES = {
     ),
     "lang.expressions": ("Multi",),
     "lang.global_config": ("global_config",),
-    "lang.state": ("ProgramState", "ProgramStateGroup"),
+    "lang.state": ("ProgramState", "ProgramStateGroup", "load"),
     "lang.graph": ("Graph",),
     "lang.tools": ("ToolCall", "ToolError"),
     "lang.tracer": ("TraceError",),
@@ -126,7 +126,7 @@ __all__ = [  # written out, as type checkers read it
     "ScriptedBackend", "SglError", "TemplateError", "ToolCall", "ToolError", "TraceError", "UnknownVariableError",
     "ValueValidationError",
     "__version__", "assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int",
-    "gen_string", "get_server_info", "global_config", "grammar", "greedy_token_selection", "image", "select",
+    "gen_string", "get_server_info", "global_config", "grammar", "greedy_token_selection", "image", "load", "select",
     "separate_reasoning", "set_default_backend", "system", "system_begin", "system_end", "token_length_normalized",
     "unconditional_likelihood_normalized", "use_tools", "user", "user_begin", "user_end", "video",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.reading import finished
-from sglang_lite.lang.execution.run import Run, RunSettings, current_run
+from sglang_lite.lang.execution.run import Calling, Run, RunSettings, current_run
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.protocol import Location, ProgramError, RequestAbortedError
@@ -65,6 +65,7 @@ class Call:
         self._program, self._args, self._kwargs = program, args, kwargs
         outer = current_run.get()
         run = Run(backend, settings, is_async=program.is_async, outer=outer, new_state=ProgramState)
+        run.called = Calling(program, args, kwargs)
         self.state = ProgramState(Branch(Player(run, run.pushed())))
         if outer is not None:
             outer.contain(self.state.branch)

@@ -7,13 +7,7 @@ written whole when its item has finished: one that a kill cut short is dropped, 
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import datetime
-import enum
 import fcntl
-import importlib
-import inspect
 import json
 import logging
 import os
@@ -32,6 +26,7 @@ from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.run import Run, RunSettings
 from sglang_lite.lang.fingerprint import Fingerprint, UnreadableError, digest
+from sglang_lite.lang.kept_values import named, packed, unpacked
 from sglang_lite.lang.results import as_dicts, usages_of
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.protocol import Generation, Image, Message, ParameterError, ProgramError, Usage, total_usage
@@ -216,7 +211,7 @@ def data_of(state: ProgramState) -> dict[str, Any]:
         "text": branch.player.transcript.text(),
         "messages": as_dicts(branch.player.transcript.messages),
         "variables": {name: _variable(state, name, variable) for name, variable in branch.names.variables.items()},
-        "ret_value": _packed(state.ret_value, "the return value"),
+        "ret_value": packed(state.ret_value, "the return value"),
         "usage": msgspec.structs.asdict(branch.run.usage()),
     }
 
@@ -244,9 +239,9 @@ def _variable(state: ProgramState, name: str, variable: Variable) -> dict[str, A
     failure = variable.error()
     if failure is not None:  # of a branch, say, that the program could do without
         return {"error": str(failure)}
-    kept = {"value": _packed(variable.result(), name)}
+    kept = {"value": packed(variable.result(), name)}
     if variable.record is not None:
-        kept["raw"] = _packed(state.raw(name), name)
+        kept["raw"] = packed(state.raw(name), name)
         kept["usage"] = msgspec.structs.asdict(total_usage(usages_of(variable.record)))
         kept["finish_reason"] = getattr(variable.record, "finish_reason", "stop")
     return kept
@@ -259,19 +254,19 @@ def state_of(entry: Mapping[str, Any]) -> ProgramState:
     state = ProgramState(Branch(Player(run)))
     executor = state.branch
     messages = [Message(m["role"], _content(m["content"])) for m in entry["messages"]]
-    executor.restore(entry["text"], messages)
+    executor.restore([entry["text"]], messages)
     for name, kept in entry["variables"].items():
         variable = executor.names.variables[name] = Variable()
         if "error" in kept:
             variable.fail(ProgramError(kept["error"]))
             continue
-        variable.set(_unpacked(kept["value"]))
+        variable.set(unpacked(kept["value"], named))
         if "usage" in kept:
             of_all = [Usage(**kept["usage"])]
-            variable.record = _record(_unpacked(kept["raw"]), of_all, kept["finish_reason"])
+            variable.record = _record(unpacked(kept["raw"], named), of_all, kept["finish_reason"])
     usage = Usage(**entry["usage"])
     run.restore(usage)
-    state.ret_value = _unpacked(entry["ret_value"])
+    state.ret_value = unpacked(entry["ret_value"], named)
     return state
 
 
@@ -288,72 +283,3 @@ def _record(raw: Any, usage: list[Usage], finish_reason: Any) -> Any:
     if not isinstance(raw, str):
         return None
     return Generation(raw, finish_reason=finish_reason, usage=usage.pop() if usage else Usage())
-
-
-def _packed(value: Any, what: str) -> Any:
-    """A value as JSON; of the types that `gen(type=…)` makes, with the name of the type."""
-    if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, enum.Enum)):
-        return value
-    if isinstance(value, list):
-        return [_packed(item, what) for item in value]
-    if isinstance(value, dict) and all(isinstance(key, str) and not key.startswith("$") for key in value):
-        return {key: _packed(item, what) for key, item in value.items()}
-    kind: Any = type(value)
-    data: Any = None
-    if kind in (tuple, set, frozenset):
-        data = [_packed(item, what) for item in value]
-    elif kind is dict:
-        data = [[_packed(key, what), _packed(item, what)] for key, item in value.items()]
-    elif inspect.isfunction(value):  # of a ToolCall
-        kind, data = value, value.__name__
-    elif isinstance(value, enum.Enum):
-        data = value.name
-    elif isinstance(value, datetime.date | datetime.time):
-        data = value.isoformat()
-    elif hasattr(value, "model_dump"):
-        data = value.model_dump(mode="json")
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        data = {f.name: _packed(getattr(value, f.name), what) for f in dataclasses.fields(value)}
-    elif isinstance(value, msgspec.Struct):
-        data = {name: _packed(getattr(value, name), what) for name in value.__struct_fields__}
-    name = f"{kind.__module__}:{kind.__qualname__}"
-    with contextlib.suppress(ImportError, AttributeError):
-        if data is not None and _named(name) is kind:
-            return {"$type": name, "$value": data}
-    raise ProgramError(
-        f"checkpoint: {what} is a {kind.__name__}, which can't be kept in a file.",
-        hint="Define its class at the top of a module, or return plain data.",
-    )
-
-
-def _named(name: str) -> Any:
-    module, _, path = name.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in path.split("."):
-        found = getattr(found, part)
-    return found
-
-
-def _unpacked(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_unpacked(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if "$type" not in value:
-        return {key: _unpacked(item) for key, item in value.items()}
-    kind, data = _named(value["$type"]), value["$value"]
-    if inspect.isfunction(kind):
-        return kind
-    if kind in (tuple, set, frozenset):
-        return kind(map(_unpacked, data))
-    if kind is dict:
-        return {_unpacked(key): _unpacked(item) for key, item in data}
-    if issubclass(kind, enum.Enum):
-        return kind[data]
-    if issubclass(kind, datetime.date | datetime.time):
-        return kind.fromisoformat(data)
-    if hasattr(kind, "model_validate"):
-        return kind.model_validate(data)
-    if hasattr(kind, "__dataclass_fields__") or issubclass(kind, msgspec.Struct):
-        return kind(**_unpacked(data))
-    raise ValueError(f"{value['$type']} is no type of a batch checkpoint")

@@ -206,8 +206,8 @@ class _Branch(Branch):
             self.recorder.script.actions[place] = done
 
     def node_seed(self) -> int | Unset:
-        self._nodes += 1
-        self.seed = f"{self.path}/{self._nodes}"
+        self.node_count += 1
+        self.seed = f"{self.path}/{self.node_count}"
         return UNSET
 
     def _put(self, op: Op) -> None:
@@ -286,11 +286,11 @@ class _Branch(Branch):
         return tuple(parts), ""
 
     def fork(self, size: int = 1, where: Location | None = None) -> list[Branch]:
-        self._nodes += 1
+        self.node_count += 1
         place = len(self.nodes)
         self._record(Fork(((),) * size, where=where))
         children = [
-            self.recorder.branch(f"{self.path}/{self._nodes}.{i}", (*self.at, place, i), self) for i in range(size)
+            self.recorder.branch(f"{self.path}/{self.node_count}.{i}", (*self.at, place, i), self) for i in range(size)
         ]
         for child in children:
             child.inherit(self)

@@ -238,6 +238,10 @@ class BaseProgram(ABC):
     async def arun(self, *args: Any, **kwargs: Any) -> Any:
         """`run` for coroutines."""
 
+    @abstractmethod
+    def run_again(self, called: Any, backend: Any, settings: Any) -> Any:
+        """Runs it once more, as it was called, on another backend. Returns its state."""
+
 
 class SglCall(Expression, ABC):
     """A program added to another: it continues that one's text (function.py)."""

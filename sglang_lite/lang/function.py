@@ -7,18 +7,21 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from sglang_lite.lang import batch
+from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.default import BackendLike, backend_for
 from sglang_lite.lang.batch import BatchPlan, Cluster, Item, OnError
 from sglang_lite.lang.body_pool import AsyncBodyPool, AwaitedPool, BodyPool, Pool, PoolOnLoop, Report
 from sglang_lite.lang.call import Call, start_thread
 from sglang_lite.lang.execution.reading import finished
-from sglang_lite.lang.execution.run import RunSettings, current_run
+from sglang_lite.lang.execution.run import Calling, RunSettings, current_run
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.global_config import global_config
+from sglang_lite.lang.kept_values import named
 from sglang_lite.lang.nested_call import NestedCall
 from sglang_lite.lang.run_options import DefaultFloat, DefaultInt, backend_of, is_said, settings_of, with_seed
 from sglang_lite.lang.sampling_keywords import check_flags
@@ -190,10 +193,8 @@ class SglFunction(BaseProgram):
         with _trimmed:
             if options["stream"]:
                 start_thread(call.run_streaming)
-            elif self.is_async and in_event_loop():
-                call.run_in_thread()
             else:
-                call.run()
+                self._run_here(call)
         if not (options["use_thread"] or options["stream"]):
             finished(call.state.branch.player).wait()
             call.state.error()
@@ -300,6 +301,23 @@ class SglFunction(BaseProgram):
             return batch.apassed(plan, outcomes)
         with plan:
             return batch.settle(plan, {index: outcome async for index, outcome in outcomes})
+
+    def run_again(self, called: Calling, backend: BaseBackend, settings: RunSettings) -> ProgramState:
+        """Runs it once more, as it was called, on another backend."""
+        with _trimmed:
+            call = Call(self, called.args, dict(called.kwargs), backend, replace(settings, stream=False))
+            return self._run_here(call)
+
+    def _run_here(self, call: Call | CompiledCall) -> ProgramState:
+        """Runs a call's body; in a thread where it needs an event loop and this one has its own."""
+        if self.is_async and in_event_loop():
+            call.run_in_thread()
+        else:
+            call.run()
+        return call.state
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _pickled, (f"{self.func.__module__}:{self.func.__qualname__}", self.bind_arguments)
 
     def trace(self, *, backend: BackendLike | None = None, explore: int | None = None, **kwargs: Any) -> Any:
         """Runs the body once without a backend and records its nodes. Arguments not given are symbols, which can be
@@ -451,6 +469,13 @@ class SglFunction(BaseProgram):
                     own[name] = value  # None or False, which may have been said
                 options[name] = default
         return own, with_seed(options)
+
+
+def _pickled(name: str, bind_arguments: dict[str, Any]) -> SglFunction:
+    """The program of a module."""
+    program = named(name)
+    assert isinstance(program, SglFunction)
+    return program.bind(**bind_arguments) if bind_arguments else program
 
 
 def _defaults(method: Callable[..., Any]) -> dict[str, Any]:

@@ -91,6 +91,9 @@ class Answers(BaseBackend):
     def get_chat_template(self) -> ChatTemplate | None:
         return self._backend.get_chat_template()
 
+    def tokenizer_digest(self) -> str | None:
+        return self._backend.tokenizer_digest()
+
     def tool_family(self) -> str | None:
         return self._backend.tool_family()
 

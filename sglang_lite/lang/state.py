@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from sglang_lite import wire
 from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
+from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, when_all_done
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.operations import Checkpoint as Place
@@ -28,7 +32,20 @@ from sglang_lite.lang.execution.reading import (
 from sglang_lite.lang.execution.run import current_run
 from sglang_lite.lang.execution.stream_executor import StreamExecutor
 from sglang_lite.lang.expressions import BaseProgram
+from sglang_lite.lang.kept_values import named
+from sglang_lite.lang.rerun import RememberingBackend, with_value
 from sglang_lite.lang.results import meta_info, probabilities, usages_of
+from sglang_lite.lang.saved import (
+    NoBackend,
+    behind,
+    branch_of,
+    check_program,
+    classes,
+    read,
+    same_tokens,
+    saved_run,
+    write,
+)
 from sglang_lite.lang.tracebacks import trim
 from sglang_lite.program.nodes import (
     Expression,
@@ -53,8 +70,10 @@ from sglang_lite.protocol import (
     SglError,
     Unset,
     Usage,
+    WireError,
     total_usage,
 )
+from sglang_lite.protocol.saved import SavedRun
 
 if TYPE_CHECKING:
     from sglang_lite.lang.trace import Trace
@@ -136,11 +155,14 @@ class ProgramState:
     Attributes:
         ret_value: what the body returned.
         branch: the branch behind it.
+        restored: of a state that was loaded or copied, whether its tokens are what they were, or only the text; None:
+            it was not.
     """
 
     def __init__(self, branch: Branch) -> None:
         self.branch = branch
         self.ret_value: Any = None
+        self.restored: Literal["tokens", "text"] | None = None
         self._submitted: Expression | None = None
 
     @property
@@ -477,8 +499,7 @@ class ProgramState:
         Args:
             position_ids_offset: SGLang never used it; only None is accepted.
         """
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ParameterError("size", f"{size!r} is not a whole number of at least 1.", where=user_location())
+        _check_size(size)
         if position_ids_offset is not None:
             raise ParameterError("position_ids_offset", "has no effect.", hint="Leave it out.", where=user_location())
         children = [ProgramState(child) for child in self.branch.fork(size, user_location())]
@@ -489,6 +510,83 @@ class ProgramState:
         if position_ids_offset is not None:
             raise ParameterError("position_ids_offset", "has no effect.", hint="Leave it out.", where=user_location())
         return _CopyScope(self)
+
+    # ------------------------------------------------------------------------------------------- again
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the state to a file, from which `sgl.load` makes it again, here or in another process: text with its
+        tokens, turns, variables, what the body returned, and the answers of all nodes. Waits until all is played.
+
+        Raises:
+            ParameterError: the file can't be written.
+            ProgramError: a grammar or a scope is open, or a variable has a value that can't be kept.
+            SglError: that the state has failed with.
+        """
+        write(self._saved(), path)
+
+    def rerun(self, at: str, value: str | None = None) -> ProgramState:
+        """Runs the program again where the answer of a node is another one. Nodes whose prompt, parameters and
+        constraint are what they were keep their answers; others are asked. (The body runs again as a whole; nodes with
+        a `backend=` of their own, and programs that it runs by themselves, are asked again.)
+
+        Args:
+            at: the variable of the node.
+            value: text of its new answer; None: the backend is asked for it again.
+
+        Returns:
+            The state of the new run. Its usage is that of the nodes that were asked.
+
+        Raises:
+            ParameterError: no node gave that variable its value, or it can't have this one.
+            ProgramError: the program is not known: the state was loaded without it, or its arguments were no data.
+        """
+        run = self.branch.run
+        if run.called is None:
+            raise ProgramError(
+                "nobody knows what ran here.", hint="sgl.load(path, program), of a run with plain data as arguments.",
+                where=user_location(),
+            )  # fmt: skip
+        if run.backend.blocking:
+            raise run.backend.refusal("rerun", "running again", "Run the program.", user_location())
+        answers = with_value(self._saved().answers, at, value)
+        backend = RememberingBackend(run.backend, answers)
+        state: ProgramState = run.called.program.run_again(run.called, backend, run.settings)
+        return state
+
+    def fork_at(self, at: str, size: int = 1) -> ProgramStateGroup:
+        """`size` states that continue from where a node had given its variable a value: with the text and variables up
+        to there, on the same backend, each a run of its own.
+
+        Raises:
+            ParameterError: no node in the state's text gave that variable its value.
+        """
+        _check_size(size)
+        saved, backend = self._saved(), self.branch.backend
+        paths = [f"{self.branch.path}/{at}.{i}" for i in range(size)]
+        return ProgramStateGroup([ProgramState._made(behind(saved, at, path), backend, named, None) for path in paths])
+
+    def _saved(self) -> SavedRun:
+        self.sync()
+        if not self.branch.run.body_open:
+            finished(self.branch.player).wait()
+        return saved_run(self.branch, self.ret_value)
+
+    @classmethod
+    def _made(
+        cls, saved: SavedRun, backend: BaseBackend, find: Callable[[str], Any], program: BaseProgram | None
+    ) -> ProgramState:
+        branch, ret_value = branch_of(saved, backend, find, program)
+        state = cls(branch)
+        state.ret_value, state.restored = ret_value, "tokens" if same_tokens(saved, backend) else "text"
+        return state
+
+    def __deepcopy__(self, memo: object) -> ProgramState:
+        called = self.branch.run.called
+        return self._made(self._saved(), self.branch.backend, named, None if called is None else called.program)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        called = self.branch.run.called
+        return unpickled, (wire.encode(self._saved()), None if called is None else called.program)
 
     def __repr__(self) -> str:
         failure = self.branch.player.failure
@@ -595,6 +693,54 @@ def _gather(variables: list[Variable | None], shared: Variable | None) -> Variab
 
     when_all_done(present, settled)
     return gathered
+
+
+def _check_size(size: object) -> None:
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ParameterError("size", f"{size!r} is not a whole number of at least 1.", where=user_location())
+
+
+def load(
+    path: str | PathLike[str],
+    program: BaseProgram | None = None,
+    *,
+    backend: BackendLike | None = None,
+    types: Iterable[type] = (),
+) -> ProgramState:
+    """The state that `state.save(path)` has written: it can be read, added to, forked, and run again where an answer is
+    another one. A file has no code, and reading it imports and runs none.
+
+    Args:
+        program: whose run it was; `rerun` needs it. Classes of values are looked for in its module, too.
+        backend: to continue on; without one the state can only be read.
+        types: classes of values that are not in the program's module.
+
+    Returns:
+        The state. Its `restored` is "tokens" where the backend's tokenizer is that of the file: what a model has
+        written is the same tokens. Else it is "text", which is tokenised again. In both cases the text is what it was,
+        a chat template's marks included; to go on with another template, begin a run with `messages()`.
+
+    Raises:
+        ParameterError: there is no such file, or it is too large.
+        WireError: it is no saved state, damaged, or of another version.
+        ProgramError: it is of another program, or of one whose body has changed: the error has the first difference. Or
+            a value is of a class that was not given.
+    """
+    saved = read(path)
+    if program is not None:
+        check_program(saved, program)
+    try:
+        chosen = NoBackend() if backend is None else as_backend(backend)
+        return ProgramState._made(saved, chosen, classes(program, types), program)  # noqa: SLF001 # its own module's
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise WireError(f"{os.fspath(path)!r} is damaged: {error!r}") from error
+
+
+def unpickled(data: bytes, program: BaseProgram | None) -> ProgramState:
+    """A state that was pickled. It has no backend."""
+    saved = wire.decode(data)
+    assert isinstance(saved, SavedRun)
+    return ProgramState._made(saved, NoBackend(), named, program)  # noqa: SLF001 # its own module's
 
 
 def _text_of(record: Any, value: Any) -> Any:

@@ -221,6 +221,8 @@ def decide(
     if method.requires_unconditional_logprobs:
         keywords["unconditional_token_logprobs"] = [[[lp, None, None] for lp in s.unconditional or ()] for s in scores]
     decision = checked(method(**keywords), choices)
+    if selection.picked is not None:
+        return ChoicesDecision(selection.picked, decision.meta_info)
     if temperature > 0:
         values = method.scores(**keywords)
         top = max(values)

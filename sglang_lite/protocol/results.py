@@ -100,7 +100,12 @@ class ChoiceScore(Record, frozen=True):
 
 
 class Selection(Variant, frozen=True):
-    """Scores of all choices. `scores` is in their order and empty where a backend only picks (`picked`)."""
+    """Scores of all choices, in their order.
+
+    Attributes:
+        scores: empty where a backend only picks.
+        picked: the choice that was taken already; None: it is for the method to decide.
+    """
 
     scores: tuple[ChoiceScore, ...]
     usage: Usage = Usage()

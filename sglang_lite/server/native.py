@@ -236,6 +236,7 @@ def _ours(service: Service) -> dict[str, Any]:
         "version": __version__,
         "chat_template": None if template is None else template.source,
         "special_tokens": engine.tokenizer.special_tokens,
+        "tokenizer_digest": engine.tokenizer.digest,
         "incremental_streaming_output": service.settings.incremental_streaming_output,
     }
 

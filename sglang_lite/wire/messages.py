@@ -10,7 +10,7 @@ import msgspec
 
 from sglang_lite.errors import Location, ParameterError, SglError, WireError
 from sglang_lite.program import compiled, graph, nodes
-from sglang_lite.protocol import constraints, prompt, results, sampling, trace
+from sglang_lite.protocol import constraints, prompt, results, sampling, saved, trace
 from sglang_lite.protocol.record import Record
 from sglang_lite.protocol.results import Delta, Generation, Played, Selection
 from sglang_lite.wire.failure import Failure, as_error, as_failure
@@ -42,7 +42,8 @@ TYPES: Final[dict[str, type[Record]]] = {
         constraints.StructuralTag, constraints.Tag, constraints.TaggedObject, constraints.Tags,
         prompt.Image, prompt.Message, prompt.Prompt, prompt.Span,
         results.ChoiceScore, Delta, Generation, Played, results.ProgramResult, Selection, results.TokenLogprob,
-        results.Usage, trace.Attempt, trace.CacheMiss, trace.TraceHead, trace.TraceNode,
+        results.Usage, saved.SavedAnswer, saved.SavedChoice, saved.SavedPiece, saved.SavedRun, saved.SavedSamples,
+        saved.SavedVariable, trace.Attempt, trace.CacheMiss, trace.TraceHead, trace.TraceNode,
         compiled.CompiledProgram, compiled.Hole, compiled.Parameter, compiled.Seed,
         graph.Branching, graph.Call, graph.Change, graph.GraphNode, graph.GraphRecord, graph.Picture, graph.Problem,
         graph.Use, graph.Value, graph.Way,

@@ -196,7 +196,7 @@ def test_a_value_that_can_not_be_kept_fails_its_item_and_says_which(path, value)
     def program(s, x):
         s["odd"] = value if x else 0
 
-    with pytest.raises(sgl.BatchError, match="1 of 2 programs failed, the first is item 1: checkpoint: odd is a"):
+    with pytest.raises(sgl.BatchError, match="1 of 2 programs failed, the first is item 1: odd is a"):
         program.run_batch([(0,), (1,)], backend=script(), checkpoint=path)
     assert len(kept(path)) == 1
 

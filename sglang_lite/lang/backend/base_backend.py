@@ -185,6 +185,10 @@ class BaseBackend:
         how = None if template is None else getattr(template, "source", template.name)
         return f"{kind.__module__}.{kind.__qualname__}", self.get_model_name(), how
 
+    def tokenizer_digest(self) -> str | None:
+        """Digest of its model's tokens: ids mean the same where it is the same. None: nobody knows."""
+        return None
+
     def get_chat_template(self) -> ChatTemplate | None:
         """The chat template: how roles become text; None where the model has none."""
         if self.chat_template is None and self.blocking:

@@ -119,6 +119,9 @@ class LocalBackend(BaseBackend):
             self.chat_template = self.engine.chat_template() or self._registered()
         return self.chat_template
 
+    def tokenizer_digest(self) -> str:
+        return self.engine.tokenizer.digest
+
     def tool_family(self) -> str | None:
         template = self.get_chat_template()
         return family_of(template.source) if isinstance(template, JinjaTemplate) else None

@@ -241,6 +241,9 @@ class RuntimeEndpoint(BaseBackend):
 
     # --------------------------------------------------------------------------------------------- the server
 
+    def tokenizer_digest(self) -> str | None:
+        return self._ours.get("tokenizer_digest")
+
     def get_model_name(self) -> str:
         return str(self.model_info.get("model_path", "?"))
 

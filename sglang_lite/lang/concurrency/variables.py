@@ -60,15 +60,17 @@ class Variable:
         where: as given.
         record: what the backend said about the node (a list for several samples); None for values set by hand.
         kind: the Python type of the value, where one was asked for.
+        behind: the place in its branch behind the node; None where no node of the branch made it.
     """
 
-    __slots__ = ("_callbacks", "_done", "_error", "_lock", "_made", "_value", "kind", "record", "where")
+    __slots__ = ("_callbacks", "_done", "_error", "_lock", "_made", "_value", "behind", "kind", "record", "where")
 
     def __init__(self, where: Location | None = None, made: int | None = None) -> None:
         self.where = where
         self._made = forks() if made is None else made
         self.record: Any = None
         self.kind: Any = None
+        self.behind: Any = None
         self._lock = threading.Lock()
         self._done = False
         self._value: Any = None

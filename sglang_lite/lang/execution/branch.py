@@ -30,6 +30,7 @@ from sglang_lite.lang.execution.push_down import PushedBranch
 from sglang_lite.lang.execution.reading import added, when_finished
 from sglang_lite.lang.execution.run import NO_PARAMS, merge
 from sglang_lite.lang.execution.stream_executor import StreamExecutor
+from sglang_lite.lang.execution.transcript import Piece
 from sglang_lite.lang.expressions import (
     NUMBER_STOPS,
     SglCall,
@@ -92,21 +93,22 @@ class Branch:
     Args:
         player: plays them.
         path: where the branch is in the tree of forks; seeds are made from it.
+        node_count: nodes that it has had; seeds are made from them, too.
     """
 
     __slots__ = (
-        "__weakref__", "_ahead", "_grammar", "_nodes", "_role", "_turns", "backend", "names", "path", "player",
+        "__weakref__", "_ahead", "_grammar", "_role", "_turns", "backend", "names", "node_count", "path", "player",
         "run",
     )  # fmt: skip
 
-    def __init__(self, player: Player, path: str = "") -> None:
+    def __init__(self, player: Player, path: str = "", node_count: int = 0) -> None:
         self.player, self.path = player, path
         self.run, self.backend, self.names = player.run, player.backend, player.names
         self._turns: list[str] = []
         self._role: tuple[str, str] | None = None  # the open turn's role and suffix
         self._grammar: Constraint | None = None  # that is open
         self._ahead: ByteMatcher | None = None  # through it, as long as all text in it is known
-        self._nodes = 0
+        self.node_count = node_count
 
     def submit(self, expr: Expression | str, where: Location | None = None) -> None:
         """Queues what `expr` says. Misuse that can be seen now is raised now."""
@@ -283,9 +285,9 @@ class Branch:
         return variable, log
 
     def node_seed(self) -> int | Unset:
-        self._nodes += 1
+        self.node_count += 1
         seed = self.run.settings.seed
-        return UNSET if seed is None else derived_seed(seed, f"{self.path}/{self._nodes}")
+        return UNSET if seed is None else derived_seed(seed, f"{self.path}/{self.node_count}")
 
     def _begin_turn(self, role: str, where: Location | None) -> None:
         if self._grammar is not None:
@@ -322,8 +324,8 @@ class Branch:
 
     def fork(self, size: int = 1, where: Location | None = None) -> list[Branch]:
         """Branches that continue from here, each on its own."""
-        self._nodes += 1
-        children = [Branch(self._forked(), f"{self.path}/{self._nodes}.{i}") for i in range(size)]
+        self.node_count += 1
+        children = [Branch(self._forked(), f"{self.path}/{self.node_count}.{i}") for i in range(size)]
         for child in children:
             child.inherit(self)
         players = [child.player for child in children]
@@ -344,10 +346,15 @@ class Branch:
         self._turns, self._role = list(parent._turns), parent._role
         self._grammar, self._ahead = parent._grammar, parent._ahead and parent._ahead.copy()
 
-    def restore(self, text: str, messages: Sequence[Message]) -> None:
-        """Takes over what an earlier run has said."""
-        self.player.transcript.restore(text, messages)
+    def restore(
+        self, pieces: Sequence[Piece], messages: Sequence[Message], turn: tuple[str, int] | None = None
+    ) -> None:
+        """Takes over what an earlier run has said; as in Transcript."""
+        self.player.transcript.restore(pieces, messages, turn)
         self._turns = [message.role for message in messages]
+        if turn is not None:
+            before = [{"role": role, "content": ""} for role in self._turns]
+            self._role = turn[0], self.run.template.get_prefix_and_suffix(turn[0], before)[1]
 
     def tell(self, hook: str, *args: Any) -> None:
         """Calls a hook of the backend when everything before has been played; nothing where it defines none."""

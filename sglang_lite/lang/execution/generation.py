@@ -423,6 +423,7 @@ def _accept(branch: Player, op: GenOp, generations: Sequence[Generation], values
         branch.transcript.append(spans)
     op.variable.record = list(generations) if several else first
     op.ended = branch.run.played(op.variable.record)
+    op.variable.behind = branch.transcript.behind
     op.variable.set(list(values) if several else values[0])
     if op.log is not None:
         op.log.close()
@@ -553,6 +554,7 @@ def _picked(branch: Player, op: SelectOp, selection: Selection | None, decision:
 def _chosen(branch: Player, op: SelectOp, record: Any, text: str, value: str | list[str]) -> None:
     """Gives the variable of a selection its value, and its stream the text."""
     op.variable.record = record
+    op.variable.behind = branch.transcript.behind
     op.ended = branch.run.played(record)
     if op.log is not None:
         op.log.append(text)

@@ -7,7 +7,7 @@ import itertools
 import math
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,9 +18,11 @@ import msgspec
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.concurrency.loop import forks
 from sglang_lite.lang.execution.push_down import PushedBranch, PushedProgram
+from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.results import usages_of
 from sglang_lite.program.seeds import derived_seed
 from sglang_lite.protocol import UNSET, Generation, SamplingParams, TemplateError, Usage, total_usage
+from sglang_lite.protocol.saved import SavedAnswer
 from sglang_lite.text.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
@@ -51,6 +53,15 @@ class RunSettings:
     push_down: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Calling:
+    """A program and the arguments of its body."""
+
+    program: BaseProgram
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+
 class Run:
     """State shared by the branches of a run.
 
@@ -58,6 +69,8 @@ class Run:
         backend, settings: as given.
         deadline: `time.monotonic()` at which the run, or one that it is inside, has taken too long; None for never.
         timeout: the seconds that the deadline stands for.
+        called: the program that is run; None where there is none.
+        remembered: answers of an earlier run, which this one continues.
         body_open: the body is still running, so that names may yet be declared.
         is_async: the body is a coroutine, whose event loop no read may block.
         body: the task of a streaming coroutine body, which nobody else may hold.
@@ -72,8 +85,9 @@ class Run:
     """
 
     __slots__ = (
-        "_inside", "_last_end", "_records", "_seeds", "_template", "backend", "body", "body_open", "context",
-        "deadline", "is_async", "loop", "made", "new_state", "plain", "push_down", "replayed", "settings", "started",
+        "_inside", "_last_end", "_records", "_seeds", "_template", "backend", "body", "body_open", "called", "context",
+        "deadline", "is_async", "loop", "made", "new_state", "plain", "push_down", "remembered", "replayed", "settings",
+        "started",
         "timeout",
     )  # fmt: skip
 
@@ -95,6 +109,8 @@ class Run:
         self.push_down: bool = settings.push_down and (outer is None or outer.push_down)
         self.body_open, self.made, self.replayed = True, forks(), False
         self.body: Any = None
+        self.called: Calling | None = None
+        self.remembered: tuple[SavedAnswer, ...] = ()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.context = _NO_CONTEXT
         self._template: ChatTemplate | None = None

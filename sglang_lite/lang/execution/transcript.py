@@ -115,9 +115,13 @@ class Transcript:
         if walk is not None:
             walk.end()
 
-    def restore(self, text: str, messages: Sequence[Message]) -> None:
-        """Takes over what an earlier run has said."""
-        self.pieces, self.messages = [text], list(messages)
+    def restore(self, pieces: Sequence[Piece], messages: Sequence[Message], turn: tuple[str, int] | None) -> None:
+        """Takes over what an earlier run has said.
+
+        Args:
+            turn: role of the open turn, and the piece that it begins with.
+        """
+        self.pieces, self.messages, self._turn = list(pieces), list(messages), turn
 
     # ------------------------------------------------------------------------------------------ places
 
@@ -142,6 +146,16 @@ class Transcript:
     def walk(self) -> ByteMatcher | None:
         """The matcher of the open grammar; None: none is open."""
         return self._walk
+
+    @property
+    def behind(self) -> tuple[int, int, tuple[str, int] | None]:
+        """How many pieces and finished turns there are, and the open turn."""
+        return len(self.pieces), len(self.messages), self._turn
+
+    @property
+    def turn(self) -> tuple[str, int] | None:
+        """The open turn's role, and the piece that it begins with; None: none is open."""
+        return self._turn
 
     @property
     def role(self) -> str | None:

@@ -6,6 +6,7 @@ the same bytes. Knows nothing of requests or models.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,14 @@ class Tokenizer:
         self._never_text = frozenset(control) - frozenset(unknown_ids)
         self._encode_block = lru_cache(maxsize=2048)(self._encode_uncached)
         self._cuts = self._can_cut()
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of its tokens, with their ids: ids mean the same to two tokenizers with one digest."""
+        found = hashlib.sha256(repr((sorted(self.special_ids), len(self.token_bytes))).encode())
+        for token in self.token_bytes:
+            found.update(len(token).to_bytes(4, "big") + token)
+        return found.hexdigest()
 
     @property
     def vocab_size(self) -> int:

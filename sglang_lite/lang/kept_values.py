@@ -1,0 +1,91 @@
+"""Values of variables as JSON and back: plain data, and what `gen(type=…)` makes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import enum
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from sglang_lite.protocol import ProgramError
+
+
+def packed(value: Any, what: str) -> Any:
+    """A value as JSON; of the types that `gen(type=…)` makes, with the name of the type."""
+    if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, enum.Enum)):
+        return value
+    if isinstance(value, list):
+        return [packed(item, what) for item in value]
+    if isinstance(value, dict) and all(isinstance(key, str) and not key.startswith("$") for key in value):
+        return {key: packed(item, what) for key, item in value.items()}
+    kind: Any = type(value)
+    data: Any = None
+    if kind in (tuple, set, frozenset):
+        data = [packed(item, what) for item in value]
+    elif kind is dict:
+        data = [[packed(key, what), packed(item, what)] for key, item in value.items()]
+    elif inspect.isfunction(value):  # of a ToolCall
+        kind, data = value, value.__name__
+    elif isinstance(value, enum.Enum):
+        data = value.name
+    elif isinstance(value, datetime.date | datetime.time):
+        data = value.isoformat()
+    elif hasattr(value, "model_dump"):
+        data = value.model_dump(mode="json")
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        data = {f.name: packed(getattr(value, f.name), what) for f in dataclasses.fields(value)}
+    elif isinstance(value, msgspec.Struct):
+        data = {name: packed(getattr(value, name), what) for name in value.__struct_fields__}
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    with contextlib.suppress(ImportError, AttributeError):
+        if data is not None and named(name) is kind:
+            return {"$type": name, "$value": data}
+    raise ProgramError(
+        f"{what} is a {kind.__name__}, which can't be kept in a file.",
+        hint="Define its class at the top of a module, or return plain data.",
+    )
+
+
+def named(name: str) -> Any:
+    """The class or function of a name, as `module:qualified.name`; its module is imported."""
+    module, _, path = name.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def unpacked(value: Any, find: Callable[[str], Any]) -> Any:
+    """A value from what `packed` gave.
+
+    Args:
+        find: gives the class of a name. Raises where there is none, or none that may be made.
+    """
+    if isinstance(value, list):
+        return [unpacked(item, find) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "$type" not in value:
+        return {key: unpacked(item, find) for key, item in value.items()}
+    kind, data = find(value["$type"]), value["$value"]
+    if inspect.isfunction(kind):
+        return kind
+    if kind in (tuple, set, frozenset):
+        return kind(unpacked(item, find) for item in data)
+    if kind is dict:
+        return {unpacked(key, find): unpacked(item, find) for key, item in data}
+    if issubclass(kind, enum.Enum):
+        return kind[data]
+    if issubclass(kind, datetime.date | datetime.time):
+        return kind.fromisoformat(data)
+    if hasattr(kind, "model_validate"):
+        return kind.model_validate(data)
+    if hasattr(kind, "__dataclass_fields__") or issubclass(kind, msgspec.Struct):
+        return kind(**unpacked(data, find))
+    raise ValueError(f"{value['$type']} is no type of a kept value")

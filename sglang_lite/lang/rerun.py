@@ -1,0 +1,245 @@
+"""Running a program once more where a value in it has changed: what that value does not reach is not asked again.
+
+An answer is known by its question: the prompt, the parameters and the constraint. So whatever the body does with the
+changed value, a node whose question is the same has the answer that it had.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict, deque
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.execution.generation import reseeded
+from sglang_lite.lang.execution.operations import ForkOp, GenOp, JoinOp, MarkOp, SelectOp
+from sglang_lite.lang.execution.player import Player
+from sglang_lite.program.choosing import ChoicesDecision
+from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ImagePart, Text
+from sglang_lite.protocol import (
+    Constraint,
+    Continuation,
+    Delta,
+    Generation,
+    Image,
+    ParameterError,
+    Prompt,
+    SamplingParams,
+    Selection,
+    Usage,
+)
+from sglang_lite.protocol.saved import SavedAnswer, SavedChoice
+from sglang_lite.text.chat_template import ChatTemplate
+
+
+class Question:
+    """A prompt as far as it is written, to be asked about."""
+
+    def __init__(self, text: str = "", images: Iterable[Image] = ()) -> None:
+        self._hash = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
+        self._images = [*images]
+
+    def copy(self) -> Question:
+        other = Question(images=self._images)
+        other._hash = self._hash.copy()  # its own
+        return other
+
+    def add(self, text: str, images: Iterable[Image] = ()) -> None:
+        self._hash.update(text.encode("utf-8", "surrogatepass"))
+        self._images += images
+
+    def digest(self, *about: object) -> str:
+        """Digest of the prompt, and of what is asked about it."""
+        found = self._hash.copy()
+        found.update(repr((self._images, about)).encode("utf-8", "surrogatepass"))
+        return found.hexdigest()
+
+
+class RememberingBackend(BaseBackend):
+    """A backend that is asked what is not known yet.
+
+    Args:
+        backend: to be asked.
+        answers: that are known, each good for one time that its question is asked.
+    """
+
+    def __init__(self, backend: BaseBackend, answers: Iterable[SavedAnswer]) -> None:
+        super().__init__()
+        self.backend, self.chat_template = backend, backend.chat_template
+        self.capabilities = backend.capabilities  # what is given instead of an answer is held against its constraint
+        self._answers: defaultdict[str, deque[SavedAnswer]] = defaultdict(deque)
+        for answer in answers:
+            self._answers[answer.asked].append(answer)
+
+    def _known(self, asked: str) -> SavedAnswer | None:
+        return self._answers[asked].popleft() if self._answers.get(asked) else None
+
+    async def agenerate(
+        self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        known = self._known(Question(prompt.text, prompt.images).digest(params, constraint))
+        if known is None:
+            async for event in self.backend.agenerate(prompt, params, constraint, stream=stream):
+                yield event
+            return
+        for answer in known.answers:
+            assert isinstance(answer, Generation)
+            yield msgspec.structs.replace(answer, usage=Usage())  # it costs nothing this time
+
+    async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
+        known = self._known(Question(prompt.text, prompt.images).digest(tuple(choices), unconditional))
+        if known is None:
+            return await self.backend.aselect(prompt, choices, unconditional=unconditional)
+        (answer,) = known.answers
+        assert isinstance(answer, SavedChoice)
+        if answer.decision not in choices:
+            raise ParameterError("value", f"{answer.decision!r:.60} is none of the choices {list(choices)!r:.200}.")
+        return msgspec.structs.replace(answer.selection, picked=answer.decision, usage=Usage())
+
+    def get_model_name(self) -> str:
+        return self.backend.get_model_name()
+
+    def identity(self) -> tuple[Any, ...]:
+        return self.backend.identity()
+
+    def get_chat_template(self) -> ChatTemplate | None:
+        return self.backend.get_chat_template()
+
+    def tokenizer_digest(self) -> str | None:
+        return self.backend.tokenizer_digest()
+
+    def tool_family(self) -> str | None:
+        return self.backend.tool_family()
+
+
+def answers_of(player: Player) -> list[SavedAnswer]:
+    """Answers that a branch has had, and those that were forked from it."""
+    names = {id(variable): name for name, variable in player.names.variables.items()}
+    return list(_Reader(Question(), None, names).read(player))
+
+
+def with_value(answers: Sequence[SavedAnswer], name: str, value: str | None) -> list[SavedAnswer]:
+    """Answers, with another one for the node of a variable.
+
+    Args:
+        value: that answer; None: none, so that it is asked again.
+
+    Raises:
+        ParameterError: no node gave the variable its value.
+    """
+    of_name = [answer for answer in answers if answer.name == name]
+    if not of_name:
+        names = ", ".join(dict.fromkeys(repr(answer.name) for answer in answers if answer.name)) or "none"
+        raise ParameterError("at", f"no node of this state gave {name!r:.60} its value; nodes gave: {names}.")
+    rest = [answer for answer in answers if answer.name != name]
+    if value is None:
+        return rest
+    if not isinstance(value, str):
+        raise ParameterError(
+            "value", f"{value!r:.60} is no text.", hint="Give the text that the model would have written."
+        )
+    first = of_name[0]
+    fresh = (
+        SavedChoice(Selection((), picked=value), value)
+        if isinstance(first.answers[0], SavedChoice)
+        else Generation(value)
+    )
+    return [SavedAnswer(first.asked, name, (fresh,)), *rest]
+
+
+class _Reader:
+    """Reads the log of a branch.
+
+    Args:
+        question: of the text before it.
+        grammar: that is open, and its text.
+        names: of variables, by their ids.
+    """
+
+    def __init__(self, question: Question, grammar: tuple[Constraint, str] | None, names: dict[int, str]) -> None:
+        self._question, self._grammar, self._names = question, grammar, names
+        self._marks: dict[int, tuple[Question, tuple[Constraint, str] | None]] = {}
+
+    def read(self, player: Player) -> Iterator[SavedAnswer]:
+        for op in player.played[:]:
+            match op:
+                case Text():
+                    self._add(op.text)
+                case ImagePart():
+                    self._add(op.text, [op.image])
+                case GrammarBegin():
+                    self._grammar = op.constraint, ""
+                case GrammarEnd():
+                    self._grammar = None
+                case GenOp():
+                    yield from self._generation(op)
+                case SelectOp():
+                    yield from self._selection(op)
+                case ForkOp():
+                    for child in op.children:
+                        reader = _Reader(self._question.copy(), self._grammar, self._names)
+                        yield from reader.read(child)
+                case JoinOp():
+                    self._join(op)
+                case MarkOp() if op.back:
+                    question, self._grammar = self._marks[id(op.mark)]
+                    self._question = question.copy()
+                case MarkOp():
+                    self._marks[id(op.mark)] = self._question.copy(), self._grammar
+
+    def _add(self, text: str, images: Iterable[Image] = ()) -> None:
+        self._question.add(text, images)
+        if self._grammar is not None:
+            self._grammar = self._grammar[0], self._grammar[1] + text
+
+    def _join(self, op: JoinOp) -> None:
+        for variable in op.added:
+            if variable.done and variable.error() is None:
+                for piece in variable.result():
+                    self._add(*(("", [piece]) if isinstance(piece, Image) else (getattr(piece, "text", piece), [])))
+
+    def _generation(self, op: GenOp) -> Iterator[SavedAnswer]:
+        own = op.own.options is None or op.own.options.backend is None
+        constraint = op.node.constraint
+        if self._grammar is not None:
+            constraint = Continuation(*self._grammar, constraint)
+        record = op.variable.record
+        samples = () if record is None else tuple(record) if isinstance(record, list) else (record,)
+        attempts = [*(refused.answers for refused in op.refused), samples]
+        name = self._names.get(id(op.variable))
+        for i, answers in enumerate(attempts):
+            params = op.node.params
+            if i:
+                params = msgspec.structs.replace(params, seed=reseeded(params.seed, i))
+            if answers and own:
+                named = name if answers is samples else None
+                yield SavedAnswer(self._question.digest(params, constraint), named, answers)
+        if samples:
+            spans = samples[0].spans if own else ()
+            self._add("".join(span.text for span in spans) if spans else samples[0].text)
+
+    def _selection(self, op: SelectOp) -> Iterator[SavedAnswer]:
+        record, multi = op.variable.record, op.own.multi
+        if record is None or isinstance(record, dict):
+            return
+        left = list(op.node.choices)
+        for taken, (selection, decision) in enumerate(record if isinstance(record, list) else [record]):
+            choices: Sequence[str] = left
+            if multi is not None and taken:
+                choices = [multi.separator + choice for choice in left] + [multi.end]
+            if selection.scores:  # of those that the open grammar allows
+                choices = [score.text for score in selection.scores]
+            asked = self._question.digest(tuple(choices), op.own.choices_method.requires_unconditional_logprobs)
+            yield SavedAnswer(asked, self._names.get(id(op.variable)), (choice_of(selection, decision),))
+            if multi is not None and decision.decision == multi.end:
+                break
+            self._add(decision.decision)
+            if multi is not None:
+                left.remove(decision.decision.removeprefix(multi.separator) if taken else decision.decision)
+
+
+def choice_of(selection: Selection, decision: ChoicesDecision) -> SavedChoice:
+    return SavedChoice(selection, decision.decision, decision.meta_info)

@@ -1,0 +1,291 @@
+"""Runs as data, in files and elsewhere. A file has no code: who loads it has the program."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+
+from sglang_lite import wire
+from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.concurrency.variables import Variable
+from sglang_lite.lang.execution.branch import Branch
+from sglang_lite.lang.execution.player import Player
+from sglang_lite.lang.execution.run import Calling, Run, RunSettings
+from sglang_lite.lang.execution.transcript import Piece, Reasoned
+from sglang_lite.lang.expressions import BaseProgram
+from sglang_lite.lang.fingerprint import Fingerprint
+from sglang_lite.lang.kept_values import packed, unpacked
+from sglang_lite.lang.rerun import answers_of, choice_of
+from sglang_lite.program.choosing import ChoicesDecision
+from sglang_lite.protocol import (
+    CapabilityError,
+    Generation,
+    Image,
+    ParameterError,
+    ProgramError,
+    Span,
+    WireError,
+)
+from sglang_lite.protocol.saved import (
+    SavedChoice,
+    SavedPiece,
+    SavedResult,
+    SavedRun,
+    SavedSamples,
+    SavedVariable,
+)
+
+_PLAIN_TYPES = (tuple, set, frozenset, dict, datetime.date, datetime.datetime, datetime.time)
+
+
+class NoBackend(BaseBackend):
+    """The backend of a state that was loaded without one."""
+
+    def agenerate(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise CapabilityError("this state was loaded without a backend.", hint="sgl.load(path, backend=…)")
+
+    async def aselect(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self.agenerate()
+
+
+# ------------------------------------------------------------------------------------------------- to data
+
+
+def saved_run(branch: Branch, ret_value: object) -> SavedRun:
+    """A branch as data, when all of it has been played.
+
+    Args:
+        ret_value: of the program's body.
+
+    Raises:
+        ProgramError: a grammar or a scope is open, or a variable has a value that can't be kept.
+    """
+    run, transcript = branch.run, branch.player.transcript
+    if transcript.walk is not None or branch.names.scopes:
+        what = "a grammar" if transcript.walk is not None else f"the scope {next(iter(branch.names.scopes))!r}"
+        raise ProgramError(f"{what} is open.", hint="Save the state after its end.")
+    called, parts = run.called, Fingerprint()
+    if called is not None:
+        parts.add_program(called.program.func)
+    variables = [_variable(name, variable) for name, variable in branch.names.variables.items()]
+    return SavedRun(
+        program="" if called is None else called.program.name,
+        parts=() if parts.unreadable else tuple(parts.parts.items()),
+        arguments=None if called is None else _arguments(called),
+        params=run.settings.params,
+        seed=run.settings.seed,
+        retries=run.settings.retries,
+        branch=branch.path,
+        nodes=branch.node_count,
+        model=run.backend.get_model_name(),
+        tokenizer=run.backend.tokenizer_digest(),
+        pieces=tuple(_piece(piece) for piece in transcript.pieces),
+        messages=tuple(transcript.messages),
+        turn=transcript.turn,
+        variables=(*variables, SavedVariable("", packed(ret_value, "the return value"))),
+        answers=(*run.remembered, *answers_of(branch.player)),
+        usage=run.usage(),
+    )
+
+
+def _arguments(called: Calling) -> SavedVariable | None:
+    try:
+        return SavedVariable("", packed([list(called.args), called.kwargs], "an argument"))
+    except ProgramError:
+        return None
+
+
+def _piece(piece: Piece) -> SavedPiece:
+    match piece:
+        case Image():
+            return SavedPiece(image=piece)
+        case Reasoned():
+            return SavedPiece(piece.spans, answer=piece.answer)
+        case Span():
+            return SavedPiece((piece,))
+        case _:
+            return SavedPiece((Span(piece),))
+
+
+def _variable(name: str, variable: Variable) -> SavedVariable:
+    failure = variable.error()
+    if failure is not None:
+        return SavedVariable(name, error=str(failure))
+    return SavedVariable(name, packed(variable.result(), repr(name)), _result(variable.record), behind=variable.behind)
+
+
+def _result(record: Any) -> SavedResult | None:
+    """The record of a variable; None where a hook of SGLang's gave it."""
+    if isinstance(record, Generation):
+        return record
+    if isinstance(record, list):
+        return SavedSamples(tuple(map(_result, record)))
+    return choice_of(*record) if isinstance(record, tuple) else None
+
+
+# ----------------------------------------------------------------------------------------------- from data
+
+
+def branch_of(
+    saved: SavedRun, backend: BaseBackend, find: Callable[[str], Any], program: BaseProgram | None
+) -> tuple[Branch, Any]:
+    """A branch that has what was saved, and nothing left to play; and what the body returned.
+
+    Args:
+        find: gives the class of a name that stands in a value.
+        program: whose run it was.
+    """
+    run = Run(backend, RunSettings(saved.params, seed=saved.seed, retries=saved.retries))
+    run.body_open = False
+    if program is not None and saved.arguments is not None:
+        args, kwargs = unpacked(saved.arguments.value, find)
+        run.called = Calling(program, tuple(args), kwargs)
+    player = Player(run, run.pushed())
+    if player.pushed is not None:
+        player.pushed.program.close()  # what is added continues the text in a program of its own
+    branch = Branch(player, saved.branch, saved.nodes)
+    same = same_tokens(saved, backend)
+    branch.restore([_unsaved(piece, same_tokens=same) for piece in saved.pieces], saved.messages, saved.turn)
+    ret_value = None
+    for each in saved.variables:
+        variable = Variable()
+        if each.error is not None:
+            variable.fail(ProgramError(each.error))
+        else:
+            variable.record, variable.behind = _record(each.result), each.behind
+            variable.set(unpacked(each.value, find))
+        if each.name:
+            branch.names.declare(each.name, variable)
+        else:
+            ret_value = variable.result()
+    run.remembered = saved.answers
+    run.restore(saved.usage)
+    return branch, ret_value
+
+
+def behind(saved: SavedRun, name: str, path: str) -> SavedRun:
+    """A saved run as it was when a node had given a variable its value.
+
+    Args:
+        path: of the branch that continues there.
+
+    Raises:
+        ParameterError: no node of its text gave the variable its value.
+    """
+    found = next((each for each in saved.variables if each.name == name), None)
+    if found is None or found.behind is None:
+        names = ", ".join(repr(each.name) for each in saved.variables if each.behind is not None) or "none"
+        raise ParameterError("at", f"no node in this text gave {name!r:.60} its value; nodes gave: {names}.")
+    pieces, messages, turn = found.behind
+    before = [each for each in saved.variables if each.name and (each.behind is None or each.behind[0] <= pieces)]
+    return msgspec.structs.replace(
+        saved, pieces=saved.pieces[:pieces], messages=saved.messages[:messages], turn=turn, variables=tuple(before),
+        branch=path, nodes=0,
+    )  # fmt: skip
+
+
+def same_tokens(saved: SavedRun, backend: BaseBackend) -> bool:
+    """Tells whether the ids of a saved run are those of a backend's tokenizer."""
+    return saved.tokenizer is not None and saved.tokenizer == backend.tokenizer_digest()
+
+
+def _unsaved(piece: SavedPiece, *, same_tokens: bool) -> Piece:
+    if piece.image is not None:
+        return piece.image
+    spans = piece.spans
+    if not same_tokens:
+        spans = tuple(Span(span.text, special=span.special and span.ids is None) for span in spans)
+    if piece.answer is not None:
+        return Reasoned(spans, piece.answer)
+    (span,) = spans
+    return span.text if span.special and span.ids is None else span
+
+
+def _record(result: SavedResult | None) -> Any:
+    match result:
+        case SavedSamples(results):
+            return [_record(each) for each in results]
+        case SavedChoice(selection, decision, meta):
+            return selection, ChoicesDecision(decision, None if meta is None else dict(meta))
+        case _:
+            return result
+
+
+# --------------------------------------------------------------------------------------------------- files
+
+
+def write(saved: SavedRun, path: str | os.PathLike[str]) -> None:
+    """Writes a file, or leaves the one that is there as it is.
+
+    Raises:
+        ParameterError: it can't be written.
+    """
+    content = wire.encode(saved, form="json")
+    beside = Path(f"{os.fspath(path)}.part")
+    try:
+        beside.write_bytes(content)
+        beside.replace(path)
+    except OSError as error:
+        raise ParameterError("path", f"{os.fspath(path)!r} can't be written: {error}") from error
+
+
+def read(path: str | os.PathLike[str]) -> SavedRun:
+    """What a file has.
+
+    Raises:
+        ParameterError: there is no such file, or it is too large.
+        WireError: it is no saved state, damaged, or of another version.
+    """
+    file = Path(path)
+    try:
+        if (size := file.stat().st_size) > wire.LIMITS.bytes:
+            raise ParameterError("path", f"{str(file)!r} has {size:,} bytes, the limit is {wire.LIMITS.bytes:,}.")
+        saved = wire.decode(file.read_bytes(), form="json")
+    except OSError as error:
+        raise ParameterError("path", f"{str(file)!r} can't be read: {error}") from error
+    if not isinstance(saved, SavedRun):
+        raise WireError(
+            f"{str(file)!r} has a {type(saved).__name__}, not a saved state", hint="Save one: state.save(…)"
+        )
+    return saved
+
+
+def classes(program: BaseProgram | None, types: Iterable[type]) -> Callable[[str], Any]:
+    """Finder of classes by their names, which imports nothing: of those given, and those in the program's module."""
+    known = {f"{kind.__module__}:{kind.__qualname__}": kind for kind in (*_PLAIN_TYPES, *types)}
+
+    def find(name: str) -> Any:
+        found = known.get(name)
+        module, _, path = name.partition(":")
+        if found is None and program is not None and module == program.func.__module__:
+            found = program.func.__globals__.get(path)
+        if not isinstance(found, type):
+            raise ProgramError(
+                f"a value is of the type {name}, which is not known here.",
+                hint="Give the class: sgl.load(path, types=[…]).",
+            )
+        return found
+
+    return find
+
+
+def check_program(saved: SavedRun, program: BaseProgram) -> None:
+    """Raises ProgramError: a run was of another program, or its body has changed (with the first difference)."""
+    if saved.program != program.name:
+        raise ProgramError(f"this is of the program {saved.program!r}, not of {program.name!r}.")
+    now = Fingerprint()
+    now.add_program(program.func)
+    before = dict(saved.parts)
+    if not before or now.unreadable:
+        return
+    for name in {**before, **now.parts}:
+        if before.get(name) != now.parts.get(name):
+            raise ProgramError(
+                f"since this was saved, {name} of {program.name!r} has changed.",
+                hint="Load it without the program, to read it or continue its text.",
+            )
