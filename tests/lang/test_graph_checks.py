@@ -1,0 +1,169 @@
+"""Faults that are found in a program's graph."""
+
+import itertools
+import random
+import uuid
+from datetime import datetime
+
+import pytest
+
+import sglang_lite as sgl
+from tests.conformance.case import cases
+
+
+def found(body, explore=20, backend=None, **arguments):
+    """Codes and lines (counted from the body's first) of what is found."""
+    first = body.__code__.co_firstlineno
+    findings = sgl.function(body).trace(explore=explore, **arguments).graph().check(backend)
+    return [(each.code, each.where.line - first) for each in findings]
+
+
+def test_a_variable_that_is_read_before_it_is_there():
+    def body(s, x):
+        if x:
+            s += sgl.gen("a")
+        s += s["a"]
+
+    findings = sgl.function(body).trace(explore=5).graph().check()
+    assert [each.code for each in findings] == ["unknown-variable"]
+    assert "no variable 'a'" in findings[0].message
+    assert findings[0].advice == "It happens where x is False."
+
+
+def test_a_variable_that_is_replaced_before_it_is_read():
+    def body(s):
+        s += sgl.gen("a")
+        s += sgl.gen("b")
+        s += s["b"]
+        s += sgl.gen("b")
+        s += sgl.gen("a")
+
+    assert found(body) == [("unread-variable", 1)]
+
+
+def test_a_variable_of_a_branch_that_nobody_joins():
+    def body(s):
+        fork = s.fork(2)
+        fork += sgl.gen("a")
+        other = s.fork(2)
+        other += sgl.gen("b")
+        other.join()
+        third = s.fork(2)
+        third += sgl.gen("c")
+        s += third[0]["c"] + third[1]["c"]
+        with s.copy() as copy:
+            copy += sgl.gen("d")
+
+    assert found(body) == [("unread-variable", 2)]
+
+
+def test_branches_that_are_returned_are_read_by_others():
+    def body(s):
+        fork = s.fork(2)
+        fork += sgl.gen("a")
+        return fork
+
+    assert found(body) == []
+
+
+def test_a_loop_may_use_a_name_again():
+    def body(s):
+        for _ in range(3):
+            s += sgl.user("more") + sgl.assistant(sgl.gen("a"))
+
+    assert found(body) == []
+
+
+def test_lines_that_no_way_comes_to():
+    def body(s, x):
+        s += sgl.select("a", ["yes", "no"])
+        if s["a"] == "maybe":
+            s += "unreachable"
+        elif s["a"] == "no":
+            s += "no"
+            return
+            s.user("unreachable")
+        for word in ():
+            s += word  # another list may have some
+        if found is None:
+            s += "and another value of a global"
+
+    assert found(body) == [("unreachable", 3), ("unreachable", 7)]
+
+
+def test_a_stop_that_its_constraint_forbids():
+    def body(s):
+        s += sgl.gen("a", regex="[a-z]+", stop=["\n", "b"])
+        s += sgl.gen("b", json_schema={"type": "integer"}, stop="x")
+        s += sgl.gen("c", ebnf='root ::= "a" | "(" root ")"', stop="x")  # no regular language: not told
+        with s.user():  # whose template has a stop of its own
+            s += sgl.gen("d", regex="[a-z]+")
+
+    assert found(body) == [("stop-never-comes", 1), ("stop-never-comes", 2)]
+
+
+def test_a_constraint_that_can_not_be_enforced():
+    def body(s):
+        s += sgl.gen("a", json_schema={"type": "array", "uniqueItems": True})
+
+    assert found(body) == [("refused", 1)]
+
+
+class Limited(sgl.BaseBackend):
+    """Honours little."""
+
+    capabilities = sgl.lang.backend.base_backend.Capabilities(frozenset({sgl.Regex}), frozenset({"max_tokens"}), select=False)
+
+
+def test_what_a_backend_refuses():
+    def body(s):
+        s += sgl.gen("a", regex="a+", max_tokens=3)
+        s += sgl.gen("b", json_schema={"type": "integer"})
+        s += sgl.gen("c", temperature=1)
+        s += sgl.gen("d", dtype=int)  # a regex there
+        s += sgl.select("e", ["a", "b"])
+        s += sgl.image("x.png")
+        with s.grammar(sgl.Regex("a+")):
+            s += sgl.gen("f")
+
+    assert found(body) == []
+    assert found(body, backend=Limited()) == [("refused", line) for line in (2, 3, 5, 6, 7)]
+
+
+counting = itertools.count()
+
+
+@pytest.mark.parametrize(
+    "text", [lambda: datetime.now(), uuid.uuid4, random.random, lambda: next(counting), lambda: object()]
+)
+def test_a_text_that_changes_from_run_to_run(text):
+    kept = []
+
+    def body(s):
+        s += "always the same"
+        value = text()
+        kept.append(value)  # so that another object has another address
+        s += f"never the same: {value}"
+
+    findings = sgl.function(body).trace().graph().check()
+    assert [(each.code, each.where.line - body.__code__.co_firstlineno) for each in findings] == [("changing-text", 4)]
+    assert "never the same"[-10:] in findings[0].message
+
+
+SENSIBLE = {
+    "name_twice": ["unread-variable"],  # that is what it is about
+    "fork_unread": ["unread-variable"],
+}
+
+
+def test_what_is_found_in_conformance_programs():
+    wrong = {}
+    for name, case in cases().items():
+        try:
+            state = case.program.trace(explore=10, **case.arguments)
+        except sgl.SglError:
+            continue
+        codes = sorted(each.code for each in state.graph().check())
+        if codes:
+            wrong[name] = codes
+    assert wrong == {}
