@@ -35,6 +35,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     check.add_argument("--best-effort", action="store_true", help="leave what can't be enforced of a schema to a check")
     check.set_defaults(run=_grammar)
+    lint = commands.add_parser("lint", help="find faults of programs without running them; count what runs share")
+    lint.add_argument("file", metavar="FILE[:FUNCTION]", help="imported, so its code runs but for its __main__ part")
+    lint.add_argument("--data", type=Path, metavar="ROWS.jsonl", help="arguments: a JSON object a line")
+    lint.add_argument("--model", help="whose tokens to count; else the default model's")
+    lint.add_argument(
+        "--fail-under", type=float, metavar="PERCENT", help="1 if the cache serves less of the rows' prompts"
+    )
+    lint.add_argument("--price", type=float, help="of a million prompt tokens, to tell costs")
+    lint.add_argument("--cached-price", type=float, default=0.0, help="of a million that the cache serves (0)")
+    lint.add_argument("--format", choices=("text", "json", "sarif"), default="text")
+    lint.set_defaults(run=_lint)
     serve = commands.add_parser("serve", help="serve a model over HTTP: SGLang's, OpenAI's and Anthropic's protocols")
     _serve_flags(serve, sys.argv[1:] if arguments is None else arguments)
     serve.set_defaults(run=_serve)
@@ -130,6 +141,24 @@ def _trace(options: argparse.Namespace) -> int:
         f"{usage.cached_tokens:,} of them cached; {usage.completion_tokens:,} generated, {trace.thrown_away:,} in vain"
     )
     return 0
+
+
+def _lint(options: argparse.Namespace) -> int:
+    """0: nothing found; 1: something; 2: the command makes no sense."""
+    from sglang_lite.lint import lint
+    from sglang_lite.lint.report import Prices, written
+
+    file, _, function = options.file.rpartition(":") if not options.file.endswith(".py") else (options.file, "", "")
+    try:
+        prices = Prices(options.price, options.cached_price)
+        reports = lint(
+            Path(file or options.file), function or None, options.data, options.model, options.fail_under, prices
+        )
+    except SglError as error:
+        print(f"sglang-lite: {error}", file=sys.stderr)
+        return 2
+    print(written(reports, options.format), end="")
+    return 1 if any(report.findings for report in reports) else 0
 
 
 def _bench(options: argparse.Namespace) -> int:

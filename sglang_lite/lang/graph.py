@@ -13,7 +13,7 @@ from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.execution.branch import raised_at
 from sglang_lite.lang.expressions import SglGen, SglGetForkItem, SglImage
 from sglang_lite.lang.graph_checks import Finding, check
-from sglang_lite.lang.symbols import MARK, Decision, Entry, Origin, Recording, Symbol, origin
+from sglang_lite.lang.symbols import MARK, Decision, Entry, Origin, Recording, Symbol, is_limit, origin
 from sglang_lite.lang.unreached import unreached
 from sglang_lite.program import drawing
 from sglang_lite.program.graph import (
@@ -308,10 +308,23 @@ def _part(kind: str, key: object) -> Part:
 
 
 def _problem(error: Exception) -> Problem:
-    kind, where = type(error).__name__, getattr(error, "where", None) or raised_at(error)
+    kind = "TraceError" if is_limit(error) else type(error).__name__
+    where = getattr(error, "where", None) or raised_at(error)
     if isinstance(error, SglError):
         return Problem(kind, error.message, error.hint, where, ours=True)
     return Problem(kind, f"{error}"[:1000], "", where)
+
+
+def changed(graph: Graph, other: GraphRecord) -> Graph:
+    """The graph, with the texts that another trace of it has otherwise, up to where the two can't be compared."""
+    found = {change.node: change for change in graph.changes}
+    for i, j in zip(graph.ways[0].nodes, other.ways[0].nodes):
+        one, two = graph.nodes[i].node, other.nodes[j].node
+        if type(one) is not type(two):
+            break
+        if isinstance(one, Text) and isinstance(two, Text) and one.text != two.text:
+            found.setdefault(i, Change(i, one.text, two.text))
+    return msgspec.structs.replace(graph, changes=tuple(found.values()))
 
 
 def _changes(first: Recording, again: Recording, way: Way) -> list[Change]:

@@ -73,7 +73,7 @@ def _place(finding: Finding) -> tuple[str, int]:
 def _problems(graph: GraphRecord) -> Iterator[Finding]:
     for way in graph.ways:
         problem = way.problem
-        if problem is not None and problem.ours:
+        if problem is not None and problem.ours and problem.kind != "TraceError":  # which is a trace's limit
             code = "unknown-variable" if problem.kind == "UnknownVariableError" else "error"
             advice = problem.hint
             if way.outcomes:

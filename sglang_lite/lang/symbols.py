@@ -33,12 +33,21 @@ class TraceError(ProgramError):
     """The body decides by a value that only a run has, or it does not end."""
 
 
+class EndlessError(TraceError):
+    """The body does not end."""
+
+
 class _UnhashableError(TraceError, TypeError):
     pass
 
 
 class CutError(BaseException):
     """Ends a trace on purpose; no body may catch it."""
+
+
+def is_limit(error: BaseException) -> bool:
+    """Tells whether an error is the trace's own limit, and no fault of the body."""
+    return isinstance(error, TraceError) and not isinstance(error, EndlessError)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +116,7 @@ class Recording:
     def _step(self) -> None:
         self.left -= 1
         if self.left < 0:
-            raise TraceError(
+            raise EndlessError(
                 f"the body has added or asked {MAX_NODES:,} times and has not ended.",
                 hint="A loop whose end a run decides needs a bound (for step in range(8): …).",
                 where=user_location(),

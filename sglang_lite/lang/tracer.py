@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar, Token, copy_context
 from dataclasses import dataclass
@@ -29,12 +29,14 @@ from sglang_lite.lang.symbols import (
     MARK,
     MAX_NODES,
     CutError,
+    EndlessError,
     Entry,
     Recording,
     SglArgument,
     SglVariable,
     Symbol,
     TraceError,
+    is_limit,
     origin,
     recording,
     refuse,
@@ -55,7 +57,17 @@ from sglang_lite.program.nodes import (
     TurnBegin,
     TurnEnd,
 )
-from sglang_lite.protocol import Location, ParameterError, ProgramError
+from sglang_lite.protocol import (
+    Constraint,
+    Delta,
+    Generation,
+    Location,
+    ParameterError,
+    ProgramError,
+    Prompt,
+    SamplingParams,
+    Selection,
+)
 
 __all__ = [  # with names that were here before they had a file of their own
     "SglArgument", "SglVariable", "Symbol", "TraceBranch", "TraceError", "TracerProgramState", "TracingScope",
@@ -247,6 +259,9 @@ class TracerProgramState(ProgramState):
 
     get_var = __getitem__
 
+    def _record(self, name: str) -> Any:
+        refuse(SglVariable(name), "tell more of a variable than its value")
+
     async def get(self, name: str) -> Any:
         return self.arguments[name] if name in self.arguments else self._read(await super().get(name))
 
@@ -396,7 +411,8 @@ def explored(
         taken = tuple(decision.taken for decision in decisions)
         for i in range(len(forced), len(decisions)):
             waiting += [(*taken[:i], other) for other in range(1, len(decisions[i].outcomes))]
-    return paths, not waiting and not any(path.cut for path in paths)
+    over = all(not path.cut and not (path.error is not None and is_limit(path.error)) for path in paths)
+    return paths, over and not waiting
 
 
 def extract_prefix_by_tracing(program: BaseProgram, backend: BaseBackend | None) -> str:
@@ -449,7 +465,7 @@ def _run_traced(program: BaseProgram, state: TracerProgramState) -> None:
     except RecursionError as error:
         if inside:
             raise
-        raise TraceError(
+        raise EndlessError(
             f"{program.name} calls itself without an end.", hint="Give the recursion a bound that is no symbol.",
             where=raised_at(error),
         ) from None  # fmt: skip
@@ -473,3 +489,11 @@ class NoBackend(BaseBackend):
     def __init__(self) -> None:
         super().__init__()
         self.chat_template = get_chat_template("chatml")
+
+    def agenerate(
+        self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        raise TraceError("tracing can't run a program.", hint="Add it (s += program(…)), or use s.call(program).")
+
+    async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
+        raise TraceError("tracing can't run a program.", hint="Add it (s += program(…)), or use s.call(program).")

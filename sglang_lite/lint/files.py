@@ -1,0 +1,121 @@
+"""What a user names: a file with programs, and rows of arguments."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from sglang_lite.lang.function import SglFunction
+from sglang_lite.protocol import ParameterError
+
+
+def load(file: Path) -> ModuleType:
+    """The module of a file, whose code runs as it would for `import`: what stands under `if __name__ == "__main__":`
+    does not.
+
+    Raises:
+        ParameterError: there is no such file, or its code fails.
+    """
+    if not file.is_file():
+        raise ParameterError("FILE", f"there is no file {file}.", hint="Give prog.py, or prog.py:function.")
+    name = file.stem
+    spec = importlib.util.spec_from_file_location(name, file.resolve())
+    if spec is None or spec.loader is None:
+        raise ParameterError("FILE", f"{file} is no Python file.", hint="Give prog.py, or prog.py:function.")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(file.resolve().parent))
+    before = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise ParameterError("FILE", f"{file}:{error.lineno}: {error.msg}.") from error
+    except (Exception, SystemExit) as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file]
+        lines += [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file.resolve())]
+        place = f"{file}:{lines[-1]}" if lines else str(file)
+        raise ParameterError("FILE", f"{place}: {type(error).__name__}: {error}.") from error
+    finally:
+        sys.path.pop(0)
+        if before is not None:
+            sys.modules[name] = before
+    return module
+
+
+def programs_in(module: ModuleType, function: str | None) -> dict[str, SglFunction]:
+    """The programs that a file defines, by name.
+
+    Raises:
+        ParameterError: it has none, or not this one.
+    """
+    found = {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, SglFunction) and value.func.__module__ == module.__name__
+    }
+    listed = ", ".join(found) or "none"
+    if function is not None and function not in found:
+        raise ParameterError("FILE", f"{module.__file__} has no program {function!r}; it has: {listed}.")
+    if not found:
+        raise ParameterError("FILE", f"{module.__file__} has no program.", hint="Decorate one with @sgl.function.")
+    return found if function is None else {function: found[function]}
+
+
+def rows_in(file: Path) -> list[dict[str, Any]]:
+    """Rows of a file: an object a line.
+
+    Raises:
+        ParameterError: a line is none.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError("--data", f"{file}: {error}.") from error
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ParameterError("--data", f"{file}:{number}: {error}.", hint="Give a JSON object a line.") from None
+        if not isinstance(row, dict):
+            raise ParameterError("--data", f"{file}:{number}: no object.", hint="Give arguments by name.")
+        rows.append(row)
+    if not rows:
+        raise ParameterError("--data", f"{file} has no rows.")
+    return rows
+
+
+def fitting(program: SglFunction, rows: list[dict[str, Any]], file: Path) -> list[dict[str, Any]]:
+    """The arguments of each run, those given by `bind` included.
+
+    Raises:
+        ParameterError: a row does not fit.
+    """
+    found = []
+    for number, row in enumerate(rows, 1):
+        try:
+            bound = program.signature.bind(**{**program.bind_arguments, **row})
+        except TypeError as error:
+            raise ParameterError("--data", f"{file}: row {number}: {program.name}: {error}.") from None
+        bound.apply_defaults()
+        variable = [
+            p.name for p in program.signature.parameters.values() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        ]
+        arguments = {name: value for name, value in bound.arguments.items() if name not in variable}
+        for name in variable:
+            given = bound.arguments[name]
+            arguments.update(given if isinstance(given, dict) else {})
+        found.append(arguments)
+    return found
+
+
+def told(error: Exception) -> str:
+    """An error in a line."""
+    return " ".join(str(error).split())

@@ -1,0 +1,97 @@
+"""The same program, traced in another process and at another time: what differs there differs from run to run.
+
+That process has other hashes, so that sets have another order, and its clocks are ahead by some months, so that dates
+are others.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from sglang_lite.lang.graph import Graph
+from sglang_lite.protocol import SglError
+
+_AHEAD: Final = 400 * 86_400 + 7 * 3_600 + 11 * 60 + 13  # seconds
+_PATIENCE: Final = 60  # seconds
+_COMMAND: Final = "import sys; from sglang_lite.lint.later import main; main(*sys.argv[1:])"
+
+
+def traced_later(file: Path, arguments: Mapping[str, Mapping[str, Any]]) -> dict[str, Graph]:
+    """The graphs of programs as another process traces them, by name. Those that it can't trace are left out.
+
+    Args:
+        arguments: of each program.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-c", _COMMAND, str(file), json.dumps(arguments), folder]
+        try:
+            subprocess.run(
+                command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE, check=True
+            )
+            return {name: Graph.from_json(_answer(folder, name).read_bytes()) for name in arguments}
+        except (OSError, subprocess.SubprocessError, SglError):
+            return {}
+
+
+def _answer(folder: str, name: str) -> Path:
+    return Path(folder, f"{name}.json")
+
+
+def main(file: str, arguments: str, folder: str) -> None:
+    """Traces in a process of its own; writes a graph to a file for each program."""
+    from sglang_lite.lang.tracer import explored
+    from sglang_lite.lint.files import load, programs_in
+
+    _put_clocks_ahead()
+    module = load(Path(file))
+    for name, given in json.loads(arguments).items():
+        program = programs_in(module, name)[name]
+        paths, _ = explored(program, {**program.bind_arguments, **given}, None, 1)
+        _answer(folder, name).write_bytes(paths[0].state.graph().to_json())
+
+
+def _put_clocks_ahead() -> None:
+    """Puts `time` and `datetime` ahead, in this process alone and for who imports them from here on."""
+
+    class Datetime(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Datetime:
+            return super().now(tz) + datetime.timedelta(seconds=_AHEAD)
+
+        @classmethod
+        def today(cls) -> Datetime:
+            return cls.now()
+
+        @classmethod
+        def utcnow(cls) -> Datetime:
+            return cls.now(datetime.UTC).replace(tzinfo=None)
+
+    class Date(datetime.date):
+        @classmethod
+        def today(cls) -> Date:
+            later = Datetime.now()
+            return cls(later.year, later.month, later.day)
+
+    real = time.time
+    datetime.datetime, datetime.date = Datetime, Date  # type: ignore[misc] # on purpose
+    time.time = lambda: real() + _AHEAD
+    for name in ("localtime", "gmtime", "ctime"):
+        setattr(time, name, _of_now(getattr(time, name)))
+    written = time.strftime
+    time.strftime = lambda form, at=None: written(form, time.localtime() if at is None else at)
+
+
+def _of_now(function: Callable[[float], Any]) -> Callable[..., Any]:
+    """A function of a time that has now, ahead, as its default."""
+    return lambda at=None: function(time.time() if at is None else at)

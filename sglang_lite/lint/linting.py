@@ -1,0 +1,145 @@
+"""Linting a file: its programs are traced, checked, and their prompts counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sglang_lite.lang.function import SglFunction
+from sglang_lite.lang.graph import Graph, changed
+from sglang_lite.lang.graph_checks import Finding
+from sglang_lite.lang.symbols import is_limit
+from sglang_lite.lang.tracer import explored
+from sglang_lite.lint.files import fitting, load, programs_in, rows_in, told
+from sglang_lite.lint.later import traced_later
+from sglang_lite.lint.report import Prices, Report
+from sglang_lite.lint.sharing import Sharing, sharing
+from sglang_lite.program.prefixes import Counter
+from sglang_lite.protocol import Location, ModelError, ParameterError
+
+MOST_WAYS = 64  # that are followed through a body
+
+
+def lint(
+    file: Path,
+    function: str | None = None,
+    data: Path | None = None,
+    model: str | None = None,
+    fail_under: float | None = None,
+    prices: Prices | None = None,
+) -> list[Report]:
+    """Reports on the programs of a file, whose code is run as for `import`.
+
+    Args:
+        function: the one program to look at.
+        data: rows of arguments, an object a line; then there must be one program.
+        model: whose tokens to count, by name or path; None: the default model's, if it has been fetched.
+        fail_under: percent of prompt tokens that the cache has to serve over the rows.
+
+    Raises:
+        ParameterError: the file, the program or a row is none.
+        ModelError: there is no such model.
+        BackendError: what models need is not installed.
+    """
+    programs = programs_in(load(file), function)
+    if data is not None and len(programs) > 1:
+        hint = f"Name one: {file}:{next(iter(programs))}."
+        raise ParameterError("--data", f"{file} has {len(programs)} programs.", hint=hint)
+    if fail_under is not None and data is None:
+        raise ParameterError("--fail-under", "nothing is known of the rows.", hint="Give --data rows.jsonl.")
+    rows = [] if data is None else rows_in(data)
+    counter, missing = _counter(model)
+    if counter is None and fail_under is not None:
+        raise ModelError(missing)
+    later = traced_later(file, {name: rows[0] if rows else {} for name in programs})
+    reports = []
+    for name, program in programs.items():
+        arguments = fitting(program, rows, data) if data is not None else []
+        report = _report(name, program, arguments, later.get(name), counter)
+        notes = (*report.notes, *([missing] if missing else []))
+        found = tuple(sorted((*report.findings, *_low(report.sharing, fail_under)), key=_line))
+        report = Report(report.program, report.rows, found, notes, report.sharing, prices or Prices())
+        reports.append(report)
+    return reports
+
+
+def _line(finding: Finding) -> int:
+    return finding.where.line if finding.where is not None else 0
+
+
+def _counter(model: str | None) -> tuple[Counter | None, str]:
+    """The tokenizer of a model, or why there is none."""
+    from sglang_lite.runtime.config import EngineConfig
+    from sglang_lite.runtime.installed import check_installed
+    from sglang_lite.runtime.models.resolve import ALIASES, cache_folder, resolve
+
+    if model is None:
+        model = EngineConfig().model
+        if model in ALIASES and not (cache_folder() / "models" / model).exists():
+            cure = f"Give --model, or run `sglang-lite models pull {model}`."
+            return None, f"tokens are not counted: {model} has not been fetched. {cure}"
+    check_installed("a model's tokenizer")
+    return _tokenizer_at(resolve(model)), ""
+
+
+@lru_cache(maxsize=1)
+def _tokenizer_at(path: Path) -> Counter:
+    from sglang_lite.runtime.checkpoint import open_checkpoint
+
+    return open_checkpoint(path).tokenizer
+
+
+def _report(
+    name: str,
+    program: SglFunction,
+    arguments: Sequence[dict[str, Any]],
+    later: Graph | None,
+    counter: Counter | None,
+) -> Report:
+    graph, notes = _graph(program, arguments[0] if arguments else dict(program.bind_arguments), MOST_WAYS)
+    if later is None:
+        notes.append("it could not be traced in another process, so texts that change from day to day are not seen.")
+    else:
+        graph = changed(graph, later)
+    others = [_graph(program, row, 1)[0] for row in arguments[1:]]
+    findings = dict.fromkeys(graph.check())
+    for number, other in enumerate(others, 2):
+        for finding in msgspec.structs.replace(other, changes=()).check():
+            if not any(_same(finding, each) for each in findings):
+                findings[msgspec.structs.replace(finding, message=f"{finding.message} (row {number})")] = None
+    shared = None
+    if counter is not None:
+        graphs = [graph, *others] if arguments else [graph, graph]
+        shared = sharing(graphs, counter, known=bool(arguments))
+        for move in shared.moves:
+            findings[Finding("move-up", f"{move}.", move.where, "All rows have the same text there.")] = None
+    return Report(name, len(arguments), tuple(findings), tuple(notes), shared)
+
+
+def _same(one: Finding, other: Finding) -> bool:
+    return (one.code, one.where) == (other.code, other.where)
+
+
+def _graph(program: SglFunction, arguments: dict[str, Any], most: int) -> tuple[Graph, list[str]]:
+    """The graph of a program, as far as it can be followed, and what ends that."""
+    paths, complete = explored(program, arguments, None, most)
+    first = paths[0].state
+    first.paths, first.complete = paths, complete
+    limits = dict.fromkeys(told(path.error) for path in paths if path.error is not None and is_limit(path.error))
+    notes = [f"not followed further: {limit}" for limit in limits]
+    if not complete and most > 1:
+        notes.append(f"{len(paths)} ways through the body were followed, and there are more.")
+    return first.graph(), notes
+
+
+def _low(shared: Sharing | None, fail_under: float | None) -> list[Finding]:
+    if shared is None or fail_under is None or shared.tree.shared * 100 >= fail_under:
+        return []
+    node = shared.broken.node if shared.broken is not None else None
+    where: Location | None = node.where if node is not None else None
+    told = f"{shared.tree.shared:.1%} of the prompt tokens come from the cache; {fail_under:g} % are wanted."
+    return [Finding("low-sharing", told, where, "Move what all rows share before what they don't.")]

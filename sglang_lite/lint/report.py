@@ -1,0 +1,156 @@
+"""A report on programs: as text, JSON, and SARIF 2.1.0."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from sglang_lite.lang.graph_checks import CODES, Finding
+from sglang_lite.lint.sharing import Sharing
+from sglang_lite.program.drawing import label
+from sglang_lite.version import __version__
+
+Format: TypeAlias = Literal["text", "json", "sarif"]
+_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Prices of a million prompt tokens.
+
+    Attributes:
+        computed: of those that no cache serves; None: costs are not told.
+        cached: of those that a cache serves.
+    """
+
+    computed: float | None = None
+    cached: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Report on a program.
+
+    Attributes:
+        program: its name.
+        rows: how many rows of arguments there are.
+        notes: what could not be looked at, and why.
+        sharing: None: tokens are not counted.
+    """
+
+    program: str
+    rows: int
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    sharing: Sharing | None
+    prices: Prices = Prices()
+
+
+def written(reports: Sequence[Report], form: Format) -> str:
+    """The reports in a format."""
+    if form == "text":
+        return "\n".join(line for report in reports for line in _lines(report)) + "\n"
+    data = _sarif(reports) if form == "sarif" else {"programs": [_data(report) for report in reports]}
+    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+
+
+def _lines(report: Report) -> Iterator[str]:
+    found = report.findings
+    yield f"{report.program}: {len(found)} finding{'s' * (len(found) != 1)}"
+    yield from (f"  {finding}" for finding in found)
+    if report.sharing is not None:
+        yield from (f"  {line}" for line in _shared(report.sharing, report.prices))
+    yield from (f"  note: {note}" for note in report.notes)
+
+
+def _shared(shared: Sharing, prices: Prices) -> Iterator[str]:
+    tree = shared.tree
+    computed, all_of_it = shared.further
+    if shared.known:
+        yield (
+            f"{tree.runs:,} rows, {tree.prompts:,} prompts of {tree.tokens:,} tokens: {tree.unique:,} are computed, "
+            f"{tree.shared:.0%} come from the cache"
+        )
+    else:
+        yield (
+            f"with other arguments a run computes {computed:,} of its {all_of_it:,} known prompt tokens; "
+            f"{all_of_it - computed:,} come from the cache"
+        )
+    if shared.broken is not None:
+        node = shared.broken.node
+        place = "" if node.where is None else f" (line {node.where.line})"
+        yield f"sharing ends at {label(node)}{place}, after {shared.broken.shared:,} characters"
+    if prices.computed is not None and shared.known:
+        costs = _costs(shared, prices)
+        yield f"cost of prompts: {costs['shared']:.4g}, without sharing {costs['alone']:.4g}"
+
+
+def _costs(shared: Sharing, prices: Prices) -> dict[str, float]:
+    tree, price = shared.tree, prices.computed or 0.0
+    with_cache = tree.unique * price + (tree.tokens - tree.unique) * prices.cached
+    return {"shared": with_cache / 1e6, "alone": tree.tokens * price / 1e6}
+
+
+def _data(report: Report) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "program": report.program,
+        "rows": report.rows,
+        "findings": [
+            {
+                "code": each.code, "message": each.message, "advice": each.advice,
+                "file": each.where and each.where.file, "line": each.where and each.where.line,
+            }
+            for each in report.findings
+        ],
+        "notes": list(report.notes),
+    }  # fmt: skip
+    shared = report.sharing
+    if shared is not None:
+        tree, broken = shared.tree, shared.broken
+        where = None if broken is None else broken.node.where
+        data["sharing"] = {
+            "over_rows": shared.known, "runs": tree.runs, "prompts": tree.prompts, "prompt_tokens": tree.tokens,
+            "computed_tokens": tree.unique, "cached_share": round(tree.shared, 4),
+            "a_further_run": {"computed_tokens": shared.further[0], "prompt_tokens": shared.further[1]},
+            "ends_at": None if broken is None else {
+                "node": label(broken.node), "line": where and where.line, "shared_characters": broken.shared,
+            },
+            "moves": [
+                {"line": each.line, "above": each.above, "tokens_a_row": each.tokens, "less_prefill": each.less}
+                for each in shared.moves
+            ],
+        }  # fmt: skip
+        if report.prices.computed is not None and shared.known:
+            data["sharing"]["cost"] = _costs(shared, report.prices)
+    return data
+
+
+def _sarif(reports: Sequence[Report]) -> dict[str, Any]:
+    codes = list(CODES)
+    rules = [{"id": code, "shortDescription": {"text": text}} for code, text in CODES.items()]
+    results = [
+        {
+            "ruleId": finding.code,
+            "ruleIndex": codes.index(finding.code),
+            "level": "error" if finding.code in ("unknown-variable", "error", "refused") else "warning",
+            "message": {"text": f"{finding.message} {finding.advice}".strip()},
+            "locations": _locations(finding),
+        }
+        for report in reports
+        for finding in report.findings
+    ]
+    driver = {"name": "sglang-lite lint", "version": __version__, "rules": rules}
+    return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [{"tool": {"driver": driver}, "results": results}]}
+
+
+def _locations(finding: Finding) -> list[dict[str, Any]]:
+    if finding.where is None:
+        return []
+    file = Path(finding.where.file)
+    here = Path.cwd()
+    uri = file.relative_to(here).as_posix() if file.is_relative_to(here) else file.as_uri()
+    artifact = {"artifactLocation": {"uri": uri}, "region": {"startLine": max(finding.where.line, 1)}}
+    return [{"physicalLocation": artifact}]

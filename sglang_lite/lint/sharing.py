@@ -1,0 +1,208 @@
+"""What the runs of a program share, where that ends, and which moves of text would make it more."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sglang_lite.program.graph import GraphNode, GraphRecord, Value
+from sglang_lite.program.nodes import Gen, Select, Text, TurnBegin, TurnEnd
+from sglang_lite.program.prefixes import Counter, PrefixTree, prefix_tree, replaced
+from sglang_lite.protocol import Location
+
+LEAST_GAIN: Final = 32  # tokens a run that a move must bring
+MOST_ROWS: Final = 200  # that moves are counted over
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """The node where the prompts of runs begin to differ.
+
+    Attributes:
+        shared: characters that all runs have before it.
+    """
+
+    node: GraphNode
+    shared: int
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Text that could stand before text of which each run has its own.
+
+    Attributes:
+        line, above: of the user's file.
+        tokens: more that are shared, a run (but the first, which nobody has computed for).
+        less: share of the tokens that would not be computed any more; None: that depends on the rows.
+    """
+
+    where: Location
+    line: int
+    above: int
+    tokens: int
+    less: float | None
+
+    def __str__(self) -> str:
+        less = "" if self.less is None else f", -{self.less:.0%} prefill"
+        return f"move line {self.line} above line {self.above}: +{self.tokens:,} shared tokens a row{less}"
+
+
+def first_break(graphs: Sequence[GraphRecord]) -> Break | None:
+    """Where runs begin to differ before their first generation; None: nowhere."""
+    starts = [list(_start(graph)) for graph in graphs]
+    texts = ["".join(text for text, _ in start) for start in starts]
+    same = min(_common(texts[0], text) for text in texts)
+    at = 0
+    for text, i in starts[0]:
+        node = graphs[0].nodes[i]
+        open_value = isinstance(node.node, Value)
+        if open_value or (at + len(text) > same and any(other != texts[0] for other in texts)):
+            return Break(node, min(same, at) if open_value else same)
+        at += len(text)
+    return None
+
+
+def _start(graph: GraphRecord) -> Iterator[tuple[str, int]]:
+    """The text of the main branch up to its first generation or selection."""
+    for i in graph.ways[0].nodes:
+        node = graph.nodes[i]
+        if node.path:
+            continue
+        if isinstance(node.node, Gen | Select):
+            return
+        if isinstance(node.node, Text | Value):
+            yield getattr(node.node, "text", ""), i
+
+
+def _common(one: str, other: str) -> int:
+    return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Texts of a line that stand together: their places in the way, and whether they can be moved."""
+
+    number: int
+    places: tuple[int, ...]
+    own: bool  # each run has its own
+
+
+def moves(graphs: Sequence[GraphRecord], counter: Counter, *, known: bool) -> list[Move]:
+    """Moves that are legal (text that all runs share, behind text that they don't, in the same turn) and worth it.
+
+    Args:
+        graphs: one a run; two of the same where nothing is known of the rows.
+        known: they are runs of rows that are given.
+    """
+    graphs = graphs[:MOST_ROWS]
+    if len(graphs) < 2 or len({tuple(map(_shape, _nodes(graph))) for graph in graphs}) > 1:
+        return []
+    before = prefix_tree(graphs, counter)
+    runs = len(graphs) - 1  # the first one has nobody to share with
+    found = []
+    for lines in _regions(graphs):
+        first = next((line for line in lines if line.own), None)
+        if first is None:
+            continue
+        for line in lines[lines.index(first) + 1 :]:
+            if line.own or sum(other.number == line.number for other in lines) > 1:
+                continue
+            after = prefix_tree([_moved(graph, line, first) for graph in graphs], counter)
+            gain = before.unique - after.unique
+            where = _nodes(graphs[0])[line.places[0]].where
+            if where is not None and gain // runs >= LEAST_GAIN:
+                less = gain / before.unique if known else None
+                found.append(Move(where, line.number, first.number, gain // runs, less))
+    return found
+
+
+def _nodes(graph: GraphRecord) -> list[GraphNode]:
+    return [graph.nodes[i] for i in graph.ways[0].nodes]
+
+
+def _shape(node: GraphNode) -> tuple[object, ...]:
+    kind = "Text" if isinstance(node.node, Value) else node.kind
+    return kind, node.path, None if node.where is None else node.where.line
+
+
+def _regions(graphs: Sequence[GraphRecord]) -> Iterator[list[_Line]]:
+    """Lines of text that stand together in a turn, nothing else between them."""
+    columns = list(zip(*map(_nodes, graphs)))
+    nodes = [column[0] for column in columns]
+    for path in dict.fromkeys(node.path for node in nodes):
+        places = [at for at, node in enumerate(nodes) if node.path == path]
+        plain = {at for i, at in enumerate(places) if _is_plain(nodes, places, i)}
+        lines: list[_Line] = []
+        keys = [(at in plain, _number(nodes[at])) for at in places]
+        for number, pairs in itertools.groupby(zip(keys, places), lambda pair: pair[0]):
+            held = tuple(at for _, at in pairs)
+            if not number[0] or _elsewhere(nodes, held, plain):
+                if lines:
+                    yield lines
+                lines = []
+            else:
+                own = any(len(set(map(_said, columns[at]))) > 1 or _is_open(nodes[at]) for at in held)
+                lines.append(_Line(number[1], held, own))
+        if lines:
+            yield lines
+
+
+def _is_plain(nodes: Sequence[GraphNode], places: Sequence[int], i: int) -> bool:
+    """Whether a node is text of the user's, and not a template's around a turn."""
+    if not isinstance(nodes[places[i]].node, Text | Value):
+        return False
+    after = nodes[places[i + 1]].node if i + 1 < len(places) else None
+    before = nodes[places[i - 1]].node if i else None
+    return not isinstance(after, TurnBegin) and not isinstance(before, TurnEnd)
+
+
+def _elsewhere(nodes: Sequence[GraphNode], held: Sequence[int], inside: set[int]) -> bool:
+    """Whether the line of some text has other nodes than text: then it can't be moved as a whole."""
+    number, path = _number(nodes[held[0]]), nodes[held[0]].path
+    return any(_number(node) == number and node.path == path and at not in inside for at, node in enumerate(nodes))
+
+
+def _number(node: GraphNode) -> int:
+    return node.where.line if node.where is not None else 0
+
+
+def _said(node: GraphNode) -> str:
+    return getattr(node.node, "text", "")
+
+
+def _is_open(node: GraphNode) -> bool:
+    return isinstance(node.node, Value)
+
+
+def _moved(graph: GraphRecord, line: _Line, above: _Line) -> GraphRecord:
+    order = list(graph.ways[0].nodes)
+    taken = [order[at] for at in line.places]
+    rest = [i for at, i in enumerate(order) if at not in line.places]
+    at = rest.index(order[above.places[0]])
+    return replaced(graph, [*rest[:at], *taken, *rest[at:]])
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """What runs of a program share.
+
+    Attributes:
+        known: they are runs of rows that are given; else of two runs that have nothing in common but the program.
+        further: tokens that one run more computes, and those of its prompts.
+    """
+
+    tree: PrefixTree
+    known: bool
+    further: tuple[int, int]
+    broken: Break | None
+    moves: tuple[Move, ...]
+
+
+def sharing(graphs: Sequence[GraphRecord], counter: Counter, *, known: bool) -> Sharing:
+    """What the runs of these graphs share."""
+    tree = prefix_tree(graphs, counter)
+    but_one = prefix_tree(graphs[:-1], counter)
+    further = tree.unique - but_one.unique, tree.tokens - but_one.tokens
+    return Sharing(tree, known, further, first_break(graphs), tuple(moves(graphs, counter, known=known)))

@@ -1,0 +1,263 @@
+"""`sglang-lite lint`: planted faults are found, and nothing else is."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from sglang_lite.cli import main
+from sglang_lite.lang.graph_checks import CODES
+
+HERE = Path(__file__).parent
+PROGRAMS = sorted(path for path in (HERE / "programs").glob("*.py") if path.name != "__init__.py")
+EXAMPLES = sorted((HERE.parent.parent / "examples").glob("*.py"))
+
+
+@pytest.fixture
+def lint(capsys, model_file):
+    """Runs the command on a file; gives its status, and its report as data."""
+
+    def run(*arguments):
+        status = main(["lint", *map(str, arguments), "--format", "json"])
+        shown = capsys.readouterr()
+        return status, json.loads(shown.out) if shown.out else shown.err
+
+    return run
+
+
+def planted(file):
+    """The line of a file's fault, and its code."""
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        if found := re.search(r"# fault: ([\w-]+)", line):
+            return number + (line.strip().startswith("#")), found[1]
+    raise AssertionError(file)
+
+
+@pytest.mark.parametrize("file", PROGRAMS, ids=lambda file: file.stem)
+def test_a_planted_fault_is_found_and_nothing_else(file, lint):
+    status, report = lint(file)
+    found = [(each["line"], each["code"]) for each in report["programs"][0]["findings"]]
+    line, code = planted(file)
+    assert [(abs(at - line) <= 1, which) for at, which in found] == [(True, code)]
+    assert status == 1
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_the_examples_are_accused_of_nothing(file, lint):
+    status, report = lint(file)
+    assert [each["findings"] for each in report["programs"]] == [[]] * len(report["programs"])
+    assert status == 0
+
+
+ROWS = [{"text": f"{word} " * 12} for word in ("Good", "Bad", "Cold", "Warm")]
+
+
+def data(tmp_path, rows):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def test_a_move_brings_what_is_promised(lint, tmp_path):
+    file = HERE / "programs" / "behind.py"
+    rows = data(tmp_path, ROWS)
+    _, report = lint(file, "--data", rows)
+    before = report["programs"][0]["sharing"]
+    (move,), (finding,) = before["moves"], report["programs"][0]["findings"]
+    lines = file.read_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if "# fault" in line) + 1
+    last = next(i for i, line in enumerate(lines) if line == "        )")
+    text, own = lines[first : last + 1], next(i for i, line in enumerate(lines) if "Review:" in line)
+    moved = [*lines[:own], *text, *lines[own:first], *lines[last + 1 :]]
+    (tmp_path / "moved.py").write_text("\n".join(moved))
+    status, report = lint(tmp_path / "moved.py", "--data", rows)
+    after = report["programs"][0]["sharing"]
+    assert status == 0
+    assert after["moves"] == []
+    gain = before["computed_tokens"] - after["computed_tokens"]
+    assert gain // (len(ROWS) - 1) == move["tokens_a_row"] > 40
+    assert gain / before["computed_tokens"] == move["less_prefill"]
+    promised = f"+{move['tokens_a_row']} shared tokens a row, -{move['less_prefill']:.0%} prefill"
+    assert promised in finding["message"]
+
+
+def test_a_share_that_is_wanted(lint, tmp_path):
+    file, rows = (
+        HERE.parent.parent / "examples" / "batch.py",
+        data(tmp_path, [{"word": w} for w in ("dog", "oak", "eagle")]),
+    )
+    status, report = lint(file, "--data", rows, "--fail-under", 50)
+    shared = report["programs"][0]["sharing"]
+    assert status == 0
+    assert shared["prompts"] == 3
+    assert shared["computed_tokens"] < shared["prompt_tokens"]
+    assert 0.5 < shared["cached_share"] == round(1 - shared["computed_tokens"] / shared["prompt_tokens"], 4)
+    status, report = lint(file, "--data", rows, "--fail-under", 99.9)
+    assert status == 1
+    assert report["programs"][0]["findings"][0]["code"] == "low-sharing"
+    assert shared["ends_at"]["line"] == 12
+
+
+def test_costs_are_told_where_prices_are_given(capsys, tmp_path, model_file):
+    file, rows = EXAMPLES[0], data(tmp_path, [{"word": "dog"}, {"word": "oak"}])
+    assert main(["lint", str(file), "--data", str(rows), "--price", "1000000", "--cached-price", "500000"]) == 0
+    out = capsys.readouterr().out
+    counts = re.search(r"2 rows, 2 prompts of (\d+) tokens: (\d+) are computed", out)
+    tokens, computed = int(counts[1]), int(counts[2])
+    assert f"cost of prompts: {computed + (tokens - computed) / 2:.4g}, without sharing {tokens}" in out
+
+
+def test_rows_may_decide_what_the_body_does(lint, tmp_path):
+    file = EXAMPLES[2]
+    assert file.name == "quickstart.py"
+    rows = data(tmp_path, [{"places": ["Venice", "Japan"]}, {"places": ["Rome", "Japan", "Oslo"]}])
+    status, report = lint(f"{file}:compare", "--data", rows)
+    assert status == 0
+    assert report["programs"][0]["sharing"]["prompts"] == 5
+    assert report["programs"][0]["notes"] == []
+
+
+# ------------------------------------------------------------------------------------------ formats
+
+SARIF = {  # what the schema of SARIF 2.1.0 demands of the members that are written
+    "type": "object",
+    "required": ["version", "runs"],
+    "properties": {
+        "version": {"const": "2.1.0"},
+        "runs": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["tool", "results"],
+                "properties": {
+                    "tool": {
+                        "required": ["driver"],
+                        "properties": {
+                            "driver": {
+                                "required": ["name", "rules"],
+                                "properties": {
+                                    "rules": {
+                                        "items": {
+                                            "required": ["id"],
+                                            "properties": {"shortDescription": {"required": ["text"]}},
+                                        }
+                                    }
+                                },
+                            }
+                        },
+                    },
+                    "results": {
+                        "items": {
+                            "required": ["message", "ruleId"],
+                            "properties": {
+                                "level": {"enum": ["none", "note", "warning", "error"]},
+                                "message": {
+                                    "required": ["text"],
+                                    "properties": {"text": {"type": "string", "minLength": 1}},
+                                },
+                                "locations": {
+                                    "items": {
+                                        "required": ["physicalLocation"],
+                                        "properties": {
+                                            "physicalLocation": {
+                                                "required": ["artifactLocation", "region"],
+                                                "properties": {
+                                                    "artifactLocation": {"required": ["uri"]},
+                                                    "region": {
+                                                        "properties": {"startLine": {"type": "integer", "minimum": 1}}
+                                                    },
+                                                },
+                                            }
+                                        },
+                                    }
+                                },
+                            },
+                        }
+                    },
+                },
+            },
+        },
+    },
+}
+
+
+def test_sarif_has_what_its_schema_demands(capsys, model_file):
+    file = HERE / "programs" / "stop.py"
+    assert main(["lint", str(file), "--format", "sarif"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    jsonschema.validate(report, SARIF)
+    run = report["runs"][0]
+    rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
+    assert rules == list(CODES)
+    (result,) = run["results"]
+    assert rules[result["ruleIndex"]] == result["ruleId"] == "stop-never-comes"
+    place = result["locations"][0]["physicalLocation"]
+    assert place["region"]["startLine"] == planted(file)[0]
+    assert place["artifactLocation"]["uri"].endswith("tests/lint/programs/stop.py")
+
+
+def test_text_names_file_and_line(capsys, model_file):
+    file = HERE / "programs" / "stop.py"
+    assert main(["lint", f"{file}:year"]) == 1
+    out = capsys.readouterr().out
+    assert f"{file}:{planted(file)[0]}: stop-never-comes: 'year' can never reach stop='\\n'" in out
+    assert "sharing ends at value {event}" in out
+
+
+# ------------------------------------------------------------------------------------------ bad usage
+
+
+def test_what_makes_no_sense_is_told_with_file_and_line(tmp_path, lint):
+    def file(name, text):
+        (tmp_path / name).write_text(text)
+        return tmp_path / name
+
+    program = "import sglang_lite as sgl\n@sgl.function\ndef f(s, x):\n    s += x\n"
+    fine = file("fine.py", program)
+    two = file("two.py", program + "@sgl.function\ndef g(s):\n    s += 'x'\n")
+    rows = file("rows.jsonl", '{"x": "a"}\n')
+    for arguments, words in (
+        (["none.py"], "there is no file none.py"),
+        ([file("broken.py", "x = (\n")], "broken.py:1: '(' was never closed"),
+        ([file("fails.py", "x = 1\ny = x / 0\n")], "fails.py:2: ZeroDivisionError"),
+        ([file("exits.py", "import sys\nsys.exit(3)\n")], "exits.py:2: SystemExit: 3"),
+        ([file("empty.py", "")], "has no program"),
+        ([f"{fine}:g"], "has no program 'g'; it has: f"),
+        ([two, "--data", rows], "has 2 programs. Name one: "),
+        ([fine, "--data", tmp_path / "none.jsonl"], "none.jsonl: "),
+        ([fine, "--data", file("a.jsonl", '{"x": 1}\n{"x"\n')], "a.jsonl:2: "),
+        ([fine, "--data", file("b.jsonl", "[1]\n")], "b.jsonl:1: no object"),
+        ([fine, "--data", file("c.jsonl", "\n")], "c.jsonl has no rows"),
+        ([fine, "--data", file("d.jsonl", '{"y": 1}\n')], "d.jsonl: row 1: f: "),
+        ([fine, "--fail-under", "5"], "Give --data rows.jsonl"),
+        ([fine, "--model", tmp_path / "no model"], "model"),
+    ):
+        status, message = lint(*arguments)
+        assert status == 2
+        assert words in message, message
+        assert message.startswith("sglang-lite: ")
+
+
+def test_without_a_model_faults_are_found_and_tokens_are_not_counted(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("SGLANG_LITE_CACHE", str(tmp_path))
+    file = HERE / "programs" / "stop.py"
+    assert main(["lint", str(file)]) == 1
+    out = capsys.readouterr().out
+    assert "stop-never-comes" in out
+    assert "tokens are not counted: smollm2-135m has not been fetched. Give --model" in out
+
+
+def test_a_file_is_imported_and_its_main_part_does_not_run(tmp_path, model_file):
+    (tmp_path / "helper.py").write_text("TEXT = 'from beside it'\n")
+    (tmp_path / "prog.py").write_text(
+        "import sglang_lite as sgl\nfrom helper import TEXT\n@sgl.function\ndef f(s):\n    s += TEXT + sgl.gen('a')\n"
+        "if __name__ == '__main__':\n    raise SystemExit('ran')\n"
+    )
+    command = [sys.executable, "-m", "sglang_lite.cli", "lint", "prog.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("f: 0 findings\n")
