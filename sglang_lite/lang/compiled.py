@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +12,10 @@ from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.execution.run import RunSettings
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.playing import CompiledCall, Form, Playing
-from sglang_lite.lang.row_pool import RowPool
+from sglang_lite.lang.row_pool import RemoteRowPool, RowPool
 from sglang_lite.lang.state import user_location
 from sglang_lite.program.compiled import CompiledProgram, walked
-from sglang_lite.protocol import (
-    ProgramError,
-)
+from sglang_lite.protocol import ProgramError, SglError
 
 if TYPE_CHECKING:
     from sglang_lite.lang.batch import BatchPlan
@@ -100,11 +100,20 @@ class Compiled:
         form = self.playable(backend, plan.settings)
         if form is None:
             return None
-        jobs = []
-        for index, (args, kwargs) in plan.left:
-            row = self.row(args, kwargs, form, f"batch_kwargs[{index}]")
-            jobs.append((index, partial(Playing, form, row, plan.settings)))
-        return RowPool(jobs, plan.window, report, held=held, timeout=plan.settings.timeout)
+        rows = {i: self.row(args, kwargs, form, f"batch_kwargs[{i}]") for i, (args, kwargs) in plan.left}
+        settings, timeout = plan.settings, plan.settings.timeout
+        if not backend.plays_rows:
+            jobs = [(index, partial(Playing, form, row, settings)) for index, row in rows.items()]
+            return RowPool(jobs, plan.window, report, held=held, timeout=timeout)
+        playing: dict[int, Playing] = {}
+        failed: dict[int, SglError] = {}
+        for index, row in rows.items():
+            seed = secrets.randbits(63) if settings.seed is None else settings.seed
+            try:
+                playing[index] = Playing(form, row, replace(settings, seed=seed))
+            except SglError as error:  # that row's outcome
+                failed[index] = error
+        return RemoteRowPool(backend, playing, failed, plan.window, report, held=held, timeout=timeout)
 
     def row(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], form: Form, what: str = "arguments"

@@ -3,14 +3,18 @@ has a thread or an interpreter of its own."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
+from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.body_pool import Outcome, Report
+from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.playing import Playing
 from sglang_lite.protocol import RequestAbortedError, RequestTimeoutError
 
@@ -129,3 +133,90 @@ class RowPool:
         self._report(index, outcome)
         if not self._held:
             self._room += 1
+
+
+class RemoteRowPool:
+    """Rows of a batch that are handed over in one request. On the executor loop.
+
+    Args:
+        backend: that plays them.
+        rows: by their indices.
+        failed: errors of further rows, which can't be played.
+        window: how many rows may be under way there, and unread here.
+        report, held, timeout: as of a RowPool.
+    """
+
+    def __init__(
+        self,
+        backend: BaseBackend,
+        rows: Mapping[int, Playing],
+        failed: Mapping[int, Exception],
+        window: int,
+        report: Report,
+        *,
+        held: bool,
+        timeout: float | None,
+    ) -> None:
+        self._backend, self._rows, self._failed, self._window = backend, dict(rows), failed, window
+        self._report, self._held, self._timeout = report, held, timeout
+        self._unread = 0
+        self._read = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        executor().post(self._start)
+
+    def release(self) -> None:
+        """Counts one row as read."""
+        executor().post(self._release)
+
+    def stop(self) -> None:
+        """Ends the request."""
+        executor().post(self._stop)
+
+    def _start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def _release(self) -> None:
+        self._unread -= 1
+        self._read.set()
+
+    def _stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        for index, error in self._failed.items():
+            self._unread += 1
+            self._report(index, error)
+        try:
+            await self._play()
+        except Exception as lost:  # of the whole, and so of each row that is left
+            for index in list(self._rows):
+                self._end(index, lost)
+
+    async def _play(self) -> None:
+        if not self._rows:
+            return
+        compiled = next(iter(self._rows.values())).form.compiled
+        arguments = {index: playing.row for index, playing in self._rows.items()}
+        seeds = {index: playing.seed or 0 for index, playing in self._rows.items()}
+        played = self._backend.play_rows(compiled, arguments, seeds, self._window, self._timeout)
+        async with contextlib.aclosing(played):
+            async for index, events in played:
+                playing = self._rows[index]
+                for event in events:
+                    playing.take(event)
+                try:
+                    outcome: Outcome = playing.state().outcome()
+                except Exception as error:  # that row's outcome
+                    outcome = error
+                self._end(index, outcome)
+                while self._held and self._unread >= self._window:  # the server waits, too
+                    self._read.clear()
+                    await self._read.wait()
+
+    def _end(self, index: int, outcome: Outcome) -> None:
+        del self._rows[index]
+        self._unread += 1
+        self._report(index, outcome)

@@ -27,6 +27,7 @@ from sglang_lite.server import (
     native,
     openapi,
     program,
+    program_rows,
     responses,
 )
 from sglang_lite.server.errors import MethodError, NotFoundError, Protocol
@@ -52,6 +53,7 @@ ROUTES: tuple[Route, ...] = (
     *responses.ROUTES,
     *decisions.ROUTES,
     *program.ROUTES,
+    *program_rows.ROUTES,
     *models.ROUTES,
     *metrics.ROUTES,
     Route("/openapi.json", _document, "This document", ("GET",), access="open"),

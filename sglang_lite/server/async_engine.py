@@ -156,12 +156,14 @@ class AsyncEngine:
         stream: bool = False,
         namespace: str = "",
         timeout_s: float | None = None,
+        waits: bool = False,
     ) -> AsyncGenerator[list[ProgramEvent], None]:
         """Plays a whole program, and gives its events as they come; the last one is a ProgramResult or an SglError.
         Closed before its end, it aborts the program.
 
         Args:
             timeout_s: after which it ends with RequestTimeoutError.
+            waits: for room, where there is none.
 
         Raises:
             SglError: as `Engine.run_program`.
@@ -172,7 +174,8 @@ class AsyncEngine:
             ProgramRequest(prompt, program, stream, namespace),
             self.engine.core.flushed(events.put, self._relay.flush),
         )
-        with self._ends(await _submitted(run, _length(prompt))) as submitted:
+        ticket = await (self.engine.admitted(run, 1) if waits else _submitted(run, _length(prompt)))
+        with self._ends(ticket) as submitted:
             async for taken in self._played(events, submitted, timeout_s):
                 yield taken
 

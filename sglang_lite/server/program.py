@@ -148,7 +148,7 @@ def _walked(nodes: Sequence[Node], pointer: str) -> Iterator[tuple[str, Node]]:
                 yield from _walked(branch, f"{pointer}/{i}/branches/{j}")
 
 
-def _check_version(body: Mapping[str, Any], pointer: str) -> None:
+def check_version(body: Mapping[str, Any], pointer: str) -> None:
     """Raises ParameterError: a body is in another version than this one."""
     version = body.get("version")
     if version != wire.VERSION or isinstance(version, bool):
@@ -158,7 +158,7 @@ def _check_version(body: Mapping[str, Any], pointer: str) -> None:
         raise ParameterError(f"{pointer}/version", f"{version!r:.60} is not {wire.VERSION}.", hint=hint)
 
 
-def _record(name: str, data: object, pointer: str, call: Call) -> Any:  # the record of that name
+def record_of(name: str, data: object, pointer: str, call: Call) -> Any:  # the record of that name
     """A record of data. Raises WireError: by the pointer into the body, it is none."""
     message = msgspec.json.encode({"version": wire.VERSION, "type": name, "data": data})
     try:
@@ -170,7 +170,7 @@ def _record(name: str, data: object, pointer: str, call: Call) -> Any:  # the re
 
 
 def _program(data: dict[str, Any], pointer: str, call: Call) -> Program:
-    found = _record("Program", data, pointer, call)
+    found = record_of("Program", data, pointer, call)
     assert isinstance(found, Program)
     return found
 
@@ -194,30 +194,35 @@ def _asked(service: Service, call: Call, given: Mapping[str, Any], pointer: str)
     Raises:
         ParameterError, WireError, CapabilityError: the body is not what it should be, or the program is too large.
     """
-    _check_version(given, pointer)
+    check_version(given, pointer)
     body = PLAY.read(given, call.unused if call.reports else None)
     service.check_model(body.model)
     prompt: Prompt | str = ""
     if isinstance(body.prompt, str):
         prompt = body.prompt
     else:
-        prompt = _record("Prompt", body.prompt, f"{pointer}/prompt", call)
+        prompt = record_of("Prompt", body.prompt, f"{pointer}/prompt", call)
     if body.open and prompt != "":
         raise ParameterError(f"{pointer}/prompt", 'is "" where a program is open.', hint="Give the text as Text nodes.")
     program = _program(body.program, f"{pointer}/program", call)
-    settings, own = service.settings, body.limits or ProgramLimits()
-    seconds = _least("seconds", own.seconds, settings.program_max_s, pointer)
+    budget, seconds = limits_of(service, body.limits, pointer)
+    left = budget.take(program.nodes, f"{pointer}/program/nodes")
+    return _Asked(
+        f"prog-{uuid.uuid4().hex}", prompt, program, left, seconds, bool(body.stream), bool(body.open),
+        body.cache_salt or "",
+    )  # fmt: skip
+
+
+def limits_of(service: Service, given: ProgramLimits | None, pointer: str) -> tuple[Budget, float]:
+    """What a program may have, and its seconds: the lower of the client's limits and the server's."""
+    settings, own = service.settings, given or ProgramLimits()
     budget = Budget(
         int(_least("tokens", own.tokens, settings.program_max_tokens, pointer)),
         int(_least("nodes", own.nodes, settings.program_max_nodes, pointer)),
         int(_least("branches", own.branches, settings.program_max_branches, pointer)),
         service.engine.vocab_size,
     )
-    left = budget.take(program.nodes, f"{pointer}/program/nodes")
-    return _Asked(
-        f"prog-{uuid.uuid4().hex}", prompt, program, left, seconds, bool(body.stream), bool(body.open),
-        body.cache_salt or "",
-    )  # fmt: skip
+    return budget, _least("seconds", own.seconds, settings.program_max_s, pointer)
 
 
 def _least(name: str, given: float | None, most: float, pointer: str) -> float:
@@ -375,7 +380,7 @@ async def _grown(service: Service, call: Call, asked: _Asked) -> AsyncGenerator[
 async def grow(service: Service, call: Call) -> Response:
     """Gives an open program further nodes."""
     given, id = call.object(), call.path["id"]
-    _check_version(given, "")
+    check_version(given, "")
     body = ANSWERS.read(given, call.unused if call.reports else None)
     growing = service.programs.get(id)
     if not isinstance(growing, _Growing) or growing.key != call.key:

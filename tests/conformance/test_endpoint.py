@@ -6,7 +6,8 @@ import sglang_lite as sgl
 from sglang_lite.engine.engine import Engine
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.chat_template import get_chat_template
-from tests.conformance.case import cases, outcome, some_slow
+from tests.conformance.case import cases, outcome, read, some_slow
+from tests.conformance.test_compiled import COMPILED
 from tests.constraints.test_generation import random_model
 from tests.server.conftest import serving
 
@@ -31,3 +32,22 @@ def test_a_program_means_the_same_on_a_server(backends, name, form):
     assert remote.plays_programs
     how = {} if form == "whole" else {"push_down": False}
     assert outcome(case, remote, **SETTINGS, **how) == outcome(case, local, **SETTINGS, **how)
+
+
+@pytest.mark.parametrize("name", some_slow(COMPILED))
+def test_a_compiled_batch_means_the_same_on_a_server(backends, name):
+    case, (local, remote) = CASES[name], backends
+    settings = {key: value for key, value in {**case.settings, **SETTINGS}.items() if key != "use_thread"}
+
+    def all_of(backend):
+        rows = [case.arguments] * 3
+        compiled = case.program.compile(backend)
+        return [told(each) for each in compiled.run_batch(rows, backend=backend, on_error="return", **settings)]
+
+    def told(state):
+        if isinstance(state, Exception):
+            return type(state)
+        return read(state.text), [read(state.__getitem__, name) for name in case.variables]
+
+    assert remote.plays_rows
+    assert all_of(remote) == all_of(local)

@@ -6,13 +6,14 @@ A backend implements the native hooks (`agenerate`, `aselect`: coroutines that s
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from sglang_lite.lang.concurrency.pool import ThreadPool
 from sglang_lite.program.choosing import ChoicesDecision, ChoicesSamplingMethod
+from sglang_lite.program.compiled import CompiledProgram
 from sglang_lite.program.nodes import Program
 from sglang_lite.protocol import (
     CapabilityError,
@@ -142,6 +143,33 @@ class BaseBackend:
         opened.extend((), program.nodes)
         opened.close()
         return partial(opened.drop, ())
+
+    @property
+    def plays_rows(self) -> bool:
+        """True if it is handed a compiled program once, with all its rows: it has `play_rows` then."""
+        return False
+
+    def play_rows(
+        self,
+        compiled: CompiledProgram,
+        rows: Mapping[int, Mapping[str, Any]],
+        seeds: Mapping[int, int],
+        window: int,
+        timeout: float | None,
+    ) -> AsyncGenerator[tuple[int, Sequence[Played | ProgramResult | SglError]], None]:
+        """Plays a compiled program for rows. Runs on the executor loop; what is not asked for is played as far as the
+        window goes. Closed before its end, it ends what is under way.
+
+        Args:
+            rows: arguments, by the numbers of the rows.
+            seeds: of the rows, so that one may be played again.
+            window: how many rows may be under way.
+            timeout: seconds for each row.
+
+        Returns:
+            Each row's number, with all of its events, as they end.
+        """
+        raise CapabilityError(f"{type(self).__name__} plays no rows.")
 
     def answer_now(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None

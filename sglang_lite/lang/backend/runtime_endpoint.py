@@ -25,9 +25,11 @@ from sglang_lite.lang.backend.native_protocol import (
 )
 from sglang_lite.lang.backend.remote import TokenUsage
 from sglang_lite.lang.backend.remote_program import RemoteProgram, played_alone
+from sglang_lite.lang.backend.remote_rows import rows_played
 from sglang_lite.lang.backend.server_process import ServerProcess
 from sglang_lite.lang.chat_template import get_chat_template, get_chat_template_by_model_path
 from sglang_lite.lang.concurrency.loop import executor
+from sglang_lite.program.compiled import CompiledProgram
 from sglang_lite.program.nodes import Gen, Node, Select
 from sglang_lite.protocol import (
     BackendError,
@@ -238,6 +240,20 @@ class RuntimeEndpoint(BaseBackend):
 
     def open_program(self, sink: Callable[[Played | ProgramResult | SglError], None], *, stream: bool) -> OpenProgram:
         return RemoteProgram(self._server, sink, stream=stream)
+
+    @property
+    def plays_rows(self) -> bool:
+        return self.plays_programs and bool(self._ours.get("program_rows"))
+
+    def play_rows(
+        self,
+        compiled: CompiledProgram,
+        rows: Mapping[int, Mapping[str, Any]],
+        seeds: Mapping[int, int],
+        window: int,
+        timeout: float | None,
+    ) -> AsyncGenerator[tuple[int, Sequence[Played | ProgramResult | SglError]], None]:
+        return rows_played(self._server, compiled, rows, seeds, window, timeout)
 
     # --------------------------------------------------------------------------------------------- the server
 
