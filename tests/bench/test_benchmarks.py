@@ -28,6 +28,7 @@ SMALL = {
     "host_step.py": ["--rows", "4", "--steps", "2"],
     "masks.py": ["--rows", "2", "--steps", "2", "--threads", "1", "--constraints", "regex"],
     "openmp.py": ["--help"],  # test_openmp.py runs it, with a small model
+    "programs_gpu.py": ["--shape", "small", "--rows", "2", "--own", "8", "--tokens", "2", "--repeat", "1"],
     "prefix_reuse.py": ["--questions", "1", "--shots", "0"],
     "quality.py": ["--dtypes", "bfloat16", "--tokens", "32"],
     "reproducible.py": ["--help"],  # test_reproducible.py runs it, with a small model
