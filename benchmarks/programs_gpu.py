@@ -2,8 +2,9 @@
 
     python benchmarks/programs_gpu.py [--shape llama-3.1-8b] [--rows 256] [--tokens 16,128] [--repeat 3]
 
-A program has 512 tokens of its own, then six generations with 32 tokens of text behind each, then a selection among four.
-Weights are random. Programs/s, the median of some runs after one that warms up; nothing of a run is cached from the last.
+A program has 512 tokens of its own, then six generations with 32 tokens of text behind each, then a selection among
+four. Weights are random. Programs/s, the median of some runs after one that warms up; nothing of a run is cached from
+the last.
 """
 
 from __future__ import annotations

@@ -78,7 +78,8 @@ if TYPE_CHECKING:
     from sglang_lite.lang.expressions import Multi
     from sglang_lite.lang.global_config import global_config
     from sglang_lite.lang.graph import Graph
-    from sglang_lite.lang.state import ProgramState, ProgramStateGroup, load
+    from sglang_lite.lang.loading import load
+    from sglang_lite.lang.state import ProgramState, ProgramStateGroup
     from sglang_lite.lang.tools import ToolCall, ToolError
     from sglang_lite.lang.tracer import TraceError
     from sglang_lite.protocol import Choices, Regex, SamplingParams
@@ -108,7 +109,8 @@ _HOMES = {
     ),
     "lang.expressions": ("Multi",),
     "lang.global_config": ("global_config",),
-    "lang.state": ("ProgramState", "ProgramStateGroup", "load"),
+    "lang.loading": ("load",),
+    "lang.state": ("ProgramState", "ProgramStateGroup"),
     "lang.graph": ("Graph",),
     "lang.tools": ("ToolCall", "ToolError"),
     "lang.tracer": ("TraceError",),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from os import PathLike
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from sglang_lite import wire
 from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, when_all_done
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.operations import Checkpoint as Place
@@ -33,15 +31,12 @@ from sglang_lite.lang.execution.run import current_run
 from sglang_lite.lang.execution.stream_executor import StreamExecutor
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.kept_values import named
-from sglang_lite.lang.rerun import RememberingBackend, with_value
+from sglang_lite.lang.rerun import RememberingBackend, answers_of, with_value
 from sglang_lite.lang.results import meta_info, probabilities, usages_of
 from sglang_lite.lang.saved import (
     NoBackend,
     behind,
     branch_of,
-    check_program,
-    classes,
-    read,
     same_tokens,
     saved_run,
     write,
@@ -70,7 +65,6 @@ from sglang_lite.protocol import (
     SglError,
     Unset,
     Usage,
-    WireError,
     total_usage,
 )
 from sglang_lite.protocol.saved import SavedRun
@@ -300,8 +294,7 @@ class ProgramState:
         has been played; afterwards it waits for all branches, those that nobody has read too."""
         if name is None:
             self.sync()
-            if not self.branch.run.body_open:
-                finished(self.branch.player).wait()
+            self._wait_for_branches()
             return self.branch.run.usage()
         return total_usage(usages_of(self._record(name)))
 
@@ -526,7 +519,7 @@ class ProgramState:
 
     def rerun(self, at: str, value: str | None = None) -> ProgramState:
         """Runs the program again where the answer of a node is another one. Nodes whose prompt, parameters and
-        constraint are what they were keep their answers; others are asked. (The body runs again as a whole; nodes with
+        constraint are what they were keep their answers; others are asked, those too that had failed. (The body runs again as a whole; nodes with
         a `backend=` of their own, and programs that it runs by themselves, are asked again.)
 
         Args:
@@ -548,7 +541,9 @@ class ProgramState:
             )  # fmt: skip
         if run.backend.blocking:
             raise run.backend.refusal("rerun", "running again", "Run the program.", user_location())
-        answers = with_value(self._saved().answers, at, value)
+        self.error()
+        self._wait_for_branches()
+        answers = with_value((*run.remembered, *answers_of(self.branch.player)), at, value)
         backend = RememberingBackend(run.backend, answers)
         state: ProgramState = run.called.program.run_again(run.called, backend, run.settings)
         return state
@@ -563,18 +558,23 @@ class ProgramState:
         _check_size(size)
         saved, backend = self._saved(), self.branch.backend
         paths = [f"{self.branch.path}/{at}.{i}" for i in range(size)]
-        return ProgramStateGroup([ProgramState._made(behind(saved, at, path), backend, named, None) for path in paths])
+        return ProgramStateGroup([ProgramState.made(behind(saved, at, path), backend, named, None) for path in paths])
 
     def _saved(self) -> SavedRun:
         self.sync()
-        if not self.branch.run.body_open:
-            finished(self.branch.player).wait()
+        self._wait_for_branches()
         return saved_run(self.branch, self.ret_value)
 
+    def _wait_for_branches(self) -> None:
+        """Waits for branches that nobody has read, where no more of them can come."""
+        if not self.branch.run.body_open:
+            finished(self.branch.player).wait()
+
     @classmethod
-    def _made(
+    def made(
         cls, saved: SavedRun, backend: BaseBackend, find: Callable[[str], Any], program: BaseProgram | None
     ) -> ProgramState:
+        """A state of what was saved; as `branch_of`."""
         branch, ret_value = branch_of(saved, backend, find, program)
         state = cls(branch)
         state.ret_value, state.restored = ret_value, "tokens" if same_tokens(saved, backend) else "text"
@@ -582,7 +582,7 @@ class ProgramState:
 
     def __deepcopy__(self, memo: object) -> ProgramState:
         called = self.branch.run.called
-        return self._made(self._saved(), self.branch.backend, named, None if called is None else called.program)
+        return self.made(self._saved(), self.branch.backend, named, None if called is None else called.program)
 
     def __reduce__(self) -> tuple[Any, ...]:
         called = self.branch.run.called
@@ -700,47 +700,11 @@ def _check_size(size: object) -> None:
         raise ParameterError("size", f"{size!r} is not a whole number of at least 1.", where=user_location())
 
 
-def load(
-    path: str | PathLike[str],
-    program: BaseProgram | None = None,
-    *,
-    backend: BackendLike | None = None,
-    types: Iterable[type] = (),
-) -> ProgramState:
-    """The state that `state.save(path)` has written: it can be read, added to, forked, and run again where an answer is
-    another one. A file has no code, and reading it imports and runs none.
-
-    Args:
-        program: whose run it was; `rerun` needs it. Classes of values are looked for in its module, too.
-        backend: to continue on; without one the state can only be read.
-        types: classes of values that are not in the program's module.
-
-    Returns:
-        The state. Its `restored` is "tokens" where the backend's tokenizer is that of the file: what a model has
-        written is the same tokens. Else it is "text", which is tokenised again. In both cases the text is what it was,
-        a chat template's marks included; to go on with another template, begin a run with `messages()`.
-
-    Raises:
-        ParameterError: there is no such file, or it is too large.
-        WireError: it is no saved state, damaged, or of another version.
-        ProgramError: it is of another program, or of one whose body has changed: the error has the first difference. Or
-            a value is of a class that was not given.
-    """
-    saved = read(path)
-    if program is not None:
-        check_program(saved, program)
-    try:
-        chosen = NoBackend() if backend is None else as_backend(backend)
-        return ProgramState._made(saved, chosen, classes(program, types), program)  # noqa: SLF001 # its own module's
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        raise WireError(f"{os.fspath(path)!r} is damaged: {error!r}") from error
-
-
 def unpickled(data: bytes, program: BaseProgram | None) -> ProgramState:
     """A state that was pickled. It has no backend."""
     saved = wire.decode(data)
     assert isinstance(saved, SavedRun)
-    return ProgramState._made(saved, NoBackend(), named, program)  # noqa: SLF001 # its own module's
+    return ProgramState.made(saved, NoBackend(), named, program)
 
 
 def _text_of(record: Any, value: Any) -> Any:
