@@ -519,8 +519,9 @@ class ProgramState:
 
     def rerun(self, at: str, value: str | None = None) -> ProgramState:
         """Runs the program again where the answer of a node is another one. Nodes whose prompt, parameters and
-        constraint are what they were keep their answers; others are asked, those too that had failed. (The body runs again as a whole; nodes with
-        a `backend=` of their own, and programs that it runs by themselves, are asked again.)
+        constraint are what they were keep their answers; others are asked, those too that had failed. (The body runs
+        again as a whole; nodes with a `backend=` of their own, and programs that it runs by themselves, are asked
+        again.)
 
         Args:
             at: the variable of the node.
