@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 
@@ -151,9 +152,10 @@ def _lint(options: argparse.Namespace) -> int:
     file, _, function = options.file.rpartition(":") if not options.file.endswith(".py") else (options.file, "", "")
     try:
         prices = Prices(options.price, options.cached_price)
-        reports = lint(
-            Path(file or options.file), function or None, options.data, options.model, options.fail_under, prices
-        )
+        with redirect_stdout(sys.stderr):  # of the file, whose code runs
+            reports = lint(
+                Path(file or options.file), function or None, options.data, options.model, options.fail_under, prices
+            )
     except SglError as error:
         print(f"sglang-lite: {error}", file=sys.stderr)
         return 2

@@ -329,8 +329,9 @@ class SglFunction(BaseProgram):
                 choices. Other questions (how long it is, what is in it in turn) remain errors.
 
         Returns:
-            A TracerProgramState, of the first way: `.nodes`, `.variables`, `.child_states`, `.ret_value`,
-            `.flatten_nodes()`; `.paths` are all that were followed, `.complete` tells whether there are no others.
+            A TracerProgramState, of the first way: `.graph()` (docs/graph.md), `.nodes`, `.variables`, `.child_states`,
+            `.ret_value`, `.flatten_nodes()`; `.paths` are all ways that were followed, `.complete` tells whether there
+            are no others.
         """
         from sglang_lite.lang.tracer import trace_program
 

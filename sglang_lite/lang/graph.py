@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
@@ -52,6 +52,14 @@ if TYPE_CHECKING:
     from sglang_lite.lang.tracer import TracedPath
 
 
+class HasTokenizer(Protocol):
+    """An engine, as far as it is needed here."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """Its model's."""
+
+
 class Graph(GraphRecord, frozen=True):
     """The graph of a program, a frozen record. `program.trace(…).graph()` makes it; `str(graph)` shows it."""
 
@@ -74,21 +82,25 @@ class Graph(GraphRecord, frozen=True):
         """
         return check(self, backend)
 
-    def prefixes(self, rows: Sequence[Mapping[str, Any]], tokenizer: Counter) -> PrefixTree:
+    def prefixes(self, rows: Sequence[Mapping[str, Any]], tokenizer: Counter | HasTokenizer) -> PrefixTree:
         """The prefixes that runs with these arguments share, and how many tokens that saves.
 
         Args:
             rows: each run's arguments, by name.
-            tokenizer: that counts; an engine's is `engine.tokenizer`.
+            tokenizer: that counts, or an engine that has one.
 
         Raises:
-            ParameterError: an argument is missing, or has not what the body takes of it.
+            ParameterError: an argument is missing, or has not what the body takes of it; this is no tokenizer.
         """
+        counter: Any = getattr(tokenizer, "tokenizer", tokenizer)
+        if not hasattr(counter, "encode_spans"):
+            told = f"a {type(tokenizer).__name__} is no tokenizer."
+            raise ParameterError("tokenizer", told, hint="Give an engine, or its `tokenizer`.")
         for i, row in enumerate(rows):
             for name in self.arguments:
                 if name not in row:
                     raise ParameterError("rows", f"row {i} has no {name!r}.", hint="Give every argument that is open.")
-        return prefix_tree([self.filled(row) for row in rows], tokenizer)
+        return prefix_tree([self.filled(row) for row in rows], counter)
 
     def to_json(self) -> bytes:
         """The graph as JSON (UTF-8), with the version of the format."""

@@ -410,7 +410,8 @@ def explored(
         decisions = state.recording.decisions
         taken = tuple(decision.taken for decision in decisions)
         for i in range(len(forced), len(decisions)):
-            waiting += [(*taken[:i], other) for other in range(1, len(decisions[i].outcomes))]
+            others = ((*taken[:i], other) for other in range(1, len(decisions[i].outcomes)))
+            waiting.extend(itertools.islice(others, most + 1 - len(waiting)))  # more will not have their turn
     over = all(not path.cut and not (path.error is not None and is_limit(path.error)) for path in paths)
     return paths, over and not waiting
 

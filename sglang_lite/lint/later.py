@@ -34,8 +34,9 @@ def traced_later(file: Path, arguments: Mapping[str, Mapping[str, Any]]) -> dict
     with tempfile.TemporaryDirectory() as folder:
         seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command = [sys.executable, "-c", _COMMAND, str(file), json.dumps(arguments), folder]
+        command = [sys.executable, "-c", _COMMAND, str(file), folder]
         try:
+            _arguments(folder).write_text(json.dumps(arguments))
             subprocess.run(
                 command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE, check=True
             )
@@ -48,14 +49,18 @@ def _answer(folder: str, name: str) -> Path:
     return Path(folder, f"{name}.json")
 
 
-def main(file: str, arguments: str, folder: str) -> None:
+def _arguments(folder: str) -> Path:
+    return Path(folder, "arguments")
+
+
+def main(file: str, folder: str) -> None:
     """Traces in a process of its own; writes a graph to a file for each program."""
     from sglang_lite.lang.tracer import explored
     from sglang_lite.lint.files import load, programs_in
 
     _put_clocks_ahead()
     module = load(Path(file))
-    for name, given in json.loads(arguments).items():
+    for name, given in json.loads(_arguments(folder).read_text()).items():
         program = programs_in(module, name)[name]
         paths, _ = explored(program, {**program.bind_arguments, **given}, None, 1)
         _answer(folder, name).write_bytes(paths[0].state.graph().to_json())

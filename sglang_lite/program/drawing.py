@@ -102,7 +102,7 @@ def _lines(graph: GraphRecord, ways: Sequence[Way], start: int, asked: int) -> I
         yield f"{i:4} {indent}{branch}{label(node)}{place}"
         if isinstance(node.node, Branching):
             for outcome, text in enumerate(node.node.outcomes):
-                there = [way for way in ways if way.outcomes[asked] == outcome]
+                there = [way for way in ways if way.outcomes[asked : asked + 1] == (outcome,)]
                 yield f"     {indent}  {text}:{'' if there else ' not followed'}"
                 if there:
                     yield from _lines(graph, there, at + 1, asked + 1)

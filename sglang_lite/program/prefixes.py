@@ -149,7 +149,8 @@ def prompts_of(graph: GraphRecord, run: int = 0) -> Iterator[tuple[Path, _Segmen
             case Mark():
                 marks.setdefault(node.path, []).append(len(here))
             case Rollback(mark=mark):
-                del here[marks[node.path][mark] :]
+                for length in marks.get(node.path, [])[mark : mark + 1]:
+                    del here[length:]
 
 
 def _open(node: GraphNode, i: int) -> _Unknown:

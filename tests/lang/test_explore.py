@@ -1,5 +1,7 @@
 """Following each way through a body: `trace(explore=n)`."""
 
+import tracemalloc
+
 import pytest
 
 import sglang_lite as sgl
@@ -95,6 +97,23 @@ def test_a_million_branches_stop_at_the_bound():
 
     found, complete = ways(body, explore=40)
     assert len(found) == len(set(found)) == 40
+    assert not complete
+
+
+def test_choices_that_will_not_have_their_turn_are_not_kept():
+    choices = [f"{n}" for n in range(1000)]
+
+    def body(s):
+        for i in range(60):
+            s += sgl.select(f"a{i}", choices)
+            if s[f"a{i}"] == "x":
+                s += "never"
+
+    tracemalloc.start()
+    found, complete = ways(body, explore=20)
+    assert tracemalloc.get_traced_memory()[1] < 50e6
+    tracemalloc.stop()
+    assert len(found) == 20
     assert not complete
 
 

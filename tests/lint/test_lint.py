@@ -255,9 +255,9 @@ def test_a_file_is_imported_and_its_main_part_does_not_run(tmp_path, model_file)
     (tmp_path / "helper.py").write_text("TEXT = 'from beside it'\n")
     (tmp_path / "prog.py").write_text(
         "import sglang_lite as sgl\nfrom helper import TEXT\n@sgl.function\ndef f(s):\n    s += TEXT + sgl.gen('a')\n"
-        "if __name__ == '__main__':\n    raise SystemExit('ran')\n"
+        "print('imported')\nif __name__ == '__main__':\n    raise SystemExit('ran')\n"
     )
     command = [sys.executable, "-m", "sglang_lite.cli", "lint", "prog.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, "imported\n")
     assert done.stdout.startswith("f: 0 findings\n")

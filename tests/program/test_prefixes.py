@@ -86,6 +86,16 @@ def test_values_that_are_open_and_images_count_nothing_and_end_what_is_shared():
     assert tree.unique == 4 + 2 * (6 + 4)
 
 
+def test_an_engine_has_a_tokenizer_and_other_things_are_refused():
+    class Engine:
+        tokenizer = Characters()
+
+    graph = sgl.function(lambda s: s.__iadd__("text" + sgl.gen("a"))).trace().graph()
+    assert graph.prefixes([{}], Engine()).unique == 4
+    with pytest.raises(sgl.ParameterError, match="a str is no tokenizer"):
+        graph.prefixes([{}], "model")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("row", "match"),
     [
