@@ -25,6 +25,7 @@ NodeKind: TypeAlias = Literal[
     "mark",
     "rollback",
 ]
+MissReason: TypeAlias = Literal["never_seen", "evicted", "other_namespace", "changed", "page", "disabled"]
 Origin: TypeAlias = Literal["constant", "cached", "generated", "forced", "chosen", "joined", "rejected"]
 
 
@@ -32,7 +33,8 @@ class CacheMiss(Record, frozen=True):
     """Reason why a prompt's tokens from a place on were not in the cache.
 
     Attributes:
-        reason: "never_seen": no prompt began so. "evicted": it was there, and its pages were needed for others.
+        reason: "never_seen": no prompt began so. "evicted": it was there and was dropped, for want of room or by a
+            flush.
             "other_namespace": another namespace has it. "changed": the cache has another text from there on. "page":
             less than a page is left, and the cache keeps whole pages. "disabled": the engine keeps no prefixes.
         at: tokens before the place.
@@ -41,7 +43,7 @@ class CacheMiss(Record, frozen=True):
         before: what the cache has there, if it has anything and tells.
     """
 
-    reason: Literal["never_seen", "evicted", "other_namespace", "changed", "page", "disabled"]
+    reason: MissReason
     at: int
     left: int | None = None
     now: str = ""

@@ -61,6 +61,8 @@ class EngineConfig:
             8,192 on a GPU.
         page_size: tokens in a page of the KV pool; None for 1 on a CPU, 16 on a GPU.
         prefix_cache: keep and reuse computed prefixes.
+        tell_cache: where tokens of a prompt were not cached, results show the text that the cache has instead, and tell
+            of other namespaces: so of others' prompts, too. `sglang-lite serve` does so only if it is set there.
         policy: which waiting request is admitted next: "lpm" (longest cached prefix), "fcfs", "priority".
         eviction: which cached prefix is dropped for another: "lru", "lfu", "fifo", "slru".
         overlap: plan and launch a step while the one before is still running.
@@ -115,6 +117,7 @@ class EngineConfig:
     step_tokens: int | None = None
     page_size: int | None = None
     prefix_cache: bool = True
+    tell_cache: bool = True
     policy: Literal["lpm", "fcfs", "priority"] = "lpm"
     eviction: Literal["lru", "lfu", "fifo", "slru"] = "lru"
     overlap: bool = True
@@ -204,8 +207,8 @@ class EngineConfig:
 
 
 _SWITCHES = (
-    "special_tokens_in_roles", "prefix_cache", "overlap", "deterministic", "original_logprobs", "cuda_graphs",
-    "in_process", "restart",
+    "special_tokens_in_roles", "prefix_cache", "tell_cache", "overlap", "deterministic", "original_logprobs",
+    "cuda_graphs", "in_process", "restart",
 )  # fmt: skip
 
 

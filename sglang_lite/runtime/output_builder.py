@@ -8,12 +8,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lite.protocol import ConstraintError, Delta, Generation, ParameterError, SglError, TokenLogprob, Usage
+from sglang_lite.runtime.kv_cache.miss import Miss
 from sglang_lite.runtime.resolved_params import ResolvedParams
 from sglang_lite.runtime.structured_output.base import Matcher, NumberSoFar
 from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
@@ -22,6 +24,9 @@ from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from sglang_lite.text.stop import StopMatcher
 
 logger = logging.getLogger("sglang_lite")
+
+_COUNTED = 1024  # tokens of which the characters are counted: more would take the loop's thread too long
+_SHOWN = 40  # characters
 
 Event: TypeAlias = Delta | Generation | SglError
 Sink: TypeAlias = Callable[[Event], None]
@@ -254,11 +259,22 @@ class OutputBuilder:
 
     # --------------------------------------------------------------------------------------------- results
 
-    def generation(self, output: tuple[int, ...], finish: Finish, usage: Usage, retractions: int) -> Generation:
+    def generation(
+        self,
+        output: tuple[int, ...],
+        finish: Finish,
+        usage: Usage,
+        retractions: int,
+        *,
+        miss: Miss | None = None,
+        jumps: Sequence[tuple[int, int]] = (),
+    ) -> Generation:
         """The result. Called once.
 
         Args:
             output: all tokens.
+            miss: why tokens of the prompt were not cached.
+            jumps: where tokens were appended that its grammar forced, and how many.
         """
         params, number = self.params, None if self.params.asks_next else self._number
         written, logprobs = output, self._logprobs
@@ -281,6 +297,10 @@ class OutputBuilder:
             meta["constraint_backend"] = self.matcher.engine.name
         if self.given:
             meta["continued_from"] = self.given
+        if miss is not None:
+            meta["cache_miss"] = self._told(miss)
+        if jumps:
+            meta["forced_text"] = self._forced_text(written, jumps, len(text))
         return Generation(
             text=text,
             token_ids=output,
@@ -292,6 +312,28 @@ class OutputBuilder:
             prompt_logprobs=tuple(map(self._with_text, self.prompt_logprobs)),
             meta=meta,
         )
+
+    def _told(self, miss: Miss) -> dict[str, object]:
+        """A miss as data: a CacheMiss with its defaults left out."""
+        decode = partial(self._tokenizer.decode, skip_special=False)
+        told: dict[str, object] = {"reason": miss.reason, "at": miss.at}
+        if len(miss.uncached) <= _COUNTED:
+            told["left"] = len(decode(miss.uncached.tolist()))
+        for name, tokens in (("now", miss.now), ("before", miss.before)):
+            if len(tokens):
+                told[name] = decode(tokens.tolist())[:_SHOWN]
+        return told
+
+    def _forced_text(self, output: Sequence[int], jumps: Sequence[tuple[int, int]], length: int) -> list[list[int]]:
+        """The stretches of a text of this length that were forced."""
+        decoder = IncrementalDecoder(self._tokenizer, skip_special=self.params.skip_special_tokens)
+        found, at, chars = [], 0, 0
+        for start, count in jumps:
+            chars += len(decoder.push(output[at:start]))
+            begin, chars, at = chars, chars + len(decoder.push(output[start : start + count])), start + count
+            if begin < min(chars, length):
+                found.append([begin, min(chars, length)])
+        return found
 
     def _add(self, text: str) -> None:
         """Adds to the result what is certain, and sends it."""

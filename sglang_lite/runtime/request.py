@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sglang_lite.protocol import Generation, ModelError, TokenLogprob, Usage
+from sglang_lite.runtime.kv_cache.miss import Miss
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.store import SlotHandle
 from sglang_lite.runtime.output_builder import Finish, OutputBuilder
@@ -81,6 +82,8 @@ class Request:
         admission: when it was last started, as a running number.
         ending: it ends so as soon as its tokens are computed, without a draw.
         cached_tokens: prompt tokens found in the cache at first admission, -1 before.
+        miss: why the others were not; None: there are none, or it continues in another one's slot.
+        jumps: where in its output its grammar's forced tokens were appended, and how many.
         priority: higher ones are admitted first, where the policy says so.
         retractions: how often it was put back.
         passed_over: how many later requests were admitted before it.
@@ -103,6 +106,8 @@ class Request:
     holding: SlotHandle | None = None
     admission: int = 0
     cached_tokens: int = -1
+    miss: Miss | None = None
+    jumps: list[tuple[int, int]] = field(default_factory=list)
     ending: Finish | None = None
     priority: int = 0
     retractions: int = 0
@@ -183,7 +188,10 @@ class Request:
         """Takes the tokens that its grammar forces, as `OutputBuilder.jump`: none where a processor has to see each."""
         if self.processor is not None:
             return [], None
-        return self.output.jump(most, masked=self.look is Look.GRAMMAR)
+        tokens, finish = self.output.jump(most, masked=self.look is Look.GRAMMAR)
+        if tokens:
+            self.jumps.append((self.limit - self.prompt_len - most, len(tokens)))
+        return tokens, finish
 
     def score(self, first: int, logprobs: list[TokenLogprob]) -> None:
         """Takes the log-probabilities of prompt tokens from position `first` on. A retraction may bring some again.
@@ -201,7 +209,8 @@ class Request:
     def generation(self, finish: Finish) -> Generation:
         """The result. Called once, after the request was let go, when `tokens` is complete."""
         output = tuple(self.tokens[self.prompt_len : self.prompt_len + self.params.max_tokens].tolist())
-        return self.output.generation(output, finish, self._usage(len(output)), self.retractions)
+        usage = self._usage(len(output))
+        return self.output.generation(output, finish, usage, self.retractions, miss=self.miss, jumps=self.jumps)
 
     def _usage(self, completion_tokens: int) -> Usage:
         now = time.perf_counter()

@@ -54,7 +54,12 @@ def read(options: argparse.Namespace) -> tuple[ServerSettings, Mapping[str, Any]
         replicas["workers"] = tuple(url for value in replicas["workers"] for url in value.split(",") if url)
     switches = {name: given[name] for name in sglang_api.REVERSED if name in given}
     server = ServerSettings(**of(ServerSettings))
-    engine = {**of(EngineConfig), **switches, "stream_interval_s": server.stream_interval_ms / 1000}
+    engine = {
+        "tell_cache": False,
+        **of(EngineConfig),
+        **switches,
+        "stream_interval_s": server.stream_interval_ms / 1000,
+    }
     return server, engine, ReplicaSettings(**replicas)
 
 

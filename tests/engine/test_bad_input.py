@@ -56,11 +56,12 @@ def plain(value):
                 plain(getattr(value, "partial", None)),
             )
         case Generation() | Selection():
-            return msgspec.structs.replace(value, usage=Usage())
+            meta = {k: v for k, v in value.meta.items() if k != "cache_miss"}
+            return msgspec.structs.replace(value, usage=Usage(), meta=meta)
         case Played():
             return (value.path, value.name, plain(value.event))
         case dict():
-            left = {"e2e_latency", "cached_tokens", "id", "queue_time", "first_token_time", "latency"}
+            left = {"e2e_latency", "cached_tokens", "cache_miss", "id", "queue_time", "first_token_time", "latency"}
             return {k: plain(v) for k, v in value.items() if k not in left}
         case list() | tuple():
             return [plain(each) for each in value]

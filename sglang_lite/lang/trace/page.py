@@ -30,7 +30,7 @@ _EXTRACT_TEXT: Final = 4_000  # characters in it
 _ORIGINS: Final = ("constant", "cached", "generated", "forced", "chosen", "joined", "rejected")
 _WHY: Final = {
     "never_seen": ("never seen", "No prompt that the cache has seen begins so."),
-    "evicted": ("evicted", "It was in the cache, and its pages were needed for other prompts."),
+    "evicted": ("evicted", "It was in the cache and was dropped, for want of room or by a flush."),
     "other_namespace": ("another namespace", "Another namespace of the cache has it."),
     "changed": ("changed", "The cache has another text from there on."),
     "page": ("less than a page", "Less than a page is left, and the cache keeps whole pages."),

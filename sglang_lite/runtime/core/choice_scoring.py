@@ -145,7 +145,18 @@ class ChoiceScoring:
                 first_token_s=max(u.total_s for u in usages),
                 total_s=max(u.total_s for u in usages),
             ),
+            meta=self._meta(),
         )
+
+    def _meta(self) -> dict[str, object]:
+        """Reason why tokens of the prompt were not cached, of the choice that had to compute most."""
+        rows = range(len(self._choices))
+        row = max(rows, key=lambda i: self._results[i].usage.prompt_tokens - self._results[i].usage.cached_tokens)
+        miss = self._results[row].meta.get("cache_miss")
+        if miss is None:
+            return {}
+        left = miss.get("left")
+        return {"cache_miss": miss if left is None else {**miss, "left": max(left - len(self._choices[row]), 0)}}
 
     def _alone(self, row: int) -> tuple[float | None, ...]:
         """The log-probabilities of a choice without the prompt; nothing precedes its first token but a document's

@@ -17,13 +17,16 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 
 Priority: TypeAlias = "Callable[[Node], tuple[float, ...]]"  # of eviction, lowest first
 
+_REMEMBERED = 2**15  # evictions
+_BASE, _MODULUS = 0x9E3779B97F4A7C15, 2**64
+
 _NO_PAGES: Ints = np.empty(0, dtype=np.int32)
 
 
 class Node:
     """A run of pages below `parent`. `locks` counts the handles on this node or below it."""
 
-    __slots__ = ("children", "created", "hits", "last_used", "locks", "pages", "parent", "tokens")
+    __slots__ = ("children", "created", "hits", "last_used", "locks", "pages", "parent", "prefix", "tokens")
 
     def __init__(self, tokens: Ints, pages: Ints, parent: Node | None, now: int) -> None:
         self.tokens, self.pages, self.parent = tokens, pages, parent
@@ -31,6 +34,72 @@ class Node:
         self.locks = 0
         self.hits = 0
         self.created = self.last_used = now
+        self.prefix: Prefix | None = None  # up to its end; made when it is asked for
+
+    @property
+    def newest(self) -> Node | None:
+        """The child that begins with the token that came last; None without children."""
+        alike = next(reversed(self.children.values()), None)
+        return None if alike is None else next(reversed(alike.values()))
+
+    def following(self, count: int) -> Ints:
+        """The first tokens of the node and those below it, along the newest ones."""
+        found, length, node = [self.tokens[:count]], len(self.tokens), self.newest
+        while node is not None and length < count:
+            found.append(node.tokens[: count - length])
+            length, node = length + len(node.tokens), node.newest
+        return np.concatenate(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Length and hash of the tokens from a root to a node's end."""
+
+    length: int
+    hash: int
+
+
+class EvictedPrefixes:
+    """Memory of which prefixes were evicted: hashes, of which a later one takes an earlier one's place. To remember one
+    costs the hash of a page, as a node's tokens are hashed once at most."""
+
+    def __init__(self) -> None:
+        self._hashes = np.zeros(_REMEMBERED, dtype=np.uint64)
+        self._powers = np.ones(1, dtype=np.uint64)
+
+    def add(self, parent: Node, page: Ints) -> None:
+        found = self._extended(self._prefix(parent), page).hash
+        self._hashes[found % _REMEMBERED] = found
+
+    def has(self, parent: Node, page: Ints) -> bool:
+        found = self._extended(self._prefix(parent), page).hash
+        return int(self._hashes[found % _REMEMBERED]) == found
+
+    def _prefix(self, node: Node) -> Prefix:
+        path: list[Node] = []
+        current: Node | None = node
+        while current is not None and current.prefix is None:
+            path.append(current)
+            current = current.parent
+        prefix = None if current is None else current.prefix
+        for each in reversed(path):
+            if prefix is None:  # the root's: namespaces differ by it
+                prefix = Prefix(0, id(each) % _MODULUS)
+            else:
+                prefix = self._extended(prefix, each.tokens)
+            each.prefix = prefix
+        assert prefix is not None
+        return prefix
+
+    def _extended(self, prefix: Prefix, tokens: Ints) -> Prefix:
+        """A polynomial in an odd number: the same however the tokens are cut into nodes."""
+        length = prefix.length + len(tokens)
+        if length > len(self._powers):
+            bases = np.full(max(length, 2 * len(self._powers)), _BASE, dtype=np.uint64)
+            bases[0] = 1
+            self._powers = np.cumprod(bases, dtype=np.uint64)
+        more = np.dot(tokens.astype(np.uint64) + np.uint64(1), self._powers[prefix.length : length])
+        return Prefix(length, (prefix.hash + int(more)) % _MODULUS)
 
 
 class PrefixLock:
@@ -94,12 +163,23 @@ class RadixTree:
         self.page_size = page_size
         self._roots: dict[str, Node] = {}
         self._clock = 0
+        self._evicted = EvictedPrefixes()
         self.pages = 0  # in the tree
         self.locked_pages = 0  # of those, under a lock
 
     @property
     def evictable(self) -> int:
         return self.pages - self.locked_pages
+
+    @property
+    def namespaces(self) -> list[str]:
+        """Those that were asked for, the first one first."""
+        return list(self._roots)
+
+    def was_evicted(self, node: Node, rest: Ints) -> bool:
+        """Tells whether the page was evicted from below a node that these tokens begin with: most likely, as far as the
+        memory for that reaches back."""
+        return len(rest) >= self.page_size and self._evicted.has(node, rest[: self.page_size])
 
     def match(self, tokens: Ints, namespace: str = "") -> Match:
         """The longest cached prefix of `tokens`. Nodes are split, so that its whole pages end in a node."""
@@ -153,6 +233,7 @@ class RadixTree:
             _, _, node = heapq.heappop(heap)
             parent = node.parent
             assert parent is not None
+            self._evicted.add(parent, node.tokens[: self.page_size])
             self._detach(node)
             removed.append(node.pages)
             out += len(node.pages)

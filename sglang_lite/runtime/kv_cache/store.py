@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sglang_lite.runtime.kv_cache.miss import Miss, find_miss
 from sglang_lite.runtime.kv_cache.pages import Ints, PagePool
 from sglang_lite.runtime.kv_cache.radix import Match, PrefixLock, Priority, RadixTree
 from sglang_lite.runtime.kv_cache.table import SlotTable
@@ -54,6 +55,7 @@ class KVStore:
         longest: longest sequence in tokens.
         reuse: keep computed prefixes in the tree.
         priority: eviction order, lowest first.
+        tell_others: reasons for what was not cached tell of other prompts and namespaces, too.
     """
 
     def __init__(
@@ -65,12 +67,13 @@ class KVStore:
         *,
         reuse: bool,
         priority: Priority,
+        tell_others: bool = True,
     ) -> None:
         self.page_size = page_size
         self.pool = PagePool(pages)
         self.tree = RadixTree(page_size)
         self.table = SlotTable(slots, longest, page_size)
-        self.reuses = reuse
+        self.reuses, self._tell_others = reuse, tell_others
         self._priority = priority
         self.pending_copies: list[PageCopy] = []
         self.step = 0  # the last step that was launched
@@ -108,6 +111,19 @@ class KVStore:
                 table.computed[slot] += match.tail.count
                 self.pending_copies.append(PageCopy(holding, source, match.tail.page, int(page[0]), match.tail.count))
         return holding
+
+    def miss(self, prompt: Ints, usable: int, match: Match, holding: SlotHandle) -> Miss | None:
+        """Reason why tokens of a request that was just admitted have to be computed; None: none but the last one.
+
+        Args:
+            usable: how many of them could have been cached.
+        """
+        cached = int(self.table.computed[holding.slot])
+        if cached >= usable:
+            return None
+        if not self.reuses:
+            return Miss("disabled", 0, prompt.copy(), _NO_TOKENS, _NO_TOKENS)
+        return find_miss(self.tree, prompt, usable, match, cached, holding.namespace, tell_others=self._tell_others)
 
     def take_copies(self) -> tuple[Ints, Ints]:
         """The token slots to copy before the step that is about to be launched: from where, and where to."""
@@ -195,4 +211,5 @@ class KVStore:
         return len(evicted)
 
 
+_NO_TOKENS: Ints = np.empty(0, dtype=np.int32)
 _NONE: tuple[Ints, Ints] = (np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))

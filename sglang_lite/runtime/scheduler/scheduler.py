@@ -339,6 +339,8 @@ class Scheduler:
             request.started_at = request.started_at or time.perf_counter()
             if request.cached_tokens < 0:
                 request.cached_tokens = min(int(table.computed[request.slot]), request.prompt_len)
+                prompt = tokens[: request.prompt_len]
+                request.miss = store.miss(prompt, min(len(reusable), len(prompt)) - 1, match, request.holding)
             self._start(request)
             admitted.append(request)
             promised += needed
