@@ -8,9 +8,12 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang_lite.protocol import BackendError, DownloadError, ParameterError, RequestTimeoutError
+
+if TYPE_CHECKING:
+    import requests
 
 
 def read_jsonl(filename: str | os.PathLike[str]) -> Iterator[Any]:
@@ -80,6 +83,39 @@ def download_and_cache_file(url: str, filename: str | None = None) -> str:
     finally:
         part.unlink(missing_ok=True)
     return str(target)
+
+
+def http_request(
+    url: str,
+    json: object = None,
+    stream: bool = False,
+    api_key: str | None = None,
+    verify: str | None = None,
+    method: str | None = None,
+) -> requests.Response:
+    """A request of a server, with a body of JSON.
+
+    Args:
+        json: the body; None for none.
+        stream: the answer is read piece by piece.
+        api_key: sent as the bearer's token.
+        verify: file of the certificates that are trusted.
+        method: by default GET where there is no body, else POST.
+
+    Returns:
+        The answer, whatever its status.
+
+    Raises:
+        BackendError: nobody answers.
+    """
+    import requests
+
+    headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+    verb = method or ("POST" if stream or json is not None else "GET")
+    try:
+        return requests.request(verb, url, json=json, stream=stream, headers=headers, verify=verify or True)
+    except requests.ConnectionError as error:
+        raise BackendError(f"{url} gives no answer: {error}") from error
 
 
 def launch_server_cmd(

@@ -16,6 +16,33 @@ from sglang_lite import utils
 from sglang_lite.srt.constrained.outlines_backend import build_regex_from_object
 
 
+@pytest.fixture
+def echo():
+    """The address of a server that tells what it was asked."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+        def do_GET(self):
+            data = self.rfile.read(int(self.headers.get("content-length") or 0))
+            told = {"method": self.command, "body": json.loads(data) if data else None,
+                    "authorization": self.headers.get("authorization")}  # fmt: skip
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(told).encode())
+
+        def do_POST(self):
+            self.do_GET()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
 def test_read_jsonl_skips_comments_and_empty_lines(tmp_path):
     path = tmp_path / "data.jsonl"
     path.write_text('# a comment\n{"a": "ü"}\n\n[1, 2]\n', encoding="utf-8")
@@ -23,6 +50,16 @@ def test_read_jsonl_skips_comments_and_empty_lines(tmp_path):
     assert next(values) == {"a": "ü"}
     assert list(values) == [[1, 2]]
     assert list(utils.read_jsonl(path)) == [{"a": "ü"}, [1, 2]]
+
+
+def test_http_request_asks_as_sglangs_does(echo):
+    answer = utils.http_request(f"{echo}/generate", json={"a": [1]}, api_key="secret")
+    assert answer.status_code == 200
+    assert answer.json() == {"method": "POST", "body": {"a": [1]}, "authorization": "Bearer secret"}
+    assert utils.http_request(echo).json() == {"method": "GET", "body": None, "authorization": None}
+    assert utils.http_request(echo, method="POST", stream=True).json()["method"] == "POST"
+    with pytest.raises(sgl.protocol.BackendError, match="gives no answer"):
+        utils.http_request("http://127.0.0.1:9")
 
 
 def test_a_bad_line_is_an_error_when_it_is_reached(tmp_path):

@@ -56,7 +56,7 @@ REVERSED = {  # switches that turn off what a setting of ours turns on
     "disable_cuda_graph": "cuda_graphs",
 }
 # What this engine always does: said by a script, it changes nothing; anything else is refused.
-_ALWAYS: dict[str, tuple[object, ...]] = {
+ALWAYS: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("tp_size", "dp_size", "pp_size", "ep_size", "nnodes"), (1,)),
     **dict.fromkeys(("trust_remote_code", "is_embedding", "enable_lora"), (False,)),
     "skip_tokenizer_init": (False, True),  # token ids are taken and given with it and without
@@ -82,9 +82,9 @@ def engine_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         ours = _RENAMED.get(name) or REVERSED.get(name) or name
         if name in _NO_EQUIVALENT:
             raise ParameterError(name, "this engine has no such setting.", hint=_NO_EQUIVALENT[name])
-        if name in _ALWAYS:
-            if value not in _ALWAYS[name]:
-                raise ParameterError(name, f"{value!r} is not supported, only {_ALWAYS[name][0]!r}.")
+        if name in ALWAYS:
+            if value not in ALWAYS[name]:
+                raise ParameterError(name, f"{value!r} is not supported, only {ALWAYS[name][0]!r}.")
             continue
         if ours in settings:
             raise ParameterError(name, f"{ours} is given, too.", hint="They are one setting under two names.")

@@ -35,6 +35,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("SGLang's switches")
     for name in sglang_api.REVERSED:
         group.add_argument(f"--{name.replace('_', '-')}", dest=name, action="store_true", default=None)
+    group = parser.add_argument_group("SGLang's settings that have one value here")
+    for name, values in sglang_api.ALWAYS.items():
+        flag, only = f"--{name.replace('_', '-')}", f"{' or '.join(map(str, values))}"
+        if isinstance(values[0], bool):
+            group.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, default=None, help=only)
+        else:
+            group.add_argument(flag, dest=name, type=type(values[0]), default=None, help=only)
 
 
 def read(options: argparse.Namespace) -> tuple[ServerSettings, Mapping[str, Any], ReplicaSettings]:
@@ -52,7 +59,7 @@ def read(options: argparse.Namespace) -> tuple[ServerSettings, Mapping[str, Any]
     replicas = of(ReplicaSettings)
     if "workers" in replicas:
         replicas["workers"] = tuple(url for value in replicas["workers"] for url in value.split(",") if url)
-    switches = {name: given[name] for name in sglang_api.REVERSED if name in given}
+    switches = {name: given[name] for name in (*sglang_api.REVERSED, *sglang_api.ALWAYS) if name in given}
     server = ServerSettings(**of(ServerSettings))
     engine = {
         "tell_cache": False,

@@ -24,7 +24,7 @@ def launched(folder, *flags, module="sglang_lite.launch_server", ready=True):
     command = [
         sys.executable, "-m", module, *(["serve"] if module == "sglang_lite" else []), "--model-path", folder,
         "--dtype", "float32", "--threads", "1", "--max-total-tokens", "8192", "--chat-template", TEMPLATE,
-        "--port", "0", *flags,
+        "--port", "0", "--tp-size", "1", *flags,
     ]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
@@ -170,7 +170,7 @@ def test_a_port_in_use_is_one_line_before_the_model_is_loaded(folder):
 
 
 def test_a_flag_that_is_wrong_is_one_line(folder):
-    for flags in (["--tool-call-parser", "no"], ["--max-open", "0"], ["--port", "70000"]):
+    for flags in (["--tool-call-parser", "no"], ["--max-open", "0"], ["--port", "70000"], ["--tp-size", "2"]):
         command = [sys.executable, "-m", "sglang_lite", "serve", "--model", folder, *flags]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert ended.returncode == 1
