@@ -11,7 +11,8 @@ from sglang_lite.protocol import ParameterError
 if TYPE_CHECKING:
     import regex
 
-# The longest that patterns may look at one piece. Only one that backtracks without end takes so long.
+# The longest that patterns may look at one piece, in the thread's processor time: a busy machine gives none up. Only
+# one that backtracks without end takes so long.
 _SECONDS = 0.1
 
 
@@ -59,7 +60,7 @@ class StopMatcher:
             return piece  # mostly no stop begins in it
         known = len(self._text)
         self._text += piece
-        deadline = time.perf_counter() + _SECONDS
+        deadline = time.thread_time() + _SECONDS
         match = self._find(known, deadline)
         if match is not None:
             _, start, end, self.matched = match
@@ -111,7 +112,7 @@ class StopMatcher:
     def _timed(
         self, pattern: regex.Pattern[str], start: int, end: int, deadline: float, *, partial: bool = False
     ) -> regex.Match[str] | None:
-        left = max(deadline - time.perf_counter(), 1e-6)
+        left = max(deadline - time.thread_time(), 1e-6)
         try:
             # `pos` rather than a slice: what is before it can be looked at.
             return pattern.search(self._text, start, end, partial=partial, timeout=left)

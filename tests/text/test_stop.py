@@ -1,5 +1,7 @@
 """Stop strings and patterns: the outcome does not depend on how the text is cut."""
 
+import itertools
+
 import pytest
 import regex
 from hypothesis import example, given
@@ -90,6 +92,13 @@ def test_a_pattern_sees_what_was_skipped_but_does_not_match_in_it():
     assert matcher.skip("ab") == "ab"
     assert matcher.push("c") == ""
     assert matcher.matched is not None
+
+
+def test_a_busy_machine_gives_no_pattern_up(monkeypatch):
+    clock = itertools.count(step=10)
+    monkeypatch.setattr("sglang_lite.text.stop.time.perf_counter", lambda: next(clock))
+    matcher = StopMatcher((), compiled("[a-d]{2}"))
+    assert matcher.push("xyz") + matcher.push("abq") == "xyz"
 
 
 def test_a_pattern_that_backtracks_for_ever_is_given_up():
