@@ -227,7 +227,7 @@ def streams(engine: sgl.Engine, url: str, count: int, tokens: int, repeat: int) 
           flush=True)  # fmt: skip
 
 
-class _Line:
+class Line:
     """A line to a server that takes 20 ms each way."""
 
     def __init__(self, url: str) -> None:
@@ -255,7 +255,7 @@ class _Line:
 
 
 def program(label: str, url: str, repeat: int) -> None:
-    line = _Line(url)
+    line = Line(url)
     parameters = {"max_tokens": 2, "temperature": 0.0, "ignore_eos": True}
     nodes: list[dict[str, Any]] = []
     for i in range(8):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from sglang_lite.lang.playing import CompiledCall, Form, Playing
 from sglang_lite.lang.row_pool import RemoteRowPool, RowPool
 from sglang_lite.lang.state import user_location
 from sglang_lite.program.compiled import CompiledProgram, walked
-from sglang_lite.protocol import ProgramError, SglError
+from sglang_lite.protocol import ParameterError, ProgramError, SglError
 
 if TYPE_CHECKING:
     from sglang_lite.lang.batch import BatchPlan
@@ -89,7 +90,9 @@ class Compiled:
         form = self.playable(backend, settings)
         if form is None:
             return None
-        return CompiledCall(form, self.row(args, kwargs, form), backend, settings)
+        row = self.row(args, kwargs, form)
+        form.check(row)
+        return CompiledCall(form, row, backend, settings)
 
     def pool(self, plan: BatchPlan, backend: BaseBackend, report: Report, *, held: bool) -> Pool | None:
         """A pool for the rows of a batch that are left; None: their bodies are to be run.
@@ -102,6 +105,9 @@ class Compiled:
             return None
         rows = {i: self.row(args, kwargs, form, f"batch_kwargs[{i}]") for i, (args, kwargs) in plan.left}
         settings, timeout = plan.settings, plan.settings.timeout
+        if rows:
+            with contextlib.suppress(ParameterError):  # that row's outcome
+                form.check(next(iter(rows.values())))
         if not backend.plays_rows:
             jobs = [(index, partial(Playing, form, row, settings)) for index, row in rows.items()]
             return RowPool(jobs, plan.window, report, held=held, timeout=timeout)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import dis
 import inspect
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from types import CodeType, TracebackType
 from typing import Any
@@ -40,6 +41,7 @@ from sglang_lite.program.nodes import (
     JoinMode,
     Node,
     Path,
+    Program,
     ScopeBegin,
     ScopeEnd,
     Select,
@@ -425,9 +427,13 @@ def _state_of(branch: Branch) -> _State:
 
 
 def compile_program(
-    program: BaseProgram, backend: BaseBackend, settings: RunSettings
+    program: BaseProgram, backend: BaseBackend, settings: RunSettings, given: Mapping[str, Any] | None = None
 ) -> tuple[CompiledProgram, Script]:
     """The program as data, for a backend and settings, and what its body did.
+
+    Args:
+        given: arguments that are constants, as if they were bound; then nothing is kept of it, and it has no
+            fingerprint.
 
     Raises:
         CompileError: it can't be; the error names the line.
@@ -437,7 +443,7 @@ def compile_program(
     run = _Compiling(backend, settings, program)
     recorder = run.recorder
     main = recorder.branch("", ())
-    parameters, arguments = _arguments(program)
+    parameters, arguments = _arguments(program, given or {})
     token = current_run.set(run)
     try:
         with marking():
@@ -462,7 +468,7 @@ def compile_program(
     template = template_digest(backend) if recorder.turns else ""
     compiled = CompiledProgram(
         program.name, recorder.nodes(main), parameters, tuple(recorder.holes), tuple(recorder.seeds), recorder.held,
-        _fingerprint(program), template,
+        _fingerprint(program) if given is None else "", template,
     )  # fmt: skip
     return compiled, recorder.script
 
@@ -480,10 +486,12 @@ def _plain(value: Any) -> Any:
     return None
 
 
-def _arguments(program: BaseProgram) -> tuple[tuple[Parameter, ...], inspect.BoundArguments]:
+def _arguments(
+    program: BaseProgram, constants: Mapping[str, Any]
+) -> tuple[tuple[Parameter, ...], inspect.BoundArguments]:
     """Parameters of a compiled program, and what its body is called with: constants that were bound, symbols else."""
     parameters: list[Parameter] = []
-    given: dict[str, Any] = dict(program.bind_arguments)
+    given: dict[str, Any] = {**program.bind_arguments, **constants}
     for name, each in program.signature.parameters.items():
         if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
             told = f"{program.name} takes any number of arguments ({each}), and a compiled program has names for them."
@@ -539,3 +547,50 @@ def _fingerprint(program: BaseProgram) -> str:
     found.add("bound", program.bind_arguments)
     parts = sorted({**found.parts, **found.unreadable}.items())
     return blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def check_seen_through(
+    program: BaseProgram, backend: BaseBackend, settings: RunSettings, row: Mapping[str, Any], filled: Program
+) -> None:
+    """Checks a program that was filled against what the body does with the same arguments.
+
+    Raises:
+        CompileError: they differ, as the body works on the texts that stand for symbols; with the first line.
+    """
+    try:
+        compiled, _ = compile_program(program, backend, settings, row)
+    except SglError:  # with these it can't be compiled, and so not compared
+        return
+    _compare(filled.nodes, compiled.nodes)
+
+
+def _compare(filled: Sequence[Node], wanted: Sequence[Node]) -> None:
+    ours, theirs = _without_seams(filled), _without_seams(wanted)
+    for found, own in itertools.zip_longest(ours, theirs):
+        if isinstance(found, Fork) and isinstance(own, Fork) and len(found.branches) == len(own.branches):
+            for branch, other in zip(found.branches, own.branches):
+                _compare(branch, other)
+        elif not (found == own):  # noqa: SIM201 # `!=` is the struct's own, which compares lines, too
+            told = f"with these arguments the body makes {own!r:.120}, and compiled it is {found!r:.120}"
+            raise CompileError(
+                f"{told}: the body works on the text of what is only known when the program runs.",
+                hint=f"Pass such texts as arguments. {RUN_IT}", where=getattr(own or found, "where", None),
+            )  # fmt: skip
+
+
+def _without_seams(nodes: Sequence[Node]) -> list[Any]:
+    """Nodes with neighbouring texts joined, which nothing tells apart."""
+    found: list[Any] = []
+    for node in nodes:
+        last = found[-1] if found else None
+        if isinstance(node, Text) and isinstance(last, Text) and node.special == last.special:
+            found[-1] = msgspec.structs.replace(last, text=last.text + node.text)
+        elif isinstance(node, Fork):
+            found.append(node)
+        elif isinstance(node, Join):
+            found.append(Join(mode=node.mode, where=node.where))  # places are others
+        elif isinstance(node, Fill):
+            found.append(Fill(node=(), steps=node.steps, special=node.special, where=node.where))
+        else:
+            found.append(node)
+    return found

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.compiling import compile_program
+from sglang_lite.lang.compiling import check_seen_through, compile_program
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.run import RunSettings
@@ -60,7 +60,19 @@ class Form:
         self.filler = Filler(self.compiled)
         selections = [node for _, node in walked(self.compiled.nodes) if isinstance(node, Select)]
         self.draws = any(node.temperature for node in selections)
+        self._program, self._checked = program, False
         self.waits = any(isinstance(action, Read) for action in self.script.actions)
+
+    def check(self, row: Mapping[str, Any]) -> None:
+        """Checks, for the first row alone, that the body does the same with the arguments as they are.
+
+        Raises:
+            CompileError: it does not.
+        """
+        if not self._checked:
+            filled = self.filler(row)
+            check_seen_through(self._program, self.backend, self.settings, row, filled)
+            self._checked = True
 
     def fits(self, backend: BaseBackend, settings: RunSettings) -> bool:
         same = self.backend is backend and self.settings.params == settings.params

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.slow
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SMALL = {
+    "compiled.py": ["--only", "caller,plain,http", "--rows", "4", "--repeat", "1"],
     "constrained.py": ["--systems", "sglang_lite", "--tokens", "4"],
     "constrained_gpu.py": ["--help"],  # it needs a GPU
     "constraints_suite.py": ["--schemas", "2", "--groups", "2"],

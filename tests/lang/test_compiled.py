@@ -1,6 +1,7 @@
 """Compiled programs: what is data in them, how they run, and what is refused."""
 
 import asyncio
+import re
 from dataclasses import dataclass
 
 import msgspec
@@ -49,6 +50,7 @@ def told(state, *names):
 
 def test_a_run_is_filled_and_its_body_is_not_run(backend):
     compiled = ask.compile(backend)
+    compiled.run("Who", backend=backend)  # a first row is compared with what the body does
     calls.clear()
     got = told(compiled.run("Why", length=3, backend=backend, seed=1), "a", "b")
     assert calls == []
@@ -109,8 +111,8 @@ def test_coroutines_run_compiled_programs(backend):
 
 
 def test_a_checkpoint_keeps_compiled_rows(backend, tmp_path):
-    compiled, file = ask.compile(backend), tmp_path / "batch"
-    rows = [{"question": str(i)} for i in range(3)]
+    compiled, file = one.compile(backend), tmp_path / "batch"
+    rows = [{"x": str(i)} for i in range(3)]
     first = [told(s, "a") for s in compiled.run_batch(rows, backend=backend, seed=1, checkpoint=file)]
     before = backend.engine.stats()["programs_opened"]
     again = compiled.run_batch(rows, backend=backend, seed=1, checkpoint=file)
@@ -320,6 +322,26 @@ def test_decisions_and_other_python_are_refused_at_their_line():
     refused(parameter, "no parameter, choice or constraint")
     refused(json, "in JSON")
     refused(anything, "any number of arguments")
+
+
+def test_a_body_that_works_on_the_text_of_an_argument_is_seen_through(backend):
+    def upper(s, x):
+        s += f"{x}".upper() + sgl.gen("a", max_tokens=1)
+
+    def escaped(s, x):
+        s += "a" + sgl.gen("a", regex=re.escape(f"{x}"))
+
+    def asked(s, x):
+        s += "yes" if "y" in f"{x}" else "no"
+        s.fork(2)[1].__iadd__("b")
+        s += sgl.gen("a", max_tokens=1)
+
+    for body in (upper, escaped, asked):
+        compiled = sgl.function(body).compile(backend)
+        with pytest.raises(CompileError, match=r"works on the text.*test_compiled"):
+            compiled.run("y.", backend=backend)
+        with pytest.raises(CompileError, match="works on the text"):
+            compiled.run_batch([["y."]], backend=backend)
 
 
 def test_bound_arguments_are_constants_that_bodies_may_decide_by(backend):

@@ -1,0 +1,207 @@
+"""What it saves to compile a program: compiled, as it is, and node by node, in turn.
+
+    python benchmarks/compiled.py [--only caller,plain,latency,http] [--repeat 5] [--rows 1000]
+
+caller   default model in a process of its own, rows of four generations of one token: processor microseconds of the
+         caller a row of `run_batch`, every variable read
+plain    the same rows on a backend that answers at once, and costs nothing else: programs a processor second
+latency  default model: seconds of a program of eight generations of two tokens (and of 16), and of 64 of them at once
+http     rows of four generations on a scripted engine of 1 ms a step, behind a line of 20 ms each way: requests, and
+         seconds of a batch beside those in this process
+
+Processor time is of this process alone. Ratios are of medians of the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from machine import describe
+from serve import Line, serving
+
+import sglang_lite as sgl
+from sglang_lite.bench.scripted_core import scripted_engine
+from sglang_lite.lang.backend.local import LocalBackend
+from sglang_lite.program.nodes import Gen, Program
+from sglang_lite.protocol import Generation, Played, ProgramResult, Span, Usage
+from sglang_lite.runtime.config import DEFAULT_MODEL
+
+SECTIONS = ("caller", "plain", "latency", "http")
+_USAGE = Usage(prompt_tokens=8, completion_tokens=1)
+
+
+@sgl.function
+def four(s: Any, question: str, number: int) -> None:
+    s += f"Question {number}: {question}\n" + sgl.gen("a", max_tokens=1)
+    s += " and " + sgl.gen("b", max_tokens=1)
+    s += " then " + sgl.gen("c", max_tokens=1)
+    s += f" after {number}: " + sgl.gen("d", max_tokens=1)
+
+
+@sgl.function
+def eight(s: Any, question: str, tokens: int) -> None:
+    s += question
+    for i in range(8):
+        s += f" {i}: " + sgl.gen(f"g{i}", max_tokens=tokens, ignore_eos=True)
+
+
+class AtOnce(sgl.BaseBackend):
+    """Plays programs at once: what is measured is everything else."""
+
+    enforces = True
+
+    def open_program(self, sink: Any, *, stream: bool) -> Any:
+        raise NotImplementedError("it plays whole programs alone")
+
+    def play_program(self, program: Program, sink: Any, flush: Any = None) -> Callable[[], object]:
+        for place, node in enumerate(program.nodes):
+            if isinstance(node, Gen):
+                sink(Played((place,), node.name, Generation("a ", (7,), (Span("a ", (7,)),), "length", usage=_USAGE)))
+        sink(ProgramResult("a a a a "))
+        if flush is not None:
+            flush()
+        return int
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    return [{"question": f"what is {i}?", "number": i} for i in range(count)]
+
+
+def batch(program: Any, backend: sgl.BaseBackend, given: list[dict[str, Any]]) -> None:
+    for state in program.run_batch(given, backend=backend):
+        for name in "abcd":
+            state[name]
+
+
+def processor(work: Callable[[], object], repeat: int) -> float:
+    """Median processor seconds of this process, after a first time."""
+    found = []
+    for _ in range(repeat + 1):
+        began = time.process_time()
+        work()
+        found.append(time.process_time() - began)
+    return median(found[1:])
+
+
+def elapsed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def caller(count: int, repeat: int) -> None:
+    with sgl.Engine() as engine:
+        backend = LocalBackend(engine)
+        compiled = four.compile(backend)
+        given = rows(count)
+        found = {
+            name: processor(partial(batch, program, backend, given), repeat) / count * 1e6
+            for name, program in (("as it is", four), ("compiled", compiled))
+        }
+    print(f"caller: {found['as it is']:.0f} us a row as it is, {found['compiled']:.0f} us compiled: "
+          f"{found['as it is'] / found['compiled']:.2f}x less", flush=True)  # fmt: skip
+
+
+def plain(count: int, repeat: int) -> None:
+    backend, given = AtOnce(), rows(count)
+    compiled = four.compile(backend)
+    seconds = processor(partial(batch, compiled, backend, given), repeat)
+    print(f"plain: {count / seconds:,.0f} programs a processor second", flush=True)
+
+
+def latency(repeat: int) -> None:
+    given = [{"question": f"What is {i}?"} for i in range(64)]
+    with sgl.Engine() as engine:
+        backend = LocalBackend(engine)
+        for tokens in (2, 16):
+            program = eight.bind(tokens=tokens)
+            ways: dict[str, tuple[Any, dict[str, Any]]] = {
+                "node by node": (program, {"backend": backend, "push_down": False}),
+                "as it is": (program, {"backend": backend}),
+                "compiled": (program.compile(backend), {"backend": backend}),
+            }
+            one = {name: partial(run_one, *way) for name, way in ways.items()}
+            told(f"latency, 8 x {tokens} tokens, ms", in_turn(one, repeat))
+            if tokens == 2:
+                many = {name: partial(run_many, *way, given) for name, way in ways.items()}
+                told("64 at once, ms", in_turn(many, max(repeat // 2, 1)))
+
+
+def run_one(program: Any, options: dict[str, Any], question: str) -> None:
+    program.run(question, **options)["g7"]
+
+
+def run_many(program: Any, options: dict[str, Any], given: list[dict[str, str]], _: str) -> None:
+    for state in program.run_batch(given, **options):
+        state["g7"]
+
+
+def in_turn(ways: Mapping[str, Callable[[str], Any]], repeat: int) -> dict[str, float]:
+    """Median seconds of each way, one after the other, after a first time."""
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for i in range(repeat + 1):
+        for name, work in ways.items():
+            found[name].append(elapsed(partial(work, f"What is {i}?")))
+    return {name: median(each[1:]) for name, each in found.items()}
+
+
+def told(what: str, found: dict[str, float]) -> None:
+    each = ", ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in found.items())
+    ratio = found["node by node"] / found["compiled"]
+    print(
+        f"{what}: {each}; compiled {ratio:.2f}x, of as it is {found['as it is'] / found['compiled']:.2f}x", flush=True
+    )
+
+
+def http(count: int, repeat: int) -> None:
+    given = rows(count)
+    with scripted_engine(DEFAULT_MODEL, 0.001) as engine, serving(engine) as url:
+        line = Line(url)
+        local = LocalBackend(engine)
+        here = four.compile(local)
+        in_process = median([elapsed(lambda: here.run_batch(given, backend=local)) for _ in range(repeat + 1)][1:])
+        remote = sgl.RuntimeEndpoint(line.url)
+        there, before = four.compile(remote), line.requests
+        over = median([elapsed(lambda: there.run_batch(given, backend=remote)) for _ in range(repeat + 1)][1:])
+        asked = (line.requests - before) / (repeat + 1)
+        remote.shutdown()
+        line.close()
+    print(f"http: {count} rows in {asked:g} requests, {over:.2f} s, {in_process:.2f} s in process: "
+          f"{over / in_process:.2f}x", flush=True)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(SECTIONS))
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=1000)
+    options = parser.parse_args()
+    only = options.only.split(",")
+    if unknown := set(only) - set(SECTIONS):
+        parser.error(f"no section: {', '.join(unknown)}")
+    gc.collect()
+    gc.freeze()  # torch, which `machine` imports: a caller has none of it
+    print(f"{describe()}; load {os.getloadavg()[0]:.1f}", flush=True)
+    if "caller" in only:
+        caller(options.rows, options.repeat)
+    if "plain" in only:
+        plain(options.rows, options.repeat)
+    if "latency" in only:
+        latency(options.repeat)
+    if "http" in only:
+        http(options.rows, options.repeat)
+
+
+if __name__ == "__main__":
+    main()
