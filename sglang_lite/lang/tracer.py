@@ -68,6 +68,7 @@ from sglang_lite.protocol import (
     SamplingParams,
     Selection,
 )
+from sglang_lite.text.chat_template import ChatTemplate
 
 __all__ = [  # with names that were here before they had a file of their own
     "SglArgument", "SglVariable", "Symbol", "TraceBranch", "TraceError", "TracerProgramState", "TracingScope",
@@ -483,13 +484,17 @@ def awaited(body: Coroutine[Any, Any, Any]) -> Any:
 
 
 class NoBackend(BaseBackend):
-    """Backend that a trace renders its roles with where it has none."""
+    """Backend that a trace renders its roles with where it has none.
+
+    Args:
+        template: for them; None: ChatML.
+    """
 
     capabilities = Capabilities(ALL_CONSTRAINTS, images=True)
 
-    def __init__(self) -> None:
+    def __init__(self, template: ChatTemplate | None = None) -> None:
         super().__init__()
-        self.chat_template = get_chat_template("chatml")
+        self.chat_template = template or get_chat_template("chatml")
 
     def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool

@@ -15,28 +15,38 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from sglang_lite.lang.graph import Graph
+from sglang_lite.lang.tracer import NoBackend, explored
 from sglang_lite.protocol import SglError
+from sglang_lite.text.chat_template import JinjaTemplate
+
+Template: TypeAlias = tuple[str, Mapping[str, str]]  # Jinja, and special tokens by the names that it has for them
 
 _AHEAD: Final = 400 * 86_400 + 7 * 3_600 + 11 * 60 + 13  # seconds
 _PATIENCE: Final = 60  # seconds
 _COMMAND: Final = "import sys; from sglang_lite.lint.later import main; main(*sys.argv[1:])"
 
 
-def traced_later(file: Path, arguments: Mapping[str, Mapping[str, Any]]) -> dict[str, Graph]:
+def backend_with(template: Template | None) -> NoBackend:
+    """A backend to trace with, which has a template (None: ChatML)."""
+    return NoBackend(None if template is None else JinjaTemplate(*template))
+
+
+def traced_later(file: Path, arguments: Mapping[str, Mapping[str, Any]], template: Template | None) -> dict[str, Graph]:
     """The graphs of programs as another process traces them, by name. Those that it can't trace are left out.
 
     Args:
         arguments: of each program.
+        template: that turns are written with.
     """
     with tempfile.TemporaryDirectory() as folder:
         seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-c", _COMMAND, str(file), folder]
         try:
-            _arguments(folder).write_text(json.dumps(arguments))
+            _arguments(folder).write_text(json.dumps([arguments, template]))
             subprocess.run(
                 command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE, check=True
             )
@@ -55,14 +65,15 @@ def _arguments(folder: str) -> Path:
 
 def main(file: str, folder: str) -> None:
     """Traces in a process of its own; writes a graph to a file for each program."""
-    from sglang_lite.lang.tracer import explored
     from sglang_lite.lint.files import load, programs_in
 
     _put_clocks_ahead()
     module = load(Path(file))
-    for name, given in json.loads(_arguments(folder).read_text()).items():
+    arguments, template = json.loads(_arguments(folder).read_text())
+    backend = backend_with(template)
+    for name, given in arguments.items():
         program = programs_in(module, name)[name]
-        paths, _ = explored(program, {**program.bind_arguments, **given}, None, 1)
+        paths, _ = explored(program, {**program.bind_arguments, **given}, backend, 1)
         _answer(folder, name).write_bytes(paths[0].state.graph().to_json())
 
 

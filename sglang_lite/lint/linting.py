@@ -9,13 +9,14 @@ from typing import Any
 
 import msgspec
 
+from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.graph import Graph, changed
 from sglang_lite.lang.graph_checks import Finding
 from sglang_lite.lang.symbols import is_limit
 from sglang_lite.lang.tracer import explored
 from sglang_lite.lint.files import fitting, load, programs_in, rows_in, told
-from sglang_lite.lint.later import traced_later
+from sglang_lite.lint.later import Template, backend_with, traced_later
 from sglang_lite.lint.report import Prices, Report
 from sglang_lite.lint.sharing import Sharing, sharing
 from sglang_lite.program.prefixes import Counter
@@ -55,11 +56,12 @@ def lint(
     counter, missing = _counter(model)
     if counter is None and fail_under is not None:
         raise ModelError(missing)
-    later = traced_later(file, {name: rows[0] if rows else {} for name in programs})
+    template = _template(counter)
+    later = traced_later(file, {name: rows[0] if rows else {} for name in programs}, template)
     reports = []
     for name, program in programs.items():
         arguments = fitting(program, rows, data) if data is not None else []
-        report = _report(name, program, arguments, later.get(name), counter)
+        report = _report(name, program, arguments, later.get(name), counter, backend_with(template))
         notes = (*report.notes, *([missing] if missing else []))
         found = tuple(sorted((*report.findings, *_low(report.sharing, fail_under)), key=_line))
         report = Report(report.program, report.rows, found, notes, report.sharing, prices or Prices())
@@ -93,19 +95,27 @@ def _tokenizer_at(path: Path) -> Counter:
     return open_checkpoint(path).tokenizer
 
 
+def _template(counter: Counter | None) -> Template | None:
+    """The model's own chat template."""
+    source = getattr(counter, "chat_template", None)
+    return None if source is None else (source, dict(getattr(counter, "special_tokens", {})))
+
+
 def _report(
     name: str,
     program: SglFunction,
     arguments: Sequence[dict[str, Any]],
     later: Graph | None,
     counter: Counter | None,
+    backend: BaseBackend,
 ) -> Report:
-    graph, notes = _graph(program, arguments[0] if arguments else dict(program.bind_arguments), MOST_WAYS)
+    given = arguments[0] if arguments else dict(program.bind_arguments)
+    graph, notes = _graph(program, given, backend, MOST_WAYS)
     if later is None:
         notes.append("it could not be traced in another process, so texts that change from day to day are not seen.")
     else:
         graph = changed(graph, later)
-    others = [_graph(program, row, 1)[0] for row in arguments[1:]]
+    others = [_graph(program, row, backend, 1)[0] for row in arguments[1:]]
     findings = dict.fromkeys(graph.check())
     for number, other in enumerate(others, 2):
         for finding in msgspec.structs.replace(other, changes=()).check():
@@ -124,14 +134,14 @@ def _same(one: Finding, other: Finding) -> bool:
     return (one.code, one.where) == (other.code, other.where)
 
 
-def _graph(program: SglFunction, arguments: dict[str, Any], most: int) -> tuple[Graph, list[str]]:
+def _graph(program: SglFunction, arguments: dict[str, Any], backend: BaseBackend, most: int) -> tuple[Graph, list[str]]:
     """The graph of a program, as far as it can be followed, and what ends that."""
-    paths, complete = explored(program, arguments, None, most)
+    paths, complete = explored(program, arguments, backend, most)
     first = paths[0].state
     first.paths, first.complete = paths, complete
     limits = dict.fromkeys(told(path.error) for path in paths if path.error is not None and is_limit(path.error))
     notes = [f"not followed further: {limit}" for limit in limits]
-    if not complete and most > 1:
+    if len(paths) == most > 1 and not complete:
         notes.append(f"{len(paths)} ways through the body were followed, and there are more.")
     return first.graph(), notes
 

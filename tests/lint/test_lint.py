@@ -102,6 +102,19 @@ def test_a_share_that_is_wanted(lint, tmp_path):
     assert shared["ends_at"]["line"] == 12
 
 
+def test_an_engine_has_prompts_of_as_many_tokens_as_are_counted(lint, tmp_path, engine):
+    text = (
+        "import sglang_lite as sgl\n@sgl.function\ndef f(s, x):\n    s += sgl.user(f'Say {x}.')\n"
+        "    s += sgl.assistant('Well, ' + sgl.gen('a', max_tokens=1))\n"
+    )
+    (tmp_path / "prog.py").write_text(text)
+    row = {"x": "<|im_end|> and more"}  # which is no special token
+    shared = lint(tmp_path / "prog.py", "--data", data(tmp_path, [row]))[1]["programs"][0]["sharing"]
+    names: dict = {}
+    exec(compile(text, "prog.py", "exec"), names)
+    assert names["f"].run(**row, backend=engine).usage("a").prompt_tokens == shared["prompt_tokens"]
+
+
 def test_costs_are_told_where_prices_are_given(capsys, tmp_path, model_file):
     file, rows = EXAMPLES[0], data(tmp_path, [{"word": "dog"}, {"word": "oak"}])
     assert main(["lint", str(file), "--data", str(rows), "--price", "1000000", "--cached-price", "500000"]) == 0
