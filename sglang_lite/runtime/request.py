@@ -15,6 +15,7 @@ from sglang_lite.runtime.kv_cache.miss import Miss
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.store import SlotHandle
 from sglang_lite.runtime.output_builder import Finish, OutputBuilder
+from sglang_lite.runtime.prospect import Prospect
 from sglang_lite.runtime.resolved_params import LogitProcessor, ResolvedParams
 from sglang_lite.runtime.structured_output.base import Matcher
 
@@ -89,6 +90,7 @@ class Request:
         passed_over: how many later requests were admitted before it.
         given: how many ids of its output `tokens` began with: those that an earlier stream has brought.
         paced: its deltas need not be told at every step, unless each of its tokens is looked at anyway.
+        prospect: of the program's branch that it is of.
         follow: makes of its result the request that continues in its slot, or None; called on the loop's thread.
     """
 
@@ -114,6 +116,7 @@ class Request:
     passed_over: int = 0
     given: int = 0
     paced: bool = False
+    prospect: Prospect | None = None
     follow: Callable[[Generation], Request | None] | None = None
     submitted_at: float = field(default_factory=time.perf_counter)
     started_at: float = 0.0

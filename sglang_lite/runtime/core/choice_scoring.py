@@ -18,6 +18,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.output_builder import Event
+from sglang_lite.runtime.prospect import Prospect
 from sglang_lite.runtime.request import Request
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
@@ -47,13 +48,21 @@ class ChoiceScoring:
         self._unconditional = False
 
     def start(
-        self, log: TokenLog, choices: Sequence[str], *, unconditional: bool, namespace: str, special: bool
+        self,
+        log: TokenLog,
+        choices: Sequence[str],
+        *,
+        unconditional: bool,
+        namespace: str,
+        special: bool,
+        prospect: Prospect | None = None,
     ) -> None:
         """Submits the requests, unless it was aborted. May take long: not on the loop's thread.
 
         Args:
             unconditional: score the choices without the prompt, too.
             special: special tokens can be written out in a choice.
+            prospect: of the branch of a program that the text before is of.
 
         Raises:
             ParameterError: the prompt is too long.
@@ -73,6 +82,8 @@ class ChoiceScoring:
                 ids, params, partial(self._row_done, row), namespace=namespace, score_from=start
             )
         ]
+        for request in requests[: len(choices)]:  # those with the text before
+            request.prospect = prospect
         with self._lock:
             if self._ended:
                 return

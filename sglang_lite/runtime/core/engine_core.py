@@ -275,7 +275,7 @@ class EngineCore:
             self.runner.replace(loaded.model)
             for request in list(self.scheduler.running()):
                 self.scheduler.retract(request)
-            self.scheduler.store.flush()
+            self.scheduler.flush()
             self.config, self.model_name = config, loaded.name
 
         self.loop.inbox.call(update)
@@ -311,8 +311,7 @@ class EngineCore:
     def flush_cache(self) -> int:
         """Drops every cached prefix that no request is using; returns how many tokens that freed."""
         self.check_wait("flush_cache")
-        store = self.scheduler.store
-        return self.loop.inbox.call(store.flush) * store.page_size
+        return self.loop.inbox.call(self.scheduler.flush) * self.scheduler.store.page_size
 
     def stats(self) -> dict[str, Any]:  # counts are int, seconds float
         """Counts, taken between two steps: see `Engine.stats`."""

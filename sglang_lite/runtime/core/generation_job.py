@@ -13,6 +13,7 @@ from sglang_lite.protocol import Delta, Generation, SglError
 from sglang_lite.runtime.core.branch_text import OpenGrammar
 from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.output_builder import Event
+from sglang_lite.runtime.prospect import Prospect
 from sglang_lite.runtime.request import Request
 from sglang_lite.runtime.resolved_params import ResolvedParams
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
@@ -29,6 +30,7 @@ class GenerationJob:
         tell: called with each event of its samples.
         done: called with this job and the first sample when all have ended, and whether a request can continue in its
             slot; returns that.
+        prospect: of the branch.
     """
 
     def __init__(
@@ -40,9 +42,10 @@ class GenerationJob:
         *,
         stream: bool,
         namespace: str,
+        prospect: Prospect,
     ) -> None:
         self._parts, self._params, self._tell, self._done = parts, params, tell, done
-        self._stream, self._namespace = stream, namespace
+        self._stream, self._namespace, self._prospect = stream, namespace, prospect
         self._ended: dict[int, Generation] = {}
         self._requests: list[Request] = []
         self._submitted = self._aborted = False
@@ -73,7 +76,8 @@ class GenerationJob:
         requests = self._parts.builder.build(
             log.ids(), self._params, partial(self._take, 0), stream=self._stream, namespace=self._namespace
         )
-        for index, request in enumerate(requests[1:], 1):
+        for index, request in enumerate(requests):
+            request.prospect = self._prospect
             request.output.sink = partial(self._take, index)
         compiled = None if grammar is None else grammar.result()
         if within is not None:

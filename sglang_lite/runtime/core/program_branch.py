@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+import numpy as np
+
 from sglang_lite.program.compiled import taken
 from sglang_lite.program.nodes import (
     Fill,
@@ -43,6 +45,7 @@ from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.core.generation_job import GenerationJob
 from sglang_lite.runtime.core.selection_job import SelectionJob
 from sglang_lite.runtime.core.submission import no_choices
+from sglang_lite.runtime.prospect import NOTHING_AHEAD, Ahead, Prospect
 from sglang_lite.runtime.request import Request
 from sglang_lite.runtime.resolved_params import ResolvedParams
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
@@ -61,6 +64,7 @@ class Queued:
         text: the text that it was foreseen to continue, after the last generated token; None: not foreseen.
         ids: of `text`, being made.
         matcher: of its grammar, being made for the one row that is next.
+        ahead: tokens that it is expected to bring.
     """
 
     node: Node
@@ -70,6 +74,7 @@ class Queued:
     text: list[Span] | None = None
     ids: Future[array[int]] | None = None
     matcher: Future[Matcher] | None = None
+    ahead: Ahead = NOTHING_AHEAD
 
 
 class ProgramOfBranches(Protocol):
@@ -117,6 +122,8 @@ class Branch:
         self._busy = False
         self._epoch = 0  # what comes of an earlier one is nobody's any more
         self._live: set[GenerationJob | SelectionJob] = set()
+        self._prospect = Prospect(player)
+        self._judged = False  # the verdict on what it has generated is awaited
         self._refused: SglError | None = None  # what its next node fails with, when all that is queued is played
         self.error: SglError | None = None
         self.joining = False
@@ -151,6 +158,9 @@ class Branch:
                 entry.ids = self._player.encoded(entry.text)
             self._foreseen = _foreseen_after(node, self._foreseen)
             self._queue.append((place, entry))
+            self._prospect.ahead += entry.ahead
+            self._judged = False
+        self._look_ahead()
         if self._busy:
             self._prepare_next()
 
@@ -187,6 +197,13 @@ class Branch:
             return
         self._set_busy(True)
         self._play()
+
+    def hold(self) -> None:
+        """Has what is cached of the branch's text held, if it has something to play."""
+        self._look_ahead()
+        if self._prospect.returns and self._text is not None:
+            ids = np.array(self._text.log.fixed, dtype=np.int32)
+            self._player.parts.loop.scheduler.hints.want(self._prospect, ids, self._player.namespace)
 
     def drop(self) -> None:
         """Ends what is queued or under way."""
@@ -300,8 +317,21 @@ class Branch:
         self._player.encode(partial(grammar.end, ended))
 
     def _take_next(self) -> None:
-        self._queue.popleft()
+        _, entry = self._queue.popleft()
+        self._prospect.ahead -= entry.ahead
         self._player.played(1)
+
+    def _look_ahead(self) -> None:
+        """Says if the branch will need its text again, and lets go of it if not."""
+        prospect = self._prospect
+        prospect.returns = self._busy or bool(self._queue) or self._judged
+        if not prospect.returns:
+            self._player.parts.loop.scheduler.hints.release(prospect)
+
+    def end(self) -> None:
+        """Nothing more comes: its program has ended."""
+        self._judged = False
+        self._look_ahead()
 
     def _through(self, place: int) -> None:
         self._played = place + 1
@@ -319,6 +349,7 @@ class Branch:
         if busy is not self._busy:
             self._busy = busy
             self._player.busy(1 if busy else -1)
+        self._look_ahead()
 
     def _give_up(self, error: SglError) -> None:
         """Ends what is under way: what comes of it is nobody's any more."""
@@ -329,6 +360,7 @@ class Branch:
             job.abort()
         self._player.played(len(self._queue))
         self._queue.clear()
+        self._prospect.ahead, self._judged = NOTHING_AHEAD, False
         self._set_busy(False)
 
     def _later(self, call: Callable[[], object]) -> Callable[[object], None]:
@@ -357,7 +389,8 @@ class Branch:
         place = self._marks.get(mark)
         if place is None and any(at == mark for at, _ in self._queue):  # nothing after it has been played
             while self._queue[-1][0] > mark:
-                self._queue.pop()
+                _, gone = self._queue.pop()
+                self._prospect.ahead -= gone.ahead
                 self._player.played(1)
             self._foreseen = self._refused = None
             self._queue.append((at, entry))  # which does nothing when it is played, but is played
@@ -373,6 +406,7 @@ class Branch:
         self._player.forget_values(self._path, mark)
         assert self._text is not None
         self._text.go_back(place)
+        self.hold()
         self._through(at)
 
     # ------------------------------------------------------------------------------------------ its nodes
@@ -431,19 +465,23 @@ class Branch:
             if not node.held and self._text is not None:
                 self._text.write(generation.spans)
             self._player.set_value((*self._path, place), generation.text if params.n == 1 else job.texts)
+            self._judged = node.held
             self._through(place)
             following = self._play(in_slot=in_slot)
             self._player.settle()
             return following
 
         player = self._player
-        return GenerationJob(player.parts, params, tell, done, stream=player.stream, namespace=player.namespace)
+        return GenerationJob(
+            player.parts, params, tell, done,
+            stream=player.stream, namespace=player.namespace, prospect=self._prospect,
+        )  # fmt: skip
 
     def _select(self, text: BranchText, place: int, node: Select) -> None:
         if not node.choices or not all(node.choices):
             raise no_choices()
         done = partial(self._selected, place, node)
-        job = SelectionJob(self._player.parts, node, self._player.namespace, done)
+        job = SelectionJob(self._player.parts, node, self._player.namespace, self._prospect, done)
         self._live.add(job)
         self._player.encode(partial(job.start, text.log, text.take_new(), text.open_grammar()))
 
@@ -455,6 +493,7 @@ class Branch:
             if isinstance(outcome, SglError):
                 raise outcome
             self._player.tell((*self._path, place), node.name, outcome)
+            self._judged = choice is None
             if choice is not None and self._text is not None:
                 self._text.write((Span(choice, special=node.special),))
                 self._player.set_value((*self._path, place), choice)
@@ -490,6 +529,7 @@ class Branch:
             child.begin(text.fork(), tail)
             self._player.played(-len(entries))  # they are queued now
             child.take(entries)
+            child.hold()
             child.go_on()
 
     def _join(self, text: BranchText, node: Join) -> bool:

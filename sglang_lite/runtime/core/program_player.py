@@ -29,6 +29,8 @@ from sglang_lite.runtime.core.branch_text import BranchText
 from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.core.program_branch import Branch, Queued
 from sglang_lite.runtime.core.submission import MOST_QUEUED, check_nodes, too_many
+from sglang_lite.runtime.prospect import NOTHING_AHEAD, ahead_of
+from sglang_lite.runtime.resolved_params import ResolvedParams
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
@@ -137,6 +139,8 @@ class Player:
             entry.grammar = self._compiled(node.constraint)
         elif isinstance(node, Fork):
             entry.branches = [[self._prepared(each) for each in nodes] for nodes in node.branches]
+        branches = tuple(sum((each.ahead for each in entries), NOTHING_AHEAD) for entries in entry.branches)
+        entry.ahead = ahead_of(node, entry.params if isinstance(entry.params, ResolvedParams) else None, branches)
         return entry
 
     def _compiled(self, constraint: Constraint | None) -> Future[CompiledGrammar] | None:
@@ -294,6 +298,8 @@ class Player:
         if self._entered:
             self._entered = False
             self.parts.open.go_out()
+        for branch in self._branches.values():
+            branch.end()
         sink, self._sink = self._sink, _nobody
         self._branches, self._values, self._room = (
             {},

@@ -7,15 +7,16 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from sglang_lite.runtime.kv_cache.radix import Node
+from sglang_lite.runtime.kv_cache.radix import Node, PrefixLock
 from sglang_lite.runtime.kv_cache.store import KVStore, SlotHandle
 
 
-def check_cache(store: KVStore, holdings: Iterable[SlotHandle]) -> None:
+def check_cache(store: KVStore, holdings: Iterable[SlotHandle], hints: Iterable[PrefixLock] = ()) -> None:
     """Recounts everything the store counts.
 
     Args:
         holdings: of all running requests.
+        hints: locks of nobody who runs.
 
     Raises:
         AssertionError: naming what does not hold.
@@ -38,7 +39,7 @@ def check_cache(store: KVStore, holdings: Iterable[SlotHandle]) -> None:
     assert table.free + len(slots) == len(table.length), "slots that nobody has and that are not free"
 
     locks: Counter[int] = Counter()
-    for lock in [h.lock for h in holdings] + [copy.source for copy in store.pending_copies]:
+    for lock in [*(h.lock for h in holdings), *(copy.source for copy in store.pending_copies), *hints]:
         locked = lock.node
         while locked is not None and locked.parent is not None:
             locks[id(locked)] += 1

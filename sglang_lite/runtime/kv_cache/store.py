@@ -12,7 +12,7 @@ import numpy as np
 
 from sglang_lite.runtime.kv_cache.miss import Miss, find_miss
 from sglang_lite.runtime.kv_cache.pages import Ints, PagePool
-from sglang_lite.runtime.kv_cache.radix import Match, PrefixLock, Priority, RadixTree
+from sglang_lite.runtime.kv_cache.radix import Match, PrefixLock, Priority, RadixTree, Tail
 from sglang_lite.runtime.kv_cache.table import SlotTable
 
 
@@ -101,15 +101,7 @@ class KVStore:
         table.computed[slot] = count * self.page_size
         holding = SlotHandle(slot, lock, count, namespace)
         if match.tail is not None:
-            source = self.tree.lock(match.tail.node)
-            page = self.allocate(1)
-            if page is None:
-                source.release()
-            else:
-                table.pages[slot, count] = page[0]
-                table.held[slot] += 1
-                table.computed[slot] += match.tail.count
-                self.pending_copies.append(PageCopy(holding, source, match.tail.page, int(page[0]), match.tail.count))
+            self._copy(holding, match.tail)
         return holding
 
     def miss(self, prompt: Ints, usable: int, match: Match, holding: SlotHandle) -> Miss | None:
@@ -124,6 +116,36 @@ class KVStore:
         if not self.reuses:
             return Miss("disabled", 0, prompt.copy(), _NO_TOKENS, _NO_TOKENS)
         return find_miss(self.tree, prompt, usable, match, cached, holding.namespace, tell_others=self._tell_others)
+
+    def look_up(self, holding: SlotHandle) -> None:
+        """Has a slot whose tokens have changed read what the tree has of them, where that is more than is computed."""
+        slot, table = holding.slot, self.table
+        match = self.match(table.tokens[slot, : table.known[slot]], holding.namespace)
+        count = len(match.pages)
+        if count * self.page_size <= table.computed[slot]:
+            return
+        lock = self.tree.lock(match.node)
+        self.pool.release(table.pages[slot, holding.owned_from : table.held[slot]], self.step)
+        holding.lock.release()
+        holding.lock, holding.owned_from = lock, count
+        table.pages[slot, :count] = match.pages
+        table.held[slot] = count
+        table.computed[slot] = count * self.page_size
+        if match.tail is not None:
+            self._copy(holding, match.tail)
+
+    def _copy(self, holding: SlotHandle, tail: Tail) -> None:
+        """Copies what is cached of the page after a slot's prefix, if there is a page to copy it to."""
+        slot, table = holding.slot, self.table
+        source = self.tree.lock(tail.node)
+        page = self.allocate(1)
+        if page is None:
+            source.release()
+            return
+        table.pages[slot, table.held[slot]] = page[0]
+        table.held[slot] += 1
+        table.computed[slot] += tail.count
+        self.pending_copies.append(PageCopy(holding, source, tail.page, int(page[0]), tail.count))
 
     def take_copies(self) -> tuple[Ints, Ints]:
         """The token slots to copy before the step that is about to be launched: from where, and where to."""

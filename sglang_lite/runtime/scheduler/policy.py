@@ -13,28 +13,51 @@ Policy: TypeAlias = Callable[[Sequence[Request], RadixTree], Iterable[Request]]
 
 _LOOKED_AT = 128  # matching a queue of thousands at each step would cost more than it saves
 _AGE_BOUND = 256  # later requests that may be admitted before one
+_ALIKE = 32  # tokens behind the cached ones that tell which requests share what is not cached yet
 
 
 def fcfs(waiting: Sequence[Request], tree: RadixTree) -> Iterable[Request]:
-    """First come, first served."""
-    return list(waiting)
+    """First come, first served; what has begun before all."""
+    return sorted(waiting, key=_urgency)
+
+
+def _urgency(request: Request) -> int:
+    """0 for what was retracted, or passed over too often; 1 for what continues a program whose prefix is held; 2."""
+    if request.state is State.RETRACTED or request.passed_over >= _AGE_BOUND:
+        return 0
+    return 1 if request.prospect is not None and request.prospect.held else 2
 
 
 def lpm(waiting: Sequence[Request], tree: RadixTree) -> Iterable[Request]:
     """Longest cached prefix first, so that prefixes are used before they are evicted; those that were passed over too
-    often before all (cache-aware scheduling: Zheng et al., arXiv:2312.07104)."""
+    often before all (cache-aware scheduling: Zheng et al., arXiv:2312.07104).
+
+    Of those with equally much cached, requests that share what comes next follow each other, from the first of them on:
+    level by level that is the order of their prefix tree. Requests of one program follow each other, the one with the
+    longest way to its program's end first."""
     if len(waiting) < 2:
         return list(waiting)
     looked_at = list(islice(waiting, _LOOKED_AT))
-    pressing = [r.state is State.RETRACTED or r.passed_over >= _AGE_BOUND for r in looked_at]
-    cached = [0 if p else tree.cached_length(r.tokens, r.namespace) for r, p in zip(looked_at, pressing)]
-    order = sorted(range(len(looked_at)), key=lambda i: (not pressing[i], -cached[i]))
+    alike: dict[object, int] = {}  # the first of each group
+    programs: dict[int, tuple[int, int]] = {}  # of each program its first one's group, and that one
+    keys: list[tuple[int, ...]] = []
+    for i, request in enumerate(looked_at):
+        urgency, place, path = _urgency(request), (i, i), 0
+        cached = tree.cached_length(request.tokens, request.namespace) if urgency else 0
+        if urgency:
+            next_tokens = request.tokens[cached : cached + _ALIKE].tobytes()
+            place = alike.setdefault((cached, request.namespace, next_tokens), i), i
+        if urgency and request.prospect is not None:
+            place = programs.setdefault(id(request.prospect.program), place)
+            path = request.limit - len(request.tokens) + request.prospect.ahead.path
+        keys.append((urgency, -cached, *place, -path))
+    order = sorted(range(len(looked_at)), key=keys.__getitem__)
     return [looked_at[i] for i in order] + list(islice(waiting, _LOOKED_AT, None))
 
 
 def priority(waiting: Sequence[Request], tree: RadixTree) -> Iterable[Request]:
-    """Highest priority first, and of those first come, first served."""
-    return sorted(waiting, key=lambda r: -r.priority)
+    """Highest priority first, and of those first come, first served; what has begun before all of its priority."""
+    return sorted(waiting, key=lambda r: (-r.priority, _urgency(r)))
 
 
 POLICIES: dict[str, Policy] = {"fcfs": fcfs, "lpm": lpm, "priority": priority}

@@ -17,16 +17,19 @@ from numpy.typing import NDArray
 
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.store import KVStore
+from sglang_lite.runtime.prospect import Prospect
 from sglang_lite.runtime.request import Pace, Request, State
 from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.page_reserve import Reserve
 from sglang_lite.runtime.scheduler.policy import Policy
+from sglang_lite.runtime.scheduler.prefix_hints import PrefixHints
 from sglang_lite.runtime.scheduler.step_pace import StepPace
 
 Row: TypeAlias = tuple[Request, int, int]  # positions start … end-1 are computed
 
 # A request waits for another that computes at least so many tokens of its prompt, which it then finds in the cache.
 _SHARED = 32
+_PATIENCE = 32  # steps that a request waits for room where prefixes are held for programs
 ISOLATED_TOKENS = 512  # most tokens in a step of a request that is tried alone
 
 
@@ -61,6 +64,8 @@ class Scheduler:
         self._last_alone = last_alone
         self._alone = -1  # the id of the request that was admitted when nothing else ran or waited
         self._reserve = Reserve()
+        self.hints = PrefixHints(store)
+        self._refused = 0  # steps in a row in which the next request was refused, as prefixes are held
         self._admissions = 0
         self._fresh: list[Request] = []
         # To be tried alone, and how many tokens each had when that was found.
@@ -87,6 +92,7 @@ class Scheduler:
     def plan(self) -> Batch | None:
         """The next step, with its pages reserved; None when nothing can run."""
         self._clear_suspects()
+        self.hints.settle()
         decoding = self._with_pages(self._ready())
         self._reserve.decay()
         self._admit()
@@ -175,6 +181,9 @@ class Scheduler:
             self.waiting.remove(request)
         elif request.state is not State.COMPILING:
             self._stop(request)
+            if end is State.FINISHED and request.prospect is not None and request.prospect.returns:
+                scored = request.score_from if request.limit == request.prompt_len else None
+                self.hints.want(request.prospect, request.tokens[:scored], request.namespace)
         request.move(end)
 
     def succeed(self, request: Request, following: Request) -> None:
@@ -198,12 +207,19 @@ class Scheduler:
         table.computed[slot] = min(int(table.computed[slot]), common, len(tokens) - 1)
         table.epoch[slot] += 1
         self.store.publish(holding)  # for branches that start here
+        self.store.look_up(holding)  # the same program may have been played before
         following.holding = holding
         following.admission = request.admission
         following.started_at = time.perf_counter()
         following.cached_tokens = int(table.computed[slot])
         following.move(State.WAITING)
         self._start(following)
+
+    def flush(self) -> int:
+        """Drops every prefix that no request is using, also those that are held for programs; returns how many pages
+        that freed."""
+        self.hints.clear()
+        return self.store.flush()
 
     def retract(self, request: Request) -> None:
         """Puts a running request back to the front of the queue. Its prefix stays in the tree while there is room."""
@@ -298,6 +314,8 @@ class Scheduler:
     def _make_room(self, request: Request, end: int) -> bool:
         """Reserves positions before `end`, retracting those admitted after `request`. False: it has to wait."""
         while not self.store.reserve(request.slot, end):
+            if self.hints.give_way():
+                continue
             last = max(self.running(), key=lambda r: r.admission)
             if last is request:
                 return False
@@ -315,6 +333,8 @@ class Scheduler:
         slots = _slots(self.running())
         growth = self._reserve.growth(table.length[slots], table.limit[slots])
         promised = int((-(-(table.length[slots] + growth) // size) - table.held[slots]).sum())
+        under_way = {*self.hints, *(r.prospect for r in self.running() if r.prospect is not None)}
+        promised += sum(map(self._pages_ahead, under_way))
         admitted: list[Request] = []
         candidates = self._policy(self.waiting, store.tree)
         if self.isolated:
@@ -330,12 +350,21 @@ class Scheduler:
             own = np.array([len(tokens)], dtype=np.int32)
             expected = len(tokens) + int(self._reserve.growth(own, np.array([request.limit]))[0])
             needed = -(-expected // size) - len(match.pages)
+            ahead = 0
+            if request.prospect is not None and request.prospect not in under_way:
+                ahead = self._pages_ahead(request.prospect)
+                under_way.add(request.prospect)
             with store.tree.lock(match.node):  # what it reuses can't be evicted for it
-                if needed > store.available - promised and (self.prefilling or self.decoding):
+                busy = self.prefilling or self.decoding
+                while (full := needed + ahead > store.available - promised) and busy and self._hints_yield():
+                    pass
+                if full and busy:
                     break
+            needed += ahead
             self._admissions += 1
             request.admission = self._admissions
             request.holding = store.admit(tokens, match, request.namespace)
+            self._refused = 0
             request.started_at = request.started_at or time.perf_counter()
             if request.cached_tokens < 0:
                 request.cached_tokens = min(int(table.computed[request.slot]), request.prompt_len)
@@ -356,6 +385,21 @@ class Scheduler:
         request.move(State.PREFILLING)
         self.prefilling.append(request)
         self._fresh.append(request)
+        if request.prospect is not None:
+            self.hints.release(request.prospect)
+
+    def _pages_ahead(self, prospect: Prospect) -> int:
+        """Pages to keep for what a branch of a program has yet to play; never more than half of all, so that a program
+        that may become long holds nobody up for that alone."""
+        pages = -(-self._reserve.of_program(prospect.ahead) // self.store.page_size)
+        return min(pages, self.store.pool.total // 2)
+
+    def _hints_yield(self) -> bool:
+        """Lets go of a prefix for a request that was refused for long enough. False: it has to wait."""
+        if not len(self.hints):
+            return False
+        self._refused += 1
+        return self._refused > _PATIENCE and self.hints.give_way()
 
     def _held_back(self, request: Request, reusable: Ints, matched: int) -> bool:
         """True where a running request is about to compute much more of this one's prompt than is cached."""
