@@ -31,6 +31,7 @@ SMALL = {
     "openmp.py": ["--help"],  # test_openmp.py runs it, with a small model
     "programs_gpu.py": ["--shape", "small", "--rows", "2", "--own", "8", "--tokens", "2", "--repeat", "1"],
     "prefix_reuse.py": ["--questions", "1", "--shots", "0"],
+    "programs.py": ["--only", "shared,crowded", "--size", "0.05"],
     "quality.py": ["--dtypes", "bfloat16", "--tokens", "32"],
     "reproducible.py": ["--help"],  # test_reproducible.py runs it, with a small model
     "replicas.py": ["--help"],  # it needs a gateway, which the tests do not install

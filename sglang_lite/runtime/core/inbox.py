@@ -153,9 +153,17 @@ class Inbox:
         """True if this is the thread of the loop, which has not ended."""
         return threading.get_ident() == self._thread and not self._ended
 
-    def wait(self) -> None:
-        """Waits for a command and runs it."""
-        self._commands.get()()
+    def wait(self, seconds: float | None = None) -> None:
+        """Waits for a command and runs it.
+
+        Args:
+            seconds: at most; None for as long as it takes.
+        """
+        try:
+            command = self._commands.get(timeout=seconds)
+        except queue.Empty:
+            return
+        command()
 
     def run(self) -> None:
         """Runs all commands that are there."""

@@ -45,6 +45,7 @@ logger = logging.getLogger("sglang_lite")
 # another one. Longer than that the other rows do not wait for it.
 _PATIENCE = 0.0025
 _MOST_PATIENCE = 0.05
+_PAUSE_S = 0.002  # between plans where nothing runs, and programs that hold prefixes are expected to come back
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,8 @@ class StepLoop:
             while True:
                 if not self.busy:
                     self.inbox.wait()
+                elif self.scheduler.waits and self._in_flight is None:
+                    self.inbox.wait(_PAUSE_S)
                 self.inbox.run()
                 if self.inbox.closing:
                     break
@@ -222,7 +225,7 @@ class StepLoop:
 
     def _plan(self) -> Batch | None:
         batch = self.scheduler.plan()
-        if batch is None and self._in_flight is None and not self.scheduler.idle:
+        if batch is None and self._in_flight is None and not self.scheduler.idle and not self.scheduler.waits:
             raise AssertionError("requests are waiting, nothing runs, and nothing can be admitted")
         return batch
 

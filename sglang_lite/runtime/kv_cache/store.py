@@ -173,6 +173,11 @@ class KVStore:
         self.table.held[slot] = needed
         return True
 
+    def frees(self, slot: int, end: int) -> bool:
+        """True where positions before `end` of a slot have pages as soon as the steps under way have completed."""
+        needed = -(-end // self.page_size) - int(self.table.held[slot])
+        return self.pool.quarantined > 0 and needed <= self.pool.free + self.pool.quarantined
+
     def allocate(self, count: int) -> Ints | None:
         """`count` pages, evicting from the tree if need be; None when there are not that many."""
         short = count - self.pool.free

@@ -29,7 +29,7 @@ Row: TypeAlias = tuple[Request, int, int]  # positions start … end-1 are compu
 
 # A request waits for another that computes at least so many tokens of its prompt, which it then finds in the cache.
 _SHARED = 32
-_PATIENCE = 32  # steps that a request waits for room where prefixes are held for programs
+_PATIENCE = 32  # plans in which a request waits for room where prefixes are held for programs
 ISOLATED_TOKENS = 512  # most tokens in a step of a request that is tried alone
 
 
@@ -65,7 +65,7 @@ class Scheduler:
         self._alone = -1  # the id of the request that was admitted when nothing else ran or waited
         self._reserve = Reserve()
         self.hints = PrefixHints(store)
-        self._refused = 0  # steps in a row in which the next request was refused, as prefixes are held
+        self._refused = 0  # plans in a row in which the next request was refused, as prefixes are held
         self._admissions = 0
         self._fresh: list[Request] = []
         # To be tried alone, and how many tokens each had when that was found.
@@ -77,6 +77,16 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         return not (self.waiting or self.prefilling or self.decoding)
+
+    @property
+    def running_any(self) -> bool:
+        return bool(self.prefilling or self.decoding)
+
+    @property
+    def waits(self) -> bool:
+        """True where nothing runs, and what waits leaves prefixes to programs that are expected to come back at once;
+        for so many plans and no longer."""
+        return not self.running_any and bool(self.waiting) and self._refused > 0
 
     def requests(self) -> Iterator[Request]:
         """Requests that have not ended."""
@@ -312,8 +322,11 @@ class Scheduler:
         return [r for r in decoding if r.state is State.DECODING and self._make_room(r, int(table.length[r.slot]))]
 
     def _make_room(self, request: Request, end: int) -> bool:
-        """Reserves positions before `end`, retracting those admitted after `request`. False: it has to wait."""
+        """Reserves positions before `end`, retracting those admitted after `request`. False: it has to wait, for pages
+        that are being freed or for those who were there before it."""
         while not self.store.reserve(request.slot, end):
+            if self.store.frees(request.slot, end):
+                return False
             if self.hints.give_way():
                 continue
             last = max(self.running(), key=lambda r: r.admission)
@@ -355,7 +368,7 @@ class Scheduler:
                 ahead = self._pages_ahead(request.prospect)
                 under_way.add(request.prospect)
             with store.tree.lock(match.node):  # what it reuses can't be evicted for it
-                busy = self.prefilling or self.decoding
+                busy = self.running_any or (len(self.hints) > 0 and self._refused <= _PATIENCE)
                 while (full := needed + ahead > store.available - promised) and busy and self._hints_yield():
                     pass
                 if full and busy:
