@@ -3,8 +3,8 @@
     python benchmarks/programs.py [--only shared,crowded] [--size 1.0]
 
 shared   tree of thought (depth 3, fork 4), judge with votes, few-shot batch: tokens computed over the different tokens
-         of the program's tree, in a pool of 1.5 times those and of 0.4 times; and where the engine does not use what it
-         knows (policy "lpm" alone)
+         of the program's tree, in a pool of 1.5 times those and of half of them; and where the engine does not use what
+         it knows (policy "lpm" alone)
 crowded  32 programs of four generations after 2,000 tokens of their own, in a pool for 8 of them: tokens computed over
          different ones, how often one was computed at most, steps, and the step at which the last program ended over
          that of the first. As programs; as programs whose generations are each checked by their caller, whose verdict
@@ -42,6 +42,7 @@ class Counting(SteppedEngine):
     def __init__(self, *, knows: bool, **config: Any) -> None:
         super().__init__(model=loaded(4096), max_running=64, context_length=4096, **config)
         self.computed: Counter[int] = Counter()  # by position and all tokens up to it, as a number
+        self.longest = 0  # tokens of a sequence
         self.answers: list[Callable[[], object]] = []  # of callers, who have them after the next step
         launched = self.scheduler.launched
 
@@ -49,12 +50,13 @@ class Counting(SteppedEngine):
             table = self.store.table
             for slot, start, end in zip(batch.slots.tolist(), batch.starts.tolist(), batch.ends.tolist()):
                 self.computed.update(hashes(table.tokens[slot, :end])[start:].tolist())
+            self.longest = max(self.longest, int(table.limit[batch.slots].max()))
             return launched(batch)
 
         self.scheduler.launched = counted  # type: ignore[method-assign]  # to count
         if not knows:
-            self.scheduler.hints.want = lambda *_: None  # type: ignore[method-assign]
-            self.scheduler._pages_ahead = lambda _: 0  # type: ignore[method-assign]  # noqa: SLF001 # to switch it off
+            self.scheduler.hints.want = _nothing  # type: ignore[method-assign]  # to switch it off
+            self.scheduler.pages_ahead = _no_pages  # type: ignore[method-assign]  # as above
 
     def check(self) -> None:
         pass
@@ -70,6 +72,14 @@ class Counting(SteppedEngine):
     def again(self) -> float:
         """Tokens computed, over different ones."""
         return sum(self.computed.values()) / max(len(self.computed), 1)
+
+
+def _nothing(prospect: object, tokens: object, namespace: str) -> None:
+    """Holds nothing."""
+
+
+def _no_pages(prospect: object) -> int:
+    return 0
 
 
 def text(seed: int, length: int) -> Text:
@@ -188,13 +198,13 @@ def called(engine: Counting, programs: Sequence[tuple[Node, ...]]) -> list[int]:
 
 def shared(size: float) -> None:
     cases = {"tree of thought": [tree_of_thought(size)], "judge": [judge(size)], "few-shot batch": few_shot(size)}
-    print(f"{'shared':18}{'different tokens':>17}{'1.5x pool':>11}{'without':>10}{'0.4x pool':>11}{'without':>10}")
+    print(f"{'shared':18}{'different tokens':>17}{'1.5x pool':>11}{'without':>10}{'0.5x pool':>11}{'without':>10}")
     for name, programs in cases.items():
         roomy = Counting(knows=True, max_total_tokens=100_000)
         played(roomy, programs)
         ratios = []
-        for share, knows in ((1.5, True), (1.5, False), (0.4, True), (0.4, False)):
-            engine = Counting(knows=knows, max_total_tokens=max(round(share * len(roomy.computed)), 64))
+        for share, knows in ((1.5, True), (1.5, False), (0.5, True), (0.5, False)):
+            engine = Counting(knows=knows, max_total_tokens=max(round(share * len(roomy.computed)), roomy.longest + 32))
             played(engine, programs)
             ratios.append(engine.again)
         columns = "".join(f"{ratio:{width}.3f}x" for ratio, width in zip(ratios, (10, 9, 10, 9)))

@@ -236,7 +236,7 @@ class Engine:
         namespace: str = "",
     ) -> OpenProgram:
         """Opens a program, to which nodes are added while it is played: at the end of a generation the next text is
-        appended and its row continues in its slot. With nothing to play it holds no slot, no page and no room.
+        appended and its row continues in its slot. With nothing to play it holds no slot and no room.
 
         Args:
             sink: called on the engine's thread with what each node brings (Played; of one that failed, its SglError,

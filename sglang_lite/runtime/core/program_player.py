@@ -39,7 +39,7 @@ ProgramSink: TypeAlias = Callable[["Played | ProgramResult | SglError"], None]
 
 class Player:
     """Player of a program. `extend` gives a branch more nodes, which are played as soon as those before are; an open
-    program with nothing to play holds no slot and no page, and does not count as an open request.
+    program with nothing to play holds no slot, and no page unless a verdict is awaited, and does not count as open.
 
     Args:
         parts: of the engine that plays it.

@@ -347,7 +347,7 @@ class Scheduler:
         growth = self._reserve.growth(table.length[slots], table.limit[slots])
         promised = int((-(-(table.length[slots] + growth) // size) - table.held[slots]).sum())
         under_way = {*self.hints, *(r.prospect for r in self.running() if r.prospect is not None)}
-        promised += sum(map(self._pages_ahead, under_way))
+        promised += sum(map(self.pages_ahead, under_way))
         admitted: list[Request] = []
         candidates = self._policy(self.waiting, store.tree)
         if self.isolated:
@@ -365,7 +365,7 @@ class Scheduler:
             needed = -(-expected // size) - len(match.pages)
             ahead = 0
             if request.prospect is not None and request.prospect not in under_way:
-                ahead = self._pages_ahead(request.prospect)
+                ahead = self.pages_ahead(request.prospect)
                 under_way.add(request.prospect)
             with store.tree.lock(match.node):  # what it reuses can't be evicted for it
                 busy = self.running_any or (len(self.hints) > 0 and self._refused <= _PATIENCE)
@@ -401,7 +401,7 @@ class Scheduler:
         if request.prospect is not None:
             self.hints.release(request.prospect)
 
-    def _pages_ahead(self, prospect: Prospect) -> int:
+    def pages_ahead(self, prospect: Prospect) -> int:
         """Pages to keep for what a branch of a program has yet to play; never more than half of all, so that a program
         that may become long holds nobody up for that alone."""
         pages = -(-self._reserve.of_program(prospect.ahead) // self.store.page_size)

@@ -274,7 +274,7 @@ def test_tokens_ahead_are_bounded_by_what_nodes_say():
     assert ahead_of(Gen("x"), params, ()) == Ahead(0, 100, 100)
     assert ahead_of(Gen("x"), resolved(greedy(100, n=3)), ()) == Ahead(0, 300, 100)
     assert ahead_of(Gen("x", constraint=Choices(("yes", "no"))), params, ()) == Ahead(0, 3, 3)
-    assert ahead_of(Gen("x", constraint=Number("int")), params, ()).path < 100
+    assert ahead_of(Gen("x", constraint=Number("integer")), params, ()).path < 100
     assert ahead_of(Gen("x"), None, ()) == NOTHING_AHEAD  # refused
     assert ahead_of(Select("x", ("abcd", "abcdefgh")), None, ()) == Ahead(3, 0, 2)
     assert ahead_of(Fork(((), ())), None, (Ahead(1, 2, 3), Ahead(10, 20, 5))) == Ahead(11, 22, 5)
