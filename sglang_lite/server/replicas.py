@@ -30,6 +30,7 @@ _TIMEOUT_S = 5.0  # of such a look
 _END_S = 5.0  # for a process that has nothing left to do
 _LONGEST_PAUSE_S = 30.0  # before one that keeps dying is started again
 _FINE_S = 60.0  # after which one that dies did not die at once
+_MOST_DEATHS = 8  # at once, one after the other: then it is started no more
 
 
 def serve(
@@ -85,6 +86,7 @@ class _Supervisor:
         while not (self._signals or failed):
             self._bell.wait(_LOOK_S / 2)
             failed = self._gateway.failed or any(worker.failed for worker in self._workers)
+            failed = failed or all(worker.given_up for worker in self._workers)
             if not said and self._gateway.known:
                 said = True
                 told()
@@ -117,9 +119,10 @@ class _Worker(ABC):
     Attributes:
         over: it is to be watched no more.
         failed: it never came to life, and will not.
+        given_up: it kept dying, and is started no more.
     """
 
-    failed = False
+    failed = given_up = False
 
     def __init__(self, gateway: Gateway, health_timeout_s: float) -> None:
         self._gateway, self._health_timeout_s = gateway, health_timeout_s
@@ -222,12 +225,15 @@ class _Replica(_Worker):
                     self._gateway.remove(url)
             if self.over.is_set():
                 return
-            self.failed = not self._lived
-            logger.error("the server at %s %s%s", url, reason, "" if self.failed else "; it is started again")
-            process.kill()
-            if self.failed:
-                return
             deaths = 0 if time.monotonic() - started > _FINE_S else deaths + 1
+            self.failed, self.given_up = not self._lived, deaths == _MOST_DEATHS
+            again = "" if self.failed else "; it is started again"
+            if self.given_up:
+                again = f" for the {deaths}th time within {_FINE_S:.0f} s of its start; it is started no more"
+            logger.error("the server at %s %s%s", url, reason, again)
+            process.kill()
+            if self.failed or self.given_up:
+                return
             self.over.wait(min(2.0 ** (deaths - 2), _LONGEST_PAUSE_S) if deaths > 1 else 0)
 
     def _started(self, url: str, listening: socket.socket) -> TiedProcess | None:
