@@ -85,6 +85,10 @@ class Answers(BaseBackend):
         self.capabilities, self.enforces = backend.capabilities, backend.enforces
         self.path: Path | None = None
 
+    @property
+    def trace_name(self) -> str:
+        return self._backend.trace_name
+
     def get_model_name(self) -> str:
         return self._backend.get_model_name()
 

@@ -63,6 +63,11 @@ def test_metadata_and_usage_are_those_of_the_nodes(backend):
     assert got.get_meta_info("a")["finish_reason"] == want.get_meta_info("a")["finish_reason"]
     assert got.probs("b").keys() == want.probs("b").keys()
     assert got.error() is None
+    heads = [state.trace().head for state in (got, want)]
+    assert heads[0].backend == heads[1].backend == "LocalBackend"
+    assert [(each.kind, each.text) for each in got.trace().nodes if each.kind == "gen"] == [
+        (each.kind, each.text) for each in want.trace().nodes if each.kind == "gen"
+    ]
 
 
 def test_one_form_serves_all_rows_and_settings_make_another(backend):

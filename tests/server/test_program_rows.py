@@ -112,6 +112,16 @@ def test_an_endpoint_sends_a_batch_as_one_request(remote, monkeypatch):
     assert [(s.text(), s["a"], s["b"]) for s in found] == [(s.text(), s["a"], s["b"]) for s in want]
 
 
+def test_a_compiled_run_is_one_request(remote, monkeypatch):
+    asked = []
+    events, post = Server.events, Server.post
+    monkeypatch.setattr(Server, "events", lambda self, path, *args: asked.append(path) or events(self, path, *args))
+    monkeypatch.setattr(Server, "post", lambda self, path, *a, **k: asked.append(path) or post(self, path, *a, **k))
+    found = ask.compile(remote).run("Why", backend=remote, seed=3).text()
+    assert asked == ["/program"]
+    assert found == ask.run("Why", backend=remote, seed=3).text()
+
+
 def test_a_batch_may_be_read_slowly_in_order_or_left(remote):
     compiled = ask.compile(remote)
     want = [s.text() for s in ask.run_batch(ROWS, backend=remote, seed=3)]

@@ -203,6 +203,11 @@ class BaseBackend:
         """The choice that continues `s.text_`."""
         raise CapabilityError(f"{type(self).__name__} has no select.")
 
+    @property
+    def trace_name(self) -> str:
+        """Name of what the nodes are played on, for the trace of a run."""
+        return type(self).__name__
+
     def get_model_name(self) -> str:
         return type(self).__name__
 

@@ -143,7 +143,7 @@ class RemoteProgram:
 
     async def _gather(self) -> None:
         """Waits a moment while more comes: what goes with the first request needs no other."""
-        for _ in range(_MOST_MOMENTS):
+        for _ in range(0 if self._closed else _MOST_MOMENTS):
             before = self._count
             await asyncio.sleep(_MOMENT_S)
             if self._count == before:

@@ -44,7 +44,7 @@ def trace_of(player: Player) -> Trace:
     nodes = [draft.record() for draft in list(_drafts(player))]
     seconds = max((node.end for node in nodes), default=0.0)
     started = time.time() - (time.perf_counter() - run.started)
-    head = TraceHead(len(nodes), seconds, type(run.backend).__name__, run.backend.get_model_name(), started)
+    head = TraceHead(len(nodes), seconds, run.backend.trace_name, run.backend.get_model_name(), started)
     return Trace(head, tuple(nodes))
 
 

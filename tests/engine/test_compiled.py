@@ -1,0 +1,39 @@
+"""Compiled programs on an engine in a process of its own: as in this process."""
+
+import sglang_lite as sgl
+from sglang_lite.lang.backend.local import LocalBackend
+from tests.waiting import until
+
+
+@sgl.function
+def program(s, question, length=2):
+    s += f"{question}" + sgl.gen("a", max_tokens=length, ignore_eos=True)
+    branches = s.fork(2)
+    branches += lambda i: f"{i}" + s["a"] + sgl.gen("b", max_tokens=2, ignore_eos=True)
+    branches.join("concate_and_append")
+    s += sgl.select("c", [f"{question}x", "y"])
+
+
+ROWS = [{"question": "ab" * (i + 1), "length": i % 4 + 1} for i in range(12)]
+
+
+def told(state):
+    return state.text(), state["a"], state["b"], state["c"], state.usage().completion_tokens
+
+
+def test_a_compiled_batch_is_the_same_in_both_forms(here, own):
+    found = []
+    for engine in (here, own):
+        backend = LocalBackend(engine)
+        for each in (program, program.compile(backend)):
+            found.append([told(state) for state in each.run_batch(ROWS, backend=backend, seed=5)])
+    assert all(each == found[0] for each in found)
+
+
+def test_leaving_a_batch_ends_what_is_under_way(own):
+    backend = LocalBackend(own)
+    rows = [{"question": "ab", "length": 1}, *({"question": "ab", "length": 500} for _ in range(3))]
+    states = program.compile(backend).run_batch(rows, backend=backend, seed=5, generator_style=True)
+    assert told(next(states))
+    states.close()
+    until(lambda: not own.stats()["running"])
