@@ -114,11 +114,15 @@ def test_an_endpoint_sends_a_batch_as_one_request(remote, monkeypatch):
 
 def test_a_compiled_run_is_one_request(remote, monkeypatch):
     asked = []
-    events, post = Server.events, Server.post
-    monkeypatch.setattr(Server, "events", lambda self, path, *args: asked.append(path) or events(self, path, *args))
-    monkeypatch.setattr(Server, "post", lambda self, path, *a, **k: asked.append(path) or post(self, path, *a, **k))
+    events = Server.events
+
+    def noted(self, path, body, *more):
+        asked.append((path, body["open"], len(body["program"]["nodes"])))
+        return events(self, path, body, *more)
+
+    monkeypatch.setattr(Server, "events", noted)
     found = ask.compile(remote).run("Why", backend=remote, seed=3).text()
-    assert asked == ["/program"]
+    assert asked == [("/program", False, 7)]  # it takes nothing more
     assert found == ask.run("Why", backend=remote, seed=3).text()
 
 
