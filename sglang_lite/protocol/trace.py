@@ -38,7 +38,7 @@ class CacheMiss(Record, frozen=True):
             "other_namespace": another namespace has it. "changed": the cache has another text from there on. "page":
             less than a page is left, and the cache keeps whole pages. "disabled": the engine keeps no prefixes.
         at: tokens before the place.
-        left: characters of the prompt after the place; None: not counted, as they are many.
+        left: characters of the prompt that were computed; None: not counted, as they are all, or many.
         now: the prompt there, at most 40 characters.
         before: what the cache has there, if it has anything and tells.
     """

@@ -25,7 +25,7 @@ from sglang_lite.text.stop import StopMatcher
 
 logger = logging.getLogger("sglang_lite")
 
-_COUNTED = 1024  # tokens of which the characters are counted: more would take the loop's thread too long
+_COUNTED = 512  # tokens of which the characters are counted: more would take the loop's thread too long
 _SHOWN = 40  # characters
 
 Event: TypeAlias = Delta | Generation | SglError
@@ -317,7 +317,7 @@ class OutputBuilder:
         """A miss as data: a CacheMiss with its defaults left out."""
         decode = partial(self._tokenizer.decode, skip_special=False)
         told: dict[str, object] = {"reason": miss.reason, "at": miss.at}
-        if len(miss.uncached) <= _COUNTED:
+        if 0 < len(miss.uncached) <= _COUNTED:
             told["left"] = len(decode(miss.uncached.tolist()))
         for name, tokens in (("now", miss.now), ("before", miss.before)):
             if len(tokens):

@@ -171,7 +171,7 @@ def _node(node: TraceNode) -> dict[str, Any]:
         "cut": max(len(node.text) - LONGEST_TEXT, 0),
         "start": node.start,
         "end": node.end,
-        "usage": node.usage if node.results else None,
+        "usage": msgspec.structs.asdict(node.usage) if node.results else None,  # those that are 0, too
         "thrown": node.thrown_away,
         "finish": _finish(first) if isinstance(first, Generation) else None,
         "cost": _cost(first),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -24,7 +23,7 @@ class Miss:
     Attributes:
         reason: as in CacheMiss.
         at: tokens before the place.
-        uncached: tokens of the prompt from the first one on that was computed.
+        uncached: tokens of the prompt from the first one on that was computed; none where that is all.
         now: tokens of the prompt around the place.
         before: what the tree has there.
     """
@@ -69,10 +68,11 @@ def find_miss(
     elif len(rest) < tree.page_size:
         reason = "page"
     now = prompt[max(at - _AROUND, 0) : at + _SHOWN].copy()
-    return Miss(reason, at, prompt[cached:].copy(), now, before if tell_others else _NONE)
+    uncached = prompt[cached:].copy() if cached else _NONE
+    return Miss(reason, at, uncached, now, before if tell_others else _NONE)
 
 
 def _elsewhere(tree: RadixTree, tokens: Ints, cached: int, namespace: str) -> bool:
     """Tells whether another namespace has more of the tokens."""
-    others = (name for name in reversed(tree.namespaces) if name != namespace)
-    return any(tree.cached_length(tokens, name) > cached for name in islice(others, _NAMESPACES))
+    others = tree.newest_namespaces(_NAMESPACES)
+    return any(tree.cached_length(tokens, name) > cached for name in others if name != namespace)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
@@ -64,14 +65,18 @@ class EvictedPrefixes:
     costs the hash of a page, as a node's tokens are hashed once at most."""
 
     def __init__(self) -> None:
+        self._empty = True
         self._hashes = np.zeros(_REMEMBERED, dtype=np.uint64)
         self._powers = np.ones(1, dtype=np.uint64)
 
     def add(self, parent: Node, page: Ints) -> None:
         found = self._extended(self._prefix(parent), page).hash
         self._hashes[found % _REMEMBERED] = found
+        self._empty = False
 
     def has(self, parent: Node, page: Ints) -> bool:
+        if self._empty:
+            return False
         found = self._extended(self._prefix(parent), page).hash
         return int(self._hashes[found % _REMEMBERED]) == found
 
@@ -171,10 +176,9 @@ class RadixTree:
     def evictable(self) -> int:
         return self.pages - self.locked_pages
 
-    @property
-    def namespaces(self) -> list[str]:
-        """Those that were asked for, the first one first."""
-        return list(self._roots)
+    def newest_namespaces(self, count: int) -> list[str]:
+        """The last ones that were asked for the first time."""
+        return list(islice(reversed(self._roots), count))
 
     def was_evicted(self, node: Node, rest: Ints) -> bool:
         """Tells whether the page was evicted from below a node that these tokens begin with: most likely, as far as the

@@ -114,7 +114,7 @@ class KVStore:
         if cached >= usable:
             return None
         if not self.reuses:
-            return Miss("disabled", 0, prompt.copy(), _NO_TOKENS, _NO_TOKENS)
+            return Miss("disabled", 0, _NO_TOKENS, _NO_TOKENS, _NO_TOKENS)
         return find_miss(self.tree, prompt, usable, match, cached, holding.namespace, tell_others=self._tell_others)
 
     def look_up(self, holding: SlotHandle) -> None:

@@ -10,7 +10,7 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.lang.trace import Trace, as_html
 from sglang_lite.lang.trace.page import extract
-from sglang_lite.protocol import TraceHead, TraceNode
+from sglang_lite.protocol import TraceHead, TraceNode, Usage
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x00\x1b[31m\u2028\u202e&amp;" + chr(0xD800)
 
@@ -94,6 +94,12 @@ def test_probabilities_of_a_select_are_shown(trace):
     choices = next(node["choices"] for node in data(Page(as_html(trace)))["nodes"] if node["kind"] == "select")
     assert [text for text, _ in choices] == ["yes</script>", "no"]
     assert sum(share for _, share in choices) == pytest.approx(1)
+
+
+def test_numbers_are_there_that_are_zero(trace):
+    usages = [node["usage"] for node in data(Page(as_html(trace)))["nodes"] if node["kind"] in ("gen", "select")]
+    assert all(set(usage) == set(Usage.__struct_fields__) for usage in usages)
+    assert all(isinstance(value, int | float) for usage in usages for value in usage.values())
 
 
 def test_halves_of_surrogate_pairs_become_signs():

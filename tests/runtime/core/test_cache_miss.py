@@ -1,5 +1,6 @@
 """Results say why tokens of a prompt were not cached: of requests, programs, selections, and over HTTP."""
 
+import argparse
 import queue
 
 import pytest
@@ -8,6 +9,7 @@ import sglang_lite as sgl
 from sglang_lite.engine.engine import Engine
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.protocol import Prompt, SamplingParams, Span
+from sglang_lite.server import flags
 from tests.constraints.test_generation import random_model
 from tests.server.conftest import serving
 
@@ -28,7 +30,7 @@ def miss(engine, text, **settings):
 
 def test_what_no_prompt_began_with_was_never_seen(engine):
     found = miss(engine, "hello there")
-    assert (found["reason"], found["at"], found["left"]) == ("never_seen", 0, 11)
+    assert (found["reason"], found["at"]) == ("never_seen", 0)
     assert found["now"] == "hello there"[: len(found["now"])] != ""
 
 
@@ -95,6 +97,13 @@ def test_an_engine_of_several_tells_nothing_of_others_prompts():
         assert found["reason"] == "changed"
         assert "before" not in found
         assert miss(engine, "the date is 3 May.", namespace="b")["reason"] == "never_seen"
+
+
+def test_a_server_tells_of_others_prompts_only_if_it_is_told_to():
+    parser = argparse.ArgumentParser()
+    flags.add(parser)
+    told = [flags.read(parser.parse_args(given))[1]["tell_cache"] for given in ([], ["--tell-cache"])]
+    assert told == [False, True]
 
 
 @sgl.function

@@ -54,6 +54,35 @@ def test_matches_are_the_longest_inserted_prefixes(inserted, size):
         assert tree.match(ints(probe)).pages.tolist() == want
 
 
+@given(sequences, sequences, st.sampled_from([1, 2, 3]), st.data())
+def test_evicted_prefixes_are_remembered_however_nodes_were_split(inserted, again, size, data):
+    tree, there, gone = RadixTree(size), set(), set()
+    for first, several in ((True, inserted), (False, again)):
+        for tokens in several:
+            tokens = tokens[: len(tokens) - len(tokens) % size]
+            tree.insert(ints(tokens), ints(range(len(tokens) // size)))
+            there |= {tuple(tokens[:end]) for end in range(size, len(tokens) + 1, size)}
+        tree.evict(data.draw(st.integers(0, 4)), LRU)
+        gone |= {prefix for prefix in there if tree.cached_length(ints(prefix)) < len(prefix)}
+        for tokens in [*inserted, *again, [0, 1, 2, 2, 1, 0, 1]]:
+            node = tree.match(ints(tokens)).node
+            cached = tree.cached_length(ints(tokens))
+            after = tuple(tokens[: cached + size])
+            told = tree.was_evicted(node, ints(tokens[cached:]))
+            assert not told or after in gone
+            if first and len(after) == cached + size:  # later, its first pages may be there again
+                assert told == (after in gone)
+
+
+def test_no_more_than_so_many_evictions_are_remembered():
+    tree = RadixTree(1)
+    for first in range(200):
+        tree.insert(ints([first % 7, first]), ints([0, 1]))
+        tree.evict(2, LRU)
+    assert tree.was_evicted(tree.match(ints([3])).node, ints([3]))
+    assert not tree.was_evicted(tree.match(ints([99])).node, ints([99]))
+
+
 @given(sequences, st.data())
 def test_eviction_frees_everything_that_is_not_locked(inserted, data):
     tree, following = RadixTree(1), 0
