@@ -104,6 +104,22 @@ def test_what_a_verdict_is_awaited_on_stays_cached_and_is_let_go_at_the_end():
     engine.check_empty()
 
 
+def test_dropping_the_cache_drops_what_is_held_too():
+    """As an update of the weights does: what is held is of the old ones."""
+    engine = engine_with(128)
+    program = Checked(engine, letters(0, 60), rounds=1)
+    while not program.waiting:
+        engine.step()
+    engine.step()
+    assert engine.scheduler.hints.locks
+    assert engine.scheduler.flush() >= 60
+    assert engine.store.tree.pages == 0
+    program.verdict()
+    engine.drain()
+    assert isinstance(program.result, ProgramResult)
+    engine.check_empty()
+
+
 def test_programs_that_are_checked_compute_their_prefixes_once_where_a_few_fit():
     engine = engine_with(3 * 80)
     computed = counted(engine)
