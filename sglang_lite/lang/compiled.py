@@ -39,9 +39,6 @@ class Compiled:
         self._program = program
         self.forms: list[Form] = []
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_program": self._program, "forms": []}  # another process (a cluster's) compiles for its own backends
-
     @property
     def program(self) -> CompiledProgram:
         """The program as data, as it was compiled last."""

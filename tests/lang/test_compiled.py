@@ -1,7 +1,6 @@
 """Compiled programs: what is data in them, how they run, and what is refused."""
 
 import asyncio
-import copy
 import re
 from dataclasses import dataclass
 
@@ -80,15 +79,6 @@ def test_one_form_serves_all_rows_and_settings_make_another(backend):
     state = compiled.run("Why", backend=backend, seed=1)
     assert len(compiled.compiled.forms) == 3
     assert told(state, "a") == told(ask.run("Why", backend=backend, seed=1), "a")
-
-
-def test_a_copy_for_another_process_compiles_for_its_own_backends(backend):
-    compiled = ask.compile(backend)
-    twin = copy.deepcopy(compiled)
-    assert twin.compiled.forms == []
-    assert told(twin.run("Why", backend=backend, seed=1), "a") == told(
-        compiled.run("Why", backend=backend, seed=1), "a"
-    )
 
 
 def test_an_engine_sees_one_program_a_row(backend):
