@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.backend.openai import OpenAI
     from sglang_lite.lang.backend.runtime_endpoint import Runtime, RuntimeEndpoint
     from sglang_lite.lang.backend.scripted import ScriptedBackend
+    from sglang_lite.lang.blanks import CompileError
     from sglang_lite.lang.choices import (
         greedy_token_selection,
         token_length_normalized,
@@ -113,6 +114,7 @@ _HOMES = {
     "lang.state": ("ProgramState", "ProgramStateGroup"),
     "lang.graph": ("Graph",),
     "lang.tools": ("ToolCall", "ToolError"),
+    "lang.blanks": ("CompileError",),
     "lang.tracer": ("TraceError",),
     "protocol": ("Choices", "Regex", "SamplingParams"),
     "runtime.config": ("EngineConfig",),
@@ -121,7 +123,8 @@ _HOMES = {
 _HOME = {name: f"sglang_lite.{home}" for home, names in _HOMES.items() for name in names}
 
 __all__ = [  # written out, as type checkers read it
-    "Anthropic", "BackendError", "BaseBackend", "BatchError", "CapabilityError", "Choices", "ConstraintError",
+    "Anthropic", "BackendError", "BaseBackend", "BatchError", "CapabilityError", "Choices", "CompileError",
+    "ConstraintError",
     "DownloadError", "Engine", "EngineClosedError", "EngineConfig", "Grammar", "Graph", "ModelError", "Multi", "OpenAI",
     "OverloadedError", "ParameterError", "ProgramError", "ProgramState", "ProgramStateGroup", "RefusalError",
     "Regex", "RequestAbortedError", "RequestTimeoutError", "Runtime", "RuntimeEndpoint", "SamplingParams",

@@ -69,8 +69,7 @@ class RequestBuilder:
             ids = prompt[:]
         else:
             raise ParameterError("prompt", f"{type(prompt).__name__} is neither text nor a list of token ids.")
-        if not ids:
-            raise ParameterError("prompt", "is empty.", hint="A model continues text: give it at least one token.")
+        _check_not_empty(ids)
         return ids
 
     def log(self, prompt: Prompt | str) -> TokenLog:
@@ -154,8 +153,9 @@ class RequestBuilder:
         """The prompt of a request that could be run.
 
         Raises:
-            ParameterError: an id is no token's, or the prompt does not fit.
+            ParameterError: it is empty, an id is no token's, or it does not fit.
         """
+        _check_not_empty(ids)
         tokens = self._as_tokens("input_ids", ids)
         room = self._longest - len(ids)
         if room < (1 if params.max_tokens else 0):
@@ -202,3 +202,8 @@ class RequestBuilder:
         if self._first_seed is None:
             return self._fresh.getrandbits(64)
         return (self._first_seed << 32) + next(self._draws)
+
+
+def _check_not_empty(ids: Sequence[int]) -> None:
+    if not len(ids):
+        raise ParameterError("prompt", "is empty.", hint="A model continues text: give it at least one token.")

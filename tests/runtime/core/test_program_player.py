@@ -519,3 +519,10 @@ def test_open_programs_that_are_idle_hold_nobody_up_and_hold_nothing():
     engine.drain()
     assert all(isinstance(events[-1], ProgramResult) and len(events) == 4 for events in found)
     engine.check_empty()
+
+
+def test_nothing_can_be_continued_without_a_token(engine, monkeypatch):
+    monkeypatch.setattr(engine.tokenizer, "bos_id", None)
+    with pytest.raises(sgl.ParameterError, match="prompt: is empty"):
+        engine.play("", Program((Gen("a", greedy()),)))
+    assert isinstance(engine.play("a quick", Program((Gen("b", greedy()),)))[1][0].event, Generation)
