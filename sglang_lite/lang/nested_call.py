@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_lite.lang.call import returned
 from sglang_lite.lang.expressions import SglCall
 from sglang_lite.lang.state import ProgramState, user_location
-from sglang_lite.protocol import ParameterError, ProgramError
+from sglang_lite.protocol import Location, ParameterError, ProgramError
 
 if TYPE_CHECKING:
     from sglang_lite.lang.execution.branch import Branch
@@ -18,22 +19,45 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sglang_lite")
 
 
+class _Unused:
+    """Warning that a call was neither added nor read from, when nobody has it any more.
+
+    Making a call, and dropping it, may be interrupted by the end of the stack: nothing is told then, and nothing here
+    needs more of the stack than making it did.
+
+    Attributes:
+        name: of the program; "": the call was used.
+    """
+
+    name = ""
+
+    def __init__(self, name: str, where: Location | None) -> None:
+        self._where = where
+        self.name = name
+
+    def __del__(self) -> None:
+        if self.name:
+            with contextlib.suppress(RecursionError):
+                logger.warning(
+                    "%s(…) was neither added (s += …) nor read from, so it has not run. [%s]", self.name, self._where
+                )
+
+
 class NestedCall(SglCall):
     """A program called inside another's body. Added to a state, its body continues with that state's text and names;
     read from, it is run by itself, unless it has been added before: then that is read from."""
 
-    __slots__ = ("_added", "_args", "_kwargs", "_program", "_state", "_used", "_where")
+    __slots__ = ("_added", "_args", "_kwargs", "_program", "_state", "_unused")
 
     def __init__(self, program: SglFunction, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        self._used = True  # should this be interrupted (by the end of the stack)
         self._program, self._args, self._kwargs = program, args, kwargs
         self._state: ProgramState | None = None
         self._added = False
-        self._where = user_location()
-        self._used = False
+        self._unused = _Unused(program.name, user_location())
 
     def play_on(self, branch: Branch) -> None:
-        program, self._used = self._program, True
+        program = self._program
+        self._unused.name = ""
         if self._state is not None and not self._added:
             raise ProgramError(
                 f"{program.name}(…) was read from, so it has run by itself already.", where=user_location()
@@ -58,7 +82,7 @@ class NestedCall(SglCall):
         """The state of the program run by itself; started when it is first asked for."""
         from sglang_lite.lang.tracer import TracingScope, trace_program
 
-        self._used = True
+        self._unused.name = ""
         if self._state is None:
             if TracingScope.get_current_scope() is not None:
                 arguments = self._program.signature.bind(*self._args, **self._kwargs).arguments
@@ -74,15 +98,9 @@ class NestedCall(SglCall):
         return name in self.state
 
     def __getattr__(self, name: str) -> Any:
+        if name in NestedCall.__slots__:  # it was interrupted (by the end of the stack) while it was made
+            raise AttributeError(name)
         return getattr(self.state, name)
-
-    def __del__(self) -> None:
-        if not self._used:
-            logger.warning(
-                "%s(…) was neither added (s += …) nor read from, so it has not run. [%s]",
-                self._program.name,
-                self._where,
-            )
 
     def __repr__(self) -> str:
         return f"Call({self._program.name})"
