@@ -115,6 +115,7 @@ class Branch:
         self._count = 0  # nodes that have come
         self._played = 0  # and how many of them are played
         self._text: BranchText | None = None  # None: its fork is yet to come
+        self._early: list[Callable[[], None]] = []  # what came before that: behind the nodes that the fork has
         self._foreseen: list[Span] | None = None  # the text after the last generated token, when all queued is played
         self._marks: dict[int, TextMark] = {}
         self._forks: list[tuple[int, int]] = []  # place and size of each since the last join
@@ -138,12 +139,19 @@ class Branch:
         """The text that the branch has added."""
         return "" if self._text is None else "".join(span.text for span in self._text.added)
 
-    def begin(self, text: BranchText, foreseen: list[Span] | None = None) -> None:
-        """Sets the text that the branch continues."""
+    def begin(self, text: BranchText, foreseen: list[Span] | None = None, entries: Sequence[Queued] = ()) -> None:
+        """Sets the text that the branch continues, and the nodes that it begins with."""
         self._text, self._foreseen = text, foreseen
+        self.take(entries)
+        early, self._early = self._early, []
+        for each in early:
+            each()
 
     def take(self, entries: Sequence[Queued]) -> None:
         """Queues nodes. A rollback takes effect at once."""
+        if self._text is None:
+            self._early.append(partial(self.take, entries))
+            return
         for entry in entries:
             place, self._count = self._count, self._count + 1
             node = entry.node
@@ -166,6 +174,9 @@ class Branch:
 
     def refuse(self, count: int, error: SglError) -> None:
         """Refuses `count` nodes that can't be queued: the first of them fails, when those before are played."""
+        if self._text is None:
+            self._early.append(partial(self.refuse, count, error))
+            return
         place, self._count = self._count, self._count + count
         if self.error is None and self._refused is None:
             self._refused = error
@@ -207,6 +218,9 @@ class Branch:
 
     def drop(self) -> None:
         """Ends what is queued or under way."""
+        if self._text is None:
+            self._early.append(self.drop)
+            return
         self._give_up(RequestAbortedError("the branch was dropped."))
         self._wake()
 
@@ -526,9 +540,8 @@ class Branch:
         tail = text.tail()
         for i, entries in enumerate(branches):
             child = self._player.branch((*self._path, place, i))
-            child.begin(text.fork(), tail)
             self._player.played(-len(entries))  # they are queued now
-            child.take(entries)
+            child.begin(text.fork(), tail, entries)
             child.hold()
             child.go_on()
 

@@ -486,6 +486,34 @@ def test_a_selection_without_choices_and_a_library_that_fails_are_told(monkeypat
     engine.check_empty()
 
 
+@pytest.mark.parametrize("early", [(Gen("b", greedy(3)),), (Text("f"), Fork(((Gen("c", greedy(3)),),)))])
+def test_what_comes_before_its_fork_stands_behind_what_the_fork_has(early):
+    inner = Text("de"), Gen("a", greedy(3))
+    late, whole = Opened(stepped()), Opened(stepped())
+    late.extend(*early, path=(1, 0))
+    late.extend(Text("abc"), Fork((inner,)))
+    whole.extend(Text("abc"), Fork(((*inner, *early),)))
+    told = [[(e.path, e.name, e.event.token_ids) for e in opened.events] for opened in (late, whole)]
+    assert told[0] == told[1]
+    assert {path[:3] for path, *_ in told[0]} == {(1, 0, 1), (1, 0, 2 if early[0] == Gen("b", greedy(3)) else 3)}
+
+
+@pytest.mark.parametrize("order", ["drop last", "drop first"])
+def test_a_branch_may_be_dropped_before_its_fork_has_come(order):
+    opened = Opened(stepped())
+    if order == "drop first":
+        opened.program.drop((1, 0))
+    opened.extend(Gen("b", greedy(3)), path=(1, 0))
+    if order == "drop last":
+        opened.program.drop((1, 0))
+    opened.extend(Text("abc"), Fork(((Text("de"), Gen("a", greedy(3))), (Gen("c", greedy(3)),))))
+    assert [e.name for e in opened.events] == ["c"]
+    opened.program.close()
+    opened.engine.drain()
+    assert isinstance(opened.events[-1], ProgramResult)
+    opened.engine.check_empty()
+
+
 def test_open_programs_that_are_idle_hold_nobody_up_and_hold_nothing():
     """A thousand of them: in a fresh engine the same requests take as many steps and find as much room."""
 
