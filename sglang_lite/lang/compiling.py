@@ -454,7 +454,7 @@ def compile_program(
                 raise
             except RecursionError as error:
                 raise CompileError(f"{program.name} calls itself without an end.", hint=RUN_IT) from error
-            except Exception as error:
+            except Exception as error:  # of the user's Python, which gets symbols for values
                 told = f"the body of {program.name} can't be run with symbols: {type(error).__name__}: {error}."
                 hint = f'Texts are made of symbols by f"{{x}}" and +. {RUN_IT}'
                 raise CompileError(told, hint=hint, where=raised_at(error)) from error

@@ -356,10 +356,10 @@ class Origin:
 
 def origin(symbol: Symbol) -> Origin:
     root, parts = symbol._parts_of  # noqa: SLF001 # names without _ are the user's
-    source = root._source if isinstance(root, SglVariable) else None  # noqa: SLF001
-    return Origin(root._name, parts, source, root)  # noqa: SLF001
+    source = root._source if isinstance(root, SglVariable) else None  # noqa: SLF001 # as above
+    return Origin(root._name, parts, source, root)  # noqa: SLF001 # as above
 
 
 def refuse(symbol: Symbol, what: str) -> NoReturn:
     """Raises the TraceError of a question that no trace can answer."""
-    symbol._refuse(what)  # noqa: SLF001
+    symbol._refuse(what)  # noqa: SLF001 # as above

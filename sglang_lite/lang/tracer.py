@@ -404,7 +404,7 @@ def explored(
             _run_traced(program, state)
         except CutError:
             cut = True
-        except Exception as raised:
+        except Exception as raised:  # by the user's body: what becomes of this way
             error = raised
         paths.append(TracedPath(state, error, cut))
         left -= len(state.recording.entries)

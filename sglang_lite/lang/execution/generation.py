@@ -134,7 +134,7 @@ async def agenerate(branch: Player, op: GenOp) -> None:
                 async with _limit(left, "the check did not end within the node's timeout of", options.timeout):
                     for value, answer in zip(values, answers):
                         await _check(options.check, value, answer.text)
-        except Exception as error:
+        except Exception as error:  # noted, and raised on
             op.refuse(answers, error)
             raise
         return answers, values
@@ -325,7 +325,7 @@ def _checked(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
     """`_values` of an only attempt."""
     try:
         return _values(op, generations)
-    except Exception as error:
+    except Exception as error:  # as in `ask`
         op.refuse(generations, error)
         raise
 
@@ -489,7 +489,7 @@ async def _retried(branch: Player, op: SelectOp, ask: Callable[[], Awaitable[_T]
     async def attempt(_: int) -> _T:
         try:
             return await ask()
-        except Exception as error:
+        except Exception as error:  # as in `ask`
             op.refuse(error)
             raise
 
