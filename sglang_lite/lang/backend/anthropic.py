@@ -10,7 +10,8 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from sglang_lite.lang.backend.base_backend import Capabilities
-from sglang_lite.lang.backend.remote import JSON, PartialAnswer, RemoteBackend, chat_model, without_marks
+from sglang_lite.lang.backend.remote import JSON, RemoteBackend, chat_model, without_marks
+from sglang_lite.lang.backend.remote_api import PartialAnswer
 from sglang_lite.lang.backend.structured import Form, form_of, strict_schema
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.results import data_url

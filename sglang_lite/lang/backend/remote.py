@@ -9,13 +9,15 @@ import asyncio
 import contextlib
 import importlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
+from sglang_lite.lang.backend.remote_api import Api, PartialAnswer, Question, Reader
 from sglang_lite.lang.backend.structured import NUMBERS, answer_text, form_of
 from sglang_lite.lang.chat_template import ChatTemplate as PlainTemplate
 from sglang_lite.lang.concurrency.loop import executor
@@ -26,6 +28,7 @@ from sglang_lite.protocol import (
     CapabilityError,
     Choices,
     Constraint,
+    Delta,
     Generation,
     JsonSchema,
     Location,
@@ -38,7 +41,6 @@ from sglang_lite.protocol import (
     RequestTimeoutError,
     SamplingParams,
     Selection,
-    TokenLogprob,
     Unset,
     Usage,
     ValueValidationError,
@@ -65,25 +67,6 @@ class TokenUsage:
 
     def reset(self) -> None:
         self.prompt_tokens = self.completion_tokens = 0
-
-
-@dataclass(slots=True)
-class PartialAnswer:
-    """Answer of an API so far, for one sample.
-
-    Attributes:
-        refusal: why there is no answer, if there is none.
-        reason: the API's word for how the sample ended, None while it has not.
-        cut: it ended because a limit on tokens was reached.
-        matched: the stop string that ended it, where the API tells.
-    """
-
-    text: str = ""
-    refusal: str = ""
-    reason: str | None = None
-    cut: bool = False
-    matched: str | None = None
-    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class RemoteBackend(BaseBackend):
@@ -219,6 +202,47 @@ class RemoteBackend(BaseBackend):
         return ""
 
     # --------------------------------------------------------------------------------------- answers
+
+    async def ask(
+        self, api: Api, question: Question, constraint: Constraint | None, *, stream: bool
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        """Makes one call: the deltas of a stream, and the samples at its end.
+
+        Raises:
+            BackendError: the call failed, or what came is no answer.
+        """
+        request, reader = api.request(question), api.reader()
+        began, first = time.perf_counter(), 0.0
+        with self.errors():
+            create = api.create(self.client())
+            if stream:
+                async with await create(**request, **api.streamed) as events:
+                    async for event in events:
+                        for delta in reader.event(event):
+                            first = first or time.perf_counter() - began
+                            if delta.text:
+                                yield delta
+            else:
+                reader.whole(await create(**request))
+        times = {"first_token_s": first, "total_s": time.perf_counter() - began}
+        usage = msgspec.structs.replace(reader.usage, **times)
+        for each in self._samples(reader, question.params, constraint, usage):
+            yield each
+
+    def _samples(
+        self, reader: Reader, params: SamplingParams, constraint: Constraint | None, usage: Usage
+    ) -> Iterator[Generation]:
+        """The samples of an answer that has been read."""
+        if reader.failure:
+            raise BackendError(f"{self._name}: {reader.failure} (response {reader.meta['id']})", hint="Try again.")
+        wanted = 1 if isinstance(params.n, Unset) else params.n
+        if len(reader.samples) != wanted:
+            raise self.unreadable(f"{len(reader.samples)} answers came where {wanted} should have")
+        for index, sample in sorted(reader.samples.items()):
+            if sample.reason is None:
+                raise self.unreadable("the stream ended before the answer was complete")
+            # The cost is that of all samples together: the first one has it.
+            yield self.generation(sample, params, constraint, Usage() if index else usage, reader.meta, index)
 
     def generation(
         self,

@@ -28,3 +28,11 @@ def connected(api: ApiServer) -> Iterator[Callable[..., Any]]:
     yield connect
     for backend in backends:
         backend.shutdown()
+
+
+@pytest.fixture
+def openai(connected: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes an OpenAI backend on the local server."""
+    from sglang_lite.lang.backend.openai import OpenAI
+
+    return lambda model="gpt-4o", **options: connected(OpenAI, model, path="/v1", **options)

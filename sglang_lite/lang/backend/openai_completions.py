@@ -1,0 +1,38 @@
+"""Completions of OpenAI, for base models: requests and answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_lite.lang.backend.openai_chat import CHAT, ChatReader, parameters
+from sglang_lite.lang.backend.remote_api import Api, PartialAnswer, Question
+from sglang_lite.protocol import TokenLogprob
+
+
+def request(question: Question) -> dict[str, Any]:
+    """Arguments of `completions.create`. The API takes no shape of an answer."""
+    asked = {"model": question.target.model, **parameters(question)}
+    if asked.pop("logprobs", False):
+        asked["logprobs"] = asked.pop("top_logprobs", 0)
+    return asked | {"prompt": question.prompt.text}
+
+
+class CompletionsReader(ChatReader):
+    """Reader of a completion, or of its chunks: a chat's, but for where its choices have text."""
+
+    def piece(self, choice: Any, sample: PartialAnswer) -> tuple[str, tuple[TokenLogprob, ...]]:
+        return choice.text or "", _logprobs(choice.logprobs)
+
+
+def _logprobs(said: Any) -> tuple[TokenLogprob, ...]:
+    """Log-probabilities. The API tells tokens as text alone: the ids are -1."""
+    if getattr(said, "tokens", None) is None:
+        return ()
+    tops = said.top_logprobs or [None] * len(said.tokens)
+    return tuple(
+        TokenLogprob(logprob, -1, token, tuple((each, -1, text) for text, each in (top or {}).items()))
+        for token, logprob, top in zip(said.tokens, said.token_logprobs, tops)
+    )
+
+
+COMPLETIONS = Api(request, lambda client: client.completions.create, CHAT.streamed, CompletionsReader)

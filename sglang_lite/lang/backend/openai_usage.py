@@ -1,0 +1,22 @@
+"""Usage as OpenAI's APIs tell it, the names of chat, completions and responses alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_lite.protocol import Usage
+
+
+def usage_of(said: Any) -> Usage:
+    """The usage that an API reports; nothing where it reports none."""
+    prompt = getattr(said, "prompt_tokens", None) or getattr(said, "input_tokens", None) or 0
+    completion = getattr(said, "completion_tokens", None) or getattr(said, "output_tokens", None) or 0
+    details = getattr(said, "prompt_tokens_details", None) or getattr(said, "input_tokens_details", None)
+    return Usage(prompt, getattr(details, "cached_tokens", None) or 0, completion)
+
+
+def reasoning_of(said: Any) -> dict[str, int]:
+    """Metadata on the tokens of a reported usage that were spent on reasoning."""
+    details = getattr(said, "completion_tokens_details", None) or getattr(said, "output_tokens_details", None)
+    tokens = getattr(details, "reasoning_tokens", None)
+    return {} if tokens is None else {"reasoning_tokens": tokens}
