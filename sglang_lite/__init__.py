@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.tracer import TraceError
     from sglang_lite.protocol import Choices, Regex, SamplingParams
     from sglang_lite.runtime.config import EngineConfig
+    from sglang_lite.testing.server import server_for_tests
 
 _HOMES = {
     "constraints.coerce": ("Grammar",),
@@ -119,6 +120,7 @@ _HOMES = {
     "protocol": ("Choices", "Regex", "SamplingParams"),
     "runtime.config": ("EngineConfig",),
     "engine.engine": ("Engine",),
+    "testing.server": ("server_for_tests",),
 }  # fmt: skip
 _HOME = {name: f"sglang_lite.{home}" for home, names in _HOMES.items() for name in names}
 
@@ -132,7 +134,8 @@ __all__ = [  # written out, as type checkers read it
     "ValueValidationError",
     "__version__", "assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int",
     "gen_string", "get_server_info", "global_config", "grammar", "greedy_token_selection", "image", "load", "select",
-    "separate_reasoning", "set_default_backend", "system", "system_begin", "system_end", "token_length_normalized",
+    "separate_reasoning", "server_for_tests", "set_default_backend", "system", "system_begin", "system_end",
+    "token_length_normalized",
     "unconditional_likelihood_normalized", "use_tools", "user", "user_begin", "user_end", "video",
 ]  # fmt: skip
 

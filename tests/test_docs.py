@@ -33,8 +33,10 @@ def test_a_snippet_compiles_and_names_what_there_is(text):
 
 
 def accepts(callee, call):
-    given = {keyword.arg: None for keyword in call.keywords}
-    inspect.signature(callee).bind(*call.args, **given)
+    given = {keyword.arg: None for keyword in call.keywords if keyword.arg}
+    signature = inspect.signature(callee)
+    bind = signature.bind if len(given) == len(call.keywords) else signature.bind_partial  # `**client` has the rest
+    bind(*call.args, **given)
     if callee is sgl.Engine:
         EngineConfig.make(**{k.arg: ast.literal_eval(k.value) for k in call.keywords})
 
@@ -70,6 +72,16 @@ def test_the_grammar_over_several_nodes_runs(engine):
 
     state = sgl.function(program).run(backend=engine, temperature=0, max_new_tokens=12)
     assert isinstance(state["age"], int)
+
+
+@pytest.mark.parametrize("text", [part for part in SNIPPETS if str(part.id).startswith("testing.md")])
+def test_the_tests_of_the_page_on_testing_pass(text, tmp_path):
+    file = tmp_path / "test_page.py"
+    file.write_text(text)
+    assert (
+        pytest.main(["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "--rootdir", str(tmp_path), str(file)])
+        == 0
+    )
 
 
 def test_help_of_an_engine_and_of_gen_has_every_parameter_with_its_default():

@@ -8,7 +8,7 @@ import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from sglang_lite.constraints.free_numbers import first_number
 from sglang_lite.constraints.matching import validate
@@ -51,6 +51,36 @@ class Call:
 Answer: TypeAlias = "str | Exception | Sequence[str | Exception] | Callable[[Call], str]"
 
 
+class Rules:
+    """Answers by rule.
+
+    Args:
+        answers: a callable gets each call; a mapping goes from text or compiled patterns to answers, of which the one
+            found last in the prompt answers; anything else is the answer to all. An answer that is a list is gone
+            through (its last item stays), a callable gets the call.
+    """
+
+    def __init__(self, answers: Any) -> None:
+        self._answers = answers
+        self._taken: dict[int, int] = {}
+
+    def answer(self, text: str, call: Any) -> Any:
+        """The answer to a prompt; None: there is none."""
+        if callable(self._answers):
+            return self._answers(call)
+        rules = list(self._answers.items()) if isinstance(self._answers, Mapping) else [("", self._answers)]
+        found = [(_last(rule, text), i) for i, (rule, _) in enumerate(rules)]
+        at, rule = max(found, key=lambda each: each[0], default=(-1, 0))
+        if at < 0:
+            return None
+        answer = rules[rule][1]
+        if isinstance(answer, Sequence) and not isinstance(answer, str):
+            taken = self._taken.get(rule, 0)
+            self._taken[rule] = taken + 1
+            answer = answer[min(taken, len(answer) - 1)]
+        return answer(call) if callable(answer) else answer
+
+
 class ScriptedBackend(BaseBackend):
     """
     Args:
@@ -83,11 +113,10 @@ class ScriptedBackend(BaseBackend):
         if answers is not None and not callable(answers) and not isinstance(answers, Mapping):
             raise ParameterError("answers", f"a {type(answers).__name__} is neither a mapping nor a callable.")
         self.calls: list[Call] = []
-        self._answers = answers
+        self._rules = Rules(answers)
         self._default = default
         self._latency = latency
         self._random = Random(seed)
-        self._taken: dict[int, int] = {}
 
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
@@ -173,22 +202,10 @@ class ScriptedBackend(BaseBackend):
         )
 
     def _answer(self, call: Call) -> str | None:
-        if self._answers is None:
-            return None
-        if callable(self._answers):
-            return self._answers(call)
-        text = call.prompt.text
-        found = [(_last(rule, text), i, answer) for i, (rule, answer) in enumerate(self._answers.items())]
-        at, rule, answer = max(found, key=lambda f: f[0], default=(-1, 0, ""))
-        if at < 0:
-            return None
-        if isinstance(answer, Sequence) and not isinstance(answer, str):
-            taken = self._taken.get(rule, 0)
-            self._taken[rule] = taken + 1
-            answer = answer[min(taken, len(answer) - 1)]
+        answer: str | Exception | None = self._rules.answer(call.prompt.text, call)
         if isinstance(answer, Exception):
             raise answer
-        return answer(call) if callable(answer) else answer
+        return answer
 
 
 def _last(rule: str | re.Pattern[str], text: str) -> int:

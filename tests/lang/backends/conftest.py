@@ -6,17 +6,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from api_server import ApiServer
+
+import sglang_lite as sgl
+from sglang_lite.testing import ServerForTests
 
 
 @pytest.fixture
-def api() -> Iterator[ApiServer]:
-    with ApiServer() as api:
+def api() -> Iterator[ServerForTests]:
+    with sgl.server_for_tests() as api:
         yield api
 
 
 @pytest.fixture
-def connected(api: ApiServer) -> Iterator[Callable[..., Any]]:
+def connected(api: ServerForTests) -> Iterator[Callable[..., Any]]:
     """Makes a backend of a class and a model on the local server; without the SDK's retries unless told otherwise."""
     backends = []
 

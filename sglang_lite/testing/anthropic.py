@@ -1,0 +1,167 @@
+"""Anthropic's Messages API, in the types of its SDK."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sglang_lite.protocol import Constraint, JsonSchema
+from sglang_lite.testing import refusals
+from sglang_lite.testing.answers import Fail, Told, Wanted, count
+from sglang_lite.testing.api import problem, texts
+
+_KINDS = {
+    400: "invalid_request_error", 401: "authentication_error", 402: "billing_error", 403: "permission_error",
+    404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error", 504: "timeout_error",
+    529: "overloaded_error",
+}  # fmt: skip
+
+
+class Messages:
+    """`/v1/messages`."""
+
+    def read(self, body: Mapping[str, Any]) -> Wanted:
+        tool, constraint = _forced(body)
+        asked = (body.get("output_config") or {}).get("format")
+        if tool is None and asked is not None:
+            constraint = JsonSchema(json.dumps(asked["schema"]))
+        prompt = "\n".join(texts({"system": body.get("system"), "messages": body.get("messages")}))
+        return Wanted(
+            body["model"], prompt, bool(body.get("stream")), 1, body.get("max_tokens"),
+            tuple(body.get("stop_sequences") or ()), constraint, tool,
+        )  # fmt: skip
+
+    def refusal(self, body: Mapping[str, Any], *, compatible: bool) -> Fail | None:
+        from anthropic.types.message_create_params import MessageCreateParamsNonStreaming, MessageCreateParamsStreaming
+
+        if compatible:
+            return None
+        kind: Any = MessageCreateParamsStreaming if body.get("stream") else MessageCreateParamsNonStreaming
+        typed = {name: value for name, value in body.items() if name not in refusals.SAMPLERS}
+        return refusals.of_anthropic(problem(kind, typed)) or refusals.of_messages(body)
+
+    def whole(self, told: Sequence[Told], wanted: Wanted, number: int) -> Any:
+        (each,) = told
+        reason, stop, details = _end(each)
+        return _message(each, wanted, number, _blocks(each, number), reason, stop, details, each.completion_tokens)
+
+    def events(self, told: Sequence[Told], wanted: Wanted, body: Mapping[str, Any], number: int) -> list[Any]:
+        from anthropic import types
+
+        (only,) = told
+        begun = _message(only, wanted, number, [], None, None, None, 1)
+        found: list[Any] = [types.RawMessageStartEvent(message=begun, type="message_start")]
+        for index, block in enumerate(_blocks(only, number)):
+            empty, deltas = _deltas(block, only)
+            found.append(types.RawContentBlockStartEvent(content_block=empty, index=index, type="content_block_start"))
+            found += [
+                types.RawContentBlockDeltaEvent(delta=delta, index=index, type="content_block_delta")
+                for delta in deltas
+            ]
+            found.append(types.RawContentBlockStopEvent(index=index, type="content_block_stop"))
+        from anthropic.types.raw_message_delta_event import Delta
+
+        reason, stop, details = _end(only)
+        usage = types.MessageDeltaUsage(output_tokens=only.completion_tokens, output_tokens_details=_thoughts(only))
+        delta = Delta(stop_reason=reason, stop_sequence=stop, stop_details=details)
+        found.append(types.RawMessageDeltaEvent(delta=delta, type="message_delta", usage=usage))
+        return [*found, types.RawMessageStopEvent(type="message_stop")]
+
+    def error(self, fail: Fail, number: int) -> Any:
+        kind = fail.kind or _KINDS.get(fail.status, "api_error")
+        return {
+            "type": "error", "error": {"type": kind, "message": fail.message}, "request_id": f"req_{number}"
+        }  # fmt: skip
+
+    def error_event(self, fail: Fail, number: int) -> Any:
+        return self.error(fail, number)
+
+
+def counted(body: Mapping[str, Any]) -> Any:
+    """The answer of `/v1/messages/count_tokens`."""
+    from anthropic.types import MessageTokensCount
+
+    prompt = "\n".join(texts({"system": body.get("system"), "messages": body.get("messages")}))
+    return MessageTokensCount(input_tokens=count(prompt))
+
+
+def _forced(body: Mapping[str, Any]) -> tuple[str | None, Constraint | None]:
+    choice = body.get("tool_choice") or {}
+    tools = body.get("tools") or ()
+    if choice.get("type") == "tool":
+        tool = next(each for each in tools if each.get("name") == choice["name"])
+    elif choice.get("type") == "any" and len(tools) == 1:
+        tool = tools[0]
+    else:
+        return None, None
+    return tool["name"], JsonSchema(json.dumps(tool["input_schema"]))
+
+
+def _end(told: Told) -> tuple[Any, str | None, Any]:
+    """How a message ends: the reason, the stop string, and details of a refusal."""
+    from anthropic.types import RefusalStopDetails
+
+    if told.say.refusal or told.finish == "filter":
+        return "refusal", None, RefusalStopDetails(type="refusal", explanation=told.say.refusal or None)
+    if told.finish in ("length", "pause"):
+        return ("max_tokens" if told.finish == "length" else "pause_turn"), None, None
+    if told.stop is not None:
+        return "stop_sequence", told.stop, None
+    return ("tool_use" if told.calls else "end_turn"), None, None
+
+
+def _blocks(told: Told, number: int) -> list[Any]:
+    from anthropic.types import TextBlock, ThinkingBlock, ToolUseBlock
+
+    blocks: list[Any] = []
+    if told.say.thinking:
+        blocks.append(ThinkingBlock(thinking=told.say.thinking, signature=f"signed-{number}", type="thinking"))
+    for i, call in enumerate(told.calls):
+        if isinstance(call.input, str):
+            raise TypeError("a tool's input is an object here")
+        blocks.append(ToolUseBlock(id=f"toolu_{number}_{i}", input=dict(call.input), name=call.name, type="tool_use"))
+    if not told.calls and not told.say.refusal:
+        blocks.append(TextBlock(text=told.text, type="text"))
+    return blocks
+
+
+def _deltas(block: Any, told: Told) -> tuple[Any, list[Any]]:
+    """A block with nothing in it yet, and what comes into it."""
+    from anthropic import types
+
+    if block.type == "thinking":
+        signed = types.SignatureDelta(signature=block.signature, type="signature_delta")
+        empty = types.ThinkingBlock(thinking="", signature="", type="thinking")
+        return empty, [types.ThinkingDelta(thinking=block.thinking, type="thinking_delta"), signed]
+    if block.type == "tool_use":
+        text = json.dumps(block.input)
+        parts = (text[: len(text) // 2], text[len(text) // 2 :])
+        empty_call = types.ToolUseBlock(id=block.id, input={}, name=block.name, type="tool_use")
+        return empty_call, [types.InputJSONDelta(partial_json=part, type="input_json_delta") for part in parts]
+    pieces = [types.TextDelta(text=piece, type="text_delta") for piece in told.pieces]
+    return types.TextBlock(text="", type="text"), pieces
+
+
+def _message(
+    told: Told, wanted: Wanted, number: int, blocks: list[Any], reason: Any, stop: str | None, details: Any,
+    output: int,
+) -> Any:  # fmt: skip
+    from anthropic.types import Message, Usage
+
+    say = told.say
+    usage = Usage(
+        input_tokens=max(told.prompt_tokens - say.cached - say.written, 0), output_tokens=output,
+        cache_read_input_tokens=say.cached, cache_creation_input_tokens=say.written,
+        output_tokens_details=_thoughts(told),
+    )  # fmt: skip
+    return Message(
+        id=f"msg_{number}", content=blocks, model=wanted.model, role="assistant", stop_reason=reason,
+        stop_sequence=stop, stop_details=details, type="message", usage=usage,
+    )  # fmt: skip
+
+
+def _thoughts(told: Told) -> Any:
+    from anthropic.types import OutputTokensDetails
+
+    return OutputTokensDetails(thinking_tokens=told.reasoning_tokens)

@@ -1,0 +1,200 @@
+"""A local HTTP server whose answers are made by a function. It knows no provider."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request of a client. `path` includes the query."""
+
+    path: str
+    headers: Mapping[str, str]
+    body: Any
+    method: str = "POST"
+
+
+class HttpAnswer(Protocol):
+    """Anything that can be sent."""
+
+    def send(self, handler: Handler) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer in one piece: a model of an SDK, or anything JSON; text goes out as it is.
+
+    Attributes:
+        cut: the connection is closed in the middle of the body.
+        pause: seconds before it.
+    """
+
+    body: Any = ""
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    cut: bool = False
+    pause: float = 0.0
+
+    def send(self, handler: Handler) -> None:
+        time.sleep(self.pause)
+        data = encoded(self.body)
+        handler.send_response(self.status)
+        for name, value in {"Content-Type": "application/json", **self.headers}.items():
+            handler.send_header(name, value)
+        handler.send_header("Content-Length", str(len(data)))
+        handler.end_headers()
+        handler.wfile.write(data[: len(data) // 2] if self.cut else data)
+        handler.close_connection = handler.close_connection or self.cut
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """A stream of server-sent events.
+
+    Attributes:
+        events: models of an SDK, anything JSON, or text, which goes out as it is.
+        end: "done" ends it as it should, "drop" closes the connection in the middle, "hold" waits for the client to go.
+        pause: seconds before each event.
+        at_once: nothing is sent before all of it is there, as by a proxy that buffers.
+    """
+
+    events: Iterable[Any]
+    end: str = "done"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    pause: float = 0.0
+    at_once: bool = False
+
+    def send(self, handler: Handler) -> None:
+        handler.send_response(200)
+        for name, value in {"Content-Type": "text/event-stream", **self.headers}.items():
+            handler.send_header(name, value)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        held = b""
+        for event in self.events:
+            time.sleep(self.pause)
+            data = encoded(event)
+            kind = None if isinstance(event, str) else json.loads(data).get("type")
+            told = (b"event: %s\n" % kind.encode() if kind else b"") + b"data: " + data + b"\n\n"
+            if self.at_once:
+                held += told
+            else:
+                _chunk(handler, told)
+        if held:
+            _chunk(handler, held)
+        if self.end == "done":
+            _chunk(handler, b"")
+        elif self.end == "drop":
+            handler.close_connection = True
+        else:
+            handler.server_for_tests.wait_for_hang_up(handler)
+
+
+class Hold:
+    """No answer, until the client goes."""
+
+    def send(self, handler: Handler) -> None:
+        handler.server_for_tests.wait_for_hang_up(handler)
+
+
+class Drop:
+    """The connection is closed without an answer."""
+
+    def send(self, handler: Handler) -> None:
+        handler.close_connection = True
+
+
+class LocalServer:
+    """A server on a free port of this machine, for as long as its `with` lasts.
+
+    Attributes:
+        requests: every request, in order.
+        hung_up: set when a client has gone from an answer that holds.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.hung_up = threading.Event()
+        self.lock = threading.Lock()
+        handler = type("BoundHandler", (Handler,), {"server_for_tests": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> Any:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    @property
+    def last(self) -> Any:
+        """The body of the last request."""
+        return self.requests[-1].body
+
+    def take(self, request: Request) -> HttpAnswer:
+        """The answer to a request, which is kept."""
+        with self.lock:
+            self.requests.append(request)
+            return self.answer(request)
+
+    def answer(self, request: Request) -> HttpAnswer:
+        """The answer to a request: for subclasses to say."""
+        return Reply("", 404)
+
+    def wait_for_hang_up(self, handler: Handler) -> None:
+        with contextlib.suppress(ConnectionResetError):  # a client that has not read everything resets
+            handler.connection.recv(1)
+        handler.close_connection = True
+        self.hung_up.set()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    protocol_version = "HTTP/1.1"
+    server_for_tests: LocalServer
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        try:
+            read = json.loads(body) if body else None
+        except ValueError:
+            read = body
+        self._answer(Request(self.path, dict(self.headers), read))
+
+    def do_GET(self) -> None:
+        self._answer(Request(self.path, dict(self.headers), None, "GET"))
+
+    def _answer(self, request: Request) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the client has gone
+            self.server_for_tests.take(request).send(self)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing is printed."""
+
+
+def encoded(body: Any) -> bytes:
+    """A body as bytes."""
+    if isinstance(body, str):
+        return body.encode()
+    return (body.to_json(indent=None) if hasattr(body, "to_json") else json.dumps(body)).encode()
+
+
+def _chunk(handler: Handler, data: bytes) -> None:
+    handler.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+    handler.wfile.flush()

@@ -1,0 +1,260 @@
+"""OpenAI's chat completions and completions, in the types of its SDK."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sglang_lite.protocol import Constraint, JsonSchema, Lark, Regex
+from sglang_lite.testing import refusals
+from sglang_lite.testing.answers import Call, Fail, Told, Wanted
+from sglang_lite.testing.api import problem, texts
+
+_FINISH = {"stop": "stop", "length": "length", "filter": "content_filter", "pause": "stop"}
+_RUST_CHARACTER = re.compile(r"\\x\{([0-9A-Fa-f]+)\}")
+_KINDS = {
+    400: "invalid_request_error", 401: "invalid_request_error", 403: "invalid_request_error",
+    404: "invalid_request_error", 429: "requests",
+}  # fmt: skip
+
+
+class OpenAiErrors:
+    """Errors of all of OpenAI's APIs."""
+
+    def error(self, fail: Fail, number: int) -> Any:
+        from openai.types import ErrorObject
+
+        told = ErrorObject(
+            message=fail.message, type=fail.kind or _KINDS.get(fail.status, "server_error"), param=fail.parameter,
+            code=fail.code,
+        )  # fmt: skip
+        return {"error": json.loads(told.to_json())}
+
+    def error_event(self, fail: Fail, number: int) -> Any:
+        return self.error(fail, number)
+
+
+class Chat(OpenAiErrors):
+    """`/chat/completions`."""
+
+    def read(self, body: Mapping[str, Any]) -> Wanted:
+        tool, custom, constraint = _forced(body)
+        asked = body.get("response_format") or {}
+        if tool is None and asked.get("type") == "json_schema":
+            constraint = JsonSchema(json.dumps(asked["json_schema"].get("schema", {})))
+        elif tool is None and asked.get("type") == "json_object":
+            constraint = JsonSchema('{"type": "object"}')
+        return Wanted(
+            body["model"], "\n".join(texts(body.get("messages"))), bool(body.get("stream")), body.get("n") or 1,
+            body.get("max_completion_tokens", body.get("max_tokens")), stops_of(body.get("stop")), constraint, tool,
+            custom, (body.get("top_logprobs") or 0) if body.get("logprobs") else None,
+        )  # fmt: skip
+
+    def refusal(self, body: Mapping[str, Any], *, compatible: bool) -> Fail | None:
+        from openai.types.chat.completion_create_params import (
+            CompletionCreateParamsNonStreaming,
+            CompletionCreateParamsStreaming,
+        )
+
+        if compatible:
+            return None
+        kind: Any = CompletionCreateParamsStreaming if body.get("stream") else CompletionCreateParamsNonStreaming
+        return refusals.of_openai(problem(kind, body)) or refusals.of_chat(body)
+
+    def whole(self, told: Sequence[Told], wanted: Wanted, number: int) -> Any:
+        from openai.types.chat import ChatCompletion, ChatCompletionMessage
+        from openai.types.chat.chat_completion import Choice
+
+        choices = []
+        for index, each in enumerate(told):
+            calls: Any = [_call(call, f"call_{number}_{i}") for i, call in enumerate(each.calls)] or None
+            message = ChatCompletionMessage(
+                role="assistant", content=each.text if not calls and not each.say.refusal else None,
+                refusal=each.say.refusal or None, tool_calls=calls,
+            )  # fmt: skip
+            choices.append(
+                Choice(index=index, finish_reason=_reason(each), message=message, logprobs=_logprobs(each, wanted))
+            )
+        return ChatCompletion(
+            id=f"chatcmpl-{number}", choices=choices, created=number, model=wanted.model, object="chat.completion",
+            usage=usage_of(told),
+        )  # fmt: skip
+
+    def events(self, told: Sequence[Told], wanted: Wanted, body: Mapping[str, Any], number: int) -> list[Any]:
+        from openai.types.chat.chat_completion_chunk import Choice, ChoiceDelta, ChoiceDeltaToolCall
+
+        found: list[Any] = []
+
+        def add(index: int, delta: ChoiceDelta, finish: Any = None, logprobs: Any = None) -> None:
+            choice = Choice(index=index, delta=delta, finish_reason=finish, logprobs=logprobs)
+            found.append(_chunk(wanted, number, [choice]))
+
+        for index, each in enumerate(told):
+            add(index, ChoiceDelta(role="assistant", content=""))
+            if each.say.refusal:
+                add(index, ChoiceDelta(refusal=each.say.refusal))
+            for piece in [] if each.calls or each.say.refusal else each.pieces:
+                add(index, ChoiceDelta(content=piece), None, _logprobs(each, wanted, [piece]))
+            for i, call in enumerate(each.calls):
+                name, arguments = {"name": call.name, "arguments": ""}, _arguments(call)
+                begun: dict[str, Any] = {"index": i, "id": f"call_{number}_{i}", "type": "function", "function": name}
+                add(index, ChoiceDelta(tool_calls=[ChoiceDeltaToolCall(**begun)]))
+                for part in (arguments[: len(arguments) // 2], arguments[len(arguments) // 2 :]):
+                    more: dict[str, Any] = {"index": i, "function": {"arguments": part}}
+                    add(index, ChoiceDelta(tool_calls=[ChoiceDeltaToolCall(**more)]))
+            add(index, ChoiceDelta(), _reason(each))
+        if (body.get("stream_options") or {}).get("include_usage"):
+            found.append(_chunk(wanted, number, [], usage_of(told)))
+        return [*found, "[DONE]"]
+
+
+class Completions(OpenAiErrors):
+    """`/completions`."""
+
+    def read(self, body: Mapping[str, Any]) -> Wanted:
+        return Wanted(
+            body["model"], "\n".join(texts(body.get("prompt"))), bool(body.get("stream")), body.get("n") or 1,
+            body.get("max_tokens", 16), stops_of(body.get("stop")), logprobs=body.get("logprobs"),
+        )  # fmt: skip
+
+    def refusal(self, body: Mapping[str, Any], *, compatible: bool) -> Fail | None:
+        from openai.types.completion_create_params import (
+            CompletionCreateParamsNonStreaming,
+            CompletionCreateParamsStreaming,
+        )
+
+        if compatible:
+            return None
+        kind: Any = CompletionCreateParamsStreaming if body.get("stream") else CompletionCreateParamsNonStreaming
+        return refusals.of_openai(problem(kind, body)) or refusals.too_many_stops(body)
+
+    def whole(self, told: Sequence[Told], wanted: Wanted, number: int) -> Any:
+        return _completion(wanted, number, [_choice(i, each, wanted) for i, each in enumerate(told)], usage_of(told))
+
+    def events(self, told: Sequence[Told], wanted: Wanted, body: Mapping[str, Any], number: int) -> list[Any]:
+        found = []
+        for index, each in enumerate(told):
+            pieces = each.pieces or [""]
+            found += [
+                _completion(wanted, number, [_choice(index, each, wanted, piece, finished=False)], None)
+                for piece in pieces[:-1]
+            ]
+            found.append(_completion(wanted, number, [_choice(index, each, wanted, pieces[-1])], None))
+        if (body.get("stream_options") or {}).get("include_usage"):
+            found.append(_completion(wanted, number, [], usage_of(told)))
+        return [*found, "[DONE]"]
+
+
+def stops_of(stop: Any) -> tuple[str, ...]:
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
+
+
+def usage_of(told: Sequence[Told]) -> Any:
+    from openai.types import CompletionUsage
+    from openai.types.completion_usage import CompletionTokensDetails, PromptTokensDetails
+
+    prompt, completion = told[0].prompt_tokens, sum(each.completion_tokens for each in told)
+    say = told[0].say
+    return CompletionUsage(
+        prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=say.cached, cache_write_tokens=say.written),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=sum(t.reasoning_tokens for t in told)),
+    )  # fmt: skip
+
+
+def _forced(body: Mapping[str, Any]) -> tuple[str | None, bool, Constraint | None]:
+    """The tool that has to be called: its name, whether its input is a text, and what that must be."""
+    choice = body.get("tool_choice")
+    if not isinstance(choice, Mapping) or choice.get("type") not in ("function", "custom"):
+        return None, False, None
+    kind = choice["type"]
+    name = choice[kind]["name"]
+    tool = next(each[kind] for each in body.get("tools", ()) if each.get("type") == kind and each[kind]["name"] == name)
+    if kind == "function":
+        return name, False, JsonSchema(json.dumps(tool.get("parameters") or {}))
+    return name, True, grammar_of((tool.get("format") or {}).get("grammar"))
+
+
+def grammar_of(grammar: Mapping[str, Any] | None) -> Constraint | None:
+    """The constraint of a custom tool's input."""
+    if grammar is None:
+        return None
+    definition = grammar["definition"]
+    return Lark(definition) if grammar["syntax"] == "lark" else Regex(_RUST_CHARACTER.sub(_escaped, definition))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """A character of Rust's regexes, as ours write it."""
+    code = int(found[1], 16)
+    return f"\\u{code:04x}" if code < 2**16 else chr(code)
+
+
+def _reason(told: Told) -> Any:
+    return "tool_calls" if told.calls and told.finish == "stop" else _FINISH[told.finish]
+
+
+def _arguments(call: Call) -> str:
+    return call.input if isinstance(call.input, str) else json.dumps(call.input)
+
+
+def _call(call: Call, key: str) -> Any:
+    from openai.types.chat import ChatCompletionMessageCustomToolCall, ChatCompletionMessageFunctionToolCall
+    from openai.types.chat.chat_completion_message_custom_tool_call import Custom
+    from openai.types.chat.chat_completion_message_function_tool_call import Function
+
+    if isinstance(call.input, str):
+        custom = Custom(input=call.input, name=call.name)
+        return ChatCompletionMessageCustomToolCall(id=key, custom=custom, type="custom")
+    function = Function(arguments=_arguments(call), name=call.name)
+    return ChatCompletionMessageFunctionToolCall(id=key, function=function, type="function")
+
+
+def _chunk(wanted: Wanted, number: int, choices: list[Any], usage: Any = None) -> Any:
+    from openai.types.chat import ChatCompletionChunk
+
+    return ChatCompletionChunk(
+        id=f"chatcmpl-{number}", choices=choices, created=number, model=wanted.model, object="chat.completion.chunk",
+        usage=usage,
+    )  # fmt: skip
+
+
+def _logprobs(told: Told, wanted: Wanted, pieces: Sequence[str] | None = None) -> Any:
+    """Log-probabilities: each word is almost certain, and beside it there are made-up ones."""
+    if wanted.logprobs is None or told.calls:
+        return None
+    from openai.types.chat.chat_completion import ChoiceLogprobs
+    from openai.types.chat.chat_completion_token_logprob import ChatCompletionTokenLogprob, TopLogprob
+
+    content = []
+    for piece in told.pieces if pieces is None else pieces:
+        top = [
+            TopLogprob(token=piece if not i else f"{piece}{i}", logprob=-0.01 - 5 * i) for i in range(wanted.logprobs)
+        ]
+        content.append(ChatCompletionTokenLogprob(token=piece, logprob=-0.01, top_logprobs=top))
+    return ChoiceLogprobs(content=content, refusal=None)
+
+
+def _completion(wanted: Wanted, number: int, choices: list[Any], usage: Any) -> Any:
+    from openai.types import Completion
+
+    return Completion(
+        id=f"cmpl-{number}", choices=choices, created=number, model=wanted.model, object="text_completion", usage=usage
+    )
+
+
+def _choice(index: int, told: Told, wanted: Wanted, piece: str | None = None, *, finished: bool = True) -> Any:
+    from openai.types import CompletionChoice
+    from openai.types.completion_choice import Logprobs
+
+    text = told.text if piece is None else piece
+    tokens = told.pieces if piece is None else [piece]
+    logprobs = None
+    if wanted.logprobs is not None:
+        logprobs = Logprobs(
+            tokens=tokens, token_logprobs=[-0.01] * len(tokens), top_logprobs=[{token: -0.01} for token in tokens],
+            text_offset=[0] * len(tokens),
+        )  # fmt: skip
+    finish: Any = _FINISH[told.finish] if finished else None
+    return CompletionChoice.construct(index=index, text=text, finish_reason=finish, logprobs=logprobs)

@@ -1,0 +1,211 @@
+"""OpenAI's Responses API, in the types of its SDK."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sglang_lite.protocol import Constraint, JsonSchema
+from sglang_lite.testing import refusals
+from sglang_lite.testing.answers import Fail, Told, Wanted
+from sglang_lite.testing.api import problem, texts
+from sglang_lite.testing.openai_chat import OpenAiErrors, grammar_of
+
+_INCOMPLETE = {"length": "max_output_tokens", "filter": "content_filter"}
+
+
+class Responses(OpenAiErrors):
+    """`/responses`."""
+
+    def read(self, body: Mapping[str, Any]) -> Wanted:
+        tool, custom, constraint = _forced(body)
+        asked = (body.get("text") or {}).get("format") or {}
+        if tool is None and asked.get("type") == "json_schema":
+            constraint = JsonSchema(json.dumps(asked.get("schema", {})))
+        prompt = "\n".join(texts({"instructions": body.get("instructions"), "input": body.get("input")}))
+        return Wanted(
+            body["model"], prompt, bool(body.get("stream")), 1, body.get("max_output_tokens"), (), constraint, tool,
+            custom,
+        )  # fmt: skip
+
+    def refusal(self, body: Mapping[str, Any], *, compatible: bool) -> Fail | None:
+        from openai.types.responses.response_create_params import (
+            ResponseCreateParamsNonStreaming,
+            ResponseCreateParamsStreaming,
+        )
+
+        if compatible:
+            return None
+        kind: Any = ResponseCreateParamsStreaming if body.get("stream") else ResponseCreateParamsNonStreaming
+        return refusals.of_openai(problem(kind, body)) or refusals.of_responses(body)
+
+    def whole(self, told: Sequence[Told], wanted: Wanted, number: int) -> Any:
+        return _response(told[0], wanted, number, _items(told[0], number))
+
+    def events(self, told: Sequence[Told], wanted: Wanted, body: Mapping[str, Any], number: int) -> list[Any]:
+        from openai.types import responses as types
+
+        (each,) = told
+        numbers, items = itertools.count(), _items(each, number)
+        begun = _response(each, wanted, number, [], status="in_progress")
+        found: list[Any] = [
+            types.ResponseCreatedEvent(response=begun, sequence_number=next(numbers), type="response.created"),
+            types.ResponseInProgressEvent(response=begun, sequence_number=next(numbers), type="response.in_progress"),
+        ]
+        for at, item in enumerate(items):
+            found += _item_events(item, at, each, numbers)
+        ended = _response(each, wanted, number, items)
+        if each.finish in _INCOMPLETE:
+            found.append(
+                types.ResponseIncompleteEvent(response=ended, sequence_number=next(numbers), type="response.incomplete")
+            )
+        else:
+            found.append(
+                types.ResponseCompletedEvent(response=ended, sequence_number=next(numbers), type="response.completed")
+            )
+        return found
+
+    def error_event(self, fail: Fail, number: int) -> Any:
+        from openai.types.responses import ResponseErrorEvent
+
+        return ResponseErrorEvent(
+            code=fail.code or fail.kind or "server_error", message=fail.message, param=fail.parameter,
+            sequence_number=0, type="error",
+        )  # fmt: skip
+
+
+def _forced(body: Mapping[str, Any]) -> tuple[str | None, bool, Constraint | None]:
+    choice = body.get("tool_choice")
+    if not isinstance(choice, Mapping) or choice.get("type") not in ("function", "custom"):
+        return None, False, None
+    kind, name = choice["type"], choice["name"]
+    tool = next(each for each in body.get("tools", ()) if each.get("type") == kind and each.get("name") == name)
+    if kind == "function":
+        return name, False, JsonSchema(json.dumps(tool.get("parameters") or {}))
+    form = tool.get("format") or {}
+    return name, True, grammar_of(form if form.get("type") == "grammar" else None)
+
+
+def _items(told: Told, number: int) -> list[Any]:
+    """What a response has said, item by item."""
+    from openai.types import responses as types
+    from openai.types.responses.response_reasoning_item import Summary
+
+    items: list[Any] = []
+    if told.say.thinking:
+        summary = [Summary(text=told.say.thinking, type="summary_text")]
+        items.append(types.ResponseReasoningItem(id=f"rs_{number}", summary=summary, type="reasoning"))
+    for i, call in enumerate(told.calls):
+        if isinstance(call.input, str):
+            items.append(
+                types.ResponseCustomToolCall(
+                    id=f"ctc_{number}_{i}", call_id=f"call_{number}_{i}", input=call.input, name=call.name,
+                    type="custom_tool_call",
+                )
+            )  # fmt: skip
+        else:
+            items.append(
+                types.ResponseFunctionToolCall(
+                    id=f"fc_{number}_{i}", call_id=f"call_{number}_{i}", arguments=json.dumps(call.input),
+                    name=call.name, type="function_call", status="completed",
+                )
+            )  # fmt: skip
+    if not told.calls:
+        part: Any = (
+            types.ResponseOutputRefusal(refusal=told.say.refusal, type="refusal")
+            if told.say.refusal
+            else types.ResponseOutputText(annotations=[], text=told.text, type="output_text", logprobs=[])
+        )
+        items.append(
+            types.ResponseOutputMessage(
+                id=f"msg_{number}", content=[part], role="assistant", type="message",
+                status="completed" if told.finish == "stop" else "incomplete",
+            )
+        )  # fmt: skip
+    return items
+
+
+def _response(told: Told, wanted: Wanted, number: int, items: list[Any], status: Any = None) -> Any:
+    from openai.types.responses import Response
+    from openai.types.responses.response import IncompleteDetails
+    from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails, ResponseUsage
+
+    why: Any = _INCOMPLETE.get(told.finish)
+    usage = ResponseUsage(
+        input_tokens=told.prompt_tokens, output_tokens=told.completion_tokens,
+        total_tokens=told.prompt_tokens + told.completion_tokens,
+        input_tokens_details=InputTokensDetails(cached_tokens=told.say.cached, cache_write_tokens=told.say.written),
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=told.reasoning_tokens),
+    )  # fmt: skip
+    return Response(
+        id=f"resp_{number}", created_at=number, model=wanted.model, object="response", output=items,
+        parallel_tool_calls=False, tool_choice="auto", tools=[], error=None,
+        incomplete_details=IncompleteDetails(reason=why) if why and status is None else None,
+        status=status or ("incomplete" if why else "completed"), usage=usage if status is None else None,
+    )  # fmt: skip
+
+
+def _item_events(item: Any, at: int, told: Told, numbers: Any) -> list[Any]:
+    """An item as a stream has it."""
+    from openai.types import responses as types
+
+    def step(kind: Any, name: str, /, **said: Any) -> Any:
+        return kind(output_index=at, sequence_number=next(numbers), type=name, **said)
+
+    key = item.id
+    added = step(types.ResponseOutputItemAddedEvent, "response.output_item.added", item=_begun(item))
+    found: list[Any] = []
+    if item.type == "message":
+        found = _message_events(item, told, step)
+    elif item.type == "custom_tool_call":
+        name = "response.custom_tool_call_input"
+        found = [
+            step(types.ResponseCustomToolCallInputDeltaEvent, f"{name}.delta", item_id=key, delta=item.input),
+            step(types.ResponseCustomToolCallInputDoneEvent, f"{name}.done", item_id=key, input=item.input),
+        ]
+    elif item.type == "function_call":
+        name, half = "response.function_call_arguments", len(item.arguments) // 2
+        found = [
+            step(types.ResponseFunctionCallArgumentsDeltaEvent, f"{name}.delta", item_id=key, delta=part)
+            for part in (item.arguments[:half], item.arguments[half:])
+        ]
+        found.append(
+            step(
+                types.ResponseFunctionCallArgumentsDoneEvent, f"{name}.done", item_id=key, arguments=item.arguments,
+                name=item.name,
+            )
+        )  # fmt: skip
+    return [added, *found, step(types.ResponseOutputItemDoneEvent, "response.output_item.done", item=item)]
+
+
+def _begun(item: Any) -> Any:
+    """An item of which nothing is said yet."""
+    empty = {"message": {"content": []}, "custom_tool_call": {"input": ""}, "function_call": {"arguments": ""}}
+    return item.model_copy(update=empty.get(item.type, {}))
+
+
+def _message_events(item: Any, told: Told, step: Any) -> list[Any]:
+    from openai.types import responses as types
+
+    (part,) = item.content
+    place = {"item_id": item.id, "content_index": 0}
+    if part.type == "refusal":
+        begun = part.model_copy(update={"refusal": ""})
+        said = [
+            step(types.ResponseRefusalDeltaEvent, "response.refusal.delta", delta=part.refusal, **place),
+            step(types.ResponseRefusalDoneEvent, "response.refusal.done", refusal=part.refusal, **place),
+        ]
+    else:
+        begun, name = part.model_copy(update={"text": ""}), "response.output_text"
+        said = [
+            step(types.ResponseTextDeltaEvent, f"{name}.delta", delta=piece, logprobs=[], **place)
+            for piece in told.pieces
+        ]
+        said.append(step(types.ResponseTextDoneEvent, f"{name}.done", text=part.text, logprobs=[], **place))
+    return [
+        step(types.ResponseContentPartAddedEvent, "response.content_part.added", part=begun, **place),
+        *said,
+        step(types.ResponseContentPartDoneEvent, "response.content_part.done", part=part, **place),
+    ]

@@ -1,0 +1,164 @@
+"""Requests that a provider answers with 400, by the model's generation, in the provider's words.
+
+Read on 2026-11-22: which Claude models take sampling parameters and begun turns, and which OpenAI models can do without
+reasoning, in LiteLLM 1.109.1 (`supports_sampling_params`, `supports_assistant_prefill`,
+`supports_none_reasoning_effort` of its model_prices_and_context_window_backup.json); the words in reports of users
+(johny-b/llmcomp#69, danielmiessler/Fabric#2109, langchain-ai/deepagents#1585, dottxt-ai/outlines#1666). Models that no
+pattern knows are refused nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sglang_lite.testing.answers import Fail
+
+SAMPLERS = ("temperature", "top_p", "top_k")  # of Claude models that the SDK's types know no more
+
+_REASONS = re.compile(r"o\d|gpt-([5-9]|\d\d)(?!.*chat)")
+_MAY_NOT_REASON = re.compile(r"gpt-5\.[1-4](?!.*(codex|pro|chat))")  # that do not unless they are told to
+_NEWER_LIMIT = re.compile(r"o\d|gpt-([5-9]|\d\d)")  # `max_completion_tokens` alone
+_NO_SCHEMA = re.compile(r"gpt-(4|4-.*|4o-2024-05-13|3\.5.*)$")
+_SAMPLING = {"temperature": 1, "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0}  # with their defaults
+_NEVER_WHILE_REASONING = ("logprobs", "top_logprobs", "logit_bias", "stop")
+_MAX_STOPS = 4
+
+_NO_SAMPLERS = re.compile(r"claude-(opus-4-[78]|\w+-5|mythos)")
+_NO_PREFILL = re.compile(r"claude-(\w+-4-[678]|\w+-5|mythos)")
+_ONE_SAMPLER = re.compile(r"claude-(opus-4-1|\w+-4-[56])")
+_NO_OUTPUT_FORMAT = re.compile(r"claude-(instant|2|3)|claude-(opus|sonnet)-4-(0|2025)")
+
+
+def of_openai(problem: tuple[str, str] | None) -> Fail | None:
+    """The error for a body that is none of the SDK's type."""
+    if problem is None:
+        return None
+    place, why = problem
+    if why.startswith("Extra inputs"):
+        return _openai(f"Unrecognized request argument supplied: {place}", place, "unknown_parameter")
+    if why.startswith("Field required"):
+        return _openai(f"Missing required parameter: '{place}'.", place, "missing_required_parameter")
+    return _openai(f"Invalid value for '{place}': {why}.", place, "invalid_value")
+
+
+def of_chat(body: Mapping[str, Any]) -> Fail | None:
+    model = base_name(body["model"])
+    if "max_tokens" in body and _NEWER_LIMIT.match(model):
+        told = "'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+        return _openai(f"Unsupported parameter: {told}", "max_tokens", "unsupported_parameter")
+    asked = body.get("response_format") or {}
+    if asked.get("type") == "json_schema":
+        if _NO_SCHEMA.match(model):
+            told = "Invalid parameter: 'response_format' of type 'json_schema' is not supported with this model."
+            return _openai(told, "response_format", None)
+        form = asked["json_schema"]
+        if form.get("strict"):
+            fault = next(not_strict(form.get("schema")), None)
+            if fault is not None:
+                told = f"Invalid schema for response_format '{form['name']}': {fault}"
+                return _openai(told, "response_format", None)
+    return _while_reasoning(model, body, body.get("reasoning_effort")) or too_many_stops(body)
+
+
+def of_responses(body: Mapping[str, Any]) -> Fail | None:
+    form = (body.get("text") or {}).get("format") or {}
+    if form.get("type") == "json_schema" and form.get("strict"):
+        fault = next(not_strict(form.get("schema")), None)
+        if fault is not None:
+            told = f"Invalid schema for response_format '{form['name']}': {fault}"
+            return _openai(told, "text.format.schema", "invalid_json_schema")
+    return _while_reasoning(base_name(body["model"]), body, (body.get("reasoning") or {}).get("effort"))
+
+
+def too_many_stops(body: Mapping[str, Any]) -> Fail | None:
+    stops = body.get("stop")
+    if not isinstance(stops, list) or len(stops) <= _MAX_STOPS:
+        return None
+    told = f"Expected an array with maximum length {_MAX_STOPS}, but got an array with length {len(stops)} instead."
+    return _openai(f"Invalid 'stop': array too long. {told}", "stop", "array_above_max_length")
+
+
+def of_anthropic(problem: tuple[str, str] | None) -> Fail | None:
+    """The error for a body that is none of the SDK's type."""
+    if problem is None:
+        return None
+    place, why = problem
+    return Fail(400, f"{place}: {'Extra inputs are not permitted' if why.startswith('Extra inputs') else why}")
+
+
+def of_messages(body: Mapping[str, Any]) -> Fail | None:
+    model = base_name(body["model"]).rpartition("anthropic.")[2]
+    given = [name for name in SAMPLERS if name in body]
+    if given and _NO_SAMPLERS.match(model):
+        return Fail(400, f"`{given[0]}` is deprecated for this model.")
+    if {"temperature", "top_p"} <= set(given) and _ONE_SAMPLER.match(model):
+        return Fail(
+            400, "`temperature` and `top_p` cannot both be specified for this model. Please use only one."
+        )  # fmt: skip
+    if "format" in (body.get("output_config") or {}) and _NO_OUTPUT_FORMAT.match(model):
+        return Fail(400, "output_config.format: This model does not support structured outputs.")
+    turns = body["messages"]
+    if not turns:
+        return Fail(400, "messages: at least one message is required")
+    last = turns[-1]
+    if last["role"] == "assistant":
+        if _NO_PREFILL.match(model):
+            told = "This model does not support assistant message prefill."
+            return Fail(400, f"{told} The conversation must end with a user message.")
+        if isinstance(last["content"], str) and last["content"] != last["content"].rstrip():
+            return Fail(400, "messages: final assistant content cannot end with trailing whitespace")
+    return None
+
+
+def base_name(model: str) -> str:
+    """A model's name without what hosts and fine-tuning put before it."""
+    return model.rpartition("/")[2].removeprefix("ft:")
+
+
+def not_strict(schema: Any, context: tuple[str, ...] = ()) -> Iterator[str]:
+    """What strict structured outputs of OpenAI's don't take in a schema: objects that are open, or whose properties are
+    not all required."""
+    if not isinstance(schema, Mapping):
+        return
+    if not context and schema.get("type") != "object":
+        yield f"schema must be a JSON Schema of 'type: \"object\"', got 'type: \"{schema.get('type')}\"'."
+        return
+    if schema.get("type") == "object" or "properties" in schema:
+        if schema.get("additionalProperties") is not False:
+            yield f"In context={context!r}, 'additionalProperties' is required to be supplied and to be false."
+        missing = [name for name in schema.get("properties", {}) if name not in schema.get("required", ())]
+        if missing:
+            yield (
+                f"In context={context!r}, 'required' is required to be supplied and to be an array including every key "
+                f"in properties. Missing '{missing[0]}'."
+            )
+    for name in ("properties", "$defs"):
+        for key, each in schema.get(name, {}).items():
+            yield from not_strict(each, (*context, name, key))
+    if "items" in schema:
+        yield from not_strict(schema["items"], (*context, "items"))
+    for i, each in enumerate(schema.get("anyOf", ())):
+        yield from not_strict(each, (*context, "anyOf", str(i)))
+    for name in ("allOf", "not", "if", "patternProperties", "dependentSchemas"):
+        if name in schema:
+            yield f"In context={context!r}, '{name}' is not permitted."
+
+
+def _while_reasoning(model: str, body: Mapping[str, Any], effort: str | None) -> Fail | None:
+    if not _REASONS.match(model) or (_MAY_NOT_REASON.match(model) and effort in (None, "none")):
+        return None
+    for name, default in _SAMPLING.items():
+        if body.get(name, default) != default:
+            told = f"'{name}' does not support {body[name]:g} with this model. Only the default ({default}) value is"
+            return _openai(f"Unsupported value: {told} supported.", name, "unsupported_value")
+    for name in _NEVER_WHILE_REASONING:
+        if body.get(name):
+            told = f"Unsupported parameter: '{name}' is not supported with this model."
+            return _openai(told, name, "unsupported_parameter")
+    return None
+
+
+def _openai(message: str, parameter: str, code: str | None) -> Fail:
+    return Fail(400, message, code=code, parameter=parameter)

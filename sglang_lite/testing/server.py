@@ -1,0 +1,238 @@
+"""A local server that speaks the providers' APIs."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any, Final
+
+from sglang_lite.lang.backend.scripted import Rules
+from sglang_lite.protocol import SglError
+from sglang_lite.testing.answers import Answer, Buffered, Cut, Fail, Html, Slow, Told, as_say, told
+from sglang_lite.testing.anthropic import Messages, counted
+from sglang_lite.testing.api import Api
+from sglang_lite.testing.http import Drop, Events, Hold, HttpAnswer, LocalServer, Reply, Request
+from sglang_lite.testing.openai_chat import Chat, Completions, OpenAiErrors
+from sglang_lite.testing.openai_responses import Responses
+
+_APIS: Final[dict[str, Api]] = {  # by the ends of paths, the first that fits
+    "/chat/completions": Chat(),
+    "/completions": Completions(),
+    "/responses": Responses(),
+    "/messages": Messages(),
+}
+_GARBAGE: Final = '{"id": "cut'
+_RAW: Final = (Reply, Events, Hold, Drop)
+
+
+class ServerForTests(LocalServer):
+    """A local server that speaks OpenAI's and Anthropic's APIs. Made by `sgl.server_for_tests`.
+
+    Attributes:
+        answers: as `server_for_tests` takes them; they may be set anew between requests.
+        requests: every request, in order: `path`, `headers`, `body`.
+        last: the body of the last one.
+        url: of the server.
+        openai, anthropic: arguments of the SDKs' clients, and so of `sgl.OpenAI` and `sgl.Anthropic`: base_url and
+            api_key.
+        hung_up: set when a client has gone from an answer that holds.
+    """
+
+    def __init__(
+        self, answers: Any, models: Sequence[str] | None, api_key: str | None, seed: int, *, compatible: bool
+    ) -> None:
+        super().__init__()
+        self._models, self._api_key, self._compatible = models, api_key, compatible
+        self._random, self._numbers = Random(seed), itertools.count(1)
+        self.answers = answers
+
+    @property
+    def answers(self) -> Any:
+        return self._answers
+
+    @answers.setter
+    def answers(self, answers: Any) -> None:
+        self._answers, self._rules = answers, Rules(answers)
+
+    @property
+    def openai(self) -> dict[str, Any]:
+        return {"base_url": f"{self.url}/v1", "api_key": self._api_key or "key-for-tests"}
+
+    @property
+    def anthropic(self) -> dict[str, Any]:
+        return {"base_url": self.url, "api_key": self._api_key or "key-for-tests"}
+
+    def __enter__(self) -> ServerForTests:
+        super().__enter__()
+        return self
+
+    def answer(self, request: Request) -> HttpAnswer:
+        """The answer to a request."""
+        path, number = request.path.partition("?")[0].rstrip("/"), next(self._numbers)
+        api = next((api for end, api in _APIS.items() if path.endswith(end)), None)
+        if request.method == "GET" and "/models" in path:
+            return self._model_answer(request, path, number)
+        if path.endswith("/messages/count_tokens"):
+            return self._counted(request, number)
+        if api is None or not isinstance(request.body, Mapping):
+            what = f"Unknown request URL: {request.method} {path}." if api is None else "The body is no JSON object."
+            return _failed(api or _api_of(request), Fail(404 if api is None else 400, what), number)
+        given = self._rules.answer(_prompt(api, request.body), request)
+        if isinstance(given, _RAW):
+            return given
+        fault = self._refused(request, api)
+        if fault is not None:
+            return _failed(api, fault, number)
+        try:
+            return self._made(given, api, request, number)
+        except (SglError, TypeError, StopIteration) as error:
+            words = f"server_for_tests can't answer this: {error}"
+            return _failed(api, Fail(500, words, headers={"x-should-retry": "false"}), number)
+
+    def _refused(self, request: Request, api: Api) -> Fail | None:
+        """The error for a key, a model or a body that the provider would not take."""
+        if (wrong := self._wrong_key(request)) is not None:
+            return wrong
+        model = request.body.get("model")
+        if self._models is not None and model not in self._models:
+            return Fail(404, f"The model `{model}` does not exist.", code="model_not_found")
+        return api.refusal(request.body, compatible=self._compatible)
+
+    def _wrong_key(self, request: Request) -> Fail | None:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        keys = (
+            headers.get("authorization", "").removeprefix("Bearer "),
+            headers.get("x-api-key"),
+            headers.get("api-key"),
+        )
+        if self._api_key is None or self._api_key in keys:
+            return None
+        return Fail(401, "Incorrect API key provided.", code="invalid_api_key")
+
+    def _made(self, given: Answer, api: Api, request: Request, number: int) -> HttpAnswer:
+        """A scripted answer as it goes out."""
+        match given:
+            case Html(status, text):
+                return Reply(text, status, {"Content-Type": "text/html"})
+            case Fail(after=None):
+                return _failed(api, given, number)
+            case Fail(after=after, answer=answer):
+                sent = self._made(answer, api, request, number)
+                if not isinstance(sent, Events):
+                    return _failed(api, given, number)
+                return Events([*itertools.islice(sent.events, after), api.error_event(given, number)], "done")
+            case Cut(after, how, answer):
+                return _cut(self._made(answer, api, request, number), after, how)
+            case Slow(seconds, answer):
+                return _changed(self._made(answer, api, request, number), pause=seconds)
+            case Buffered(answer):
+                sent = self._made(answer, api, request, number)
+                return _changed(sent, at_once=True) if isinstance(sent, Events) else sent
+        return self._said(given, api, request, number)
+
+    def _said(self, given: Answer, api: Api, request: Request, number: int) -> HttpAnswer:
+        wanted = api.read(request.body)
+        answers = [given]
+        while len(answers) < wanted.n:  # each sample takes the next of a list
+            answers.append(self._rules.answer(wanted.prompt, request))
+        said: list[Told] = [told(as_say(answer), wanted, self._random) for answer in answers]
+        headers = {"x-request-id": f"req_{number}", "request-id": f"req_{number}", **said[0].say.headers}
+        if wanted.stream:
+            return Events(api.events(said, wanted, request.body, number), headers=headers)
+        return Reply(api.whole(said, wanted, number), headers=headers)
+
+    def _counted(self, request: Request, number: int) -> HttpAnswer:
+        wrong = self._wrong_key(request)
+        return Reply(counted(request.body)) if wrong is None else _failed(Messages(), wrong, number)
+
+    def _model_answer(self, request: Request, path: str, number: int) -> HttpAnswer:
+        api = _api_of(request)
+        wrong = self._wrong_key(request)
+        if wrong is not None:
+            return _failed(api, wrong, number)
+        names = list(self._models or ())
+        name = path.rpartition("/models")[2].removeprefix("/")
+        if name and self._models is not None and name not in names:
+            return _failed(api, Fail(404, f"The model `{name}` does not exist.", code="model_not_found"), number)
+        make = _openai_model if isinstance(api, OpenAiErrors) else _anthropic_model
+        if name:
+            return Reply(make(name))
+        data = [make(each).to_dict(mode="json") for each in names]
+        pages = {"has_more": False, "first_id": names[0] if names else None, "last_id": names[-1] if names else None}
+        return Reply({"object": "list", "data": data} if isinstance(api, OpenAiErrors) else {"data": data, **pages})
+
+
+def _changed(sent: HttpAnswer, **how: Any) -> HttpAnswer:
+    assert isinstance(sent, Events | Reply)
+    return replace(sent, **how)
+
+
+def _prompt(api: Api, body: Mapping[str, Any]) -> str:
+    """The text that rules are looked for in; "" of a body that is none of the API's."""
+    try:
+        return api.read(body).prompt
+    except (KeyError, TypeError, AttributeError, StopIteration, SglError):
+        return ""
+
+
+def _cut(sent: HttpAnswer, after: int, how: str) -> HttpAnswer:
+    if isinstance(sent, Events):
+        begun = list(itertools.islice(sent.events, after))
+        return Events([*begun, _GARBAGE]) if how == "garbage" else Events(begun, how)
+    assert isinstance(sent, Reply)
+    if how == "hold":
+        return Hold()
+    return replace(sent, body=_GARBAGE) if how == "garbage" else replace(sent, cut=True)
+
+
+def _failed(api: Api, fail: Fail, number: int) -> Reply:
+    names = {"x-request-id": f"req_{number}", "request-id": f"req_{number}"}
+    return Reply(api.error(fail, number), fail.status, {**names, **fail.headers})
+
+
+def _api_of(request: Request) -> Api:
+    """The provider that a request is meant for, where its path does not tell."""
+    anthropic = any(name.lower() == "anthropic-version" for name in request.headers)
+    return _APIS["/messages" if anthropic else "/chat/completions"]
+
+
+def _openai_model(name: str) -> Any:
+    from openai.types import Model
+
+    return Model(id=name, created=0, object="model", owned_by="tests")
+
+
+def _anthropic_model(name: str) -> Any:
+    from anthropic.types import ModelInfo
+
+    made = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    return ModelInfo(id=name, created_at=made, display_name=name, type="model", lifecycle="active")
+
+
+def server_for_tests(
+    answers: Answer | Sequence[Answer] | Mapping[Any, Any] | Callable[[Request], Answer] = None,
+    *,
+    models: Sequence[str] | None = None,
+    api_key: str | None = None,
+    compatible: bool = False,
+    seed: int = 0,
+) -> ServerForTests:
+    """A local server that answers as OpenAI (chat, responses, completions, models) and Anthropic (messages,
+    count_tokens, models) do, for tests of programs and of how they take errors (docs/testing.md). Use it with `with`.
+
+    Args:
+        answers: what to say: a text, `Say`, `Fail` and the others of `sglang_lite.testing`; a list, which is gone
+            through (its last item stays); a mapping from texts or compiled patterns to answers: of those found in the
+            prompt, the one found last answers; or a function of the request. None: "ok", or where the request has a
+            schema or grammar, a random text that it allows.
+        models: that there are; others are answered with 404. None: all.
+        api_key: that requests must have; others are answered with 401. None: any.
+        compatible: it stands for a compatible server: fields that the SDKs' types don't have are taken, and no model
+            refuses anything. Otherwise a request is held against the SDK's types and against what the model's
+            generation takes, and refused with 400 in the provider's words.
+        seed: of random texts.
+    """
+    return ServerForTests(answers, models, api_key, seed, compatible=compatible)
