@@ -96,9 +96,9 @@ def _serve(options: argparse.Namespace) -> int:
 
     settings, engine, several = flags.read(options)
     if several.replicas or several.workers:
-        from sglang_lite.server import replicas
+        from sglang_lite.server.replicas import supervisor
 
-        return replicas.serve(settings, engine, several, partial(print, flush=True))
+        return supervisor.serve(settings, engine, several, partial(print, flush=True))
     from sglang_lite.server.app import serve
 
     return serve(settings, engine)

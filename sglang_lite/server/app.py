@@ -17,24 +17,15 @@ from starlette.routing import Route as StarletteRoute
 
 from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import BackendError, SglError
-from sglang_lite.server import (
-    chat,
-    completions,
-    decisions,
-    messages,
-    metrics,
-    models,
-    native,
-    openapi,
-    program,
-    program_rows,
-    responses,
-)
+from sglang_lite.server import metrics, models, native, openapi
+from sglang_lite.server.anthropic import messages
 from sglang_lite.server.errors import MethodError, NotFoundError, Protocol
+from sglang_lite.server.http.sockets import bound
+from sglang_lite.server.openai import chat, completions, decisions, responses
+from sglang_lite.server.programs import program, rows
 from sglang_lite.server.routes import Call, Endpoint, Gate, Route, answer, refusal
 from sglang_lite.server.service import Service
 from sglang_lite.server.settings import ServerSettings
-from sglang_lite.server.sockets import bound
 
 logger = logging.getLogger("sglang_lite.server")
 _IDLE_S = 75  # that a connection may be unused; a gateway drops its own sooner, and never finds one closed under it
@@ -53,7 +44,7 @@ ROUTES: tuple[Route, ...] = (
     *responses.ROUTES,
     *decisions.ROUTES,
     *program.ROUTES,
-    *program_rows.ROUTES,
+    *rows.ROUTES,
     *models.ROUTES,
     *metrics.ROUTES,
     Route("/openapi.json", _document, "This document", ("GET",), access="open"),

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from sglang_lite.protocol import ParameterError
-from sglang_lite.server.body import convert
+from sglang_lite.server.http.body import convert
 
 R = TypeVar("R", bound=msgspec.Struct)
 

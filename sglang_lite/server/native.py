@@ -26,12 +26,12 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import begun
-from sglang_lite.server.body import convert
 from sglang_lite.server.errors import content_of
 from sglang_lite.server.fields import NATIVE_NEUTRAL, NATIVE_REFUSED, PROFILE_REFUSED, Fields
+from sglang_lite.server.http.body import convert
+from sglang_lite.server.http.sse import DONE, EventStream, event
 from sglang_lite.server.routes import Call, Route, answer
 from sglang_lite.server.service import Service
-from sglang_lite.server.sse import DONE, EventStream, event
 from sglang_lite.text.reasoning import ReasoningParser
 from sglang_lite.text.tool_calls import parse_answer
 from sglang_lite.version import __version__

@@ -18,7 +18,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sglang_lite.protocol import BackendError, SglError
-from sglang_lite.server.body import parse_object, read_bytes
 from sglang_lite.server.errors import (
     AuthenticationError,
     OriginError,
@@ -29,8 +28,9 @@ from sglang_lite.server.errors import (
     status_of,
 )
 from sglang_lite.server.fields import Fields
+from sglang_lite.server.http.body import parse_object, read_bytes
+from sglang_lite.server.http.sse import until_disconnected
 from sglang_lite.server.service import Service
-from sglang_lite.server.sse import until_disconnected
 from sglang_lite.wire.limits import Limits
 
 logger = logging.getLogger("sglang_lite.server")

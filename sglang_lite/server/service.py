@@ -17,7 +17,7 @@ from sglang_lite.protocol import EngineClosedError, Prompt, RequestTimeoutError,
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.models.resolve import cache_folder, resolve
 from sglang_lite.server.async_engine import AsyncEngine
-from sglang_lite.server.conversation import ChatFormat, Conversation, Prepared
+from sglang_lite.server.conversation.chat_format import ChatFormat, Conversation, Prepared
 from sglang_lite.server.errors import NotFoundError
 from sglang_lite.server.responses_store import ResponseStore
 from sglang_lite.server.settings import ServerSettings

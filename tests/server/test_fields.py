@@ -9,8 +9,9 @@ from openai import types as openai
 from openai.types import chat as openai_chat
 from openai.types import responses as openai_responses
 
-from sglang_lite.server import chat_request, completions, decisions, messages, messages_request, responses_items
-from sglang_lite.server import responses_request as responses
+from sglang_lite.server.anthropic import messages, messages_request
+from sglang_lite.server.openai import chat_request, completions, decisions, responses_items
+from sglang_lite.server.openai import responses_request as responses
 
 HEADERS = {"betas"}  # of the clients' types: sent as a header
 

@@ -8,7 +8,7 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.lang.backend.local import LocalBackend
-from sglang_lite.server.gateway import PACKAGES, Gateway
+from sglang_lite.server.replicas.gateway import PACKAGES, Gateway
 from sglang_lite.server.settings import ReplicaSettings, ServerSettings
 from tests.engine.conftest import SETTINGS
 from tests.server.conftest import serving

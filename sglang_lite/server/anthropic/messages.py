@@ -1,0 +1,218 @@
+"""Anthropic's messages."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import uuid
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+from starlette.responses import Response
+
+from sglang_lite.protocol import Delta, Generation, SglError, Usage
+from sglang_lite.runtime.core.submission import GenerateRequest
+from sglang_lite.server.anthropic.messages_request import Asked, conversation_of
+from sglang_lite.server.async_engine import begun
+from sglang_lite.server.conversation.chat_format import Prepared
+from sglang_lite.server.conversation.samples import CallPart, Parts, Sample
+from sglang_lite.server.errors import content_of
+from sglang_lite.server.fields import MESSAGES_NEUTRAL, MESSAGES_REFUSED, Fields
+from sglang_lite.server.http.sse import EventStream, event
+from sglang_lite.server.parameters import sampling
+from sglang_lite.server.routes import Call, Route, answer
+from sglang_lite.server.service import Service
+
+
+class MessagesRequest(Asked, kw_only=True):
+    """A message that is to be written."""
+
+    max_tokens: int
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+
+
+MESSAGES = Fields(MessagesRequest, MESSAGES_NEUTRAL, MESSAGES_REFUSED)
+COUNTED = Fields(Asked, MESSAGES_NEUTRAL, MESSAGES_REFUSED)
+_NAMES = {"stop_sequences": "stop", **{name: name for name in ("max_tokens", "temperature", "top_p", "top_k")}}
+
+
+async def create(service: Service, call: Call) -> Response:
+    """Writes a message."""
+    body = call.read(MESSAGES)
+    service.check_model(body.model)
+    prepared, ids = await _prepared(service, call, body)
+    request = GenerateRequest(ids, sampling.read(body, _NAMES), prepared.constraint, stream=bool(body.stream))
+    message = _Message(service, body, Sample(prepared, prefix="toolu_"), len(ids))
+    if body.stream:
+        return EventStream(_stream(message, await begun(service.running.generate(request))))
+    (generation,) = await service.running.results(request)
+    for _ in message.told(generation):
+        pass
+    return answer(message.whole)
+
+
+async def count_tokens(service: Service, call: Call) -> Response:
+    """Counts the tokens of a message's prompt."""
+    body = call.read(COUNTED)
+    service.check_model(body.model)
+    _, ids = await _prepared(service, call, body)
+    return answer({"input_tokens": len(ids)})
+
+
+async def _prepared(service: Service, call: Call, body: Asked) -> tuple[Prepared, Sequence[int]]:
+    """The conversation and the ids of its prompt, for which an answer has to be told how many they are."""
+    prepared = await service.prepare(conversation_of(body, call.unused), len(call.data))
+    return prepared, await service.prompt_ids(prepared.prompt)
+
+
+# ---------------------------------------------------------------------------------------------------- the answers
+
+
+async def _stream(
+    message: _Message, events: AsyncGenerator[list[Delta | Generation], None]
+) -> AsyncGenerator[bytes, None]:
+    try:
+        yield _event({"type": "message_start", "message": message.head})
+        async with contextlib.aclosing(events):
+            async for taken in events:
+                if parts := b"".join(_event(each) for new in taken for each in message.told(new)):
+                    yield parts
+        yield _event({"type": "message_stop"})
+    except SglError as error:
+        yield _event(content_of(error, "anthropic"))
+
+
+def _event(content: dict[str, Any]) -> bytes:
+    return event(content, content["type"])
+
+
+@dataclass(slots=True)
+class _Message:
+    """A message as it comes.
+
+    Args:
+        prompt_tokens: of its prompt.
+
+    Attributes:
+        head: the message before anything has come; `whole` when all has.
+        blocks: its content.
+    """
+
+    service: Service
+    body: MessagesRequest
+    sample: Sample
+    prompt_tokens: int
+    blocks: list[dict[str, Any]] = field(default_factory=list, init=False)
+    head: dict[str, Any] = field(init=False)
+    whole: dict[str, Any] = field(init=False)
+    _open: bool = field(default=False, init=False)  # the last block may have more
+    _arguments: str = field(default="", init=False)  # of a call that is the last block
+
+    def __post_init__(self) -> None:
+        self.head = {
+            "id": f"msg_{uuid.uuid4().hex[:24]}",
+            "type": "message",
+            "role": "assistant",
+            "model": self.service.model_name,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {"input_tokens": self.prompt_tokens, **_NOT_CREATED, "output_tokens": 0},
+        }
+
+    def told(self, each: Delta | Generation) -> Iterator[dict[str, Any]]:
+        """The events of what has come."""
+        yield from self._parts(self.sample.told(each))
+        if isinstance(each, Generation):
+            yield from self._closed()
+            end, usage = _end(self.sample, each, self.body.max_tokens), self._usage(each.usage)
+            self.whole = {**self.head, "content": self.blocks, **end, "usage": usage}
+            yield {"type": "message_delta", "delta": end, "usage": usage}
+
+    def _parts(self, parts: Parts) -> Iterator[dict[str, Any]]:
+        for kind, part in parts.in_order:
+            if isinstance(part, CallPart):
+                yield from self._call(part)
+            elif kind == "content":
+                yield from self._text("text", part)
+            else:
+                yield from self._text("thinking", part)
+
+    def _text(self, kind: Literal["text", "thinking"], text: str) -> Iterator[dict[str, Any]]:
+        if not self._open or self.blocks[-1]["type"] != kind:
+            yield from self._begun({"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {})})
+        if kind == "text" or self.body.shows_thinking:
+            self.blocks[-1][kind] += text
+            yield self._delta({"type": f"{kind}_delta", kind: text})
+
+    def _call(self, part: CallPart) -> Iterator[dict[str, Any]]:
+        if part.begins:
+            yield from self._begun({"type": "tool_use", "id": part.call.id, "name": part.call.name, "input": {}})
+        if part.arguments:
+            self._arguments += part.arguments
+            yield self._delta({"type": "input_json_delta", "partial_json": part.arguments})
+
+    def _begun(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield from self._closed()
+        self.blocks.append(block)
+        self._open, self._arguments = True, ""
+        yield {"type": "content_block_start", "index": len(self.blocks) - 1, "content_block": dict(block)}
+
+    def _closed(self) -> Iterator[dict[str, Any]]:
+        if not self._open:
+            return
+        self._open, block = False, self.blocks[-1]
+        if block["type"] == "thinking":  # nobody checks it; but clients drop thinking that has none
+            block["signature"] = hashlib.sha256(block["thinking"].encode()).hexdigest()
+            yield self._delta({"type": "signature_delta", "signature": block["signature"]})
+        if block["type"] == "tool_use":
+            with contextlib.suppress(msgspec.DecodeError):  # it was cut
+                block["input"] = msgspec.json.decode(self._arguments)
+        yield {"type": "content_block_stop", "index": len(self.blocks) - 1}
+
+    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": delta}
+
+    def _usage(self, usage: Usage) -> dict[str, Any]:
+        return {
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+            **_NOT_CREATED,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"thinking_tokens": self.service.tokens(self.sample.reasoning)},
+        }
+
+
+# What is cached costs nothing to write.
+_NOT_CREATED = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+
+
+def _end(sample: Sample, generation: Generation, limit: int) -> dict[str, Any]:
+    """Why a message has ended."""
+    reason, matched = sample.finish(generation), None
+    found = "end_turn"
+    if reason == "tool_calls":
+        found = "tool_use"
+    elif reason == "length":
+        full = generation.usage.completion_tokens < limit
+        found = "model_context_window_exceeded" if full else "max_tokens"
+    elif isinstance(generation.matched, str):
+        found, matched = "stop_sequence", generation.matched
+    return {"stop_reason": found, "stop_sequence": matched}
+
+
+ROUTES = (
+    Route(
+        "/v1/messages", create, "Write a message", protocol="anthropic", fields=MESSAGES, streams=True, works=True
+    ),
+    Route(
+        "/v1/messages/count_tokens", count_tokens, "Count the tokens of a message's prompt", protocol="anthropic",
+        fields=COUNTED, works=True,
+    ),
+)  # fmt: skip

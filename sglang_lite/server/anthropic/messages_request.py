@@ -1,0 +1,342 @@
+"""Requests of Anthropic's protocol: messages, tools and formats become a conversation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from sglang_lite.constraints.schema import json_schema
+from sglang_lite.protocol import CapabilityError, Constraint, ParameterError
+from sglang_lite.server.conversation.chat_format import Conversation, Tool
+from sglang_lite.server.fields import BILLING_HEADER
+from sglang_lite.server.http.body import convert
+
+
+class _Block(msgspec.Struct, kw_only=True, tag_field="type", forbid_unknown_fields=True):
+    cache_control: dict[str, Any] | None = None  # every prefix is cached
+
+
+class TextBlock(_Block, tag="text"):
+    text: str
+    citations: list[Any] | None = None  # an earlier answer's, sent back as they came
+
+
+class TextSource(msgspec.Struct, kw_only=True, tag_field="type", tag="text", forbid_unknown_fields=True):
+    data: str
+    media_type: Literal["text/plain"] = "text/plain"
+
+
+class ContentSource(msgspec.Struct, kw_only=True, tag_field="type", tag="content", forbid_unknown_fields=True):
+    content: str | list[TextBlock]
+
+
+class OtherSource(msgspec.Struct, kw_only=True, tag_field="type", tag="base64"):
+    pass
+
+
+class UrlSource(OtherSource, tag="url"):
+    pass
+
+
+class FileSource(OtherSource, tag="file"):
+    pass
+
+
+class Citations(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    enabled: bool = False
+
+
+class ImageBlock(_Block, tag="image"):
+    source: dict[str, Any]
+    transformations: Any = None
+
+
+class DocumentBlock(_Block, tag="document"):
+    source: TextSource | ContentSource | OtherSource | UrlSource | FileSource
+    title: str | None = None
+    context: str | None = None
+    citations: Citations | None = None
+
+
+class SearchResultBlock(_Block, tag="search_result"):
+    content: list[TextBlock]
+    source: str
+    title: str
+    citations: Citations | None = None
+
+
+class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking", forbid_unknown_fields=True):
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="redacted_thinking"):
+    data: str
+
+
+class ToolUseBlock(_Block, tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+    caller: dict[str, Any] | None = None
+    toolset_name: None = None
+
+
+Shown: TypeAlias = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
+
+
+class ToolResultBlock(_Block, tag="tool_result"):
+    tool_use_id: str
+    content: str | list[Shown] | None = None
+    is_error: bool | None = None
+    toolset_name: None = None
+
+
+class UserMessage(msgspec.Struct, kw_only=True, tag_field="role", tag="user", forbid_unknown_fields=True):
+    content: str | list[TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolResultBlock]
+
+
+class AssistantMessage(msgspec.Struct, kw_only=True, tag_field="role", tag="assistant", forbid_unknown_fields=True):
+    content: str | list[TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock]
+
+
+class SystemMessage(msgspec.Struct, kw_only=True, tag_field="role", tag="system", forbid_unknown_fields=True):
+    content: str | list[TextBlock]
+
+
+class OwnTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A tool of the caller's."""
+
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None
+    type: Literal["custom"] | None = None
+    cache_control: dict[str, Any] | None = None
+    eager_input_streaming: bool | None = None  # arguments always come at once
+    allowed_callers: list[str] | None = None
+    defer_loading: bool | None = None
+    input_examples: list[dict[str, Any]] | None = None
+
+
+class ToolChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class JsonFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: JsonFormat | None = None
+    task_budget: None = None
+
+
+# Types of tools that Anthropic runs, or that its models were taught.
+HOSTED = re.compile(r"[a-z][a-z0-9_]*_20[0-9]{6}|tool_search_tool_(bm25|regex)|mcp_toolset")
+
+
+class Asked(msgspec.Struct, kw_only=True):
+    """A prompt, whose tokens can be counted."""
+
+    messages: list[UserMessage | AssistantMessage | SystemMessage]
+    model: str | None = None
+    system: str | list[TextBlock] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: JsonFormat | None = None
+
+    @property
+    def shows_thinking(self) -> bool:
+        return self.thinking is None or self.thinking.display != "omitted"
+
+
+def conversation_of(body: Asked, unused: list[str]) -> Conversation:
+    """The conversation that is to be continued.
+
+    Args:
+        unused: takes the names of what has no part in it.
+
+    Raises:
+        ParameterError: a message, tool or choice that makes no sense.
+        CapabilityError: a message has an image, or anything else that the model can't see.
+        ConstraintError: the format can't be enforced.
+    """
+    if not body.messages:
+        raise ParameterError("messages", "is empty.")
+    messages: list[dict[str, Any]] = []
+    if system := _system(body.system, unused):
+        messages.append({"role": "system", "content": system})
+    for i, message in enumerate(body.messages):
+        messages += _shown(message, f"messages[{i}].content", unused)
+    tools, hosted = _tools(body.tools or (), unused)
+    choice = body.tool_choice or ToolChoice(type="auto")
+    continues = isinstance(body.messages[-1], AssistantMessage)
+    if continues and messages[-1].get("tool_calls"):
+        raise ParameterError("messages", "the last one calls tools, and no result follows.")
+    variables: dict[str, Any] = {}
+    if body.thinking is not None:
+        variables["enable_thinking"] = body.thinking.type != "disabled"
+        if body.thinking.budget_tokens is not None:
+            unused.append("thinking.budget_tokens")  # nothing ends thinking but the model, or max_tokens
+    if body.output_config is not None and body.output_config.effort is not None:
+        variables["reasoning_effort"] = body.output_config.effort
+    return Conversation(
+        messages=messages,
+        tools=tools,
+        tool_choice=_choice(choice, tools, hosted),
+        allowed=None if choice.name is None else [choice.name],
+        parallel=not choice.disable_parallel_tool_use,
+        answer=_format(body),
+        continue_final=continues,
+        variables=variables,
+    )
+
+
+def _format(body: Asked) -> Constraint | None:
+    configured = None if body.output_config is None else body.output_config.format
+    if configured is not None and body.output_format is not None:
+        raise ParameterError("output_format", "and output_config.format are both given; only one can hold.")
+    found = configured or body.output_format
+    return None if found is None else json_schema(found.schema)
+
+
+def _choice(
+    choice: ToolChoice, tools: Sequence[Tool], hosted: Mapping[str, str]
+) -> Literal["auto", "required", "none"]:
+    if choice.type == "tool":
+        if choice.name is None:
+            raise ParameterError("tool_choice.name", "is missing.")
+        if choice.name in hosted:
+            raise ParameterError(
+                "tool_choice", f"{choice.name!r:.80} is a tool of Anthropic's ({hosted[choice.name]:.60}), not of here."
+            )
+    elif choice.name is not None:
+        raise ParameterError("tool_choice.name", f"is for the type 'tool', and this one is {choice.type!r}.")
+    if choice.type in ("any", "tool"):
+        if not tools:
+            raise ParameterError("tool_choice", "there are no tools that could be called.")
+        return "required"
+    return "auto" if choice.type == "auto" else "none"
+
+
+def _tools(given: Sequence[Mapping[str, Any]], unused: list[str]) -> tuple[list[Tool], dict[str, str]]:
+    """The caller's tools, and the types of Anthropic's own by name: those are never called."""
+    tools: list[Tool] = []
+    hosted: dict[str, str] = {}
+    for i, each in enumerate(given):
+        kind, where = each.get("type"), f"tools[{i}]"
+        if isinstance(kind, str) and HOSTED.fullmatch(kind):
+            hosted[str(each.get("name", kind))] = kind
+            unused.append(f"{where} {kind}")
+            continue
+        tool = convert(each, OwnTool, where)
+        if tool.allowed_callers is not None and "direct" not in tool.allowed_callers:
+            unused.append(f"{where} {tool.name}")  # only code that Anthropic runs could call it
+            continue
+        unused += [f"{where}.{name}" for name in ("defer_loading", "input_examples") if getattr(tool, name)]
+        tools.append(Tool(tool.name, tool.description, tool.input_schema, strict=bool(tool.strict)))
+    return tools, hosted
+
+
+# ------------------------------------------------------------------------------------------------------ messages
+
+
+def _system(system: str | list[TextBlock] | None, unused: list[str]) -> str:
+    texts = [system] if isinstance(system, str) else [block.text for block in system or ()]
+    told = [text for text in texts if not _is_billing(text)]
+    if len(told) < len(texts):
+        unused.append(BILLING_HEADER)
+    return "\n".join(told)
+
+
+def _is_billing(text: str) -> bool:
+    """True for a line that changes with every request: as a part of the prompt it would end every cache hit."""
+    return text.startswith(f"{BILLING_HEADER}:") and "\n" not in text.strip()
+
+
+def _shown(
+    message: UserMessage | AssistantMessage | SystemMessage, where: str, unused: list[str]
+) -> list[dict[str, Any]]:
+    """A message as templates take it: results of tools are messages of their own."""
+    if isinstance(message, AssistantMessage):
+        return [_assistant(message, where, unused)]
+    role = "system" if isinstance(message, SystemMessage) else "user"
+    if isinstance(message.content, str):
+        return [{"role": role, "content": message.content}]
+    shown: list[dict[str, Any]] = []
+    texts: list[str] = []
+    for i, block in enumerate(message.content):
+        if not isinstance(block, ToolResultBlock):
+            texts.append(_text(block, f"{where}[{i}]"))
+            continue
+        if texts:
+            shown.append({"role": role, "content": "\n".join(texts)})
+            texts = []
+        shown.append(_result(block, f"{where}[{i}]"))
+    if texts or not shown:
+        shown.append({"role": role, "content": "\n".join(texts)})
+    return shown
+
+
+def _assistant(message: AssistantMessage, where: str, unused: list[str]) -> dict[str, Any]:
+    blocks = [TextBlock(text=message.content)] if isinstance(message.content, str) else message.content
+    texts, thoughts, calls = [], [], []
+    for i, block in enumerate(blocks):
+        if isinstance(block, TextBlock):
+            texts.append(block.text)
+        elif isinstance(block, ThinkingBlock):
+            thoughts.append(block.thinking)
+        elif isinstance(block, ToolUseBlock):
+            function = {"name": block.name, "arguments": block.input}
+            calls.append({"type": "function", "id": block.id, "function": function})
+        else:
+            unused.append(f"{where}[{i}] redacted_thinking")  # another model's, which it alone can read
+    shown: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
+    if thought := "\n".join(filter(None, thoughts)):
+        shown["reasoning_content"] = thought
+    return {**shown, "tool_calls": calls} if calls else shown
+
+
+def _result(block: ToolResultBlock, where: str) -> dict[str, Any]:
+    if isinstance(block.content, str):
+        text = block.content
+    else:
+        text = "\n".join(_text(each, f"{where}.content[{i}]") for i, each in enumerate(block.content or ()))
+    if block.is_error:
+        text = f"Error: {text}"
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
+
+
+def _text(block: Shown, where: str) -> str:
+    if isinstance(block, TextBlock):
+        return block.text
+    if isinstance(block, ImageBlock):
+        raise CapabilityError("the model reads text, and takes no image.", parameter=where)
+    if block.citations is not None and block.citations.enabled:
+        raise ParameterError(f"{where}.citations", "is not supported by this server.", hint="Leave it out.")
+    if isinstance(block, SearchResultBlock):
+        return "\n".join((block.title, block.source, *(each.text for each in block.content)))
+    source = block.source
+    if isinstance(source, TextSource):
+        told = source.data
+    elif isinstance(source, ContentSource):
+        told = source.content if isinstance(source.content, str) else "\n".join(each.text for each in source.content)
+    else:
+        kind = source.__struct_config__.tag
+        raise CapabilityError(f"the model reads text, and takes no document of type {kind}.", parameter=where)
+    return "\n".join(filter(None, (block.title, block.context, told)))

@@ -1,0 +1,194 @@
+"""Samples of an answer as they come: text becomes reasoning, content, and calls of tools with their ids."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from sglang_lite.protocol import Delta, Generation, TokenLogprob
+from sglang_lite.server.conversation.chat_format import AnswerReader, Prepared
+from sglang_lite.server.conversation.tools import input_of
+from sglang_lite.text.tool_calls import CallPiece, Pieces
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """A call of a tool as it comes.
+
+    Attributes:
+        index: among the calls of its sample.
+        custom: its tool is a custom one, and `arguments` its input.
+        id: to answer it by.
+    """
+
+    index: int
+    name: str
+    custom: bool
+    id: str
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallPart:
+    """A new part of a call: its beginning, or further arguments."""
+
+    call: ToolCall
+    arguments: str
+    begins: bool = False
+
+
+Part: TypeAlias = (
+    tuple[Literal["reasoning"], str] | tuple[Literal["content"], str] | tuple[Literal["call"], CallPart]
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """New parts of a sample."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: tuple[CallPart, ...] = ()
+
+    def __add__(self, other: Parts) -> Parts:
+        return Parts(self.reasoning + other.reasoning, self.content + other.content, self.calls + other.calls)
+
+    def __bool__(self) -> bool:
+        return bool(self.reasoning or self.content or self.calls)
+
+    @property
+    def in_order(self) -> Iterator[Part]:
+        """The parts one by one: a call that has begun before has its rest before content."""
+        if self.reasoning:
+            yield "reasoning", self.reasoning
+        begun = next((at for at, part in enumerate(self.calls) if part.begins), len(self.calls))
+        for part in self.calls[:begun]:
+            yield "call", part
+        if self.content:
+            yield "content", self.content
+        for part in self.calls[begun:]:
+            yield "call", part
+
+
+def logprobs_of(generation: Generation) -> tuple[TokenLogprob, ...]:
+    """Log-probabilities of a generation's tokens. Where none were asked for, those that the engine reports are of the
+    token that would follow, which OpenAI's protocols don't tell."""
+    return generation.output_logprobs if generation.token_ids else ()
+
+
+@dataclass(slots=True)
+class Sample:
+    """
+    Args:
+        prepared: the conversation that is continued.
+        customs: the names of its custom tools.
+        chosen: the name of the custom tool whose input is the whole text.
+        separate: reasoning is split off; else it is content, marks and all.
+        at_once: reasoning is told as it comes, else when it has ended.
+        prefix: of the calls' ids.
+
+    Attributes:
+        calls: that have begun.
+        reasoning: so far.
+        logprobs: how many entries have been told.
+        length: of the text that has been read.
+    """
+
+    prepared: Prepared
+    customs: frozenset[str] = frozenset()
+    chosen: str | None = None
+    separate: bool = True
+    at_once: bool = True
+    prefix: str = "call_"
+    calls: list[ToolCall] = field(default_factory=list, init=False)
+    reasoning: str = field(default="", init=False)
+    logprobs: int = field(default=0, init=False)
+    _held: str = field(default="", init=False)  # reasoning that is told when it has ended
+    _inputs: dict[int, str] = field(default_factory=dict, init=False)  # of custom tools, which are told when whole
+    length: int = field(default=0, init=False)
+    _reader: AnswerReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._reader = self.prepared.reader(separate=self.separate)
+
+    def told(self, each: Delta | Generation) -> Parts:
+        """The parts that an event of a stream has brought."""
+        if isinstance(each, Delta):
+            self.length += len(each.text)
+            self.logprobs += len(each.logprobs)
+            return self._parts(self._reader.push(each.text), ended=False)
+        first = self._parts(self._reader.push(each.text[self.length :]), ended=False)
+        return first + self._parts(self._reader.flush(), ended=True)
+
+    def finish(self, generation: Generation) -> Literal["stop", "length", "abort", "tool_calls"]:
+        """The reason for its end."""
+        if generation.finish_reason == "stop" and self.calls and not self.cut:
+            return "tool_calls"
+        return generation.finish_reason
+
+    @property
+    def cut(self) -> bool:
+        """True while a call has begun and has not ended."""
+        return self._reader.open
+
+    def _parts(self, pieces: Pieces, *, ended: bool) -> Parts:
+        self.reasoning += pieces.reasoning
+        self._held += pieces.reasoning
+        content, reasoning = pieces.content, ""
+        if self._held and (self.at_once or ended or content or pieces.calls):
+            reasoning, self._held = self._held, ""
+        calls: list[CallPart] = []
+        if self.chosen is not None:
+            calls += self._input(self.chosen, content)
+            content = ""
+        for piece in pieces.calls:
+            calls += self._call(piece)
+        if ended or not self._reader.open:
+            calls += self._whole_inputs()
+        return Parts(reasoning, content, tuple(calls))
+
+    def _begin(self, name: str, *, custom: bool) -> CallPart:
+        call = ToolCall(len(self.calls), name, custom, f"{self.prefix}{uuid.uuid4().hex[:24]}")
+        self.calls.append(call)
+        return CallPart(call, "", begins=True)
+
+    def _more(self, call: ToolCall, arguments: str) -> CallPart:
+        call.arguments += arguments
+        return CallPart(call, arguments)
+
+    def _input(self, name: str, text: str) -> list[CallPart]:
+        """Parts of text that is the input of a custom tool."""
+        begun = [] if self.calls else [self._begin(name, custom=True)]
+        return [*begun, *([self._more(self.calls[0], text)] if text else [])]
+
+    def _call(self, piece: CallPiece) -> list[CallPart]:
+        found = []
+        if piece.name:
+            found = self._whole_inputs()
+            found.append(self._begin(piece.name, custom=piece.name in self.customs))
+        call = self.calls[piece.index]
+        if call.custom:
+            self._inputs[call.index] = self._inputs.get(call.index, "") + piece.arguments
+        elif piece.arguments:
+            found.append(self._more(call, piece.arguments))
+        return found
+
+    def _whole_inputs(self) -> list[CallPart]:
+        """Inputs of custom tools whose calls have ended."""
+        found, self._inputs = self._inputs, {}
+        return [self._more(self.calls[index], input_of(arguments)) for index, arguments in found.items()]
+
+
+def entries_of(token_bytes: Sequence[bytes], entries: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """Log-probabilities of tokens, as OpenAI's protocols have them."""
+
+    def entry(logprob: float | None, token_id: int, text: str | None) -> dict[str, Any]:
+        spelled = list(token_bytes[token_id]) if token_id < len(token_bytes) else []
+        return {"token": text or "", "logprob": logprob, "bytes": spelled}
+
+    return [
+        {**entry(each.logprob, each.token_id, each.text), "top_logprobs": [entry(*top) for top in each.top]}
+        for each in entries
+    ]

@@ -1,0 +1,79 @@
+"""What several protocols say alike of tools and reasoning: custom tools, arguments, effort.
+
+A custom tool is called with text: as a function of one argument, or as the whole answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from sglang_lite.protocol import CapabilityError, Constraint, Lark, ParameterError, Regex
+from sglang_lite.server.conversation.chat_format import Tool
+
+INPUT = "input"  # the argument of a custom tool that is called like a function
+
+
+class GrammarText(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Grammar of a custom tool's input."""
+
+    syntax: Literal["regex", "lark"]
+    definition: str
+
+
+def input_constraint(grammar: GrammarText | None) -> Constraint | None:
+    """The constraint of an input that is the whole answer."""
+    if grammar is None:
+        return None
+    return Regex(grammar.definition) if grammar.syntax == "regex" else Lark(grammar.definition)
+
+
+def custom_tool(name: str, description: str | None, grammar: GrammarText | None, *, forced: bool) -> Tool:
+    """A custom tool as a function.
+
+    Args:
+        forced: it is to be called, so that its grammar holds for the whole answer.
+
+    Raises:
+        CapabilityError: its grammar can't hold inside a call.
+    """
+    text: dict[str, Any] = {"type": "string"}
+    if grammar is not None:
+        if grammar.syntax == "regex":
+            text["pattern"] = f"^(?:{grammar.definition})$"
+        elif not forced:
+            raise CapabilityError(
+                f"the Lark grammar of {name!r:.80} can't hold inside a call.",
+                parameter="tools",
+                hint="Choose the tool by tool_choice, or give it a regex.",
+            )
+    parameters = {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
+    return Tool(name, description, parameters, strict=True)
+
+
+def input_of(arguments: str) -> str:
+    """The input of a custom tool that was called like a function; of a call that was cut, what is there."""
+    try:
+        return str(msgspec.json.decode(arguments)[INPUT])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return arguments
+
+
+def arguments_of(given: str | dict[str, Any], name: str) -> dict[str, Any]:
+    """The arguments of an earlier call. Raises ParameterError: they are no JSON object."""
+    found: Any = given
+    if isinstance(given, str):
+        try:
+            found = msgspec.json.decode(given or "{}")
+        except msgspec.DecodeError as error:
+            raise ParameterError(name, f"is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ParameterError(name, "is no JSON object.")
+    return found
+
+
+def variables_of_effort(effort: str) -> dict[str, Any]:
+    """The variables of a template for a `reasoning_effort`."""
+    thinks = {} if effort not in ("none", "minimal") else {"enable_thinking": False}
+    return {"reasoning_effort": effort, **thinks}

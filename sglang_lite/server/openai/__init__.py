@@ -1,0 +1,1 @@
+"""OpenAI's protocols: chat completions, completions, responses and decisions, with scores of given texts."""

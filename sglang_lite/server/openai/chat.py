@@ -1,0 +1,203 @@
+"""OpenAI's chat completions, with SGLang's and vLLM's further fields."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from starlette.responses import Response
+
+from sglang_lite.protocol import Delta, Generation, ParameterError, SglError, TokenLogprob, Usage
+from sglang_lite.runtime.core.submission import GenerateRequest
+from sglang_lite.server.async_engine import begun
+from sglang_lite.server.conversation.chat_format import Prepared
+from sglang_lite.server.conversation.samples import CallPart, Parts, Sample, ToolCall, entries_of, logprobs_of
+from sglang_lite.server.errors import content_of
+from sglang_lite.server.http.sse import DONE, EventStream, event
+from sglang_lite.server.openai.chat_request import CHAT, ChatRequest, CustomTool, StreamOptions, conversation_of
+from sglang_lite.server.parameters import sampling
+from sglang_lite.server.routes import Call, Route, answer
+from sglang_lite.server.service import Service
+
+_NAMES = {
+    **{name: name for name in (
+        "temperature", "top_p", "n", "stop", "max_tokens", "presence_penalty", "frequency_penalty", "logit_bias", "seed"
+    )},
+    "max_completion_tokens": "max_tokens",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request that was read.
+
+    Attributes:
+        prepared: its conversation.
+        custom: the name of the custom tool whose input is the whole text.
+        customs: the names of all custom tools.
+    """
+
+    body: ChatRequest
+    prepared: Prepared
+    id: str
+    created: int
+    model: str
+    custom: str | None
+    customs: frozenset[str]
+
+    def sample(self) -> Sample:
+        """A sample that begins."""
+        separate, at_once = self.body.separate_reasoning is not False, self.body.stream_reasoning is not False
+        return Sample(self.prepared, self.customs, self.custom, separate, at_once)
+
+    def head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+async def complete(service: Service, call: Call) -> Response:
+    """Answers a conversation."""
+    body = call.read(CHAT)
+    service.check_model(body.model)
+    conversation, custom = conversation_of(body)
+    prepared = await service.prepare(conversation, len(call.data))
+    if body.stream_options is not None and body.stream_options.continuous_usage_stats:
+        raise ParameterError("stream_options.continuous_usage_stats", "is not supported.", hint="Take include_usage.")
+    if not body.logprobs and body.top_logprobs:
+        raise ParameterError("top_logprobs", "needs logprobs: true.")
+    params = sampling.read(
+        body, _NAMES, max_tokens=service.engine.context_length, return_logprob=bool(body.logprobs),
+        top_logprobs_num=body.top_logprobs or 0, return_text_in_logprobs=bool(body.logprobs),
+    )  # fmt: skip
+    request = GenerateRequest(
+        prepared.prompt, params, prepared.constraint, stream=bool(body.stream), namespace=body.cache_salt or "",
+        priority=body.priority or 0, rid=body.rid,
+    )  # fmt: skip
+    customs = frozenset(tool.custom.name for tool in body.tools or () if isinstance(tool, CustomTool))
+    asked = _Asked(
+        body, prepared, f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), service.model_name, custom, customs
+    )
+    if body.stream:
+        return EventStream(_stream(service, asked, await begun(service.running.generate(request))))
+    found = await service.running.results(request)
+    choices = [_choice_of(service, asked, generation) for generation in found]
+    reasoning = sum(service.tokens(choice["message"].get("reasoning_content", "")) for choice in choices)
+    usage = usage_of([generation.usage for generation in found], reasoning)
+    return answer({**asked.head("chat.completion"), "choices": choices, "usage": usage})
+
+
+def _choice_of(service: Service, asked: _Asked, generation: Generation) -> dict[str, Any]:
+    sample = asked.sample()
+    parts = sample.told(generation)
+    message: dict[str, Any] = {"role": "assistant", "content": parts.content}
+    if parts.reasoning:
+        message["reasoning_content"] = parts.reasoning
+    if sample.calls:
+        message["content"] = message["content"] or None
+        message["tool_calls"] = [_whole(call) for call in sample.calls]
+    return {
+        "index": generation.index,
+        "message": {**message, "refusal": None},
+        "logprobs": _logprobs(service, logprobs_of(generation)) if asked.body.logprobs else None,
+        "finish_reason": sample.finish(generation),
+        "matched_stop": generation.matched,
+    }
+
+
+def _whole(call: ToolCall) -> dict[str, Any]:
+    """A call, as far as it has come."""
+    if call.custom:
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": call.arguments}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _delta(parts: Parts) -> dict[str, Any]:
+    """The delta with new parts."""
+    delta: dict[str, Any] = {}
+    if parts.reasoning:
+        delta["reasoning_content"] = parts.reasoning
+    if parts.content:
+        delta["content"] = parts.content
+    if parts.calls:
+        delta["tool_calls"] = [_call_delta(part) for part in parts.calls]
+    return delta
+
+
+def _call_delta(part: CallPart) -> dict[str, Any]:
+    call, new = part.call, part.arguments
+    if part.begins:
+        return {"index": call.index, **_whole(replace(call, arguments=new))}
+    return {"index": call.index, **({"custom": {"input": new}} if call.custom else {"function": {"arguments": new}})}
+
+
+async def _stream(
+    service: Service, asked: _Asked, events: AsyncGenerator[list[Delta | Generation], None]
+) -> AsyncGenerator[bytes, None]:
+    """The chunks of a stream."""
+    body, head = asked.body, asked.head("chat.completion.chunk")
+    options = body.stream_options or StreamOptions()
+    if options.include_usage:
+        head["usage"] = None
+    samples: dict[int, Sample] = {}
+    usages: dict[int, Usage] = {}
+
+    def chunk(index: int, delta: dict[str, Any], finish: str | None = None, logprobs: Any = None) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        return event({**head, "choices": [choice]})
+
+    try:
+        async with contextlib.aclosing(events):
+            async for taken in events:
+                parts: list[bytes] = []
+                for each in taken:
+                    if each.index not in samples:
+                        samples[each.index] = asked.sample()
+                        parts.append(chunk(each.index, {"role": "assistant", "content": ""}))
+                    sample = samples[each.index]
+                    new = _delta(sample.told(each))
+                    if isinstance(each, Delta):
+                        logprobs = _logprobs(service, each.logprobs) if body.logprobs else None
+                        if new or (logprobs and logprobs["content"]):
+                            parts.append(chunk(each.index, new, logprobs=logprobs))
+                    else:
+                        rest = logprobs_of(each)[sample.logprobs :]
+                        logprobs = _logprobs(service, rest) if body.logprobs and rest else None
+                        if new or logprobs:
+                            parts.append(chunk(each.index, new, logprobs=logprobs))
+                        parts.append(chunk(each.index, {}, sample.finish(each)))
+                        usages[each.index] = each.usage
+                yield b"".join(parts)
+        if options.include_usage:
+            reasoning = sum(service.tokens(sample.reasoning) for sample in samples.values())
+            yield event({**head, "choices": [], "usage": usage_of(list(usages.values()), reasoning)})
+    except SglError as error:
+        yield event(content_of(error, "openai"))
+    yield DONE
+
+
+def usage_of(usages: Sequence[Usage], reasoning: int) -> dict[str, Any]:
+    """Token counts of an answer's samples, which share their prompt."""
+    prompt, completion = usages[0].prompt_tokens, sum(usage.completion_tokens for usage in usages)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": usages[0].cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
+    }
+
+
+def _logprobs(service: Service, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """Log-probabilities of the generated tokens."""
+    return {"content": entries_of(service.engine.tokenizer.token_bytes, entries), "refusal": None}
+
+
+ROUTES = (
+    Route(
+        "/v1/chat/completions", complete, "Answer a conversation", protocol="openai", fields=CHAT, streams=True,
+        works=True,
+    ),
+)  # fmt: skip

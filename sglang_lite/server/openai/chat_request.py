@@ -1,0 +1,342 @@
+"""Requests of OpenAI's chat completions: messages, tools and formats become a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from sglang_lite.constraints import structural_tag
+from sglang_lite.protocol import CapabilityError, Ebnf, ParameterError, Regex
+from sglang_lite.server.conversation.chat_format import Conversation, Tool
+from sglang_lite.server.conversation.tools import (
+    INPUT,
+    GrammarText,
+    arguments_of,
+    custom_tool,
+    input_constraint,
+    variables_of_effort,
+)
+from sglang_lite.server.fields import CHAT_NEUTRAL, CHAT_REFUSED, Fields
+from sglang_lite.server.http.body import convert
+from sglang_lite.server.parameters import constraints, sampling
+
+
+class _Part(msgspec.Struct, kw_only=True, tag_field="type", forbid_unknown_fields=True):
+    pass
+
+
+class TextPart(_Part, tag="text"):
+    text: str
+    cache_control: dict[str, Any] | None = None  # every prefix is cached
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+
+
+class RefusalPart(_Part, tag="refusal"):
+    refusal: str
+
+
+class ImagePart(_Part, tag="image_url"):
+    image_url: Any
+
+
+class AudioPart(_Part, tag="input_audio"):
+    input_audio: Any
+
+
+class VideoPart(_Part, tag="video_url"):
+    video_url: Any
+
+
+class FilePart(_Part, tag="file"):
+    file: Any
+
+
+Content: TypeAlias = str | list[TextPart | RefusalPart | ImagePart | AudioPart | VideoPart | FilePart]
+
+
+class _Message(msgspec.Struct, kw_only=True, tag_field="role", forbid_unknown_fields=True):
+    name: str | None = None
+
+
+class SystemMessage(_Message, tag="system"):
+    content: Content
+
+
+class DeveloperMessage(_Message, tag="developer"):
+    content: Content
+
+
+class UserMessage(_Message, tag="user"):
+    content: Content
+
+
+class ToolMessage(_Message, tag="tool"):
+    content: Content
+    tool_call_id: str | None = None
+
+
+class CalledFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    arguments: str | dict[str, Any] = "{}"
+
+
+class CalledCustom(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    input: str
+
+
+class FunctionCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function", forbid_unknown_fields=True):
+    function: CalledFunction
+    id: str | None = None
+    index: int | None = None
+
+
+class CustomCall(msgspec.Struct, kw_only=True, tag_field="type", tag="custom", forbid_unknown_fields=True):
+    custom: CalledCustom
+    id: str | None = None
+    index: int | None = None
+
+
+class AssistantMessage(_Message, tag="assistant"):
+    content: Content | None = None
+    tool_calls: list[FunctionCall | CustomCall] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None  # an earlier answer's, sent back as they came
+    audio: None = None
+    function_call: None = None
+
+
+Message: TypeAlias = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+
+
+class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="text", forbid_unknown_fields=True):
+    pass
+
+
+class GrammarFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="grammar", forbid_unknown_fields=True):
+    grammar: GrammarText
+
+
+class Custom(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    description: str | None = None
+    format: TextFormat | GrammarFormat | None = None
+
+    @property
+    def grammar(self) -> GrammarText | None:
+        return self.format.grammar if isinstance(self.format, GrammarFormat) else None
+
+
+class FunctionTool(msgspec.Struct, kw_only=True, tag_field="type", tag="function", forbid_unknown_fields=True):
+    function: Function
+    cache_control: dict[str, Any] | None = None
+
+
+class CustomTool(msgspec.Struct, kw_only=True, tag_field="type", tag="custom", forbid_unknown_fields=True):
+    custom: Custom
+
+
+class Allowed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    mode: Literal["auto", "required"]
+    tools: list[dict[str, Any]]
+
+
+class AllowedTools(msgspec.Struct, kw_only=True, tag_field="type", tag="allowed_tools", forbid_unknown_fields=True):
+    """The tools of which one may, or has to be, called."""
+
+    allowed_tools: Allowed
+
+
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False  # pads events against who measures their sizes: the address is this machine's
+
+
+class ChatRequest(sampling.SglangSampling, kw_only=True):
+    """A chat completion."""
+
+    messages: list[Message]
+    model: str | None = None
+    tools: list[FunctionTool | CustomTool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    seed: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    reasoning_effort: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
+    structured_outputs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    separate_reasoning: bool | None = None
+    stream_reasoning: bool | None = None
+    rid: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+
+Choice: TypeAlias = Literal["auto", "required", "shown", "none"]
+CHAT = Fields(ChatRequest, CHAT_NEUTRAL, CHAT_REFUSED)
+
+
+# --------------------------------------------------------------------------------------------------- what is asked
+
+
+def conversation_of(body: ChatRequest) -> tuple[Conversation, str | None]:
+    """The conversation that is to be continued, and the name of the custom tool whose input is the whole answer.
+
+    Raises:
+        ParameterError: a message, tool or choice that makes no sense.
+        CapabilityError: a message has an image, or anything else that the model can't see.
+        ConstraintError: what is asked of the answer can't be enforced.
+    """
+    if not body.messages:
+        raise ParameterError("messages", "is empty.")
+    constraint = constraints.only(
+        response_format=constraints.response_format(body.response_format),
+        regex=None if body.regex is None else Regex(body.regex),
+        ebnf=None if body.ebnf is None else Ebnf(body.ebnf),
+        structural_tag=None if body.structural_tag is None else structural_tag.parse(body.structural_tag),
+        structured_outputs=constraints.structured_outputs(body.structured_outputs),
+    )
+    choice: Choice
+    choice, allowed = _choice(body.tool_choice, has_tools=bool(body.tools))
+    custom = _forced(body.tools or (), allowed) if choice == "required" else None
+    if custom is not None:
+        if constraint is not None:
+            raise ParameterError("tool_choice", "a custom tool is chosen, so the answer has no other format.")
+        choice, constraint = "shown", input_constraint(custom.grammar)
+    continues = bool(body.continue_final_message)
+    if continues and not isinstance(body.messages[-1], AssistantMessage):
+        raise ParameterError("continue_final_message", "the last message is not the assistant's.")
+    if body.add_generation_prompt is not None and body.add_generation_prompt == continues:
+        raise ParameterError("add_generation_prompt", "and continue_final_message exclude each other.")
+    effort = {} if body.reasoning_effort is None else variables_of_effort(body.reasoning_effort)
+    variables = {**effort, **(body.chat_template_kwargs or {})}
+    conversation = Conversation(
+        messages=[_shown(message, f"messages[{i}]") for i, message in enumerate(body.messages)],
+        tools=[_tool(tool, forced=isinstance(tool, CustomTool) and tool.custom is custom) for tool in body.tools or ()],
+        tool_choice=choice,
+        allowed=None if custom is not None else allowed,
+        parallel=body.parallel_tool_calls is not False,
+        answer=constraint,
+        continue_final=continues,
+        variables=variables,
+    )
+    return conversation, None if custom is None else custom.name
+
+
+def _choice(
+    given: str | dict[str, Any] | None, *, has_tools: bool
+) -> tuple[Literal["auto", "required", "none"], list[str] | None]:
+    """What is said of calls, and the names of the tools that may be called; None: of all."""
+    if given is None or given == "auto":
+        return "auto", None
+    if given == "none":
+        return "none", None
+    if not has_tools:
+        raise ParameterError("tool_choice", "there are no tools.")
+    if given == "required":
+        return "required", None
+    if isinstance(given, dict) and given.get("type") == "allowed_tools":
+        allowed = convert(given, AllowedTools, "tool_choice").allowed_tools
+        if not allowed.tools and allowed.mode == "required":
+            raise ParameterError("tool_choice.allowed_tools.tools", "is empty.")
+        return allowed.mode, [
+            _named(each, f"tool_choice.allowed_tools.tools[{i}]") for i, each in enumerate(allowed.tools)
+        ]
+    if isinstance(given, dict):
+        return "required", [_named(given, "tool_choice")]
+    raise ParameterError("tool_choice", f"{given!r:.80} is none of auto, none, required, or a tool.")
+
+
+def _named(given: dict[str, Any], where: str) -> str:
+    named = given.get(given["type"]) if given.get("type") in ("function", "custom") else None
+    name = named.get("name") if isinstance(named, dict) else None
+    if not isinstance(name, str):
+        raise ParameterError(where, f"{given!r:.80} names no tool.")
+    return name
+
+
+def _forced(tools: Sequence[FunctionTool | CustomTool], allowed: Sequence[str] | None) -> Custom | None:
+    """The custom tool that is the only one that may be called."""
+    names = list(allowed or ())
+    return next((t.custom for t in tools if isinstance(t, CustomTool) and [t.custom.name] == names), None)
+
+
+def _tool(tool: FunctionTool | CustomTool, *, forced: bool) -> Tool:
+    if isinstance(tool, FunctionTool):
+        found = tool.function
+        parameters = {"type": "object", "properties": {}} if found.parameters is None else found.parameters
+        return Tool(found.name, found.description, parameters, strict=found.strict is not False)
+    custom = tool.custom
+    return custom_tool(custom.name, custom.description, custom.grammar, forced=forced)
+
+
+def _shown(message: Message, where: str) -> dict[str, Any]:
+    """A message as templates take it."""
+    shown: dict[str, Any] = {"role": message.__struct_config__.tag, "content": _text(message.content, where)}
+    if message.name is not None:
+        shown["name"] = message.name
+    if isinstance(message, ToolMessage) and message.tool_call_id is not None:
+        shown["tool_call_id"] = message.tool_call_id
+    if isinstance(message, AssistantMessage):
+        thought = message.reasoning_content if message.reasoning_content is not None else message.reasoning
+        if thought is not None:
+            shown["reasoning_content"] = thought
+        if message.refusal is not None and not shown["content"]:
+            shown["content"] = message.refusal
+        if message.tool_calls:
+            shown["tool_calls"] = [_called(c, f"{where}.tool_calls[{i}]") for i, c in enumerate(message.tool_calls)]
+    return shown
+
+
+def _text(content: Content | None, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for i, part in enumerate(content):
+        if isinstance(part, TextPart):
+            texts.append(part.text)
+        elif isinstance(part, RefusalPart):
+            texts.append(part.refusal)
+        else:
+            kind = part.__struct_config__.tag
+            raise CapabilityError(f"the model reads text, and takes no {kind}.", parameter=f"{where}.content[{i}]")
+    return "\n".join(texts)
+
+
+def _called(call: FunctionCall | CustomCall, where: str) -> dict[str, Any]:
+    if isinstance(call, CustomCall):
+        function = {"name": call.custom.name, "arguments": {INPUT: call.custom.input}}
+    else:
+        arguments = arguments_of(call.function.arguments, f"{where}.function.arguments")
+        function = {"name": call.function.name, "arguments": arguments}
+    return {"type": "function", "id": call.id or "", "function": function}

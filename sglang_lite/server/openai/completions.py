@@ -1,0 +1,305 @@
+"""OpenAI's completions of text, with SGLang's and vLLM's further fields."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from sglang_lite.constraints import structural_tag
+from sglang_lite.constraints.schema import json_schema
+from sglang_lite.protocol import (
+    Constraint,
+    Delta,
+    Ebnf,
+    Generation,
+    ParameterError,
+    Prompt,
+    Regex,
+    SglError,
+    TokenLogprob,
+    Usage,
+)
+from sglang_lite.runtime.core.submission import GenerateRequest
+from sglang_lite.server.async_engine import begun, merged
+from sglang_lite.server.conversation.samples import logprobs_of
+from sglang_lite.server.errors import content_of
+from sglang_lite.server.fields import COMPLETIONS_NEUTRAL, COMPLETIONS_REFUSED, Fields
+from sglang_lite.server.http.sse import DONE, EventStream, event
+from sglang_lite.server.parameters import constraints, sampling
+from sglang_lite.server.programs import program
+from sglang_lite.server.routes import Call, Route, answer
+from sglang_lite.server.service import Service
+
+
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a stream has beside its pieces."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False  # pads events against who measures their sizes on the way
+
+
+class CompletionRequest(sampling.SglangSampling, kw_only=True):
+    """A completion of one text or several."""
+
+    prompt: str | list[str | int | list[int]]
+    model: str | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    max_tokens: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: dict[str, Any] | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
+    structured_outputs: dict[str, Any] | None = None
+    rid: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    program: dict[str, Any] | None = None
+
+
+COMPLETIONS = Fields(CompletionRequest, COMPLETIONS_NEUTRAL, COMPLETIONS_REFUSED)
+_NAMES = {name: name for name in (
+    "temperature", "top_p", "n", "stop", "max_tokens", "presence_penalty", "frequency_penalty", "logit_bias", "seed"
+)}  # fmt: skip
+_MAX_TOKENS = 16  # OpenAI's default
+
+
+async def complete(service: Service, call: Call) -> Response:
+    """Continues text."""
+    body = call.read(COMPLETIONS)
+    service.check_model(body.model)
+    if body.program is not None:
+        return await program.played(service, call, _program(body), "/program")
+    requests = _requests(service, body)
+    asked = _Asked(body, f"cmpl-{uuid.uuid4().hex}", int(time.time()), service.model_name, requests)
+    running = service.running
+    if body.stream:
+        events = await begun(merged([running.generate(request) for request in requests]))
+        return EventStream(_stream(service, asked, events))
+    found: dict[int, list[Generation]] = {index: [] for index in range(len(requests))}
+    async with contextlib.aclosing(merged([running.generate(request) for request in requests])) as events:
+        async for index, taken in events:
+            found[index] += (each for each in taken if isinstance(each, Generation))
+    choices = []
+    for index, generations in found.items():
+        for generation in sorted(generations, key=lambda each: each.index):
+            sample = asked.sample(service, index, generation.index)
+            choices.append(sample.choice(generation.text, logprobs_of(generation), generation))
+    usages = [[generation.usage for generation in generations] for generations in found.values()]
+    return answer({**asked.head, "choices": choices, "usage": usage_of(usages)})
+
+
+# What gateways add where it is not said.
+_ADDED = {"echo": False, "ignore_eos": False, "no_stop_trim": False, "skip_special_tokens": True}
+
+
+def _program(body: CompletionRequest) -> dict[str, Any]:
+    """The program of a request, whose prompt is there for gateways alone, as is `stream`."""
+    assert body.program is not None
+    for name in body.__struct_fields__:
+        value = getattr(body, name)
+        if name not in ("prompt", "model", "stream", "program") and value is not None and value is not _ADDED.get(name):
+            raise ParameterError(name, "stands beside a program.", hint="Set it in the program.")
+    streams = body.program.get("stream") or body.program.get("open") or False
+    if bool(body.stream) is not bool(streams):
+        raise ParameterError("stream", "is not as in the program.", hint="Set both, or none.")
+    return body.program
+
+
+def _requests(service: Service, body: CompletionRequest) -> list[GenerateRequest]:
+    prompts = _prompts(body.prompt)
+    if body.logprobs is not None and not 0 <= body.logprobs <= 256:
+        raise ParameterError("logprobs", f"{body.logprobs} is not between 0 and 256.")
+    several = len(prompts) > 1
+    if several and body.rid is not None:
+        raise ParameterError("rid", "names one request, and there are several prompts.")
+    scored = body.logprobs is not None
+    params = sampling.read(
+        body, _NAMES, max_tokens=_MAX_TOKENS, return_logprob=scored, top_logprobs_num=body.logprobs or 0,
+        return_text_in_logprobs=scored, logprob_start_len=0 if scored and body.echo else -1,
+    )  # fmt: skip
+    constraint = _constraint(body)
+    return [
+        GenerateRequest(
+            prompt, params, constraint, stream=bool(body.stream), namespace=body.cache_salt or "",
+            priority=body.priority or 0, rid=body.rid,
+        )
+        for prompt in prompts
+    ]  # fmt: skip
+
+
+def _prompts(given: str | Sequence[str | int | list[int]]) -> Sequence[str | Sequence[int]]:
+    """The prompts: one text, or one list of ids, or a list of such."""
+    if isinstance(given, str):
+        return [given]
+    ids = [each for each in given if isinstance(each, int)]
+    prompts = [each for each in given if not isinstance(each, int)]
+    if not given or (ids and prompts):
+        raise ParameterError("prompt", "mixes token ids and prompts." if given else "is empty.")
+    return prompts or [ids]
+
+
+def _constraint(body: CompletionRequest) -> Constraint | None:
+    return constraints.only(
+        response_format=constraints.response_format(body.response_format),
+        json_schema=None if body.json_schema is None else json_schema(body.json_schema),
+        regex=None if body.regex is None else Regex(body.regex),
+        ebnf=None if body.ebnf is None else Ebnf(body.ebnf),
+        structural_tag=None if body.structural_tag is None else structural_tag.parse(body.structural_tag),
+        structured_outputs=constraints.structured_outputs(body.structured_outputs),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request that was read."""
+
+    body: CompletionRequest
+    id: str
+    created: int
+    model: str
+    requests: Sequence[GenerateRequest]
+
+    @property
+    def head(self) -> dict[str, Any]:
+        return {"id": self.id, "object": "text_completion", "created": self.created, "model": self.model}
+
+    def sample(self, service: Service, prompt: int, index: int) -> _Sample:
+        request = self.requests[prompt]
+        return _Sample(service, self.body, request, prompt * request.samples + index)
+
+
+@dataclass(slots=True)
+class _Sample:
+    """A completion as it comes.
+
+    Attributes:
+        index: of its choice.
+        sent: whether the prompt was echoed, if it is to be.
+        length: of the text that was told, in characters; `told` without the prompt.
+    """
+
+    service: Service
+    body: CompletionRequest
+    request: GenerateRequest
+    index: int
+    sent: bool = False
+    length: int = 0
+    told: int = 0
+    entries: int = 0
+
+    def choice(self, text: str, entries: Sequence[TokenLogprob], generation: Generation | None) -> dict[str, Any]:
+        """A choice with further text.
+
+        Args:
+            generation: where it is the last one.
+        """
+        self.told += len(text)
+        self.entries += len(entries)
+        if self.body.echo and not self.sent:
+            self.sent = True
+            text = self._prompt + text
+            if generation is not None:
+                entries = (*self._of_prompt(generation.prompt_logprobs), *entries)
+        logprobs = None if self.body.logprobs is None else self._logprobs(entries)
+        self.length += len(text)
+        return {
+            "index": self.index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": None if generation is None else generation.finish_reason,
+            "matched_stop": None if generation is None else generation.matched,
+        }
+
+    @property
+    def _prompt(self) -> str:
+        prompt = self.request.prompt
+        assert not isinstance(prompt, Prompt)
+        return prompt if isinstance(prompt, str) else self.service.engine.tokenizer.decode(prompt)
+
+    def _of_prompt(self, entries: Sequence[TokenLogprob]) -> list[TokenLogprob]:
+        """Entries of all tokens of the prompt; nothing says how likely the first one is."""
+        tokenizer, prompt = self.service.engine.tokenizer, self.request.prompt
+        assert not isinstance(prompt, Prompt)
+        first = (tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)[0]
+        return [TokenLogprob(None, first, tokenizer.decode((first,), skip_special=False)), *entries]
+
+    def _logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        offsets, at = [], self.length
+        for each in entries:
+            offsets.append(at)
+            at += len(each.text or "")
+        return {
+            "tokens": [each.text or "" for each in entries],
+            "token_logprobs": [each.logprob for each in entries],
+            "top_logprobs": [
+                None if each.logprob is None else {text or "": value for value, _, text in each.top} for each in entries
+            ],
+            "text_offset": offsets,
+        }
+
+
+async def _stream(
+    service: Service, asked: _Asked, events: AsyncGenerator[tuple[int, list[Delta | Generation]], None]
+) -> AsyncGenerator[bytes, None]:
+    head, options = asked.head, asked.body.stream_options or StreamOptions()
+    if options.include_usage:
+        head["usage"] = None
+    samples: dict[tuple[int, int], _Sample] = {}
+    usages: dict[int, list[Usage]] = {}
+    try:
+        async with contextlib.aclosing(events):
+            async for prompt, taken in events:
+                parts = []
+                for each in taken:
+                    at = (prompt, each.index)
+                    sample = samples.setdefault(at, asked.sample(service, *at))
+                    if isinstance(each, Delta):
+                        parts.append(sample.choice(each.text, each.logprobs, None))
+                    else:
+                        rest = logprobs_of(each)[sample.entries :]
+                        parts.append(sample.choice(each.text[sample.told :], rest, each))
+                        usages.setdefault(prompt, []).append(each.usage)
+                yield b"".join(event({**head, "choices": [choice]}) for choice in parts)
+        if options.include_usage:
+            yield event({**head, "choices": [], "usage": usage_of(list(usages.values()))})
+    except SglError as error:
+        yield event(content_of(error, "openai"))
+    yield DONE
+
+
+def usage_of(usages: Sequence[Sequence[Usage]]) -> dict[str, Any]:
+    """Token counts of several prompts' samples."""
+    prompt = sum(samples[0].prompt_tokens for samples in usages)
+    completion = sum(usage.completion_tokens for samples in usages for usage in samples)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(samples[0].cached_tokens for samples in usages)},
+    }
+
+
+ROUTES = (
+    Route(
+        "/v1/completions", complete, "Continue text", protocol="openai", fields=COMPLETIONS, streams=True, works=True
+    ),
+)

@@ -1,0 +1,285 @@
+"""OpenAI's Responses."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.responses import Response
+
+from sglang_lite.protocol import Delta, Generation, ParameterError, RequestAbortedError, SglError, Usage
+from sglang_lite.runtime.core.submission import GenerateRequest
+from sglang_lite.server.async_engine import begun
+from sglang_lite.server.conversation.samples import Sample
+from sglang_lite.server.errors import NotFoundError, content_of
+from sglang_lite.server.http.sse import EventStream, event
+from sglang_lite.server.openai.responses_answer import Answer, Event, TextLogprobs
+from sglang_lite.server.openai.responses_items import Item, items_of
+from sglang_lite.server.openai.responses_request import LOGPROBS, RESPONSES, ResponsesRequest, asked
+from sglang_lite.server.parameters import sampling
+from sglang_lite.server.responses_store import StoredResponse
+from sglang_lite.server.routes import Call, Route, answer
+from sglang_lite.server.service import Service
+
+_NAMES = {
+    "max_output_tokens": "max_tokens", **{name: name for name in (
+        "temperature", "top_p", "presence_penalty", "frequency_penalty", "stop", "seed"
+    )},
+}  # fmt: skip
+
+
+async def create(service: Service, call: Call) -> Response:
+    """Makes a response."""
+    body = call.read(RESPONSES)
+    service.check_model(body.model)
+    before = None if body.previous_response_id is None else _ended(service, call.key, body.previous_response_id)
+    items = items_of(body.input, lambda id: dict(service.stored.item(call.key, id)), call.unused)
+    items = [*(() if before is None else map(dict, before.whole)), *items]
+    request = asked(body, items, call.unused)
+    prepared = await service.prepare(request.conversation, len(call.data))
+    scored = LOGPROBS in (body.include or ())
+    params = sampling.read(
+        body, _NAMES, max_tokens=service.engine.context_length, return_logprob=scored,
+        top_logprobs_num=body.top_logprobs or 0, return_text_in_logprobs=scored,
+    )  # fmt: skip
+    made = _Response(
+        service, call.key, body, items, len(call.data) + (0 if before is None else before.bytes),
+        Answer(
+            Sample(prepared, request.customs, request.custom),
+            TextLogprobs(service.engine.tokenizer.token_bytes) if scored else None,
+        ),
+    )  # fmt: skip
+    generate = GenerateRequest(
+        prepared.prompt, params, prepared.constraint, stream=bool(body.stream), namespace=body.cache_salt or "",
+        priority=body.priority or 0, rid=made.id,
+    )  # fmt: skip
+    if body.store is not False:
+        service.stored.check(made.input_bytes)
+    if body.stream:
+        return EventStream(_stream(made, await begun(service.running.generate(generate))))
+    (generation,) = await service.running.results(generate)
+    for _ in made.answer.told(generation):
+        pass
+    made.end(generation)
+    made.store()
+    return answer(made.content)
+
+
+def _ended(service: Service, key: str, id: str) -> StoredResponse:
+    """An earlier response. Raises ParameterError: it runs."""
+    try:
+        found = service.stored.get(key, id)
+    except NotFoundError as error:
+        raise NotFoundError(f"previous_response_id: {error.message}", hint=error.hint) from None
+    if found.status == "in_progress":
+        raise ParameterError("previous_response_id", "has not ended.")
+    return found
+
+
+async def _stream(
+    made: _Response, events: AsyncGenerator[list[Delta | Generation], None]
+) -> AsyncGenerator[bytes, None]:
+    stored = made.store()
+    numbered = made.answer.numbered
+    try:
+        yield _told(numbered(f"response.{kind}", response=made.content) for kind in ("created", "in_progress"))
+        async with contextlib.aclosing(events):
+            async for taken in events:
+                told = [new for each in taken for new in made.answer.told(each)]
+                if isinstance(taken[-1], Generation):
+                    made.end(taken[-1])
+                    told.append(numbered(f"response.{made.content['status']}", response=made.content))
+                if told:
+                    yield _told(told)
+    except SglError as error:
+        told = list(made.answer.closed("incomplete"))
+        made.fail(error)
+        kind = "failed" if made.content["status"] == "failed" else "incomplete"
+        yield _told([*told, numbered(f"response.{kind}", response=made.content)])
+    finally:
+        if made.content["status"] == "in_progress":  # the reader has left
+            made.content = {**made.content, "status": "cancelled", "output": made.answer.items}
+        if stored is not None:
+            made.service.stored.update(made.key, stored, made.content)
+
+
+def _told(events: Iterable[Event]) -> bytes:
+    return b"".join(event(each, each["type"]) for each in events)
+
+
+@dataclass(slots=True)
+class _Response:
+    """A response that is being made.
+
+    Args:
+        items: its input, with everything that came before.
+        input_bytes: of that.
+
+    Attributes:
+        content: the response as it is at the moment.
+    """
+
+    service: Service
+    key: str
+    body: ResponsesRequest
+    items: Sequence[Item]
+    input_bytes: int
+    answer: Answer
+    id: str = field(default_factory=lambda: f"resp_{uuid.uuid4().hex}", init=False)
+    content: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        body = self.body
+        text, reasoning = body.text, body.reasoning
+        self.content = {
+            "id": self.id,
+            "object": "response",
+            "created_at": int(time.time()),
+            "completed_at": None,
+            "status": "in_progress",
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": None,
+            "metadata": body.metadata or {},
+            "model": self.service.model_name,
+            "output": [],
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": body.previous_response_id,
+            "reasoning": {"effort": None if reasoning is None else reasoning.effort, "summary": None},
+            "service_tier": "default",
+            "store": body.store is not False,
+            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "text": {"format": (None if text is None else text.format) or {"type": "text"}},
+            "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+            "tools": body.tools or [],
+            "top_logprobs": body.top_logprobs or 0,
+            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "truncation": "disabled",
+            "usage": None,
+        }
+
+    def store(self) -> StoredResponse | None:
+        """The response in the store; None: it shall not be there."""
+        if self.body.store is False:
+            return None
+        stored = StoredResponse(self.content, self.items, self.input_bytes)
+        self.service.stored.put(self.key, stored)
+        return stored
+
+    def end(self, generation: Generation) -> None:
+        """Takes the end of the answer."""
+        cut = generation.finish_reason == "length"
+        self.content = {
+            **self.content,
+            "status": "incomplete" if cut else "completed",
+            "completed_at": int(time.time()),
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": self.answer.items,
+            "usage": self._usage(generation.usage),
+        }
+
+    def fail(self, error: SglError) -> None:
+        """Takes an error instead."""
+        self.content = {**self.content, "output": self.answer.items}
+        if isinstance(error, RequestAbortedError):
+            self.content["status"] = "cancelled"
+            return
+        told = content_of(error, "openai")["error"]
+        self.content |= {"status": "failed", "error": {"code": "server_error", "message": told["message"]}}
+
+    def _usage(self, usage: Usage) -> dict[str, Any]:
+        return {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": self.service.tokens(self.answer.sample.reasoning)},
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        }
+
+
+# ------------------------------------------------------------------------------------------------ stored responses
+
+
+async def retrieve(service: Service, call: Call) -> Response:
+    """Gives a response."""
+    _check_query(call, _OF_RESPONSE)
+    if call.query.get("stream", "false") != "false":
+        raise ParameterError("stream", "a stored response is not streamed again.", hint="Leave it out.")
+    return answer(service.stored.get(call.key, call.path["id"]).content)
+
+
+async def delete(service: Service, call: Call) -> Response:
+    """Forgets a response."""
+    removed = service.stored.remove(call.key, call.path["id"])
+    return answer({"id": removed.id, "object": "response", "deleted": True})
+
+
+async def cancel(service: Service, call: Call) -> Response:
+    """Ends a response that runs."""
+    found = service.stored.get(call.key, call.path["id"])
+    if found.status == "in_progress":
+        with contextlib.suppress(ParameterError):  # it has ended this moment
+            service.engine.abort(found.id)
+        return answer({**found.content, "status": "cancelled"})
+    if found.status != "cancelled":
+        raise ParameterError("response_id", f"is {found.status}: only what runs can be cancelled.")
+    return answer(found.content)
+
+
+async def input_items(service: Service, call: Call) -> Response:
+    """Lists the items that a response was made of."""
+    _check_query(call, _OF_ITEMS)
+    items = list(service.stored.get(call.key, call.path["id"]).items)
+    limit, order, after = call.query.get("limit", "20"), call.query.get("order", "desc"), call.query.get("after")
+    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= 100):
+        raise ParameterError("limit", f"{limit!r:.40} is not between 1 and 100.")
+    if order not in ("asc", "desc"):
+        raise ParameterError("order", f"{order!r:.40} is neither asc nor desc.")
+    if order == "desc":
+        items.reverse()
+    if after is not None:
+        at = next((i for i, item in enumerate(items) if item["id"] == after), None)
+        if at is None:
+            raise ParameterError("after", f"there is no item {after!r:.100}.")
+        items = items[at + 1 :]
+    data = items[: int(limit)]
+    ends = (data[0]["id"], data[-1]["id"]) if data else ("", "")
+    return answer(
+        {"object": "list", "data": data, "first_id": ends[0], "last_id": ends[1], "has_more": len(data) < len(items)}
+    )
+
+
+def _check_query(call: Call, known: Sequence[str]) -> None:
+    """Raises ParameterError: the address has a parameter that is not known."""
+    for name in call.query:
+        if name not in known:
+            raise ParameterError(name[:100], "is no parameter of this request.", hint=f"It has: {', '.join(known)}.")
+
+
+_OF_RESPONSE = (
+    "include",
+    "include[]",
+    "include_obfuscation",
+    "stream",
+)  # what is included already, or asks for nothing
+_OF_ITEMS = ("include", "include[]", "limit", "order", "after")
+_PATH = "/v1/responses/{id}"
+ROUTES = (
+    Route(
+        "/v1/responses", create, "Make a response", protocol="openai", fields=RESPONSES, streams=True, works=True
+    ),
+    Route(_PATH, retrieve, "A response", ("GET",), protocol="openai", query=_OF_RESPONSE),
+    Route(_PATH, delete, "Forget a response", ("DELETE",), protocol="openai"),
+    Route(f"{_PATH}/cancel", cancel, "End a response that runs", protocol="openai"),
+    Route(
+        f"{_PATH}/input_items", input_items, "The items that a response was made of", ("GET",), protocol="openai",
+        query=_OF_ITEMS,
+    ),
+)  # fmt: skip

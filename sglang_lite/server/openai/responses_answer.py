@@ -1,0 +1,181 @@
+"""Answers of OpenAI's Responses as they come: items, and the numbered events that tell of them."""
+
+from __future__ import annotations
+
+from codecs import getincrementaldecoder
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_lite.protocol import Delta, Generation, TokenLogprob
+from sglang_lite.server.conversation.samples import CallPart, Parts, Sample, entries_of, logprobs_of
+from sglang_lite.server.openai.responses_items import new_id
+
+Event = dict[str, Any]
+_DONE = {
+    "reasoning": "response.reasoning_text", "message": "response.output_text",
+    "function_call": "response.function_call_arguments", "custom_tool_call": "response.custom_tool_call_input",
+}  # fmt: skip
+
+
+_EMPTY: dict[str, dict[str, Any]] = {
+    "message": {"role": "assistant", "content": []},
+    "reasoning": {"summary": [], "content": []},
+}
+
+
+def _part(kind: str) -> dict[str, Any]:
+    """The part of an item that text comes into."""
+    if kind == "reasoning":
+        return {"type": "reasoning_text", "text": ""}
+    return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+
+
+class TextLogprobs:
+    """Log-probabilities of the tokens that spell content, picked out of those of the whole text.
+
+    Args:
+        token_bytes: of the vocabulary.
+    """
+
+    def __init__(self, token_bytes: Sequence[bytes]) -> None:
+        self._token_bytes = token_bytes
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+        self._text = ""
+        self._told = 0  # characters of the text, up to the end of the last part
+        self._begins = 0  # the character at which the next token begins
+        self._entries: deque[tuple[int, TokenLogprob]] = deque()  # with the character at which each begins
+
+    def add(self, text: str, entries: Sequence[TokenLogprob]) -> None:
+        """Takes further text, and its tokens."""
+        self._text += text
+        for entry in entries:
+            self._entries.append((self._begins, entry))
+            known = entry.token_id < len(self._token_bytes)
+            self._begins += len(self._decoder.decode(self._token_bytes[entry.token_id])) if known else 0
+
+    def of(self, part: str, *, last: bool) -> list[dict[str, Any]]:
+        """The entries of the next part of the text.
+
+        Args:
+            last: nothing that was told of the text so far comes after it.
+        """
+        find = self._text.rfind if last else self._text.find
+        start = max(find(part, self._told), self._told)
+        self._told = start + len(part)
+        found = []
+        while self._entries and self._entries[0][0] < self._told:
+            begins, entry = self._entries.popleft()
+            if begins >= start:
+                found.append(entry)
+        return entries_of(self._token_bytes, found)
+
+
+@dataclass(slots=True)
+class Answer:
+    """An answer as it comes.
+
+    Args:
+        sample: what is read.
+        logprobs: of its text, where they are asked for.
+
+    Attributes:
+        items: its output.
+    """
+
+    sample: Sample
+    logprobs: TextLogprobs | None
+    items: list[dict[str, Any]] = field(default_factory=list, init=False)
+    _number: int = field(default=0, init=False)
+    _open: bool = field(default=False, init=False)  # the last item may have more
+
+    def numbered(self, kind: str, **content: Any) -> Event:
+        """An event with the next number."""
+        self._number += 1
+        return {"type": kind, "sequence_number": self._number - 1, **content}
+
+    def told(self, each: Delta | Generation) -> Iterator[Event]:
+        """The events of what has come."""
+        if self.logprobs is not None:
+            before, known = self.sample.length, self.sample.logprobs
+            if isinstance(each, Delta):
+                self.logprobs.add(each.text, each.logprobs)
+            else:
+                self.logprobs.add(each.text[before:], logprobs_of(each)[known:])
+        yield from self._parts(self.sample.told(each))
+        if isinstance(each, Generation):
+            if not self.items:
+                yield from self._begun("message")
+            yield from self.closed("incomplete" if each.finish_reason == "length" else "completed")
+
+    def closed(self, status: str) -> Iterator[Event]:
+        """The events of the last item's end."""
+        if not self._open:
+            return
+        self._open, item = False, self.items[-1]
+        item["status"] = status
+        name = _DONE[item["type"]]
+        if item["type"] in ("message", "reasoning"):
+            part = item["content"][0]
+            told = {} if item["type"] == "reasoning" else {"logprobs": part["logprobs"]}
+            yield self._at(f"{name}.done", content_index=0, text=part["text"], **told)
+            yield self._at("response.content_part.done", content_index=0, part=part)
+        elif item["type"] == "function_call":
+            yield self._at(f"{name}.done", name=item["name"], arguments=item["arguments"])
+        else:
+            yield self._at(f"{name}.done", input=item["input"])
+        yield self._of_item("response.output_item.done", item)
+
+    def _parts(self, parts: Parts) -> Iterator[Event]:
+        calls_follow = any(part.begins for part in parts.calls)
+        for kind, part in parts.in_order:
+            if isinstance(part, CallPart):
+                yield from self._call(part)
+            elif kind == "content":
+                yield from self._text("message", part, last=not calls_follow)
+            else:
+                yield from self._text("reasoning", part, last=not parts.content and not calls_follow)
+
+    def _text(self, kind: str, text: str, *, last: bool) -> Iterator[Event]:
+        if not self._open or self.items[-1]["type"] != kind:
+            yield from self._begun(kind)
+        part = self.items[-1]["content"][0]
+        part["text"] += text
+        found = [] if self.logprobs is None else self.logprobs.of(text, last=last)
+        told = {}
+        if kind == "message":
+            part["logprobs"] += found
+            told["logprobs"] = found
+        yield self._at(f"{_DONE[kind]}.delta", content_index=0, delta=text, **told)
+
+    def _call(self, part: CallPart) -> Iterator[Event]:
+        call = part.call
+        kind, name = ("custom_tool_call", "input") if call.custom else ("function_call", "arguments")
+        if part.begins:
+            yield from self._begun(kind, call_id=call.id, name=call.name, **{name: ""})
+        if part.arguments:
+            self.items[-1][name] += part.arguments
+            yield self._at(f"{_DONE[kind]}.delta", delta=part.arguments)
+
+    def _begun(self, kind: str, **content: Any) -> Iterator[Event]:
+        yield from self.closed("completed")
+        item: dict[str, Any] = {
+            "type": kind,
+            "id": new_id(kind),
+            "status": "in_progress",
+            **_EMPTY.get(kind, {}),
+            **content,
+        }
+        self.items.append(item)
+        self._open = True
+        yield self._of_item("response.output_item.added", dict(item))
+        if "content" in item:
+            item["content"] = [_part(kind)]
+            yield self._at("response.content_part.added", content_index=0, part=_part(kind))
+
+    def _at(self, kind: str, **content: Any) -> Event:
+        return self.numbered(kind, item_id=self.items[-1]["id"], output_index=len(self.items) - 1, **content)
+
+    def _of_item(self, kind: str, item: dict[str, Any]) -> Event:
+        return self.numbered(kind, output_index=len(self.items) - 1, item=item)

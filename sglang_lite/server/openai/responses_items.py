@@ -1,0 +1,249 @@
+"""Items of OpenAI's Responses: read, made whole, and turned into messages."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from sglang_lite.protocol import CapabilityError, ParameterError
+from sglang_lite.server.conversation.tools import INPUT, arguments_of
+from sglang_lite.server.http.body import convert
+
+Item: TypeAlias = dict[str, Any]
+
+
+class _Part(msgspec.Struct, kw_only=True, tag_field="type", forbid_unknown_fields=True):
+    pass
+
+
+class InputText(_Part, tag="input_text"):
+    text: str
+    prompt_cache_breakpoint: dict[str, Any] | None = None  # every prefix is cached
+
+
+class OutputText(_Part, tag="output_text"):
+    text: str
+    annotations: list[Any] | None = None  # an earlier answer's, sent back as they came
+    logprobs: list[Any] | None = None
+    parsed: Any = None
+
+
+class Refusal(_Part, tag="refusal"):
+    refusal: str
+
+
+class SummaryText(_Part, tag="summary_text"):
+    text: str
+
+
+class ReasoningText(_Part, tag="reasoning_text"):
+    text: str
+
+
+class _Unseen(msgspec.Struct, kw_only=True, tag_field="type"):
+    pass
+
+
+class InputImage(_Unseen, tag="input_image"):
+    pass
+
+
+class InputFile(_Unseen, tag="input_file"):
+    pass
+
+
+class InputAudio(_Unseen, tag="input_audio"):
+    pass
+
+
+Content: TypeAlias = str | list[InputText | OutputText | Refusal | InputImage | InputFile | InputAudio]
+
+
+class _Item(msgspec.Struct, kw_only=True, tag_field="type", forbid_unknown_fields=True):
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+
+class MessageItem(_Item, tag="message"):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class _CallItem(_Item, kw_only=True):
+    call_id: str
+    caller: dict[str, Any] | None = None
+    is_async: bool | None = msgspec.field(name="async", default=None)
+    namespace: None = None
+
+
+class FunctionCallItem(_CallItem, kw_only=True, tag="function_call"):
+    name: str
+    arguments: str
+    parsed_arguments: Any = None
+
+
+class CustomCallItem(_CallItem, kw_only=True, tag="custom_tool_call"):
+    name: str
+    input: str
+
+
+class FunctionOutputItem(_Item, tag="function_call_output"):
+    output: Content
+    call_id: str | None = None
+    name: str | None = None
+    caller: dict[str, Any] | None = None
+    namespace: None = None
+
+
+class CustomOutputItem(_Item, tag="custom_tool_call_output"):
+    output: Content
+    call_id: str
+    caller: dict[str, Any] | None = None
+
+
+class ReasoningItem(_Item, tag="reasoning"):
+    summary: list[SummaryText] = []
+    content: list[ReasoningText] | None = None
+    encrypted_content: str | None = None
+
+
+class ItemReference(msgspec.Struct, kw_only=True, tag_field="type", tag="item_reference", forbid_unknown_fields=True):
+    id: str
+
+
+_ITEMS: Mapping[str, Any] = {
+    "message": MessageItem, "function_call": FunctionCallItem, "custom_tool_call": CustomCallItem,
+    "function_call_output": FunctionOutputItem, "custom_tool_call_output": CustomOutputItem,
+    "reasoning": ReasoningItem, "item_reference": ItemReference,
+}  # fmt: skip
+_PREFIXES = {
+    "message": "msg", "function_call": "fc", "custom_tool_call": "ctc", "function_call_output": "fco",
+    "custom_tool_call_output": "ctco", "reasoning": "rs",
+}  # fmt: skip
+
+
+def new_id(kind: str) -> str:
+    """An id for an item of a kind."""
+    return f"{_PREFIXES[kind]}_{uuid.uuid4().hex}"
+
+
+def items_of(given: str | Sequence[Item] | None, known: Callable[[str], Item], unused: list[str]) -> list[Item]:
+    """The items of an input, each whole and with an id.
+
+    Args:
+        known: the item with an id, of an earlier response.
+        unused: takes the names of what has no part in the prompt.
+
+    Raises:
+        ParameterError: an item that makes no sense.
+        CapabilityError: one that the model can't see, or of a hosted tool.
+    """
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    return [_item(each, f"input[{i}]", known, unused) for i, each in enumerate(given or ())]
+
+
+def _item(given: Item, where: str, known: Callable[[str], Item], unused: list[str]) -> Item:
+    kind = given.get("type")
+    if kind is None:
+        kind = "message" if "role" in given else "item_reference"
+    if not isinstance(kind, str):
+        raise ParameterError(f"{where}.type", "is no text.")
+    if kind not in _ITEMS:
+        raise CapabilityError(f"items of type {kind!r:.60} are of tools that this server has not.", parameter=where)
+    named = {**{name: value for name, value in given.items() if value is not None}, "type": kind}
+    item = convert(named, _ITEMS[kind], where)
+    if isinstance(item, ItemReference):
+        return known(item.id)
+    whole: Item = {"type": kind, "id": item.id or new_id(kind), "status": item.status or "completed"}
+    match item:
+        case MessageItem():
+            return {**whole, "role": item.role, "content": _parts(item.content, item.role, f"{where}.content")}
+        case FunctionCallItem():
+            arguments_of(item.arguments, f"{where}.arguments")
+            return {**whole, "call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+        case CustomCallItem():
+            return {**whole, "call_id": item.call_id, "name": item.name, "input": item.input}
+        case ReasoningItem():
+            if item.encrypted_content is not None and not item.content and not item.summary:
+                unused.append(f"{where}.encrypted_content")  # another model's, which it alone can read
+            return {
+                **whole,
+                "summary": [{"type": "summary_text", "text": part.text} for part in item.summary],
+                "content": [{"type": "reasoning_text", "text": part.text} for part in item.content or ()],
+            }
+        case _:
+            output = item.output
+            told = output if isinstance(output, str) else _parts(output, "user", f"{where}.output")
+            return {**whole, "call_id": item.call_id or "", "output": told}
+
+
+def _parts(content: Content, role: str, where: str) -> list[Item]:
+    parts: list[Item] = []
+    for i, part in enumerate([InputText(text=content)] if isinstance(content, str) else content):
+        if isinstance(part, Refusal):
+            parts.append({"type": "refusal", "refusal": part.refusal})
+        elif isinstance(part, InputText | OutputText):
+            parts.append(_output_text(part.text) if role == "assistant" else {"type": "input_text", "text": part.text})
+        else:
+            kind = part.__struct_config__.tag
+            raise CapabilityError(f"the model reads text, and takes no {kind}.", parameter=f"{where}[{i}]")
+    return parts
+
+
+def _output_text(text: str) -> Item:
+    return {"type": "output_text", "text": text, "annotations": []}
+
+
+def messages_of(items: Sequence[Item]) -> list[dict[str, Any]]:
+    """Items as messages, as templates take them: calls and reasoning are the assistant's."""
+    messages: list[dict[str, Any]] = []
+    thoughts: list[str] = []
+
+    def assistant() -> dict[str, Any]:
+        """The assistant's message that is under way, or a new one."""
+        if thoughts or not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": ""})
+        if thoughts:
+            messages[-1]["reasoning_content"] = "\n".join(thoughts)
+            thoughts.clear()
+        return messages[-1]
+
+    for item in items:
+        match item["type"]:
+            case "reasoning":
+                thoughts += [part["text"] for part in item["content"] or item["summary"]]
+            case "message" if item["role"] == "assistant":
+                message = assistant()
+                message["content"] = "\n".join(filter(None, (message["content"], _text(item["content"]))))
+            case "message":
+                messages.append({"role": item["role"], "content": _text(item["content"])})
+            case "function_call" | "custom_tool_call":
+                custom = item["type"] == "custom_tool_call"
+                arguments = {INPUT: item["input"]} if custom else _whole(item["arguments"])
+                function = {"name": item["name"], "arguments": arguments}
+                call = {"type": "function", "id": item["call_id"], "function": function}
+                assistant().setdefault("tool_calls", []).append(call)
+            case _:
+                output = item["output"]
+                text = output if isinstance(output, str) else _text(output)
+                messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": text})
+    if thoughts:
+        assistant()
+    return messages
+
+
+def _whole(arguments: str) -> dict[str, Any]:
+    """The arguments of a call; {} of an earlier answer's that was cut."""
+    try:
+        return arguments_of(arguments, "arguments")
+    except ParameterError:
+        return {}
+
+
+def _text(parts: Sequence[Item]) -> str:
+    return "\n".join(part["refusal"] if part["type"] == "refusal" else part["text"] for part in parts)

@@ -1,0 +1,278 @@
+"""Requests of OpenAI's Responses: items, tools and formats become a conversation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from sglang_lite.protocol import Constraint, ParameterError
+from sglang_lite.server.conversation.chat_format import Conversation, Tool
+from sglang_lite.server.conversation.tools import GrammarText, custom_tool, input_constraint, variables_of_effort
+from sglang_lite.server.fields import RESPONSES_NEUTRAL, RESPONSES_REFUSED, Fields
+from sglang_lite.server.http.body import convert
+from sglang_lite.server.openai.responses_items import Item, messages_of
+from sglang_lite.server.parameters import constraints, sampling
+
+
+class FunctionTool(msgspec.Struct, kw_only=True, tag_field="type", tag="function", forbid_unknown_fields=True):
+    name: str
+    parameters: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+    is_async: bool | None = msgspec.field(name="async", default=None)
+    allowed_callers: list[str] | None = None
+    defer_loading: bool | None = None
+    output_schema: dict[str, Any] | None = None
+
+
+class TextInput(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
+    pass
+
+
+class GrammarInput(GrammarText, tag_field="type", tag="grammar"):
+    pass
+
+
+class CustomTool(msgspec.Struct, kw_only=True, tag_field="type", tag="custom", forbid_unknown_fields=True):
+    name: str
+    description: str | None = None
+    format: TextInput | GrammarInput | None = None
+    is_async: bool | None = msgspec.field(name="async", default=None)
+    allowed_callers: list[str] | None = None
+    defer_loading: bool | None = None
+
+    @property
+    def grammar(self) -> GrammarText | None:
+        return self.format if isinstance(self.format, GrammarInput) else None
+
+
+class Named(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A tool that is chosen, or allowed."""
+
+    type: Literal["function", "custom"]
+    name: str
+
+
+class Allowed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The tools of which one may, or has to be, called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[dict[str, Any]]
+
+
+class Reasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    effort: str | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto"] | None = None
+    mode: Literal["standard"] | None = None
+
+
+class Text(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    format: dict[str, Any] | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    include_obfuscation: bool = False  # pads events against who measures their sizes on the way
+
+
+class ResponsesRequest(sampling.SglangSampling, kw_only=True):
+    """A response that is to be made."""
+
+    input: str | list[dict[str, Any]] | None = None
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    include: list[str] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: Text | None = None
+    reasoning: Reasoning | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+
+RESPONSES = Fields(ResponsesRequest, RESPONSES_NEUTRAL, RESPONSES_REFUSED)
+HOSTED = re.compile(  # types of tools that OpenAI runs, or that its models were taught
+    r"(web_search|file_search|computer|code_interpreter|image_generation|tool_search|(local_)?shell|mcp|apply_patch"
+    r"|programmatic_tool_calling)(_use)?(_preview)?(_20[0-9_]{8})?"
+)
+LOGPROBS = "message.output_text.logprobs"
+_INCLUDED = {  # what else can be asked for, and is of tools and models that are not here
+    "file_search_call.results", "web_search_call.results", "web_search_call.action.sources",
+    "message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks for.
+
+    Attributes:
+        conversation: that is to be continued.
+        custom: the name of the custom tool whose input is the whole answer.
+        customs: the names of all custom tools.
+    """
+
+    conversation: Conversation
+    custom: str | None
+    customs: frozenset[str]
+
+
+def asked(body: ResponsesRequest, items: Sequence[Item], unused: list[str]) -> Asked:
+    """
+    Args:
+        items: the whole conversation, without the instructions.
+        unused: takes the names of what has no part in the answer.
+
+    Raises:
+        ParameterError: a tool, choice or format that makes no sense.
+        CapabilityError: a tool's grammar can't hold.
+        ConstraintError: what is asked of the answer can't be enforced.
+    """
+    if not items:
+        raise ParameterError("input", "is empty.")
+    _check_include(body)
+    tools, hosted = _tools(body.tools or (), unused)
+    choice, allowed = _choice(body.tool_choice, tools, hosted)
+    constraint = None if body.text is None else _format(body.text.format)
+    custom = None
+    if choice == "required" and allowed is not None and len(allowed) == 1:
+        found = tools[allowed[0]]
+        custom = found if isinstance(found, CustomTool) else None
+    if custom is not None:
+        if constraint is not None:
+            raise ParameterError("tool_choice", "a custom tool is chosen, so the answer has no other format.")
+        constraint = input_constraint(custom.grammar)
+    messages = messages_of(items)
+    if body.instructions:
+        messages.insert(0, {"role": "system", "content": body.instructions})
+    conversation = Conversation(
+        messages=messages,
+        tools=[_tool(tool, forced=tool is custom) for tool in tools.values()],
+        tool_choice=choice if custom is None else "shown",
+        allowed=None if custom is not None else allowed,
+        parallel=body.parallel_tool_calls is not False,
+        answer=constraint,
+        variables=_variables(body.reasoning, unused),
+    )
+    customs = frozenset(name for name, tool in tools.items() if isinstance(tool, CustomTool))
+    return Asked(conversation, None if custom is None else custom.name, customs)
+
+
+def _check_include(body: ResponsesRequest) -> None:
+    for i, name in enumerate(body.include or ()):
+        if name != LOGPROBS and name not in _INCLUDED:
+            raise ParameterError(f"include[{i}]", f"{name!r:.60} is unknown.", hint=f"Known: {LOGPROBS}.")
+    if body.top_logprobs and LOGPROBS not in (body.include or ()):
+        raise ParameterError("top_logprobs", f"needs {LOGPROBS!r} in `include`.")
+
+
+def _variables(reasoning: Reasoning | None, unused: list[str]) -> dict[str, Any]:
+    if reasoning is None:
+        return {}
+    if reasoning.summary is not None or reasoning.generate_summary is not None:
+        unused.append("reasoning.summary")  # reasoning is told whole
+    return {} if reasoning.effort is None else variables_of_effort(reasoning.effort)
+
+
+def _format(format: Mapping[str, Any] | None) -> Constraint | None:
+    if format is not None and format.get("type") == "json_schema":
+        return constraints.schema(format, "text.format")
+    if format is not None and format.get("type") not in ("text", "json_object"):
+        raise ParameterError("text.format.type", "is none of text, json_object, json_schema.")
+    return constraints.response_format(format, "text.format")
+
+
+def _tools(
+    given: Sequence[Mapping[str, Any]], unused: list[str]
+) -> tuple[dict[str, FunctionTool | CustomTool], frozenset[str]]:
+    """The caller's tools by name, and the types of hosted ones, which are never called."""
+    tools: dict[str, FunctionTool | CustomTool] = {}
+    hosted: set[str] = set()
+    for i, each in enumerate(given):
+        kind, where = each.get("type"), f"tools[{i}]"
+        if kind not in ("function", "custom"):
+            if not (isinstance(kind, str) and HOSTED.fullmatch(kind)):
+                raise ParameterError(
+                    f"{where}.type", "is missing." if kind is None else f"{kind!r:.60} is not supported."
+                )
+            hosted.add(kind)
+            unused.append(f"{where} {kind}")
+            continue
+        tool = convert(each, FunctionTool, where) if kind == "function" else convert(each, CustomTool, where)
+        if tool.allowed_callers is not None and "direct" not in tool.allowed_callers:
+            unused.append(f"{where} {tool.name}")  # only hosted code could call it
+            continue
+        unused += [f"{where}.{name}" for name in ("async", "defer_loading", "output_schema") if each.get(name)]
+        if tool.name in tools:
+            raise ParameterError(where, f"another tool is called {tool.name!r:.80}, too.")
+        tools[tool.name] = tool
+    return tools, frozenset(hosted)
+
+
+def _tool(tool: FunctionTool | CustomTool, *, forced: bool) -> Tool:
+    if isinstance(tool, CustomTool):
+        return custom_tool(tool.name, tool.description, tool.grammar, forced=forced)
+    parameters = {"type": "object", "properties": {}} if tool.parameters is None else tool.parameters
+    return Tool(tool.name, tool.description, parameters, strict=tool.strict is not False)
+
+
+def _choice(
+    given: str | dict[str, Any] | None, tools: Mapping[str, FunctionTool | CustomTool], hosted: frozenset[str]
+) -> tuple[Literal["auto", "required", "none"], list[str] | None]:
+    """What is said of calls, and the names of the tools that may be called; None: of all."""
+    if given is None or given == "auto":
+        return "auto", None
+    if given == "none":
+        return "none", None
+    if given == "required":
+        if not tools:
+            raise ParameterError("tool_choice", "there are no tools that could be called.")
+        return "required", None
+    kind = given.get("type") if isinstance(given, dict) else given
+    if isinstance(given, dict) and kind in ("function", "custom"):
+        return "required", [_named(given, "tool_choice", tools)]
+    if isinstance(given, dict) and kind == "allowed_tools":
+        allowed = convert(given, Allowed, "tool_choice")
+        names = [
+            _named(each, f"tool_choice.tools[{i}]", tools)
+            for i, each in enumerate(allowed.tools)
+            if str(each.get("type")) not in hosted
+        ]
+        if not names and allowed.mode == "required":
+            raise ParameterError("tool_choice.tools", "there are none of them that could be called.")
+        return allowed.mode, names
+    if isinstance(given, dict) and isinstance(kind, str) and HOSTED.fullmatch(kind):
+        raise ParameterError("tool_choice", f"{kind!r:.60} is a hosted tool, which this server has not.")
+    raise ParameterError("tool_choice", f"{given!r:.80} is none of auto, none, required, or a tool.")
+
+
+def _named(given: Mapping[str, Any], where: str, tools: Mapping[str, FunctionTool | CustomTool]) -> str:
+    named = convert(given, Named, where)
+    found = tools.get(named.name)
+    if found is None or found.__struct_config__.tag != named.type:
+        raise ParameterError(
+            where, f"there is no {named.type} tool {named.name!r:.80}.", hint=f"Tools: {', '.join(tools)[:400]}."
+        )
+    return named.name

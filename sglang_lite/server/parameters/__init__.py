@@ -1,0 +1,1 @@
+"""Fields of requests that become sampling parameters and constraints, for all protocols."""

@@ -1,0 +1,1 @@
+"""Our own protocol: whole programs, and the rows of compiled ones."""

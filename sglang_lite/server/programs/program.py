@@ -1,0 +1,416 @@
+"""Programs: a whole one is one request, and one that grows takes further nodes until it ends. Data only."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from sglang_lite import wire
+from sglang_lite.engine.core import OpenProgram
+from sglang_lite.program.nodes import Fork, Gen, ImagePart, Mark, Node, Path, Program, Select
+from sglang_lite.protocol import (
+    CapabilityError,
+    Generation,
+    ParameterError,
+    Played,
+    Prompt,
+    Selection,
+    SglError,
+    Usage,
+    WireError,
+)
+from sglang_lite.runtime.resolved_params import resolve_params
+from sglang_lite.server.async_engine import ProgramEvent, begun
+from sglang_lite.server.errors import NotFoundError, content_of, headers_of, status_of
+from sglang_lite.server.fields import GATEWAY_NEUTRAL, Fields
+from sglang_lite.server.http.sse import DONE, EventStream
+from sglang_lite.server.routes import Call, Route, answer
+from sglang_lite.server.service import Service
+
+PROGRAM_ID = "x-program-id"  # header that names the program of a stream
+
+
+class ProgramLimits(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Limits that a client sets beside the server's; the lower ones hold."""
+
+    tokens: int | None = None
+    nodes: int | None = None
+    branches: int | None = None
+    seconds: float | None = None
+
+
+class PlayRequest(msgspec.Struct, kw_only=True):
+    """A program that is to be played."""
+
+    version: int
+    program: dict[str, Any]
+    prompt: str | dict[str, Any] = ""
+    stream: bool | None = None
+    open: bool | None = None
+    limits: ProgramLimits | None = None
+    cache_salt: str | None = None
+    model: str | None = None
+
+
+class ProgramAnswer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Further nodes of a branch, or its end."""
+
+    path: list[int]
+    nodes: list[dict[str, Any]] | None = None
+    drop: bool = False
+
+
+class ProgramAnswers(msgspec.Struct, kw_only=True):
+    """What comes next of a program that is open."""
+
+    version: int
+    answers: list[ProgramAnswer] = []
+    close: bool = False
+
+
+PLAY: Fields[PlayRequest] = Fields(PlayRequest, GATEWAY_NEUTRAL, {})
+ANSWERS: Fields[ProgramAnswers] = Fields(ProgramAnswers, GATEWAY_NEUTRAL, {})
+
+
+# ---------------------------------------------------------------------------------------------------- what is asked
+
+
+@dataclass(slots=True)
+class Budget:
+    """What a program may still have. It is counted before anything of it starts.
+
+    Attributes:
+        vocab_size: of the model, against which parameters are checked.
+    """
+
+    tokens: int
+    nodes: int
+    branches: int
+    vocab_size: int
+
+    def take(self, nodes: Sequence[Node], pointer: str) -> Budget:
+        """What is left after some nodes, which this does not take yet.
+
+        Args:
+            pointer: JSON Pointer to their list.
+
+        Raises:
+            ParameterError: by its pointer, the first node that is too much, or that has a bad parameter.
+            CapabilityError: an image.
+        """
+        left = Budget(self.tokens, self.nodes, self.branches, self.vocab_size)
+        for place, node in _walked(nodes, pointer):
+            left._take(node, place, self)
+        return left
+
+    def _take(self, node: Node, pointer: str, most: Budget) -> None:
+        self.nodes -= 1
+        if self.nodes < 0:
+            raise ParameterError(pointer, f"a program may have {most.nodes:,} more nodes here.")
+        if isinstance(node, Gen):
+            try:
+                params = resolve_params(node.params, self.vocab_size)
+            except ParameterError as error:
+                problem = error.message.removeprefix(f"{error.parameter}: ")
+                raise ParameterError(f"{pointer}/params/{error.parameter}", problem, hint=error.hint) from None
+            self.tokens -= params.max_tokens * params.n
+            if self.tokens < 0:
+                raise ParameterError(
+                    f"{pointer}/params/max_tokens", f"the generations may make {most.tokens:,} tokens at most here.",
+                    hint="Lower max_tokens.",
+                )  # fmt: skip
+        elif isinstance(node, Select):
+            if not node.choices or not all(node.choices):
+                raise ParameterError(f"{pointer}/choices", "at least one, and none empty.")
+        elif isinstance(node, Fork):
+            self.branches -= len(node.branches)
+            if self.branches < 0:
+                raise ParameterError(f"{pointer}/branches", f"a program may have {most.branches:,} more branches here.")
+        elif isinstance(node, ImagePart):
+            raise CapabilityError("the model takes no images.", parameter=pointer)
+
+
+def _walked(nodes: Sequence[Node], pointer: str) -> Iterator[tuple[str, Node]]:
+    """All nodes, with their pointers."""
+    for i, node in enumerate(nodes):
+        yield f"{pointer}/{i}", node
+        if isinstance(node, Fork):
+            for j, branch in enumerate(node.branches):
+                yield from _walked(branch, f"{pointer}/{i}/branches/{j}")
+
+
+def check_version(body: Mapping[str, Any], pointer: str) -> None:
+    """Raises ParameterError: a body is in another version than this one."""
+    version = body.get("version")
+    if version != wire.VERSION or isinstance(version, bool):
+        hint = f"This server has version {wire.VERSION}."
+        if version is None:
+            raise ParameterError(f"{pointer}/version".lstrip("/"), "is missing.", hint=hint)
+        raise ParameterError(f"{pointer}/version", f"{version!r:.60} is not {wire.VERSION}.", hint=hint)
+
+
+def record_of(name: str, data: object, pointer: str, call: Call) -> Any:  # the record of that name
+    """A record of data. Raises WireError: by the pointer into the body, it is none."""
+    message = msgspec.json.encode({"version": wire.VERSION, "type": name, "data": data})
+    try:
+        return wire.decode(message, form="json", limits=call.limits)
+    except WireError as error:
+        problem = error.message.rpartition(" (at ")[0].removeprefix("wire: ")
+        place = pointer + error.pointer.removeprefix("/data")
+        raise WireError(problem, pointer=place, hint=error.hint) from None
+
+
+def _program(data: dict[str, Any], pointer: str, call: Call) -> Program:
+    found = record_of("Program", data, pointer, call)
+    assert isinstance(found, Program)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A program that was read."""
+
+    id: str
+    prompt: Prompt | str
+    program: Program
+    left: Budget
+    seconds: float
+    stream: bool
+    open: bool
+    namespace: str
+
+
+def _asked(service: Service, call: Call, given: Mapping[str, Any], pointer: str) -> _Asked:
+    """
+    Raises:
+        ParameterError, WireError, CapabilityError: the body is not what it should be, or the program is too large.
+    """
+    check_version(given, pointer)
+    body = PLAY.read(given, call.unused if call.reports else None)
+    service.check_model(body.model)
+    prompt: Prompt | str = ""
+    if isinstance(body.prompt, str):
+        prompt = body.prompt
+    else:
+        prompt = record_of("Prompt", body.prompt, f"{pointer}/prompt", call)
+    if body.open and prompt != "":
+        raise ParameterError(f"{pointer}/prompt", 'is "" where a program is open.', hint="Give the text as Text nodes.")
+    program = _program(body.program, f"{pointer}/program", call)
+    budget, seconds = limits_of(service, body.limits, pointer)
+    left = budget.take(program.nodes, f"{pointer}/program/nodes")
+    return _Asked(
+        f"prog-{uuid.uuid4().hex}", prompt, program, left, seconds, bool(body.stream), bool(body.open),
+        body.cache_salt or "",
+    )  # fmt: skip
+
+
+def limits_of(service: Service, given: ProgramLimits | None, pointer: str) -> tuple[Budget, float]:
+    """What a program may have, and its seconds: the lower of the client's limits and the server's."""
+    settings, own = service.settings, given or ProgramLimits()
+    budget = Budget(
+        int(_least("tokens", own.tokens, settings.program_max_tokens, pointer)),
+        int(_least("nodes", own.nodes, settings.program_max_nodes, pointer)),
+        int(_least("branches", own.branches, settings.program_max_branches, pointer)),
+        service.engine.vocab_size,
+    )
+    return budget, _least("seconds", own.seconds, settings.program_max_s, pointer)
+
+
+def _least(name: str, given: float | None, most: float, pointer: str) -> float:
+    if given is None:
+        return most
+    if not (given > 0 and math.isfinite(given)):
+        raise ParameterError(f"{pointer}/limits/{name}", f"{given} is not above 0.")
+    return min(given, most)
+
+
+# -------------------------------------------------------------------------------------------------------- the answers
+
+
+async def play(service: Service, call: Call) -> Response:
+    """Plays a program."""
+    return await played(service, call, call.object(), "")
+
+
+async def played(service: Service, call: Call, body: Mapping[str, Any], pointer: str) -> Response:
+    """The response to a program's body, which is at `pointer` in that of the request."""
+    asked = _asked(service, call, body, pointer)
+    if asked.open:
+        events = _grown(service, call, asked)
+    else:
+        events = service.running.play(
+            asked.prompt, asked.program, stream=asked.stream, namespace=asked.namespace, timeout_s=asked.seconds
+        )
+    if asked.open or asked.stream:
+        return EventStream(_stream(await begun(events), call), {PROGRAM_ID: asked.id})
+    found: list[ProgramEvent] = []
+    async with contextlib.aclosing(events):
+        async for taken in events:
+            found += taken
+    return _whole(asked.id, found, call)
+
+
+def _whole(id: str, events: Sequence[ProgramEvent], call: Call) -> Response:
+    """The response with all that a program brought."""
+    ended = events[-1]
+    usages = _Usages()
+    for event in events:
+        usages.take(event)
+    content = {
+        "version": wire.VERSION,
+        "id": id,
+        "played": [_data(event) for event in events[:-1]],
+        "result": None if isinstance(ended, SglError) else _data(ended),
+        "usage": {**msgspec.to_builtins(usages.total), "segments": usages.segments},
+    }
+    if not isinstance(ended, SglError):
+        return answer(content)
+    status = status_of(ended).status
+    failed = {**content_of(ended, "native", call.request_id), "failure": _data(ended), **content}
+    return answer(failed, status, headers_of(ended))
+
+
+class _Data(msgspec.Struct):
+    """What a message of the wire has inside."""
+
+    data: msgspec.Raw
+
+
+_opened = msgspec.json.Decoder(_Data).decode
+
+
+def _data(event: ProgramEvent) -> msgspec.Raw:
+    """An event as the wire has it, without its envelope."""
+    return _opened(wire.encode(event, form="json")).data
+
+
+async def _stream(events: AsyncGenerator[list[ProgramEvent], None], call: Call) -> AsyncGenerator[bytes, None]:
+    usages = _Usages()
+    async with contextlib.aclosing(events):
+        async for taken in events:
+            parts = []
+            for event in taken:
+                usages.take(event)
+                if not isinstance(event, Played):
+                    parts.append(_event(usages.total))
+                parts.append(_event(event))
+            yield b"".join(parts)
+    yield DONE
+
+
+def _event(message: wire.Message) -> bytes:
+    return b"data: %b\n\n" % wire.encode(message, form="json")
+
+
+class _Usages:
+    """What the nodes of a program have used, one by one and together."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self._of: list[tuple[Path, str | None, Usage]] = []
+        self._prompts = self._cached = 0
+
+    def take(self, event: ProgramEvent) -> None:
+        """Counts an event."""
+        if not isinstance(event, Played) or not isinstance(event.event, Generation | Selection):
+            return
+        usage = event.event.usage
+        self._of.append((event.path, event.name, usage))
+        if isinstance(event.event, Selection) or not event.event.index:  # samples share their prompt
+            self._prompts += usage.prompt_tokens
+            self._cached += usage.cached_tokens
+
+    @property
+    def segments(self) -> list[dict[str, Any]]:
+        return [{"path": path, "name": name, **msgspec.to_builtins(usage)} for path, name, usage in self._of]
+
+    @property
+    def total(self) -> Usage:
+        return Usage(
+            self._prompts,
+            self._cached,
+            sum(usage.completion_tokens for *_, usage in self._of),
+            sum(usage.forced_tokens for *_, usage in self._of),
+            total_s=time.perf_counter() - self._started,
+        )
+
+
+# ------------------------------------------------------------------------------------------------ programs that grow
+
+
+@dataclass(slots=True)
+class _Growing:
+    """A program that is open.
+
+    Attributes:
+        key: that it was opened with.
+        left: what its further nodes may be.
+    """
+
+    program: OpenProgram
+    key: str
+    left: Budget
+    closed: bool = field(default=False)
+
+
+async def _grown(service: Service, call: Call, asked: _Asked) -> AsyncGenerator[list[ProgramEvent], None]:
+    def begin(program: OpenProgram) -> None:
+        service.programs[asked.id] = _Growing(program, call.key, asked.left)
+        if asked.program.nodes:
+            program.extend((), asked.program.nodes)
+
+    events = service.running.grow(begin, stream=asked.stream, namespace=asked.namespace, timeout_s=asked.seconds)
+    try:
+        async with contextlib.aclosing(events):
+            async for taken in events:
+                yield taken
+    finally:
+        service.programs.pop(asked.id, None)
+
+
+async def grow(service: Service, call: Call) -> Response:
+    """Gives an open program further nodes."""
+    given, id = call.object(), call.path["id"]
+    check_version(given, "")
+    body = ANSWERS.read(given, call.unused if call.reports else None)
+    growing = service.programs.get(id)
+    if not isinstance(growing, _Growing) or growing.key != call.key:
+        raise NotFoundError(f"no program {id[:60]!r} is open.", hint="It may have ended.")
+    if growing.closed:
+        raise ParameterError("answers", "the program was closed.")
+    changes: list[Callable[[], None]] = []
+    left = growing.left
+    for i, each in enumerate(body.answers):
+        pointer, path = f"/answers/{i}", tuple(each.path)
+        if len(path) % 2 or any(place < 0 for place in path):
+            raise ParameterError(f"{pointer}/path", f"{each.path!r:.60} is no branch's: pairs of a fork and an index.")
+        if each.drop == bool(each.nodes):
+            raise ParameterError(pointer, "either nodes or drop: true is needed.")
+        if each.nodes:
+            nodes = _program({"nodes": each.nodes}, pointer, call).nodes
+            left = left.take(nodes, f"{pointer}/nodes")
+            changes.append(partial(growing.program.extend, path, nodes))
+        else:
+            left = left.take((Mark(),), pointer)  # it costs what a node does
+            changes.append(partial(growing.program.drop, path))
+    growing.left, growing.closed = left, body.close
+    for change in changes:
+        change()
+    if body.close:
+        growing.program.close()
+    return answer({"id": id})
+
+
+ROUTES = (
+    Route("/program", play, "Play a program", fields=PLAY, streams=True, works=True),
+    Route("/program/{id}/answer", grow, "Give an open program more nodes", fields=ANSWERS),
+)

@@ -1,0 +1,1 @@
+"""Several servers of one model behind a gateway, watched, and started again when they die."""

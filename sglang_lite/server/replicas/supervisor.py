@@ -1,0 +1,340 @@
+"""Several servers of one model behind a gateway: they are started, watched, and started again when they die."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import requests
+
+from sglang_lite.protocol import ParameterError
+from sglang_lite.server.http.sockets import bound
+from sglang_lite.server.replicas.gateway import Gateway
+from sglang_lite.server.replicas.tied import TiedProcess
+from sglang_lite.server.settings import ReplicaSettings, ServerSettings
+
+logger = logging.getLogger("sglang_lite.server")
+
+_LOOK_S = 0.5  # between two looks at a worker's health
+_TIMEOUT_S = 5.0  # of such a look
+_END_S = 5.0  # for a process that has nothing left to do
+_LONGEST_PAUSE_S = 30.0  # before one that keeps dying is started again
+_FINE_S = 60.0  # after which one that dies did not die at once
+_MOST_DEATHS = 8  # at once, one after the other: then it is started no more
+
+
+def serve(
+    settings: ServerSettings,
+    engine: Mapping[str, Any],
+    replicas: ReplicaSettings,
+    told: Callable[[str], object],
+) -> int:
+    """Serves by several servers until SIGTERM or SIGINT; then what is open runs on, up to `drain_s`. A second signal
+    ends it at once.
+
+    Args:
+        engine: keywords of each server's `Engine`.
+        told: is given one line when a server can be reached through the gateway.
+
+    Returns:
+        The exit status.
+    """
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    devices = _devices(engine.get("device", "auto"), replicas.replicas)
+    if devices is None and engine.get("threads") is None and replicas.replicas > 1:
+        engine = {**engine, "threads": max((os.cpu_count() or 1) // replicas.replicas, 1)}
+    with bound(settings.host, settings.port) as listening:  # in use, that is an error at once
+        host, port = listening.getsockname()[:2]
+    gateway = Gateway(settings, replicas, host, port)
+    workers: list[_Worker] = [_Remote(url, settings.health_timeout_s, gateway) for url in replicas.workers]
+    each: list[str | None] = [*devices] if devices else [None] * replicas.replicas
+    workers += [_Replica(settings, engine, device, gateway) for device in each]
+    supervisor = _Supervisor(gateway, workers, settings.drain_s)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, supervisor.on_signal)
+    return supervisor.run(lambda: told(f"Serving {len(workers)} servers at {gateway.url} by {gateway.package}"))
+
+
+class _Supervisor:
+    """Starts the workers, and ends all in their order."""
+
+    def __init__(self, gateway: Gateway, workers: list[_Worker], drain_s: float) -> None:
+        self._gateway, self._workers, self._drain_s = gateway, workers, drain_s
+        self._signals = 0
+        self._bell = threading.Event()
+
+    def on_signal(self, *_: object) -> None:
+        self._signals += 1
+        self._bell.set()
+
+    def run(self, told: Callable[[], object]) -> int:
+        """Runs until a signal comes. The exit status."""
+        for worker in self._workers:
+            worker.start()
+        failed = False
+        said = False
+        while not (self._signals or failed):
+            self._bell.wait(_LOOK_S / 2)
+            failed = self._gateway.failed or any(worker.failed for worker in self._workers)
+            failed = failed or all(worker.given_up for worker in self._workers)
+            if not said and self._gateway.known:
+                said = True
+                told()
+        for worker in self._workers:
+            worker.over.set()
+        self._gateway.ask_to_end()
+        now = failed or not self._waited(self._drain_s + _END_S, lambda: self._gateway.wait(0.1) is not None)
+        if not now:
+            for worker in self._workers:
+                worker.ask_to_end()
+            self._waited(self._drain_s + _END_S, lambda: all(worker.ended for worker in self._workers))
+        self._gateway.kill()
+        for worker in self._workers:
+            worker.kill()
+        return 1 if failed else 0
+
+    def _waited(self, timeout_s: float, done: Callable[[], bool]) -> bool:
+        """Waits for something. False: it lasted too long, or a second signal came."""
+        until = time.monotonic() + timeout_s
+        while self._signals < 2 and time.monotonic() < until:
+            if done():
+                return True
+            time.sleep(0.05)
+        return False
+
+
+class _Worker(ABC):
+    """A server behind the gateway, watched on a thread of its own.
+
+    Attributes:
+        over: it is to be watched no more.
+        failed: it never came to life, and will not.
+        given_up: it kept dying, and is started no more.
+    """
+
+    failed = given_up = False
+
+    def __init__(self, gateway: Gateway, health_timeout_s: float) -> None:
+        self._gateway, self._health_timeout_s = gateway, health_timeout_s
+        self._session = requests.Session()
+        self._session.trust_env = False
+        self.over = threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._watch, name="sglang_lite-worker", daemon=True).start()
+
+    @abstractmethod
+    def _watch(self) -> None:
+        """Takes it out of the gateway while it is not well, until `over`."""
+
+    @abstractmethod
+    def ask_to_end(self) -> None:
+        """Has it end when its open requests have, if it is ours."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Ends it now, if it is ours."""
+
+    @property
+    def ended(self) -> bool:
+        return True
+
+    def _answer(self, url: str, path: str) -> int:
+        """The status of an answer; 0: nobody is there, -1: there was none in time."""
+        try:
+            return self._session.get(url + path, timeout=_TIMEOUT_S).status_code
+        except requests.Timeout:
+            return -1
+        except requests.RequestException:
+            return 0
+
+
+class _Remote(_Worker):
+    """A server of another machine."""
+
+    def __init__(self, url: str, health_timeout_s: float, gateway: Gateway) -> None:
+        super().__init__(gateway, health_timeout_s)
+        self._url = url
+
+    def ask_to_end(self) -> None:
+        """Leaves it: its machine's own people end it."""
+
+    def kill(self) -> None:
+        """Leaves it, too."""
+
+    def _watch(self) -> None:
+        alive, heard = False, time.monotonic()
+        while not self.over.wait(_LOOK_S):
+            status = self._answer(self._url, "/health" if alive else "/ready")
+            if status == 404 and not alive:  # SGLang's has no such route
+                status = self._answer(self._url, "/health")
+            if status == 200:
+                heard = time.monotonic()
+                if not alive:
+                    self._gateway.add(self._url)
+            elif alive and (status >= 0 or time.monotonic() - heard > self._health_timeout_s):
+                logger.error("%s is not well", self._url)
+                self._gateway.remove(self._url)
+            else:
+                continue
+            alive = status == 200
+
+
+class _Replica(_Worker):
+    """A server of our own.
+
+    Args:
+        device: the GPU that it has; None where there are none.
+    """
+
+    def __init__(
+        self, settings: ServerSettings, engine: Mapping[str, Any], device: str | None, gateway: Gateway
+    ) -> None:
+        super().__init__(gateway, settings.health_timeout_s)
+        self._settings, self._device = settings, device
+        self._engine = {**engine, "restart": False}  # the whole server is started again
+        self._process: TiedProcess | None = None
+        self._lock = threading.Lock()
+        self._lived = False
+
+    def _watch(self) -> None:
+        deaths = 0
+        while not self.over.is_set():
+            started = time.monotonic()
+            with bound("127.0.0.1", 0) as listening:
+                url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+                process = self._started(url, listening)
+            if process is None:
+                return
+            reason = self._until_ready(process, url)
+            if not reason:
+                self._lived = True
+                self._gateway.add(url)
+                reason = self._until_ill(process, url)
+                if not self.over.is_set():
+                    self._gateway.remove(url)
+            if self.over.is_set():
+                return
+            deaths = 0 if time.monotonic() - started > _FINE_S else deaths + 1
+            self.failed, self.given_up = not self._lived, deaths == _MOST_DEATHS
+            again = "" if self.failed else "; it is started again"
+            if self.given_up:
+                again = f" for the {deaths}th time within {_FINE_S:.0f} s of its start; it is started no more"
+            logger.error("the server at %s %s%s", url, reason, again)
+            process.kill()
+            if self.failed or self.given_up:
+                return
+            self.over.wait(min(2.0 ** (deaths - 2), _LONGEST_PAUSE_S) if deaths > 1 else 0)
+
+    def _started(self, url: str, listening: socket.socket) -> TiedProcess | None:
+        environment = {} if self._device is None else {"CUDA_VISIBLE_DEVICES": self._device}
+        settings = dataclasses.asdict(dataclasses.replace(self._settings, host="127.0.0.1", port=0))
+        content = {"descriptor": listening.fileno(), "settings": settings, "engine": dict(self._engine)}
+        with self._lock:  # or `kill` could miss it
+            if self.over.is_set():
+                return None
+            self._process = TiedProcess(
+                "sglang_lite.server.replicas.supervisor:run", content, environment, [listening.fileno()]
+            )
+            logger.info("the server at %s is process %d", url, self._process.pid)
+            return self._process
+
+    def _until_ready(self, process: TiedProcess, url: str) -> str:
+        """Waits until it has made a token. Why it never will, else ""."""
+        while not self.over.is_set():
+            status = process.wait(_LOOK_S / 2)
+            if status is not None:
+                return _ended(status)
+            if self._answer(url, "/ready") == 200:
+                return ""
+        return "is not needed"
+
+    def _until_ill(self, process: TiedProcess, url: str) -> str:
+        """Waits until it has died, and says how."""
+        heard = time.monotonic()
+        while not self.over.is_set():
+            status = process.wait(_LOOK_S)
+            if status is not None:
+                return _ended(status)
+            answer = self._answer(url, "/health")
+            if answer == 200:
+                heard = time.monotonic()
+            elif answer == 503:
+                return "has lost its engine"
+            elif time.monotonic() - heard > self._health_timeout_s:
+                return "gives no sign"
+        return "is not needed"
+
+    def ask_to_end(self) -> None:
+        if self._process is not None:
+            self._process.ask_to_end()
+
+    @property
+    def ended(self) -> bool:
+        return self._process is None or self._process.wait(0) is not None
+
+    def kill(self) -> None:
+        with self._lock:
+            self.over.set()
+            if self._process is not None:
+                self._process.kill()
+
+
+def run(content: dict[str, Any]) -> int:
+    """Runs a server in this process."""
+    from sglang_lite.protocol import SglError
+    from sglang_lite.server.app import serve as serve_one
+
+    settings: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in content["settings"].items()
+    }
+    try:
+        with socket.socket(fileno=content["descriptor"]) as listening:
+            return serve_one(ServerSettings(**settings), content["engine"], lambda _: None, listening)
+    except SglError as error:
+        print(f"sglang-lite: {error}", flush=True)
+        return 1
+
+
+def _ended(status: int) -> str:
+    how = f"ended with status {status}"
+    if status < 0:
+        with contextlib.suppress(ValueError):
+            how = f"was ended by {signal.Signals(-status).name}"
+    return how
+
+
+def _devices(device: str, count: int) -> list[str] | None:
+    """The GPU of each server, as CUDA_VISIBLE_DEVICES has it; None where there are none.
+
+    Raises:
+        ParameterError: there are too few.
+    """
+    if device == "cpu" or not count:
+        return None
+    if device not in ("auto", "cuda"):
+        raise ParameterError("device", f"{device!r} is one, and each server has its own.", hint='Use "cuda".')
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    found = [each.strip() for each in visible.split(",") if each.strip()] if visible is not None else _all_gpus()
+    if not found and device == "auto":
+        return None
+    if len(found) < count:
+        raise ParameterError("replicas", f"{count} servers, and {len(found)} GPUs: each server has one of its own.")
+    return found[:count]
+
+
+def _all_gpus() -> list[str]:
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+        return subprocess.run(query, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    return []
