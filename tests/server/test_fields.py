@@ -10,7 +10,7 @@ from openai.types import chat as openai_chat
 from openai.types import responses as openai_responses
 
 from sglang_lite.server.anthropic import messages, messages_request
-from sglang_lite.server.openai import chat_request, completions, decisions, responses_items
+from sglang_lite.server.openai import chat_request, completions, decisions_request, responses_items
 from sglang_lite.server.openai import responses_request as responses
 
 HEADERS = {"betas"}  # of the clients' types: sent as a header
@@ -19,7 +19,7 @@ REQUESTS = [
     (chat_request.CHAT, openai_chat.completion_create_params, "CompletionCreateParams"),
     (completions.COMPLETIONS, openai.completion_create_params, "CompletionCreateParams"),
     (responses.RESPONSES, openai_responses.response_create_params, "ResponseCreateParams"),
-    (decisions.DECISIONS, openai.decision_create_params, "DecisionCreateParams"),
+    (decisions_request.DECISIONS, openai.decision_create_params, "DecisionCreateParams"),
     (messages.MESSAGES, anthropic.message_create_params, "MessageCreateParams"),
     (messages.MESSAGES, beta.message_create_params, "MessageCreateParams"),
     (messages.COUNTED, anthropic.message_count_tokens_params, "MessageCountTokensParams"),

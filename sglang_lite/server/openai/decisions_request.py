@@ -1,0 +1,267 @@
+"""Requests of OpenAI's decisions: the input becomes messages, and a question what is asked after them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from sglang_lite.protocol import CapabilityError, ParameterError
+from sglang_lite.server.fields import DECISIONS_NEUTRAL, Fields
+
+MOST_CHOICES = 255
+_JSON_BYTES, _JSON_DEPTH, _JSON_VALUES = 2**18, 32, 10_000  # of a part of the input that is JSON
+
+
+class _Part(msgspec.Struct, kw_only=True, tag_field="type", forbid_unknown_fields=True):
+    pass
+
+
+class InputText(_Part, tag="input_text"):
+    text: str
+    prompt_cache_breakpoint: dict[str, Any] | None = None  # every prefix is cached
+
+
+class InputImage(_Part, tag="input_image"):
+    image_url: str
+    detail: str | None = None
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+
+
+class InputJson(_Part, tag="input_json"):
+    data: dict[str, Any] | list[dict[str, Any]]
+
+
+class OutputText(_Part, tag="output_text"):
+    text: str
+    annotations: list[Any] | None = None  # an earlier answer's, sent back as they came
+    logprobs: list[Any] | None = None
+
+
+class Refusal(_Part, tag="refusal"):
+    refusal: str
+
+
+Parts: TypeAlias = list[InputText | InputImage | InputJson | OutputText | Refusal]
+
+
+class InputMessage(msgspec.Struct, kw_only=True, tag_field="type", tag="message", forbid_unknown_fields=True):
+    role: Literal["user", "developer", "system", "assistant"]
+    content: str | Parts
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class _Item(msgspec.Struct, kw_only=True, tag_field="type", forbid_unknown_fields=True):
+    call_id: str
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+
+class InputCall(_Item, tag="function_call"):
+    name: str
+    arguments: str
+    namespace: str | None = None
+
+
+class InputCallOutput(_Item, tag="function_call_output"):
+    output: str | list[InputText | InputImage]
+
+
+class InputCustomCall(_Item, tag="custom_tool_call"):
+    name: str
+    input: str
+    namespace: str | None = None
+
+
+class InputCustomCallOutput(_Item, tag="custom_tool_call_output"):
+    output: str | list[InputText | InputImage]
+
+
+Item: TypeAlias = InputMessage | InputCall | InputCallOutput | InputCustomCall | InputCustomCallOutput
+
+
+class _Question(msgspec.Struct, kw_only=True, tag_field="type", forbid_unknown_fields=True):
+    instructions: str | list[InputText | InputImage | InputJson]
+    name: str | None = None
+
+
+class PredicateQuestion(_Question, tag="predicate"):
+    pass
+
+
+class DecisionChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    value: str | bool
+    description: str | None = None
+
+
+class ChoiceQuestion(_Question, tag="choice"):
+    choices: list[DecisionChoice]
+
+
+class DecisionLevel(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    label: str
+    description: str | None = None
+
+
+class ScoreQuestion(_Question, tag="score"):
+    levels: list[DecisionLevel]
+
+
+Question: TypeAlias = PredicateQuestion | ChoiceQuestion | ScoreQuestion
+
+
+class DecisionRequest(msgspec.Struct, kw_only=True):
+    """Questions about an input."""
+
+    model: str
+    input: str | list[dict[str, Any]]
+    questions: list[Question]
+
+
+DECISIONS: Fields[DecisionRequest] = Fields(DecisionRequest, DECISIONS_NEUTRAL, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """A question, ready to be asked.
+
+    Attributes:
+        text: of the question.
+        values: of the choices; of levels their labels.
+        written: the choices as JSON.
+    """
+
+    text: str
+    values: Sequence[str | bool]
+    written: tuple[str, ...]
+
+
+def messages_of(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The input as messages that templates take.
+
+    Raises:
+        ParameterError: an item is none, or the output of no call.
+        CapabilityError: there is an image in it.
+    """
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if not given:
+        raise ParameterError("input", "is empty.")
+    messages: list[dict[str, Any]] = []
+    calls: set[tuple[type, str]] = set()
+    for i, data in enumerate(given):
+        where = f"input[{i}]"
+        item = _item(data, where)
+        if isinstance(item, InputMessage):
+            messages.append({"role": item.role, "content": _text(item.content, f"{where}.content")})
+        elif isinstance(item, InputCall | InputCustomCall):
+            calls.add((type(item), item.call_id))
+            called = {"type": "function", "id": item.call_id, "function": _function(item, where)}
+            if messages and messages[-1].get("tool_calls"):
+                messages[-1]["tool_calls"].append(called)
+            else:
+                messages.append({"role": "assistant", "content": "", "tool_calls": [called]})
+        else:
+            kind = InputCall if isinstance(item, InputCallOutput) else InputCustomCall
+            if (kind, item.call_id) not in calls:
+                raise ParameterError(f"{where}.call_id", f"{item.call_id!r:.80} is no call before it.")
+            messages.append(
+                {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output, f"{where}.output")}
+            )
+    return messages
+
+
+def _item(data: dict[str, Any], where: str) -> Item:
+    try:
+        item: Item = msgspec.convert({"type": "message", **data} if "role" in data else data, Item)
+    except msgspec.ValidationError as error:
+        told, _, path = str(error).partition(" - at `$")
+        raise ParameterError(where + path.rstrip("`"), f"{told[:1].lower()}{told[1:]}.") from None
+    return item
+
+
+def _function(item: InputCall | InputCustomCall, where: str) -> dict[str, Any]:
+    if isinstance(item, InputCustomCall):
+        return {"name": item.name, "arguments": {"input": item.input}}
+    try:
+        arguments = msgspec.json.decode(item.arguments or "{}")
+    except msgspec.DecodeError as error:
+        raise ParameterError(f"{where}.arguments", f"is no JSON: {error}") from None
+    if not isinstance(arguments, dict):
+        raise ParameterError(f"{where}.arguments", "is no JSON object.")
+    return {"name": item.name, "arguments": arguments}
+
+
+def _text(content: str | Sequence[_Part], where: str) -> str:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for i, part in enumerate(content):
+        if isinstance(part, InputText | OutputText):
+            texts.append(part.text)
+        elif isinstance(part, Refusal):
+            texts.append(part.refusal)
+        elif isinstance(part, InputJson):
+            texts.append(_json(part, f"{where}[{i}].data"))
+        else:
+            kind = part.__struct_config__.tag
+            raise CapabilityError(f"the model reads text, and takes no {kind}.", parameter=f"{where}[{i}]")
+    return "\n".join(texts)
+
+
+def _json(part: InputJson, where: str) -> str:
+    written = msgspec.json.encode(part.data)
+    if len(written) > _JSON_BYTES:
+        raise ParameterError(where, f"{len(written):,} bytes of JSON are more than {_JSON_BYTES:,}.")
+    depths = list(_depths(part.data, 1))
+    if max(depths) > _JSON_DEPTH:
+        raise ParameterError(where, f"is nested deeper than {_JSON_DEPTH}.")
+    if len(depths) > _JSON_VALUES:
+        raise ParameterError(where, f"{len(depths):,} values are more than {_JSON_VALUES:,}.")
+    return written.decode()
+
+
+def _depths(value: Any, depth: int) -> Iterator[int]:  # of plain data
+    """The depth of each value: how many containers it is in, itself included."""
+    yield depth if isinstance(value, dict | list) else depth - 1
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _depths(each, depth + 1)
+
+
+def options_of(question: Question, where: str) -> Options | None:
+    """A question as it is asked; None: the model can't see all of it.
+
+    Raises:
+        ParameterError: it has too few or too many choices, or one of them twice.
+    """
+    values, described = _values(question, where)
+    written = tuple(msgspec.json.encode(value).decode() for value in values)
+    try:
+        asked = _text(question.instructions, f"{where}.instructions")
+    except CapabilityError:
+        return None
+    if any(described):
+        listed = "".join(f"\n{each}: {told}" if told else f"\n{each}" for each, told in zip(written, described))
+    else:
+        listed = f" {', '.join(written)}"
+    head = "Levels, lowest first:" if isinstance(question, ScoreQuestion) else "Choices:"
+    return Options(f"{asked}\n{head}{listed}", values, written)
+
+
+def _values(question: Question, where: str) -> tuple[Sequence[str | bool], Sequence[str | None]]:
+    """The values of a question's choices, and what is said of them."""
+    if isinstance(question, PredicateQuestion):
+        return (True, False), (None, None)
+    if isinstance(question, ChoiceQuestion):
+        found: list[tuple[str | bool, str | None]] = [(each.value, each.description) for each in question.choices]
+        name = "choices"
+    else:
+        found = [(each.label, each.description) for each in question.levels]
+        name = "levels"
+    if not 2 <= len(found) <= MOST_CHOICES:
+        raise ParameterError(f"{where}.{name}", f"{len(found)} are not between 2 and {MOST_CHOICES}.")
+    if len({(type(value), value) for value, _ in found}) < len(found):
+        raise ParameterError(f"{where}.{name}", "one of them is there twice.")
+    return [value for value, _ in found], [told for _, told in found]
