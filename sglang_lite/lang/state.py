@@ -1,22 +1,19 @@
-"""`s` of a user's function: the state of a program, and the group that a fork gives."""
+"""`s` of a user's function: the state of a program."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from os import PathLike
 from pathlib import Path
-from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from sglang_lite import wire
 from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
+from sglang_lite.lang import text_streams
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.concurrency.variables import TextLog, Variable, when_all_done
+from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch
-from sglang_lite.lang.execution.operations import Checkpoint as Place
 from sglang_lite.lang.execution.reading import (
     afind_variable,
     all_messages,
@@ -27,7 +24,6 @@ from sglang_lite.lang.execution.reading import (
     nothing,
     whole_text,
 )
-from sglang_lite.lang.execution.run import current_run
 from sglang_lite.lang.execution.stream_executor import StreamExecutor
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.kept_values import named
@@ -41,23 +37,23 @@ from sglang_lite.lang.saved import (
     saved_run,
     write,
 )
+from sglang_lite.lang.scopes import Checkpoint, CopyScope, Scope
+from sglang_lite.lang.state_group import ProgramStateGroup, check_size
 from sglang_lite.lang.tracebacks import trim
+from sglang_lite.lang.tracebacks import user_location as user_location  # for all that know a state
 from sglang_lite.program.nodes import (
     Expression,
     Expressions,
     GrammarBegin,
     GrammarEnd,
-    JoinMode,
     ScopeBegin,
     ScopeEnd,
     TurnBegin,
     TurnEnd,
     as_expression,
-    not_addable,
 )
 from sglang_lite.protocol import (
     Generation,
-    Location,
     ParameterError,
     ProgramError,
     RequestAbortedError,
@@ -71,74 +67,6 @@ from sglang_lite.protocol.saved import SavedRun
 
 if TYPE_CHECKING:
     from sglang_lite.lang.trace import Trace
-
-
-def user_location() -> Location | None:
-    """The nearest place up the stack that is not in this package."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("sglang_lite."):
-        frame = frame.f_back
-    return Location(frame.f_code, frame.f_lasti) if frame is not None else None
-
-
-class _Scope:
-    """`with`: one expression before, one after, whatever happens between."""
-
-    def __init__(self, state: ProgramState, begin: Expression, end: Expression) -> None:
-        self._state, self._begin, self._end = state, begin, end
-
-    def __enter__(self) -> ProgramState:
-        self._state.branch.submit(self._begin, user_location())
-        return self._state
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        with contextlib.suppress(*([SglError] if error is not None else [])):  # what the body raised is what counts
-            self._state.branch.submit(self._end, user_location())
-
-
-class _CopyScope:
-    """`with s.copy() as c`: a branch whose new variables are the state's own afterwards."""
-
-    def __init__(self, state: ProgramState) -> None:
-        self._state = state
-        self._group: ProgramStateGroup | None = None
-
-    def __enter__(self) -> ProgramState:
-        self._group = self._state.fork(1)
-        return self._group[0]
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        assert self._group is not None
-        parent, child = self._state.branch, self._group[0].branch
-        for name, variable in list(child.names.own(parent.names.variables)):
-            parent.names.declare(name, variable)
-            _tells_failure(variable, child)
-
-
-class Checkpoint:
-    """A place in a program to come back to. Made by `s.checkpoint()`."""
-
-    def __init__(self, state: ProgramState) -> None:
-        self._state = state
-        self._mark: Place | None = None
-
-    def __enter__(self) -> Checkpoint:
-        self._mark = self._state.branch.mark()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._mark = None
-
-    def rollback(self) -> None:
-        """Goes back: text, turns and variables are what they were when the checkpoint was made, and a program that
-        has failed since works again. It may be called again.
-
-        Raises:
-            ProgramError: outside the `with`, or in a run with stream=True: shown text can't be taken back.
-        """
-        if self._mark is None:
-            raise ProgramError("the checkpoint is only good inside its `with`.", where=user_location())
-        self._state.branch.roll_back(self._mark, user_location())
 
 
 class ProgramState:
@@ -186,18 +114,18 @@ class ProgramState:
 
     def _turn(self, role: str, expr: str | Expression | None) -> Any:
         if expr is None:
-            return _Scope(self, TurnBegin(role), TurnEnd(role))
+            return Scope(self, TurnBegin(role), TurnEnd(role))
         turn = Expressions((TurnBegin(role), as_expression(expr), TurnEnd(role)))
         self.branch.submit(turn, user_location())
         self._submitted = turn
         return turn
 
-    def var_scope(self, name: str) -> _Scope:
+    def var_scope(self, name: str) -> Scope:
         """`with s.var_scope("x"):` collects the text added inside into a variable."""
         check_name(name, user_location())
-        return _Scope(self, ScopeBegin(name), ScopeEnd(name))
+        return Scope(self, ScopeBegin(name), ScopeEnd(name))
 
-    def grammar(self, constraint: ConstraintLike) -> _Scope:
+    def grammar(self, constraint: ConstraintLike) -> Scope:
         """`with s.grammar(G):` all text added inside, generated or not, is together in the language of G.
 
         A generation continues in G, and completes it unless it ends sooner: by its `stop`, `max_tokens`, or a
@@ -212,7 +140,7 @@ class ProgramState:
             ConstraintError: an invalid constraint; inside, text that G does not allow; at its end, what is missing.
             CapabilityError: the backend only takes constraints on single generations.
         """
-        return _Scope(self, GrammarBegin(check_syntax(as_constraint(constraint))), GrammarEnd())
+        return Scope(self, GrammarBegin(check_syntax(as_constraint(constraint))), GrammarEnd())
 
     def checkpoint(self) -> Checkpoint:
         """`with s.checkpoint() as c:` remembers this place; `c.rollback()` comes back to it."""
@@ -399,90 +327,20 @@ class ProgramState:
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """The text, or a variable's, in pieces as they come; from the start, however late. Of a program that was not
         run with stream=True: in one piece, when it is there."""
-        executor = self.branch
-        if executor.player.log is None:
-            yield self.text() if var_name is None else str(self.raw(var_name))
-            return
-        log: TextLog | None = executor.player.log
-        if not executor.player.log.closed:
-            may_block(executor.run, "text_async_iter", user_location())
-        if var_name is None and executor.run.body_open and current_run.get() is executor.run:
-            raise ProgramError(
-                "the text ends when the program does, which can't wait for it.", hint="Name a variable, or use text().",
-                where=user_location(),
-            )  # fmt: skip
-        if var_name is not None:
-            find_variable(executor.player, var_name, user_location())
-            log = executor.names.logs.get(var_name)
-            if log is None:  # a value set by hand, or made by another branch
-                yield str(self.raw(var_name))
-                return
-        assert log is not None
-        executor.player.see_failure()
-        for text, _ in log:
-            if text:
-                yield text
+        return text_streams.pieces(self, var_name)
 
-    async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
+    def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
         """`text_iter` for coroutines. With a name and `return_meta_data`: (text, metadata) pairs."""
-        executor = self.branch
-        with_meta = return_meta_data and var_name is not None
-        log = executor.player.log
-        if var_name is not None:
-            variable = await afind_variable(executor.player, var_name, user_location())
-            log = executor.names.logs.get(var_name)
-            if log is None:
-                value = await variable.get()
-                text = variable.record.text if isinstance(variable.record, Generation) else str(value)
-                yield (text, meta_info(variable.record) or {}) if with_meta else text
-                return
-        if log is None:
-            yield await executor.read(whole_text, user_location()).get()
-            return
-        executor.player.see_failure()
-        async for text, meta in log:
-            if with_meta:
-                yield text, meta or {}
-            elif text:
-                yield text
+        return text_streams.apieces(self, var_name, with_meta=return_meta_data)
 
     def partial_iter(self, var_name: str) -> Iterator[Any]:
         """A typed variable while it is written: each time the text allows it, the value so far, with what has not come
         yet left out (None in a model or dataclass); at the end the value itself. Needs stream=True."""
-        read = self._partial_reader(var_name)
-        text, last = "", None
-        for piece in self.text_iter(var_name):
-            text += piece
-            value = read(text)
-            if value is not None and value != last:
-                last = value
-                yield value
-        value = self[var_name]
-        if value != last:
-            yield value
+        return text_streams.values(self, var_name)
 
-    async def partial_async_iter(self, var_name: str) -> AsyncIterator[Any]:
+    def partial_async_iter(self, var_name: str) -> AsyncIterator[Any]:
         """`partial_iter` for coroutines."""
-        await afind_variable(self.branch.player, var_name, user_location())
-        read = self._partial_reader(var_name)
-        text, last = "", None
-        async for piece in self.text_async_iter(var_name):
-            text += piece
-            value = read(text)
-            if value is not None and value != last:
-                last = value
-                yield value
-        value = await self.get(var_name)
-        if value != last:
-            yield value
-
-    def _partial_reader(self, name: str) -> Any:
-        from sglang_lite.constraints.python_types.partial import partial_reader
-
-        kind = find_variable(self.branch.player, name, user_location()).kind
-        if kind is None:
-            raise ProgramError(f"{name!r} has no type: only gen(type=…) has values to read.", where=user_location())
-        return partial_reader(kind)
+        return text_streams.avalues(self, var_name)
 
     # ----------------------------------------------------------------------------------------- branches
 
@@ -492,17 +350,17 @@ class ProgramState:
         Args:
             position_ids_offset: SGLang never used it; only None is accepted.
         """
-        _check_size(size)
+        check_size(size)
         if position_ids_offset is not None:
             raise ParameterError("position_ids_offset", "has no effect.", hint="Leave it out.", where=user_location())
         children = [ProgramState(child) for child in self.branch.fork(size, user_location())]
         return ProgramStateGroup(children, self)
 
-    def copy(self, position_ids_offset: list[int] | None = None) -> _CopyScope:
+    def copy(self, position_ids_offset: list[int] | None = None) -> CopyScope:
         """`with s.copy() as c:` works on a branch; the variables it makes are the state's own afterwards."""
         if position_ids_offset is not None:
             raise ParameterError("position_ids_offset", "has no effect.", hint="Leave it out.", where=user_location())
-        return _CopyScope(self)
+        return CopyScope(self)
 
     # ------------------------------------------------------------------------------------------- again
 
@@ -556,7 +414,7 @@ class ProgramState:
         Raises:
             ParameterError: no node in the state's text gave that variable its value.
         """
-        _check_size(size)
+        check_size(size)
         saved, backend = self._saved(), self.branch.backend
         paths = [f"{self.branch.path}/{at}.{i}" for i in range(size)]
         return ProgramStateGroup([ProgramState.made(behind(saved, at, path), backend, named, None) for path in paths])
@@ -592,113 +450,6 @@ class ProgramState:
     def __repr__(self) -> str:
         failure = self.branch.player.failure
         return f"ProgramState({self.text()})" if failure is None else f"ProgramState(failed: {failure})"
-
-
-class ProgramStateGroup:
-    """The branches of a fork. A sequence: `len`, indexing, iteration."""
-
-    def __init__(self, states: Sequence[ProgramState], src_state: ProgramState | None = None) -> None:
-        self.states = list(states)
-        self.src_state = src_state
-
-    def join(self, mode: JoinMode = "gather_variable") -> None:
-        """Brings the branches' results to the state they were forked from. Nothing is waited for.
-
-        Args:
-            mode: "gather_variable": each variable that a branch made becomes a list there, one entry a branch, None
-                where a branch has none. Reading the list raises what a branch failed with.
-                "concate_and_append": the texts the branches added are appended, one after another, too.
-        """
-        if self.src_state is None:
-            raise ProgramError("this group was not made by fork(), so there is nothing to join.", where=user_location())
-        if mode not in ("gather_variable", "concate_and_append"):
-            raise ParameterError(
-                "mode", f"{mode!r} is not 'gather_variable' or 'concate_and_append'.", where=user_location()
-            )
-        parent = self.src_state.branch
-        children = [state.branch for state in self.states]
-        parent.join(children, mode, user_location())
-        shared = parent.names.variables
-        own = [dict(child.names.own(shared)) for child in children]
-        names = dict.fromkeys(name for variables in own for name in variables)
-        gathered = {name: _gather([c.names.variables.get(name) for c in children], shared.get(name)) for name in names}
-        for child, variables in zip(children, own):
-            for variable in variables.values():
-                _tells_failure(variable, child)
-        for name, variable in gathered.items():
-            parent.names.declare(name, variable)
-
-    def __len__(self) -> int:
-        return len(self.states)
-
-    def __iter__(self) -> Iterator[ProgramState]:
-        return iter(self.states)
-
-    def __getitem__(self, i: int) -> ProgramState:
-        return self.states[i]
-
-    def __setitem__(self, i: int, value: ProgramState) -> None:
-        if value is not self.states[i]:  # what `group[i] += …` assigns
-            raise ProgramError("the branches of a fork can't be replaced.", where=user_location())
-
-    def __iadd__(self, other: object) -> ProgramStateGroup:
-        """Adds to every branch: the same text or expression, or per branch from a list or a callable of its index."""
-        where = user_location()
-        if isinstance(other, str | Expression):
-            each: Iterable[Any] = [other] * len(self.states)
-        elif callable(other):
-            each = [other(i) for i in range(len(self.states))]
-        elif isinstance(other, list | tuple):
-            if len(other) != len(self.states):
-                raise ParameterError("+=", f"{len(other)} items for {len(self.states)} branches.", where=where)
-            each = other
-        else:
-            raise ParameterError(
-                "+=", f"a {type(other).__name__} can't be added to a group.",
-                hint="Give text, an expression, a list of them, or a function of the index.", where=where,
-            )  # fmt: skip
-        for state, item in zip(self.states, each):
-            if item is None:
-                raise not_addable("+=", item, where)
-            state.branch.submit(item, where)
-        return self
-
-
-def _tells_failure(variable: Variable, child: Branch) -> None:
-    """A variable that another branch shows: if it fails, so does that branch's reader. (What failed in a node that no
-    variable shows is still to be told.)"""
-
-    def settled() -> None:
-        if variable.error() is not None:
-            child.player.see_failure()
-
-    variable.when_done(settled)
-
-
-def _gather(variables: list[Variable | None], shared: Variable | None) -> Variable:
-    """A variable for the list of the variables' values: None where there is no variable or it is the parent's own."""
-    own = [variable if variable is not shared else None for variable in variables]
-    present = [variable for variable in own if variable is not None]
-    gathered = Variable()
-
-    def settled() -> None:
-        failed = next((variable for variable in present if variable.error() is not None), None)
-        if failed is not None:
-            error = failed.error()
-            assert error is not None
-            gathered.where = failed.where
-            gathered.fail(error)
-        else:
-            gathered.record = [variable.record if variable is not None else None for variable in own]
-            gathered.set([variable.result() if variable is not None else None for variable in own])
-
-    when_all_done(present, settled)
-    return gathered
-
-
-def _check_size(size: object) -> None:
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ParameterError("size", f"{size!r} is not a whole number of at least 1.", where=user_location())
 
 
 def unpickled(data: bytes, program: BaseProgram | None) -> ProgramState:

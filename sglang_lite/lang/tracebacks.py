@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import sysconfig
-from types import TracebackType
+from types import FrameType, TracebackType
 
-from sglang_lite.protocol import SglError
+from sglang_lite.protocol import Location, SglError
 
 LIBRARIES = ("<frozen ", *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _CARRIERS = (
@@ -15,6 +16,14 @@ _CARRIERS = (
     "contextlib",
     "threading",
 )  # they only bring an error to its reader
+
+
+def user_location() -> Location | None:
+    """The nearest place above the caller that is not in this package."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("sglang_lite."):
+        frame = frame.f_back
+    return Location(frame.f_code, frame.f_lasti) if frame is not None else None
 
 
 def trim(error: BaseException) -> None:

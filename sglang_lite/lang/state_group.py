@@ -1,0 +1,123 @@
+"""The group of states that a fork gives: added to together, and joined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sglang_lite.lang.concurrency.variables import Variable, when_all_done
+from sglang_lite.lang.execution.branch import Branch
+from sglang_lite.lang.tracebacks import user_location
+from sglang_lite.program.nodes import Expression, JoinMode, not_addable
+from sglang_lite.protocol import ParameterError, ProgramError
+
+if TYPE_CHECKING:
+    from sglang_lite.lang.state import ProgramState
+
+
+class ProgramStateGroup:
+    """The branches of a fork. A sequence: `len`, indexing, iteration."""
+
+    def __init__(self, states: Sequence[ProgramState], src_state: ProgramState | None = None) -> None:
+        self.states = list(states)
+        self.src_state = src_state
+
+    def join(self, mode: JoinMode = "gather_variable") -> None:
+        """Brings the branches' results to the state they were forked from. Nothing is waited for.
+
+        Args:
+            mode: "gather_variable": each variable that a branch made becomes a list there, one entry a branch, None
+                where a branch has none. Reading the list raises what a branch failed with.
+                "concate_and_append": the texts the branches added are appended, one after another, too.
+        """
+        if self.src_state is None:
+            raise ProgramError("this group was not made by fork(), so there is nothing to join.", where=user_location())
+        if mode not in ("gather_variable", "concate_and_append"):
+            raise ParameterError(
+                "mode", f"{mode!r} is not 'gather_variable' or 'concate_and_append'.", where=user_location()
+            )
+        parent = self.src_state.branch
+        children = [state.branch for state in self.states]
+        parent.join(children, mode, user_location())
+        shared = parent.names.variables
+        own = [dict(child.names.own(shared)) for child in children]
+        names = dict.fromkeys(name for variables in own for name in variables)
+        gathered = {name: _gather([c.names.variables.get(name) for c in children], shared.get(name)) for name in names}
+        for child, variables in zip(children, own):
+            for variable in variables.values():
+                tells_failure(variable, child)
+        for name, variable in gathered.items():
+            parent.names.declare(name, variable)
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __iter__(self) -> Iterator[ProgramState]:
+        return iter(self.states)
+
+    def __getitem__(self, i: int) -> ProgramState:
+        return self.states[i]
+
+    def __setitem__(self, i: int, value: ProgramState) -> None:
+        if value is not self.states[i]:  # what `group[i] += …` assigns
+            raise ProgramError("the branches of a fork can't be replaced.", where=user_location())
+
+    def __iadd__(self, other: object) -> ProgramStateGroup:
+        """Adds to every branch: the same text or expression, or per branch from a list or a callable of its index."""
+        where = user_location()
+        if isinstance(other, str | Expression):
+            each: Iterable[Any] = [other] * len(self.states)
+        elif callable(other):
+            each = [other(i) for i in range(len(self.states))]
+        elif isinstance(other, list | tuple):
+            if len(other) != len(self.states):
+                raise ParameterError("+=", f"{len(other)} items for {len(self.states)} branches.", where=where)
+            each = other
+        else:
+            raise ParameterError(
+                "+=", f"a {type(other).__name__} can't be added to a group.",
+                hint="Give text, an expression, a list of them, or a function of the index.", where=where,
+            )  # fmt: skip
+        for state, item in zip(self.states, each):
+            if item is None:
+                raise not_addable("+=", item, where)
+            state.branch.submit(item, where)
+        return self
+
+
+def _gather(variables: list[Variable | None], shared: Variable | None) -> Variable:
+    """A variable for the list of the variables' values: None where there is no variable or it is the parent's own."""
+    own = [variable if variable is not shared else None for variable in variables]
+    present = [variable for variable in own if variable is not None]
+    gathered = Variable()
+
+    def settled() -> None:
+        failed = next((variable for variable in present if variable.error() is not None), None)
+        if failed is not None:
+            error = failed.error()
+            assert error is not None
+            gathered.where = failed.where
+            gathered.fail(error)
+        else:
+            gathered.record = [variable.record if variable is not None else None for variable in own]
+            gathered.set([variable.result() if variable is not None else None for variable in own])
+
+    when_all_done(present, settled)
+    return gathered
+
+
+def tells_failure(variable: Variable, child: Branch) -> None:
+    """Counts a branch's failure as told where a variable of its, which another branch shows, has failed. (The failure of
+    a node that no variable shows is still to be told.)"""
+
+    def settled() -> None:
+        if variable.error() is not None:
+            child.player.see_failure()
+
+    variable.when_done(settled)
+
+
+def check_size(size: object) -> None:
+    """Raises ParameterError: a group can't have this size."""
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ParameterError("size", f"{size!r} is not a whole number of at least 1.", where=user_location())

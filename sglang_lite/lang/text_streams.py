@@ -1,0 +1,107 @@
+"""Texts and typed values of a state while they are written, for those who wait in a thread and in an event loop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from sglang_lite.lang.concurrency.variables import TextLog
+from sglang_lite.lang.execution.reading import afind_variable, find_variable, may_block, whole_text
+from sglang_lite.lang.execution.run import current_run
+from sglang_lite.lang.results import meta_info
+from sglang_lite.lang.tracebacks import user_location
+from sglang_lite.protocol import Generation, ProgramError
+
+if TYPE_CHECKING:
+    from sglang_lite.lang.state import ProgramState
+
+
+def pieces(state: ProgramState, name: str | None) -> Iterator[str]:
+    """Pieces of a state's text, or of a variable's: `text_iter`."""
+    branch = state.branch
+    if branch.player.log is None:
+        yield state.text() if name is None else str(state.raw(name))
+        return
+    log: TextLog | None = branch.player.log
+    if not branch.player.log.closed:
+        may_block(branch.run, "text_async_iter", user_location())
+    if name is None and branch.run.body_open and current_run.get() is branch.run:
+        raise ProgramError(
+            "the text ends when the program does, which can't wait for it.", hint="Name a variable, or use text().",
+            where=user_location(),
+        )  # fmt: skip
+    if name is not None:
+        find_variable(branch.player, name, user_location())
+        log = branch.names.logs.get(name)
+        if log is None:  # a value set by hand, or made by another branch
+            yield str(state.raw(name))
+            return
+    assert log is not None
+    branch.player.see_failure()
+    for text, _ in log:
+        if text:
+            yield text
+
+
+async def apieces(state: ProgramState, name: str | None, *, with_meta: bool) -> AsyncIterator[Any]:
+    """`pieces` for coroutines; of a variable with the metadata of each, where that is asked for: `text_async_iter`."""
+    branch = state.branch
+    with_meta = with_meta and name is not None
+    log = branch.player.log
+    if name is not None:
+        variable = await afind_variable(branch.player, name, user_location())
+        log = branch.names.logs.get(name)
+        if log is None:
+            value = await variable.get()
+            text = variable.record.text if isinstance(variable.record, Generation) else str(value)
+            yield (text, meta_info(variable.record) or {}) if with_meta else text
+            return
+    if log is None:
+        yield await branch.read(whole_text, user_location()).get()
+        return
+    branch.player.see_failure()
+    async for text, meta in log:
+        if with_meta:
+            yield text, meta or {}
+        elif text:
+            yield text
+
+
+def values(state: ProgramState, name: str) -> Iterator[Any]:
+    """Values of a typed variable as far as its text goes: `partial_iter`."""
+    read = _partial_reader(state, name)
+    text, last = "", None
+    for piece in state.text_iter(name):
+        text += piece
+        value = read(text)
+        if value is not None and value != last:
+            last = value
+            yield value
+    value = state[name]
+    if value != last:
+        yield value
+
+
+async def avalues(state: ProgramState, name: str) -> AsyncIterator[Any]:
+    """`values` for coroutines: `partial_async_iter`."""
+    await afind_variable(state.branch.player, name, user_location())
+    read = _partial_reader(state, name)
+    text, last = "", None
+    async for piece in state.text_async_iter(name):
+        text += piece
+        value = read(text)
+        if value is not None and value != last:
+            last = value
+            yield value
+    value = await state.get(name)
+    if value != last:
+        yield value
+
+
+def _partial_reader(state: ProgramState, name: str) -> Callable[[str], Any]:
+    from sglang_lite.constraints.python_types.partial import partial_reader
+
+    kind = find_variable(state.branch.player, name, user_location()).kind
+    if kind is None:
+        raise ProgramError(f"{name!r} has no type: only gen(type=…) has values to read.", where=user_location())
+    return partial_reader(kind)
