@@ -107,7 +107,7 @@ def _gather(variables: list[Variable | None], shared: Variable | None) -> Variab
 
 
 def tells_failure(variable: Variable, child: Branch) -> None:
-    """Counts a branch's failure as told where a variable of its, which another branch shows, has failed. (The failure of
+    """Counts a branch's failure as told where a variable of it fails that another branch shows. (The failure of
     a node that no variable shows is still to be told.)"""
 
     def settled() -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -22,7 +20,6 @@ from sglang_lite.program.nodes import (
     ImagePart,
     Join,
     Mark,
-    Node,
     Path,
     Rollback,
     Select,
@@ -31,7 +28,6 @@ from sglang_lite.program.nodes import (
 from sglang_lite.protocol import (
     CapabilityError,
     Delta,
-    EngineClosedError,
     Generation,
     ParameterError,
     ProgramError,
@@ -40,41 +36,18 @@ from sglang_lite.protocol import (
     SglError,
     Span,
 )
+from sglang_lite.runtime.core.branch_forks import BranchForks
+from sglang_lite.runtime.core.branch_queue import BranchQueue, Queued
 from sglang_lite.runtime.core.branch_text import BranchText, OpenGrammar, TextMark
 from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.core.generation_job import GenerationJob
 from sglang_lite.runtime.core.selection_job import SelectionJob
 from sglang_lite.runtime.core.submission import no_choices
-from sglang_lite.runtime.prospect import NOTHING_AHEAD, Ahead, Prospect
+from sglang_lite.runtime.core.work_under_way import WorkUnderWay
+from sglang_lite.runtime.prospect import Prospect
 from sglang_lite.runtime.request import Request
 from sglang_lite.runtime.resolved_params import ResolvedParams
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
-
-_WAITED_FOR = (Gen, Select, Join, Fill, GrammarBegin, GrammarEnd)
-
-
-@dataclass(eq=False, slots=True)
-class Queued:
-    """A node that is to be played.
-
-    Attributes:
-        grammar: of its constraint, being compiled.
-        params: of a generation, or why they are refused.
-        branches: of a fork.
-        text: the text that it was foreseen to continue, after the last generated token; None: not foreseen.
-        ids: of `text`, being made.
-        matcher: of its grammar, being made for the one row that is next.
-        ahead: tokens that it is expected to bring.
-    """
-
-    node: Node
-    grammar: Future[CompiledGrammar] | None = None
-    params: ResolvedParams | ParameterError | None = None
-    branches: Sequence[Sequence[Queued]] = ()
-    text: list[Span] | None = None
-    ids: Future[array[int]] | None = None
-    matcher: Future[Matcher] | None = None
-    ahead: Ahead = NOTHING_AHEAD
 
 
 class ProgramOfBranches(Protocol):
@@ -111,19 +84,16 @@ class Branch:
 
     def __init__(self, player: ProgramOfBranches, path: Path) -> None:
         self._player, self._path = player, path
-        self._queue: deque[tuple[int, Queued]] = deque()  # with the place of each among its nodes
-        self._count = 0  # nodes that have come
-        self._played = 0  # and how many of them are played
+        self._prospect = Prospect(player)
+        self._queue = BranchQueue(self._prospect, player.played)
+        self._played = 0  # nodes of all that have come
         self._text: BranchText | None = None  # None: its fork is yet to come
         self._early: list[Callable[[], None]] = []  # what came before that: behind the nodes that the fork has
-        self._foreseen: list[Span] | None = None  # the text after the last generated token, when all queued is played
         self._marks: dict[int, TextMark] = {}
-        self._forks: list[tuple[int, int]] = []  # place and size of each since the last join
+        self._forks = BranchForks(player, path)
         self._waiting: list[Branch] = []  # branches that join this one
         self._busy = False
-        self._epoch = 0  # what comes of an earlier one is nobody's any more
-        self._live: set[GenerationJob | SelectionJob] = set()
-        self._prospect = Prospect(player)
+        self._work = WorkUnderWay(player)
         self._judged = False  # the verdict on what it has generated is awaited
         self._refused: SglError | None = None  # what its next node fails with, when all that is queued is played
         self.error: SglError | None = None
@@ -141,7 +111,7 @@ class Branch:
 
     def begin(self, text: BranchText, foreseen: list[Span] | None = None, entries: Sequence[Queued] = ()) -> None:
         """Sets the text that the branch continues, and the nodes that it begins with."""
-        self._text, self._foreseen = text, foreseen
+        self._text, self._queue.foreseen = text, foreseen
         self.take(entries)
         early, self._early = self._early, []
         for each in early:
@@ -153,20 +123,17 @@ class Branch:
             self._early.append(partial(self.take, entries))
             return
         for entry in entries:
-            place, self._count = self._count, self._count + 1
-            node = entry.node
+            place, node = self._queue.place(), entry.node
             if isinstance(node, Rollback):
                 self._roll_back(node.mark, place, entry)
                 continue
             if self.error is not None or self._refused is not None:
                 self._player.played(1)
                 continue
-            if isinstance(node, Gen) and self._foreseen and self._has_to_wait():
-                entry.text = self._foreseen
+            if isinstance(node, Gen) and self._queue.foreseen and (self._busy or self._queue.waits):
+                entry.text = self._queue.foreseen
                 entry.ids = self._player.encoded(entry.text)
-            self._foreseen = _foreseen_after(node, self._foreseen)
-            self._queue.append((place, entry))
-            self._prospect.ahead += entry.ahead
+            self._queue.add(place, entry)
             self._judged = False
         self._look_ahead()
         if self._busy:
@@ -177,7 +144,7 @@ class Branch:
         if self._text is None:
             self._early.append(partial(self.refuse, count, error))
             return
-        place, self._count = self._count, self._count + count
+        place = self._queue.place(count)
         if self.error is None and self._refused is None:
             self._refused = error
             self._player.tell((*self._path, place), None, error)
@@ -189,16 +156,11 @@ class Branch:
             self._give_up(self._refused)
             self._wake()
 
-    def _has_to_wait(self) -> bool:
-        """Whether what is queued next has to wait for something before it."""
-        return self._busy or any(isinstance(entry.node, Gen | Select | Join | Fill) for _, entry in self._queue)
-
     def _prepare_next(self) -> None:
         """Has the matcher made of the generation that is next: it may continue in the slot of what is under way."""
         if self._text is not None and self._text.grammar is not None:
             return  # it begins with the text that is yet to come
-        waits = (entry for _, entry in self._queue if isinstance(entry.node, _WAITED_FOR))
-        entry = next(waits, None)
+        entry = self._queue.next_to_wait
         if entry is not None and isinstance(entry.node, Gen) and entry.grammar is not None and entry.matcher is None:
             entry.matcher = self._player.matcher(entry.grammar)
 
@@ -231,7 +193,7 @@ class Branch:
             place: of the node; None for the next one.
         """
         if place is None:
-            place = self._queue[0][0] if self._queue else self._count
+            place = self._queue.next_place
         self._give_up(error)
         self._player.tell((*self._path, place), name, error)
         self._wake()
@@ -243,7 +205,7 @@ class Branch:
 
     def through(self, end: int | None) -> bool:
         """Whether its first `end` nodes (None: all) have been played."""
-        return self._text is not None and self._played >= (self._count if end is None else end)
+        return self._text is not None and self._played >= (self._queue.count if end is None else end)
 
     def wake_when_through(self, branch: Branch) -> None:
         """Has another branch continue when more of this one has been played, or it has ended."""
@@ -261,31 +223,31 @@ class Branch:
         assert text is not None
         self.joining = False
         while self._queue:
-            place, entry = self._queue[0]
+            place, entry = self._queue.first
             try:
                 if isinstance(entry.node, Gen | Select) and not self._player.may_play():
                     break  # it is called when there is room
                 if isinstance(entry.node, Gen | Select) and text.grammar is not None:
                     text.grammar.asked = True
                 if isinstance(entry.node, Gen):
-                    self._take_next()
+                    self._queue.take_first()
                     return self._generate(text, place, entry, entry.node, in_slot=in_slot)
                 if isinstance(entry.node, Select):
-                    self._take_next()
+                    self._queue.take_first()
                     self._select(text, place, entry.node)
                     return None
                 if isinstance(entry.node, GrammarBegin) and entry.grammar is not None and not entry.grammar.done():
-                    entry.grammar.add_done_callback(self._later(self._play))
+                    entry.grammar.add_done_callback(self._work.later(self._play))
                     return None
                 if isinstance(entry.node, GrammarEnd) and text.grammar is not None and text.grammar.asked:
                     self._end_grammar(text, text.grammar, place)
                     return None
-                waits = isinstance(entry.node, Join) and not self._join(text, entry.node)
+                waits = isinstance(entry.node, Join) and not self._forks.join(text, entry.node, self)
                 if waits or (isinstance(entry.node, Fill) and not self._fill(text, entry.node)):
                     self.joining = True
                     self._set_busy(False)
                     return None
-                self._take_next()
+                self._queue.take_first()
                 self._play_at_once(text, place, entry)
             except SglError as error:
                 self.fail(error, place, getattr(entry.node, "name", None))
@@ -310,30 +272,21 @@ class Branch:
             case GrammarEnd():
                 text.grammar = None
             case Fork():
-                self._fork(text, place, entry.branches)
+                self._forks.begin(text, place, entry.branches)
             case Mark():
                 self._marks[place] = text.mark()
 
     def _end_grammar(self, text: BranchText, grammar: OpenGrammar, place: int) -> None:
         """Plays on without the grammar that the branch was in, if its text is complete."""
-        epoch = self._epoch
 
-        def ended(error: SglError | None = None) -> None:
-            if self._epoch != epoch:
-                return
+        def ended(error: SglError | None) -> None:
             if error is not None:
                 self.fail(error, place)
-                return
-            text.grammar = None
-            self._play()
-            self._player.settle()
+            else:
+                text.grammar = None
+                self._play()
 
-        self._player.encode(partial(grammar.end, ended))
-
-    def _take_next(self) -> None:
-        _, entry = self._queue.popleft()
-        self._prospect.ahead -= entry.ahead
-        self._player.played(1)
+        self._player.encode(partial(grammar.end, self._work.unless_over(ended)))
 
     def _look_ahead(self) -> None:
         """Says if the branch will need its text again, and lets go of it if not."""
@@ -367,56 +320,25 @@ class Branch:
 
     def _give_up(self, error: SglError) -> None:
         """Ends what is under way: what comes of it is nobody's any more."""
-        self._epoch += 1
         self.error, self._refused, self.joining = error, None, False
-        live, self._live = self._live, set()
-        for job in live:
-            job.abort()
-        self._player.played(len(self._queue))
+        self._work.give_up()
         self._queue.clear()
-        self._prospect.ahead, self._judged = NOTHING_AHEAD, False
+        self._judged = False
         self._set_busy(False)
-
-    def _later(self, call: Callable[[], object]) -> Callable[[object], None]:
-        """To be called back on any thread: calls on the loop's, unless the branch has been given up."""
-        back = self._unless_over(call)
-
-        def later(_: object) -> None:
-            try:
-                self._player.parts.loop.inbox.post(back)
-            except EngineClosedError as error:
-                self._player.fail(error)
-
-        return later
-
-    def _unless_over(self, call: Callable[[], object]) -> Callable[[], None]:
-        epoch = self._epoch
-
-        def back() -> None:
-            if self._epoch == epoch:
-                call()
-                self._player.settle()
-
-        return back
 
     def _roll_back(self, mark: int, at: int, entry: Queued) -> None:
         place = self._marks.get(mark)
-        if place is None and any(at == mark for at, _ in self._queue):  # nothing after it has been played
-            while self._queue[-1][0] > mark:
-                _, gone = self._queue.pop()
-                self._prospect.ahead -= gone.ahead
-                self._player.played(1)
-            self._foreseen = self._refused = None
-            self._queue.append((at, entry))  # which does nothing when it is played, but is played
+        if place is None and self._queue.roll_back(mark, at, entry):  # nothing after it has been played
+            self._refused = None
             return
         self._player.played(1)
         self._give_up(RequestAbortedError("the branch went back."))
-        self.error = self._foreseen = None
+        self.error = self._queue.foreseen = None
         if place is None:
             self.fail(ProgramError("there is no mark to go back to."))
             return
         self._marks = {at: each for at, each in self._marks.items() if at <= mark}
-        self._forks = [each for each in self._forks if each[0] < mark]
+        self._forks.go_back(mark)
         self._player.forget_values(self._path, mark)
         assert self._text is not None
         self._text.go_back(place)
@@ -432,7 +354,7 @@ class Branch:
         for awaited in (entry.grammar, entry.ids, entry.matcher):
             if awaited is not None and not awaited.done():
                 again = partial(self._generate, text, place, entry, node, in_slot=False)
-                awaited.add_done_callback(self._later(again))
+                awaited.add_done_callback(self._work.later(again))
                 return None
         assert entry.params is not None
         log = text.log
@@ -448,12 +370,12 @@ class Branch:
         in_slot = in_slot and entry.params.n == 1 and not text.new and log.ready
         if in_slot and text.grammar is None and (entry.grammar is None or entry.matcher is not None):
             job.make(log, entry.grammar, entry.matcher)
-            self._live.add(job)
+            self._work.begin(job)
             self._prepare_next()
             return job.in_slot()
-        self._live.add(job)
+        self._work.begin(job)
         new, within = text.take_new(), text.open_grammar()
-        submit = self._unless_over(job.submit)
+        submit = self._work.unless_over(job.submit)
 
         def make() -> Callable[[], None]:  # meanwhile the log is its own: the branch is busy
             try:
@@ -475,7 +397,7 @@ class Branch:
                 self._player.tell((*self._path, place), node.name, event)
 
         def done(job: GenerationJob, generation: Generation, in_slot: bool) -> Request | None:
-            self._live.discard(job)
+            self._work.end(job)
             if not node.held and self._text is not None:
                 self._text.write(generation.spans)
             self._player.set_value((*self._path, place), generation.text if params.n == 1 else job.texts)
@@ -496,13 +418,13 @@ class Branch:
             raise no_choices()
         done = partial(self._selected, place, node)
         job = SelectionJob(self._player.parts, node, self._player.namespace, self._prospect, done)
-        self._live.add(job)
+        self._work.begin(job)
         self._player.encode(partial(job.start, text.log, text.take_new(), text.open_grammar()))
 
     def _selected(
         self, place: int, node: Select, job: SelectionJob, outcome: Selection | SglError, choice: str | None
     ) -> None:
-        self._live.discard(job)
+        self._work.end(job)
         try:
             if isinstance(outcome, SglError):
                 raise outcome
@@ -534,55 +456,3 @@ class Branch:
     def failed(self, place: int) -> SglError | None:
         """The error that a node of the branch will never have a value for."""
         return self.error if place >= self._played else None
-
-    def _fork(self, text: BranchText, place: int, branches: Sequence[Sequence[Queued]]) -> None:
-        self._forks.append((place, len(branches)))
-        tail = text.tail()
-        for i, entries in enumerate(branches):
-            child = self._player.branch((*self._path, place, i))
-            self._player.played(-len(entries))  # they are queued now
-            child.begin(text.fork(), tail, entries)
-            child.hold()
-            child.go_on()
-
-    def _join(self, text: BranchText, node: Join) -> bool:
-        """Appends what branches have added. False: they are not through; then they wake this one.
-
-        Raises:
-            SglError: one has failed.
-        """
-        if node.mode == "gather_variable":
-            return True
-        forks = self._forks if node.fork is None else [each for each in self._forks if each[0] == node.fork]
-        children = [self._player.branch((*self._path, place, i)) for place, size in forks for i in range(size)]
-        ends: Sequence[int | None] = node.ends or [None] * len(children)
-        if len(children) != len(ends):
-            raise ProgramError("a join names a fork that this branch does not have.")
-        for child, end in zip(children, ends):
-            if not child.through(end):
-                if child.error is not None:
-                    raise child.error
-                child.wake_when_through(self)
-                return False
-        for child, end in zip(children, ends):
-            text.write(child.added(end))
-        self._forks = [each for each in self._forks if each not in forks]
-        return True
-
-
-def _foreseen_after(node: Node, foreseen: list[Span] | None) -> list[Span] | None:
-    """Text that stands after the last generated token behind a node; None where that is not known.
-
-    Args:
-        foreseen: before the node.
-    """
-    if isinstance(node, Gen):
-        return foreseen if node.held else []
-    if isinstance(node, Text):
-        if node.ids is not None:
-            return []
-        if foreseen is not None and node.text:
-            return [*foreseen, Span(node.text, special=node.special)]
-    elif isinstance(node, Select | Fill) or (isinstance(node, Join) and node.mode == "concate_and_append"):
-        return None
-    return foreseen

@@ -25,9 +25,10 @@ from sglang_lite.protocol import (
     SglError,
     Span,
 )
+from sglang_lite.runtime.core.branch_queue import Queued
 from sglang_lite.runtime.core.branch_text import BranchText
 from sglang_lite.runtime.core.engine_parts import EngineParts
-from sglang_lite.runtime.core.program_branch import Branch, Queued
+from sglang_lite.runtime.core.program_branch import Branch
 from sglang_lite.runtime.core.submission import MOST_QUEUED, check_nodes, too_many
 from sglang_lite.runtime.prospect import NOTHING_AHEAD, ahead_of
 from sglang_lite.runtime.resolved_params import ResolvedParams

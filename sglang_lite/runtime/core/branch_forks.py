@@ -1,0 +1,65 @@
+"""Forks of a branch, and the joins that bring their texts back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sglang_lite.program.nodes import Join, Path
+from sglang_lite.protocol import ProgramError
+from sglang_lite.runtime.core.branch_queue import Queued
+from sglang_lite.runtime.core.branch_text import BranchText
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.core.program_branch import Branch, ProgramOfBranches
+
+
+class BranchForks:
+    """
+    Args:
+        player: the program.
+        path: of the branch.
+    """
+
+    def __init__(self, player: ProgramOfBranches, path: Path) -> None:
+        self._player, self._path = player, path
+        self._open: list[tuple[int, int]] = []  # place and size of each since the last join
+
+    def begin(self, text: BranchText, place: int, branches: Sequence[Sequence[Queued]]) -> None:
+        """Begins the branches of a fork, with the nodes that it has for each."""
+        self._open.append((place, len(branches)))
+        tail = text.tail()
+        for i, entries in enumerate(branches):
+            child = self._player.branch((*self._path, place, i))
+            self._player.played(-len(entries))  # they are queued now
+            child.begin(text.fork(), tail, entries)
+            child.hold()
+            child.go_on()
+
+    def join(self, text: BranchText, node: Join, waiting: Branch) -> bool:
+        """Appends what branches have added. False: they are not through; then they wake the one that waits.
+
+        Raises:
+            SglError: one has failed.
+        """
+        if node.mode == "gather_variable":
+            return True
+        forks = self._open if node.fork is None else [each for each in self._open if each[0] == node.fork]
+        children = [self._player.branch((*self._path, place, i)) for place, size in forks for i in range(size)]
+        ends: Sequence[int | None] = node.ends or [None] * len(children)
+        if len(children) != len(ends):
+            raise ProgramError("a join names a fork that this branch does not have.")
+        for child, end in zip(children, ends):
+            if not child.through(end):
+                if child.error is not None:
+                    raise child.error
+                child.wake_when_through(waiting)
+                return False
+        for child, end in zip(children, ends):
+            text.write(child.added(end))
+        self._open = [each for each in self._open if each not in forks]
+        return True
+
+    def go_back(self, mark: int) -> None:
+        """Forgets the forks behind a place."""
+        self._open = [each for each in self._open if each[0] < mark]
