@@ -20,6 +20,7 @@ from sglang_lite.runtime.kv_cache.store import KVStore
 from sglang_lite.runtime.prospect import Prospect
 from sglang_lite.runtime.request import Pace, Request, State
 from sglang_lite.runtime.scheduler.batch import Batch
+from sglang_lite.runtime.scheduler.isolation import Isolation
 from sglang_lite.runtime.scheduler.page_reserve import Reserve
 from sglang_lite.runtime.scheduler.policy import Policy
 from sglang_lite.runtime.scheduler.prefix_hints import PrefixHints
@@ -68,8 +69,7 @@ class Scheduler:
         self._refused = 0  # plans in a row in which the next request was refused, as prefixes are held
         self._admissions = 0
         self._fresh: list[Request] = []
-        # To be tried alone, and how many tokens each had when that was found.
-        self._suspects: deque[tuple[Request, int]] = deque()
+        self._isolation = Isolation()
         self.waiting: deque[Request] = deque()
         self.prefilling: list[Request] = []
         self.decoding: list[Request] = []
@@ -101,7 +101,9 @@ class Scheduler:
 
     def plan(self) -> Batch | None:
         """The next step, with its pages reserved; None when nothing can run."""
-        self._clear_suspects()
+        while self._isolation.advance(self.store.table):
+            for request in list(self.running()):  # itself, or what continues in its slot
+                self.retract(request)
         self.hints.settle()
         decoding = self._with_pages(self._ready())
         self._reserve.decay()
@@ -243,23 +245,12 @@ class Scheduler:
         last_first = sorted(self.running(), key=lambda r: -r.admission)
         for request in last_first:
             self.retract(request)
-        self._suspects = deque((r, len(r.tokens)) for r in reversed(last_first))
+        self._isolation.begin(reversed(last_first))
 
     @property
     def isolated(self) -> bool:
         """True while a request runs alone, after a shortage of memory."""
-        return bool(self._suspects)
-
-    def _clear_suspects(self) -> None:
-        """Takes the next request to be tried alone, once this one has got a token or ended; after the last one, all."""
-        while self._suspects:
-            request, known = self._suspects[0]
-            now = len(request.tokens) if request.holding is None else int(self.store.table.known[request.slot])
-            if not request.ended and now <= known:
-                return
-            self._suspects.popleft()
-            for other in list(self.running()):  # itself, or what continues in its slot
-                self.retract(other)
+        return bool(self._isolation)
 
     def _stop(self, request: Request) -> None:
         self._leave_running(request)
@@ -351,14 +342,14 @@ class Scheduler:
         admitted: list[Request] = []
         candidates = self._policy(self.waiting, store.tree)
         if self.isolated:
-            candidates = [r for r, _ in list(self._suspects)[:1] if r.holding is None]
+            candidates = [r for r in (self._isolation.next,) if r is not None and r.holding is None]
         for request in candidates:
             if not table.free:
                 break
             tokens = request.tokens
             reusable = tokens if request.score_from is None else tokens[: max(request.score_from, 1)]
             match = store.match(reusable, request.namespace)
-            if self._held_back(request, reusable, len(match.pages) * size):
+            if store.reuses and _computes(self.prefilling, reusable, len(match.pages) * size, request.namespace):
                 continue
             own = np.array([len(tokens)], dtype=np.int32)
             expected = len(tokens) + int(self._reserve.growth(own, np.array([request.limit]))[0])
@@ -414,22 +405,6 @@ class Scheduler:
         self._refused += 1
         return self._refused > _PATIENCE and self.hints.give_way()
 
-    def _held_back(self, request: Request, reusable: Ints, matched: int) -> bool:
-        """True where a running request is about to compute much more of this one's prompt than is cached."""
-        end = matched + _SHARED
-        return (
-            self.store.reuses
-            and len(reusable) > end
-            and any(
-                len(other.tokens) >= end
-                and other.tokens[end - 1] == reusable[end - 1]  # most differ there, and that is seen at once
-                and other.namespace == request.namespace
-                and np.array_equal(other.tokens[matched:end], reusable[matched:end])
-                and np.array_equal(other.tokens[:matched], reusable[:matched])
-                for other in self.prefilling
-            )
-        )
-
     def _leave_queue(self, admitted: list[Request]) -> None:
         if not admitted:
             return
@@ -455,6 +430,27 @@ def _reach(request: Request, start: int, length: int, budget: int) -> tuple[int,
     plain = min(budget, max(request.score_from - 1 - start, 0))
     end = min(length, start + plain + (budget - plain + 1) // 2)
     return end, (end - start) + max(end - start - plain, 0)
+
+
+def _computes(prefilling: list[Request], tokens: Ints, matched: int, namespace: str) -> bool:
+    """True where one of these requests is about to compute much more of a prompt than is cached.
+
+    Args:
+        tokens: of the prompt, which may be reused.
+        matched: how many of them are cached.
+    """
+    end = matched + _SHARED
+    return (
+        len(tokens) > end
+        and any(
+            len(other.tokens) >= end
+            and other.tokens[end - 1] == tokens[end - 1]  # most differ there, and that is seen at once
+            and other.namespace == namespace
+            and np.array_equal(other.tokens[matched:end], tokens[matched:end])
+            and np.array_equal(other.tokens[:matched], tokens[:matched])
+            for other in prefilling
+        )
+    )
 
 
 def _slots(requests: object) -> Ints:

@@ -1,0 +1,39 @@
+"""Requests that are tried alone after a shortage of memory: together they, or one of them, need more than there is."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from sglang_lite.runtime.kv_cache.table import SlotTable
+from sglang_lite.runtime.request import Request
+
+
+class Isolation:
+    """Queue of requests, each of which runs alone until it has one more token or has ended."""
+
+    def __init__(self) -> None:
+        self._suspects: deque[tuple[Request, int]] = deque()  # how many tokens each had when it was queued
+
+    def __bool__(self) -> bool:
+        return bool(self._suspects)
+
+    @property
+    def next(self) -> Request | None:
+        """The request that may run."""
+        return self._suspects[0][0] if self._suspects else None
+
+    def begin(self, requests: Iterable[Request]) -> None:
+        """Queues requests that have just been retracted, in the place of those that were queued."""
+        self._suspects = deque((request, len(request.tokens)) for request in requests)
+
+    def advance(self, table: SlotTable) -> bool:
+        """Removes the first request if it has run for long enough. False: there is none, or it has not."""
+        if not self._suspects:
+            return False
+        request, known = self._suspects[0]
+        now = len(request.tokens) if request.holding is None else int(table.known[request.slot])
+        if not request.ended and now <= known:
+            return False
+        self._suspects.popleft()
+        return True
