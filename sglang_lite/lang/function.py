@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sglang_lite")
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class _Trimmed:
@@ -86,26 +87,14 @@ class SglFunction(BaseProgram):
         bind_arguments: Mapping[str, Any] | None = None,
     ) -> None:
         self.name: str = getattr(func, "__name__", repr(func))
-        try:
-            parameters = list(inspect.signature(func).parameters.values())
-        except (TypeError, ValueError) as error:
-            raise ParameterError(
-                "function", f"{func!r:.60} is no Python function.", hint="def program(s, …):", where=user_location()
-            ) from error
-        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        if not parameters or parameters[0].kind not in positional:
-            raise ParameterError("function", f"{self.name} has no parameter for the state.", hint="def program(s, …):")
-        if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
-            raise ParameterError(
-                "function", f"{self.name} has a `yield`, so that calling it would run nothing of it.",
-                hint="Add to the state or return; readers follow a run with stream=True.", where=user_location(),
-            )  # fmt: skip
+        parameters = _parameters_of(func, self.name)
         self.func = func
         self.compiled: Compiled | None = None  # set by `compile`
         self.num_api_spec_tokens = num_api_spec_tokens
         self.bind_arguments = dict(bind_arguments or {})
-        self.arg_names = [p.name for p in parameters[1:] if p.kind in positional]
-        self.arg_defaults = [p.default for p in parameters[1:] if p.kind in positional and p.default is not p.empty]
+        in_order = [p for p in parameters[1:] if p.kind in _POSITIONAL]
+        self.arg_names = [p.name for p in in_order]
+        self.arg_defaults = [p.default for p in in_order if p.default is not p.empty]
         self.is_async = inspect.iscoroutinefunction(func)
         self.signature = inspect.Signature(parameters[1:])
         variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -470,6 +459,24 @@ class SglFunction(BaseProgram):
                     own[name] = value  # None or False, which may have been said
                 options[name] = default
         return own, with_seed(options)
+
+
+def _parameters_of(func: Callable[..., Any], name: str) -> list[inspect.Parameter]:
+    """Parameters of a program's function, the state's first. Raises ParameterError: it can't be a program."""
+    try:
+        parameters = list(inspect.signature(func).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise ParameterError(
+            "function", f"{func!r:.60} is no Python function.", hint="def program(s, …):", where=user_location()
+        ) from error
+    if not parameters or parameters[0].kind not in _POSITIONAL:
+        raise ParameterError("function", f"{name} has no parameter for the state.", hint="def program(s, …):")
+    if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
+        raise ParameterError(
+            "function", f"{name} has a `yield`, so that calling it would run nothing of it.",
+            hint="Add to the state or return; readers follow a run with stream=True.", where=user_location(),
+        )  # fmt: skip
+    return parameters
 
 
 def _pickled(name: str, bind_arguments: dict[str, Any]) -> SglFunction:
