@@ -37,7 +37,8 @@ from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
 from sglang_lite.runtime.structured_output.base import generates
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
-from sglang_lite.runtime.tokens.tokenizer import Tokenizer, tokenizer_from_gguf
+from sglang_lite.runtime.tokens.from_gguf import tokenizer_from_gguf
+from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from tests.constraints.suites import DRAFTS, maskbench, official_groups
 
 PADDED = 151_936

@@ -37,7 +37,7 @@ from sglang_lite.runtime.executor import cpu_runner as runner_module
 from sglang_lite.runtime.load import LoadedModel
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
-from sglang_lite.runtime.tokens.tokenizer import tokenizer_from_gguf
+from sglang_lite.runtime.tokens.from_gguf import tokenizer_from_gguf
 
 STEP = 0.002  # seconds
 SHORT = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)

@@ -229,7 +229,8 @@ def _tokens(model: str | Path | Engine | None) -> tuple[Tokenizer | None, int | 
 @lru_cache(maxsize=4)
 def _tokenizer_at(path: Path) -> Tokenizer:
     from sglang_lite.runtime.models.weights.gguf_file import GgufFile
-    from sglang_lite.runtime.tokens.tokenizer import tokenizer_from_folder, tokenizer_from_gguf
+    from sglang_lite.runtime.tokens.from_folder import tokenizer_from_folder
+    from sglang_lite.runtime.tokens.from_gguf import tokenizer_from_gguf
 
     return tokenizer_from_folder(path) if path.is_dir() else tokenizer_from_gguf(GgufFile(path).metadata, str(path))
 

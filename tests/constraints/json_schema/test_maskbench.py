@@ -68,7 +68,7 @@ def test_the_validator_agrees_with_the_sample():
 
 def test_masks_of_a_real_vocabulary_allow_every_token_of_a_valid_text(model_file):
     from sglang_lite.runtime.models.weights.gguf_file import GgufFile
-    from sglang_lite.runtime.tokens.tokenizer import tokenizer_from_gguf
+    from sglang_lite.runtime.tokens.from_gguf import tokenizer_from_gguf
 
     tokenizer = tokenizer_from_gguf(GgufFile(model_file).metadata, "test")
     engine = LlguidanceEngine(tokenizer, tokenizer.vocab_size, sorted(tokenizer.eos_ids))

@@ -10,8 +10,9 @@ from tokenizers import pre_tokenizers
 
 from sglang_lite.protocol import Span
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
+from sglang_lite.runtime.tokens.from_folder import tokenizer_from_folder
+from sglang_lite.runtime.tokens.from_gguf import tokenizer_from_gguf
 from sglang_lite.runtime.tokens.token_log import TokenLog
-from sglang_lite.runtime.tokens.tokenizer import tokenizer_from_folder, tokenizer_from_gguf
 
 LLAMA3 = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>")
 CHATML = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")

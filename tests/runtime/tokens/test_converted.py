@@ -7,13 +7,13 @@ import sys
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.runtime.tokens.tokenizer import tokenizer_from_folder
+from sglang_lite.runtime.tokens.from_folder import tokenizer_from_folder
 
 pytestmark = pytest.mark.slow
 CODE = """
 import sys
 from pathlib import Path
-from sglang_lite.runtime.tokens.tokenizer import tokenizer_from_folder
+from sglang_lite.runtime.tokens.from_folder import tokenizer_from_folder
 print(tokenizer_from_folder(Path(sys.argv[1])).encode("abc a"))
 assert not {"torch", "transformers"} & set(sys.modules)
 """

@@ -15,8 +15,9 @@ from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 from sglang_lite.runtime.structured_output.xgrammar import XgrammarEngine
 from sglang_lite.runtime.tokens import tokenizer as module
 from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
+from sglang_lite.runtime.tokens.from_folder import tokenizer_from_folder
+from sglang_lite.runtime.tokens.from_gguf import tokenizer_from_gguf
 from sglang_lite.runtime.tokens.token_log import TokenLog, kept_spans
-from sglang_lite.runtime.tokens.tokenizer import tokenizer_from_folder, tokenizer_from_gguf
 from sglang_lite.text.tool_formats import marks_among
 
 

@@ -1,0 +1,180 @@
+"""Tokenizers of Hugging Face folders."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.models.config_fields import (
+    MOST_TOKENS,
+    TOKENIZER,
+    check,
+    read_json,
+    read_text,
+    shown,
+)
+from sglang_lite.runtime.tokens.token_bytes import byte_table, foreign, is_control
+from sglang_lite.runtime.tokens.tokenizer import Tokenizer
+from sglang_lite.text.tool_formats import marks_among
+
+
+def tokenizer_from_folder(folder: Path, most: int | None = None) -> Tokenizer:
+    """Reads `tokenizer.json` (or what transformers can convert) and `tokenizer_config.json`.
+
+    Args:
+        most: tokens that the model has. Added tokens beyond are left out (text models of the Gemma 3 family come with
+            one for images): their text is then text like any other.
+
+    Raises:
+        ModelError: the folder has no tokenizer, or one of an unknown kind.
+    """
+    with foreign(str(folder)):
+        return _from_folder(folder, most)
+
+
+def _from_folder(folder: Path, most: int | None) -> Tokenizer:
+    path = folder / "tokenizer.json"
+    if path.exists():
+        text = read_text(path)
+        try:
+            backend = Backend.from_str(text)
+        except Exception as error:  # tokenizers raises bare Exception
+            raise ModelError(f"{path}: not a tokenizer: {error}") from error
+    else:
+        backend = _converted(folder)
+    largest = max(backend.get_vocab(with_added_tokens=False).values(), default=-1)
+    if not 0 <= largest < MOST_TOKENS:
+        raise ModelError(f"{folder}: the tokenizer has no tokens, or one with the id {largest:,}.")
+    description = json.loads(backend.to_str())
+    if most is not None and any(token["id"] >= most for token in description.get("added_tokens", ())):
+        description["added_tokens"] = [token for token in description["added_tokens"] if token["id"] < most]
+        backend = Backend.from_str(json.dumps(description))
+    settings = folder / "tokenizer_config.json"
+    config = read_json(settings) if settings.exists() else {}
+    check(config, TOKENIZER, str(settings))
+    template_file = folder / "chat_template.jinja"
+    template = read_text(template_file) if template_file.exists() else _template(config, settings)
+    added = description.get("added_tokens", ())
+    control = {t["id"]: t for t in added if t["special"] or is_control(t["content"], template)}
+    texts = marks_among(token["content"] for token in added)
+    marks = [token for token in added if token["special"] and token["content"] in texts]
+    if marks:  # they are text, for whoever reads it and for grammars
+        for token in marks:
+            token["special"] = False
+        backend = Backend.from_str(json.dumps(description))
+    special_tokens = {
+        name: _content(token, name, settings)
+        for name, token in config.items()
+        if name.endswith("_token") and isinstance(token, str | dict)
+    }
+    bos = special_tokens.get("bos_token")
+    adds_bos = bos is not None and backend.token_to_id(bos) in backend.encode("a").ids
+    eos = backend.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
+    prefixed = _prefix_space(description)
+    unknown = backend.token_to_id(_unknown_token(description["model"]))
+    return Tokenizer(
+        backend,
+        byte_table(backend, description, str(folder)),
+        [t["id"] for t in added if t["special"]],
+        bos_id=backend.token_to_id(bos) if adds_bos and bos else None,
+        eos_ids=() if eos is None else (eos,),
+        special_tokens=special_tokens,
+        chat_template=template,
+        continuation=Backend.from_str(json.dumps(prefixed)) if prefixed else None,
+        starts_segments='"Prepend"' in json.dumps(description.get("normalizer")),
+        control={
+            i: AddedToken(t["content"], lstrip=t["lstrip"], rstrip=t["rstrip"], single_word=t["single_word"])
+            for i, t in control.items()
+        },
+        unknown_ids=() if unknown is None else (unknown,),
+    )
+
+
+def _content(token: Any, name: str, file: Path) -> str:
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str):
+        raise ModelError(f"{file}: `{name}`: {shown(token)} is neither text nor an object with a content.")
+    return text
+
+
+def _template(config: Mapping[str, Any], file: Path) -> str | None:
+    """The chat template, or of several named ones the default."""
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = [t for t in template if isinstance(t, dict)]
+        template = next((t.get("template") for t in named if t.get("name") == "default"), None)
+    if template is not None and not isinstance(template, str):
+        raise ModelError(f"{file}: `chat_template`: {shown(template)} is no text.")
+    return template
+
+
+def _unknown_token(model: Mapping[str, Any]) -> str:
+    """The text that a tokenizer's model has for a character without a token; "" for nothing."""
+    if model.get("unk_id") is not None:  # Unigram
+        return str(model["vocab"][model["unk_id"]][0])
+    return model.get("unk_token") or ""
+
+
+def _converted(folder: Path) -> Backend:
+    """The tokenizer that transformers makes of a folder's files: in a process of its own where torch is not
+    loaded, so that an engine's handle loads neither."""
+    try:
+        if "torch" in sys.modules:
+            return Backend.from_str(_convert(str(folder)))
+        code = (
+            f"import sys; sys.path[:] = {[os.path.abspath(path) for path in sys.path]!r}\n"
+            f"from {__name__} import _convert\n"
+            f"sys.stdout = sys.stderr; text = _convert({str(folder.absolute())!r})\n"
+            f"sys.__stdout__.buffer.write(text.encode())"
+        )
+        done = subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True)
+        if done.returncode:
+            raise ModelError(done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2])
+        return Backend.from_str(done.stdout.decode())
+    except Exception as error:  # whatever transformers raises, the folder has no tokenizer that can be used
+        raise ModelError(
+            f"{folder}: no tokenizer.json, and transformers can't convert another tokenizer: {error}"
+        ) from error
+
+
+def _convert(folder: str) -> str:
+    """The content of `tokenizer.json` for a folder that has none."""
+    from transformers import AutoTokenizer
+
+    return str(AutoTokenizer.from_pretrained(folder).backend_tokenizer.to_str())
+
+
+def _prefix_space(description: dict[str, Any]) -> dict[str, Any] | None:
+    """The tokenizer without the space it puts before a text, None where it puts none."""
+    changed = False
+
+    def strip(part: Any) -> Any:
+        nonlocal changed
+        if isinstance(part, list):
+            kept = [strip(p) for p in part if not (isinstance(p, dict) and p.get("type") == "Prepend")]
+            changed |= len(kept) != len(part)
+            return kept
+        if isinstance(part, dict):
+            part = {key: strip(value) for key, value in part.items()}
+            if part.get("type") == "Metaspace" and part.get("prepend_scheme") != "never":
+                part["prepend_scheme"] = "never"
+                changed = True
+        return part
+
+    stripped = dict(description)
+    for key in ("normalizer", "pre_tokenizer"):
+        part = stripped.get(key)
+        if isinstance(part, dict) and part.get("type") == "Prepend":
+            stripped[key], changed = None, True
+        else:
+            stripped[key] = strip(part)
+    return stripped if changed else None

@@ -1,0 +1,86 @@
+"""Bytes of tokens, and which tokens control, as the descriptions of tokenizers have them in whatever file."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from sglang_lite.protocol import ModelError, SglError
+from sglang_lite.text.tool_formats import SPOKEN
+
+_BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
+
+
+@contextmanager
+def foreign(label: str) -> Iterator[None]:
+    """Whatever the tokenizers library makes of a damaged description is an error of ours."""
+    try:
+        yield
+    except BaseException as error:  # a panic of its Rust code is no Exception
+        if isinstance(error, SglError) or not (
+            isinstance(error, Exception) or type(error).__name__ == "PanicException"
+        ):
+            raise
+        raise ModelError(f"{label}: the tokenizer can't be used: {error!r}"[:1000]) from error
+
+
+_MARKED = re.compile(r"<[|｜].+|.+[|｜]>", re.DOTALL)
+_BRACKETED = re.compile(r"[^\w\s].+[^\w\s]", re.DOTALL)
+
+
+def is_control(token: str, template: object) -> bool:
+    """True for an added token that is special although its tokenizer does not call it so: some that begin turns are
+    not. Blanks, words and what a model says itself are text."""
+    if token in SPOKEN:
+        return False
+    written = isinstance(template, str) and token in template
+    return bool(_MARKED.fullmatch(token) or (written and _BRACKETED.fullmatch(token)))
+
+
+def byte_table(backend: Backend, description: dict[str, Any], label: str) -> list[bytes]:
+    parts = json.dumps([description.get("decoder"), description.get("pre_tokenizer")])
+    byte_level = '"ByteLevel"' in parts
+    if not byte_level and '"Metaspace"' not in parts and '"ByteFallback"' not in parts:
+        raise ModelError(
+            f"{label}: the tokenizer is neither byte-level nor SentencePiece.",
+            hint="Supported: BPE and Unigram tokenizers with a ByteLevel, Metaspace or ByteFallback decoder.",
+        )
+    added = {t["id"]: t["content"] for t in description.get("added_tokens", [])}
+    vocab = backend.get_vocab(with_added_tokens=True)
+    table = [b""] * (max(vocab.values()) + 1)
+    for token, i in vocab.items():
+        if i in added:
+            table[i] = added[i].encode()
+        else:
+            table[i] = byte_level_bytes(token) if byte_level else sentencepiece_bytes(token)
+    return table
+
+
+@lru_cache(maxsize=1)
+def _byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for the 256 bytes."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in set(printable))
+    table.update({chr(0x100 + i): byte for i, byte in enumerate(others)})
+    return table
+
+
+def byte_level_bytes(token: str) -> bytes:
+    alphabet = _byte_level_alphabet()
+    try:
+        return bytes([alphabet[char] for char in token])
+    except KeyError:
+        return token.encode()  # a token outside the byte alphabet stands for itself
+
+
+def sentencepiece_bytes(token: str) -> bytes:
+    if _BYTE_TOKEN.fullmatch(token):
+        return bytes([int(token[3:5], 16)])
+    return token.replace("▁", " ").encode("utf-8", "replace")
