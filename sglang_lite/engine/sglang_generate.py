@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def generate(
-    engine: Engine,
+    self: Engine,
     prompt: str | Sequence[str] | None = None,
     sampling_params: Mapping[str, object] | Sequence[Mapping[str, object]] | None = None,
     input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
@@ -61,18 +61,18 @@ def generate(
     """
     from sglang_lite.engine import offline
 
-    engine.core.check_wait("generate")
+    self.core.check_wait("generate")
     calls, is_list = sglang_api.read_request(
         prompt, sampling_params, input_ids, return_logprob=return_logprob, logprob_start_len=logprob_start_len,
         top_logprobs_num=top_logprobs_num, token_ids_logprob=token_ids_logprob,
         return_text_in_logprobs=return_text_in_logprobs, custom_logit_processor=custom_logit_processor, rid=rid,
         priority=priority, cache_salt=cache_salt, output_ids=output_ids, **unsupported,
     )  # fmt: skip
-    return offline.generate(engine.core, calls, is_list=is_list, stream=stream)
+    return offline.generate(self.core, calls, is_list=is_list, stream=stream)
 
 
 async def async_generate(
-    engine: Engine,
+    self: Engine,
     prompt: str | Sequence[str] | None = None,
     sampling_params: Mapping[str, object] | Sequence[Mapping[str, object]] | None = None,
     input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
@@ -93,11 +93,11 @@ async def async_generate(
     """`generate` for asyncio; with `stream`, the awaited result is an asynchronous iterator."""
     from sglang_lite.engine import offline
 
-    engine.core.check_open()
+    self.core.check_open()
     calls, is_list = sglang_api.read_request(
         prompt, sampling_params, input_ids, return_logprob=return_logprob, logprob_start_len=logprob_start_len,
         top_logprobs_num=top_logprobs_num, token_ids_logprob=token_ids_logprob,
         return_text_in_logprobs=return_text_in_logprobs, custom_logit_processor=custom_logit_processor, rid=rid,
         priority=priority, cache_salt=cache_salt, output_ids=output_ids, **unsupported,
     )  # fmt: skip
-    return await offline.async_generate(engine.core, calls, is_list=is_list, stream=stream)
+    return await offline.async_generate(self.core, calls, is_list=is_list, stream=stream)

@@ -20,7 +20,8 @@ from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.load import LoadedModel
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from tests.conformance.case import node_by_node
-from tests.conformance.random_programs import drawn, ran, smaller
+from tests.conformance.random_programs import drawn, smaller
+from tests.conformance.random_steps import ran
 from tests.constraints.test_generation import TOKENS as PIECES
 from tests.constraints.test_generation import byte_alphabet
 from tests.lang.fakes import within

@@ -189,3 +189,35 @@ def interruptible() -> Iterator[Callable[[], None]]:
         yield lambda: signal.pthread_kill(main, signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def run(*exprs: Any, **options: Any) -> Any:
+    """A run of a program that adds these expressions."""
+
+    @sgl.function
+    def program(s):
+        for expr in exprs:
+            s += expr
+
+    return program.run(**options)
+
+
+class Failing(sgl.BaseBackend):
+    """Fails so many times, then answers."""
+
+    def __init__(self, *errors):
+        super().__init__()
+        self.errors, self.seeds = list(errors), []
+
+    async def agenerate(self, prompt, params, constraint, *, stream):
+        self.seeds.append(params.seed)
+        if self.errors:
+            raise self.errors.pop(0)
+        yield Generation("fine")
+
+    async def aselect(self, prompt, choices, *, unconditional):
+        if self.errors:
+            raise self.errors.pop(0)
+        return await Scored({"a": [(1, -1.0, None)], "b": [(2, -2.0, None)]}).aselect(
+            prompt, choices, unconditional=False
+        )

@@ -12,16 +12,13 @@ from sglang_lite.constraints.matching import matches
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.engine.engine import Engine
 from sglang_lite.lang.backend.local import LocalBackend
-from sglang_lite.program.nodes import Gen, GrammarBegin, GrammarEnd, Program, Select, Text
+from sglang_lite.program.nodes import Gen, GrammarBegin, GrammarEnd, Text
 from sglang_lite.protocol import (
     Choices,
     Constraint,
     Continuation,
     Ebnf,
-    Generation,
     Regex,
-    SamplingParams,
-    Selection,
     StructuralTag,
     Tag,
 )
@@ -552,54 +549,3 @@ def test_tracing_records_the_grammar():
     assert [repr(node).split("(")[0] for node in trace.flatten_nodes()] == [
         "GrammarBegin", "Argument", "Text", "Gen", "GrammarEnd",
     ]  # fmt: skip
-
-
-# --------------------------------------------------------------------------------------- the engine's own interface
-
-
-GREEDY = SamplingParams(temperature=0, max_tokens=60)
-
-
-def play(engine, *segments):
-    result, played = engine.play("x", Program(segments))
-    return result.text, [p.event for p in played if isinstance(p.event, Generation | Selection)]
-
-
-def test_segments_of_a_program_are_held_to_a_grammar(tiny):
-    text, (first, picked, last) = play(
-        tiny, Text("free"), GrammarBegin(WORDS), Text("a, "), Gen("x", GREEDY, Regex("[ab]")),
-        Select("y", (", ", "c", "b, ")), Gen("z", GREEDY), GrammarEnd(), Text("free"),
-    )  # fmt: skip
-    assert [score.text for score in picked.scores] == [", ", "b, "]
-    assert text.startswith("freea, " + first.text)
-    assert matches(WORDS, text.removeprefix("free").removesuffix("free"))
-    assert last.text.endswith("end.")
-
-
-def test_text_alone_is_not_held_to_a_grammar_by_the_engine(tiny):
-    """Whoever wrote it has walked it: the language does, special tokens included."""
-    assert play(tiny, GrammarBegin(WORDS), Text("nonsense"), GrammarEnd()) == ("nonsense", [])
-
-
-def test_a_program_may_begin_inside_a_grammar(tiny):
-    text, _ = play(tiny, GrammarBegin(WORDS, "a"), Text(", "), Gen("x", GREEDY))
-    assert matches(WORDS, "a" + text)
-
-
-@pytest.mark.parametrize(
-    ("segments", "message"),
-    [
-        ((Text("c"), Gen("x")), "no text of the grammar begins with 'c'"),
-        ((Text("a, "), Gen("x", GREEDY, Regex("[ab]")), GrammarEnd()), "not complete at its end, after 'a, [ab]'"),
-        ((Text("a, "), Select("x", ("c", "d"))), "none of the choices goes on in the grammar: 'c', 'd'"),
-    ],
-)
-def test_a_program_that_leaves_its_grammar_fails(tiny, segments, message):
-    with pytest.raises(sgl.ConstraintError, match=message):
-        play(tiny, GrammarBegin(WORDS), *segments)
-    assert tiny.stats()["running"] == tiny.stats()["waiting"] == 0
-
-
-def test_what_goes_on_in_a_grammar_is_no_part_of_another(tiny):
-    with pytest.raises(sgl.ConstraintError, match="no grammar by itself"):
-        tiny.complete("x", GREEDY, sgl.grammar.InOrder((Continuation(WORDS, "a"), Regex("b"))))

@@ -1,259 +1,364 @@
-"""Programs in the ways that SGLang's own unit tests write theirs (test_programs.py of 0.5.23), on the default engine with
-few tokens: they run, their variables are set and of the right types. What a small model knows is not asked."""
+"""Programs, states and backends as SGLang's users write them."""
 
-import asyncio
-import json
 import re
+from typing import Any
 
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.lang.ir import REGEX_FLOAT, REGEX_INT, REGEX_STR
+from sglang_lite.lang import ir
 
-pytestmark = pytest.mark.slow
-
-FEW = 6  # tokens
+# ------------------------------------------------------------------------------------------ building nodes
 
 
-@pytest.fixture(autouse=True)
-def _default(engine):
-    sgl.set_default_backend(engine)
+def test_gen_makes_a_generation_or_a_selection():
+    assert type(sgl.gen("a")) is ir.SglGen
+    assert type(sgl.gen("a", choices=["x"])) is ir.SglSelect
+    assert sgl.gen("a", choices=["x"]).choices_method is sgl.token_length_normalized
+    assert type(sgl.gen_int("a")) is type(sgl.gen_string("a")) is ir.SglGen
+    assert sgl.gen().name is None
 
 
-def run(program, *args, **options):
-    """The state of a program that has been executed without an error."""
-    state = program.run(*args, **{"max_new_tokens": FEW, "temperature": 0, **options})
-    state.sync()
+def test_gen_takes_its_parameters_in_sglangs_order():
+    values: dict[str, Any] = dict(
+        max_tokens=1, min_tokens=2, n=3, stop="s", stop_token_ids=[4], stop_regex="r", temperature=0.5, top_p=0.6,
+        top_k=7, min_p=0.1, frequency_penalty=0.2, presence_penalty=0.3, ignore_eos=True, return_logprob=True,
+        logprob_start_len=8, top_logprobs_num=9, return_text_in_logprobs=True,
+    )  # fmt: skip
+    by_name, in_order = sgl.gen("x", **values), sgl.gen("x", *values.values())
+    assert by_name == in_order
+    assert (by_name.node.params.max_tokens, by_name.node.params.stop, by_name.node.params.top_logprobs_num) == (
+        1,
+        ("s",),
+        9,
+    )
+    assert sgl.gen("x", *[None] * 17, int) == sgl.gen("x", dtype=int)
+    assert sgl.gen("x", *[None] * 18, ["a"]) == sgl.select("x", ["a"])
+    values.pop("min_tokens")
+    assert sgl.gen_int("x", *values.values()) == sgl.gen("x", dtype=int, **values)
+    assert sgl.gen_string("x", *values.values()) == sgl.gen("x", dtype=str, **values)
+
+
+def test_a_node_gives_its_parameters_as_sglangs_backends_read_them():
+    given = sgl.gen("x", 5, min_tokens=1, stop=["a"], regex="[0-9]").sampling_params
+    assert given == ir.SglSamplingParams(max_new_tokens=5, min_new_tokens=1, stop=["a"], regex="[0-9]")
+    assert given.clone() == given
+    assert given.clone() is not given
+    assert sgl.gen("x", json_schema={"type": "null"}).sampling_params.json_schema == '{"type": "null"}'
+    assert sgl.gen("x", type=bool).sampling_params.regex == "true|false"
+
+
+def test_a_bad_regex_is_an_error_where_it_is_written():
+    with pytest.raises(ValueError, match="regex"):
+        sgl.gen("x", regex="(")
+
+
+def test_expressions_add_up_to_flat_lists():
+    class Text(str):
+        pass
+
+    expr = "a" + sgl.gen("x") + Text("b") + (sgl.gen("y") + "c")
+    assert type(expr) is ir.SglExprList
+    assert [repr(node) for node in expr.expr_list] == [
+        "Text('a')", "Gen('x')", "Text('b')", "Gen('y')", "Text('c')"
+    ]  # fmt: skip
+
+
+def test_an_expression_prints_its_nodes(capsys):
+    ("a" + sgl.gen("x")).print_graph_dfs()
+    assert capsys.readouterr().out == "%0 = Text('a')\n%1 = Gen('x')\n"
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant"])
+def test_a_role_wraps_text_an_expression_or_nothing(role):
+    begin, end = getattr(sgl, f"{role}_begin")(), getattr(sgl, f"{role}_end")()
+    turn = getattr(sgl, role)
+    assert list(turn().expr_list) == [begin, end] == [ir.SglRoleBegin(role), ir.SglRoleEnd(role)]
+    assert list(turn("hi").expr_list) == [begin, ir.SglConstantText("hi"), end]
+    assert list(turn(sgl.gen("x")).expr_list) == [begin, sgl.gen("x"), end]
+
+
+def test_images_and_videos_are_nodes():
+    assert type(sgl.image("a.png")) is ir.SglImage
+    assert sgl.image("a.png").path == "a.png"
+    node = sgl.video("a.mp4", 4)
+    assert (type(node), node.path, node.num_frames) == (ir.SglVideo, "a.mp4", 4)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts"),
+    [
+        (ir.REGEX_INT, ["0", "-12", "+3 ", "4\n"]),
+        (ir.REGEX_FLOAT, ["1", "-1.5", "0.25 "]),
+        (ir.REGEX_BOOL, ["True", "False"]),
+        (ir.REGEX_STR, ['""', '"two words"', '"a, \\"quoted\\" one"']),
+    ],
+)
+def test_the_regexes_of_dtypes_match_such_values(pattern, texts):
+    assert all(re.fullmatch(pattern, text) for text in texts)
+    assert not re.fullmatch(pattern, "x")
+
+
+# ------------------------------------------------------------------------------------------ running
+
+
+@sgl.function(num_api_spec_tokens=64)
+def program(s, question, style="short"):
+    s += sgl.system(f"Be {style}.")
+    s += sgl.user(question)
+    s += sgl.assistant(sgl.gen("answer", 7, stop="."))
+    return "done"
+
+
+def test_a_program_knows_its_arguments():
+    assert type(program) is ir.SglFunction
+    assert (program.arg_names, program.arg_defaults) == (["question", "style"], ["short"])
+    assert (program.num_api_spec_tokens, program.bind_arguments) == (64, {})
+    bound = program.bind(style="long")
+    assert bound.bind_arguments == {"style": "long"}
+    assert bound.num_api_spec_tokens == 64
+    assert bound.func is program.func
+
+
+def test_run_gives_a_state_with_the_shapes_of_sglang():
+    state = program.run("Why?", temperature=0, backend=sgl.ScriptedBackend(default="So. And so"))
+    assert type(state) is sgl.ProgramState
+    assert state["answer"] == state.get_var("answer") == "So"  # the stop is no part of it
+    assert "answer" in state
+    assert state.ret_value == "done"
     assert state.error() is None
-    return state
+    assert state.messages() == [
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": "Why?"},
+        {"role": "assistant", "content": "So"},
+    ]
+    meta = state.get_meta_info("answer")
+    assert meta["finish_reason"] == {"type": "stop", "matched": "."}
+    assert {"prompt_tokens", "completion_tokens", "cached_tokens"} <= meta.keys()
+    executor = state.stream_executor
+    assert executor.variables == {"answer": "So"}
+    assert executor.text_ == state.text()
+    assert executor.messages_ == state.messages()
+    assert (executor.images_, executor.cur_role) == ([], None)
+    assert executor.meta_info == {"answer": meta}
+    assert executor.backend.get_model_name() == "scripted"
+    assert executor.sid == executor.sid != program.run("", backend=sgl.ScriptedBackend()).stream_executor.sid
 
 
-def test_few_shots_alone_and_in_a_batch():
+def test_api_speculation_is_accepted_and_changes_nothing():
+    def body(s):
+        s += "a" + sgl.gen("x", stop=".") + "b" + sgl.gen("y", 2)
+
+    plain, hinted = sgl.ScriptedBackend(default="one two three"), sgl.ScriptedBackend(default="one two three")
+    texts = [
+        sgl.function(body).run(backend=plain).text(),
+        sgl.function(num_api_spec_tokens=64)(body).run(backend=hinted).text(),
+    ]
+    assert texts == ["aone two threebone two"] * 2
+    assert plain.calls == hinted.calls
+
+
+def test_calling_a_program_runs_it():
+    sgl.set_default_backend(sgl.ScriptedBackend(default="x"))
+    assert program("Why?")["answer"] == "x"
+
+
+def test_every_sampling_parameter_of_run_reaches_the_node():
+    script = sgl.ScriptedBackend(default="x")
+    given: dict[str, Any] = dict(
+        max_new_tokens=3, n=2, stop=["s"], stop_token_ids=[1], stop_regex=["r"], temperature=0.1, top_p=0.2, top_k=3,
+        min_p=0.4, frequency_penalty=0.5, presence_penalty=0.6, ignore_eos=True, return_logprob=True,
+        logprob_start_len=7, top_logprobs_num=8, return_text_in_logprobs=True,
+    )  # fmt: skip
+
     @sgl.function
-    def few_shot(s, question):
-        s += "Questions with answers.\n\nQ: What is the capital of France?\nA: Paris\n"
-        s += "Q: " + question + "\nA:" + sgl.gen("answer", stop="\n", temperature=0)
+    def bare(s):
+        s += sgl.gen("a")
 
-    questions = [f"What is the capital of {country}?" for country in ("Italy", "Japan")]
-    states = few_shot.run_batch([{"question": q} for q in questions], temperature=0.1, max_new_tokens=FEW)
-    for state, question in zip(states, questions):
-        assert state["answer"] == run(few_shot, question=question)["answer"] != ""
-        assert "\n" not in state["answer"]
+    bare.run(backend=script, **given).sync()
+    bare.run_batch([{}], backend=script, **given)
+    params, of_batch = (call.params for call in script.calls)
+    assert params == of_batch
+    given["max_tokens"] = given.pop("max_new_tokens")
+    assert {name: getattr(params, name) for name in given} == {
+        name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
+    }
 
 
-def test_turns_by_functions_and_by_with():
+def test_a_default_said_aloud_is_sent_and_an_unsaid_one_is_not():
+    from sglang_lite.protocol import UNSET
+
+    script = sgl.ScriptedBackend(default="x")
+    bare = sgl.function(lambda s: s.__iadd__(sgl.gen("a")))
+    bare.run(backend=script, temperature=1.0, top_k=-1).sync()
+    bare.run(backend=script).sync()
+    said, unsaid = (call.params for call in script.calls)
+    assert (said.temperature, said.top_k) == (1.0, -1)
+    assert (unsaid.temperature, unsaid.top_k) == (UNSET, UNSET)
+
+
+def test_results_of_dtypes_stay_text():
     @sgl.function
-    def chat(s, first, second):
-        s += sgl.system("You are a helpful assistant.")
-        s += sgl.user(first)
-        s += sgl.assistant(sgl.gen("answer_1"))
-        with s.user():
-            s += second
-        with s.assistant():
-            s += sgl.gen("answer_2")
+    def typed(s):
+        s += "i" + sgl.gen("i", dtype="int") + "f" + sgl.gen("f", dtype=float)
+        s += "b" + sgl.gen("b", dtype=bool) + "s" + sgl.gen("s", dtype="str")
 
-    state = run(chat, first="Write about Hawaii.", second="Shorter.", temperature=0.7)
-    assert [m["role"] for m in state.messages()] == ["system", "user", "assistant", "user", "assistant"]
-    assert state.messages()[2]["content"] == state["answer_1"].lstrip()
-    assert isinstance(state["answer_2"], str)
+    state = typed.run(backend=sgl.ScriptedBackend({"i": "42", "f": "1.5", "b": "True", "s": '"x, y!"'}))
+    assert [state[name] for name in "ifbs"] == ["42", "1.5", "True", '"x, y!"']
 
 
-def test_a_choice_among_three():
+def test_separate_reasoning_makes_two_variables():
     @sgl.function
-    def judge(s, statement):
-        s += "Statement: The capital of France is Pairs.\nAnswer: True\nStatement: " + statement
-        s += "\nAnswer:" + sgl.select("answer", ["True", "False", "Unknown"])
+    def thinking(s):
+        s += sgl.user("1+1?")
+        s += sgl.assistant(sgl.separate_reasoning(sgl.gen("sum"), model_type="qwen3"))
 
-    assert run(judge, statement="The capital of Canada is Tokyo.")["answer"] in ("True", "False", "Unknown")
+    state = thinking.run(backend=sgl.ScriptedBackend(default="<think>easy</think>2"))
+    assert (state["sum"], state["sum_reasoning_content"]) == ("2", "easy")
+    assert state.messages()[-1]["content"] == "2"
+    with pytest.raises(ValueError, match="needs a name"):
+        sgl.function(lambda s: s.__iadd__(sgl.separate_reasoning(sgl.gen(), "qwen3"))).run(
+            backend=sgl.ScriptedBackend()
+        )
+    with pytest.raises(ValueError, match="'unheard-of' is unknown"):
+        sgl.separate_reasoning(sgl.gen("a"), "unheard-of")
 
 
-def test_numbers_of_gen_int():
+def test_of_several_samples_each_has_its_reasoning():
     @sgl.function
-    def decode(s):
-        s += "The number of hours in a day is " + sgl.gen_int("hours") + "\n"
-        s += "The number of days in a year is " + sgl.gen_int("days") + "\n"
+    def thinking(s):
+        s += "1+1?" + sgl.separate_reasoning(sgl.gen("sum", n=2), model_type="qwen3")
 
-    state = run(decode, max_new_tokens=20)
-    assert isinstance(int(state["hours"]) + int(state["days"]), int)
+    backend = sgl.ScriptedBackend({"1+1": ["<think>easy</think>2", "<think>hard</think>3"]})
+    state = thinking.run(backend=backend)
+    assert (state["sum"], state["sum_reasoning_content"]) == (["2", "3"], ["easy", "hard"])
 
 
-def test_json_piece_by_piece_from_regexes():
+def test_sglangs_names_for_reasoning_models_are_known():
+    known = (
+        "apertus2509 deepseek-r1 deepseek-v3 deepseek-v4 deepseek-v41 dots glm45 ling3 gpt-oss kimi kimi_k2 kimi_k3 "
+        "mimo poolside_v1 qwen3 qwen3-thinking minimax minimax-append-think minimax-m3 nanbeige step3 step3p5 mistral "
+        "nemotron_3 granite_thinking_parser interns1 gemma4 gigachat35 inkling iquest_q1 cohere_command4 "
+        "beam hunyuan k2_horizon muse"
+    )
+    for name in known.split():
+        assert sgl.separate_reasoning(sgl.gen("a"), name)
+
+
+def test_a_group_takes_what_sglangs_takes():
     @sgl.function
-    def decode(s):
-        s += "A JSON object of basic information about the city of Paris:\n"
-        with s.var_scope("json"):
-            s += '{\n  "name": ' + sgl.gen(regex=REGEX_STR, max_tokens=24) + ",\n"
-            s += '  "population": ' + sgl.gen(regex=REGEX_INT, stop=[" ", "\n"]) + ",\n"
-            s += '  "latitude": ' + sgl.gen(regex=REGEX_FLOAT, stop=[" ", "\n"]) + "\n}"
+    def forking(s):
+        s += "q"
+        group = s.fork(2)
+        group += " a "
+        group += [sgl.gen("x"), sgl.gen("x")]
+        group += lambda i: f" {i}"
+        group[1] += "!"
+        group.join()
+        return [type(group), group.states[0].text(), group[1].text(), group.src_state is s]
 
-    found = json.loads(run(decode, max_new_tokens=36)["json"])
-    assert {key: type(value) for key, value in found.items()}.items() >= {"name": str, "population": int}.items()
-    assert isinstance(found["latitude"], int | float)
-
-
-def test_json_piece_by_piece_from_types():
-    @sgl.function
-    def decode(s):
-        s += "A JSON object of basic information about the city of Paris:\n"
-        with s.var_scope("json"):
-            s += '{\n  "name": ' + sgl.gen_string() + ",\n"
-            s += '  "population": ' + sgl.gen_int() + ",\n"
-            s += '  "area": ' + sgl.gen(dtype=int) + ",\n"
-            s += '  "timezone": ' + sgl.gen(dtype=str) + "\n}"
-
-    found = json.loads(run(decode, max_new_tokens=40)["json"])
-    assert [type(value) for value in found.values()] == [str, int, int, str]
+    state = forking.run(backend=sgl.ScriptedBackend(default="-"))
+    assert state["x"] == ["-", "-"]
+    assert state.ret_value == [sgl.ProgramStateGroup, "q a - 0", "q a - 1!", True]
+    assert state.text() == "q"
 
 
-def test_a_variable_in_the_text_that_follows():
-    @sgl.function
-    def expert(s, question):
-        s += "Question: " + question + "\n"
-        s += "A good person to answer this question is" + sgl.gen("expert", stop=[".", "\n"]) + ".\n"
-        s += "For example," + s["expert"] + " would answer that " + sgl.gen("answer", stop=".") + "."
-
-    state = run(expert, question="What is the capital of France?")
-    assert f"For example,{state['expert']} would answer that {state['answer']}." in state.text()
+def test_text_iter_of_a_finished_program_gives_all_at_once():
+    state = program.run("Why?", backend=sgl.ScriptedBackend(default="So it is"))
+    assert list(state.text_iter()) == [state.text()]
+    assert list(state.text_iter("answer")) == ["So it is"]
 
 
-def test_a_tool_of_pythons_in_the_middle():
-    @sgl.function
-    def compute(s, left, right):
-        s += "For example,\ncalculate(1+2)=3\ncalculate(3*4)=12\n"
-        s += f"Question: What is the product of {left} and {right}?\nAnswer: calculate("
-        s += sgl.gen("expression", regex=r"[0-9]+\*[0-9]+", stop=")") + ") = "
-        with s.var_scope("answer"):
-            left, right = s["expression"].split("*")
-            s += str(int(left) * int(right or 0))
-
-    state = run(compute, 257, 983, max_new_tokens=16)
-    assert int(state["answer"]) >= 0
-    assert state.text().endswith(") = " + state["answer"])
+def test_error_tells_what_went_wrong_and_nothing_else_is_needed():
+    state = program.run("Why?", backend=sgl.ScriptedBackend(lambda call: str(1 / 0)))
+    assert isinstance(state.error(), Exception)
+    assert isinstance(state.stream_executor.error(), Exception)
+    assert isinstance(state.stream_executor.error_, Exception)
 
 
-def test_a_loop_that_a_choice_ends():
-    @sgl.function
-    def react(s, question):
-        s += "Question: " + question + "\n"
-        for i in range(1, 3):
-            s += f"Thought {i}:" + sgl.gen(stop=[".", "\n"]) + ".\n"
-            s += f"Action {i}: " + sgl.select(f"action_{i}", ["Search", "Finish"])
-            if s[f"action_{i}"] == "Finish":
-                s += " [" + sgl.gen("answer", stop="]") + "].\n"
-                break
-            s += " [" + sgl.gen(stop="]") + "].\nObservation:" + sgl.gen(stop=[".", "\n"]) + ".\n"
+def test_global_config_has_its_attributes():
+    from sglang_lite.lang.global_config import GlobalConfig
 
-    state = run(react, question="What country does the creator of Linux live in?")
-    actions = [state[f"action_{i}"] for i in (1, 2) if f"action_{i}" in state]
-    assert set(actions) <= {"Search", "Finish"}
-    assert ("answer" in state) == (actions[-1] == "Finish")
+    assert isinstance(sgl.global_config, GlobalConfig)
+    assert (GlobalConfig().verbosity, GlobalConfig().default_backend) == (0, None)
 
 
-def test_branches_that_are_joined_and_read():
-    @sgl.function
-    def tips(s, topic):
-        s += "Three concise tips for " + topic + ":\n"
-        for i in range(1, 4):
-            s += f"{i}." + sgl.gen(max_tokens=3, stop=[".", "\n"]) + ".\n"
-        forks = s.fork(3)
-        for i in range(3):
-            forks[i] += f"Tip {i + 1} in detail:"
-            forks[i] += sgl.gen("detail", 4, stop=["\n\n"])
-        forks.join()
-        for i in range(3):
-            s += f"Tip {i + 1}:" + forks[i]["detail"] + "\n"
-        s += "\nIn summary," + sgl.gen("summary", max_tokens=4)
-
-    state = run(tips, topic="writing", temperature=0.3)
-    assert isinstance(state["summary"], str)
-    assert [type(detail) for detail in state["detail"]] == [str] * 3
+# ------------------------------------------------------------------------------------------ backends of users
 
 
-def test_texts_of_branches_that_are_appended():
-    @sgl.function
-    def about(s, question, **contexts):
-        s += "Memorize these statements.\n"
-        forks = s.fork(len(contexts))
-        forks += lambda i: f"Statement {i}: " + contexts[f"context_{i}"] + "\n"
-        forks.join(mode="concate_and_append")
-        s += "Question: " + question + "\nANSWER:" + sgl.gen("answer", max_tokens=FEW)
+class Classic(sgl.BaseBackend):
+    """A backend as SGLang's users write them: blocking hooks, parameters with every default filled in."""
 
-    state = run(about, question="Who is the father of Julian?", context_0="Ethan is.", context_1="Noah is.")
-    assert "Statement 0: Ethan is.\nStatement 1: Noah is.\nQuestion" in state.text()
-    assert isinstance(state["answer"], str)
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def generate(self, s, sampling_params):
+        self.seen.append((s.text_, sampling_params))
+        if sampling_params.n > 1:
+            return [f"{i}" for i in range(sampling_params.n)], {"id": "many"}
+        return "said", {"completion_tokens": 1, "prompt_tokens": 2}
+
+    def generate_stream(self, s, sampling_params):
+        for piece in ("sa", "id"):
+            yield piece, {"piece": piece}
+
+    def select(self, s, choices, temperature, choices_method):
+        from sglang_lite.lang.choices import ChoicesDecision
+
+        return ChoicesDecision(choices[-1], {"scores": [0.0] * len(choices)})
 
 
 @sgl.function
-def qa(s, question):
-    s += sgl.system("You are a helpful assistant.")
-    s += sgl.user(question)
-    s += sgl.assistant(sgl.gen("answer", return_logprob=True))
+def mixed(s):
+    s += sgl.user("q") + sgl.assistant("A: " + sgl.gen("a", 9) + sgl.select("b", ["no", "yes"]))
+    s += sgl.gen("c", n=2)
 
 
-def test_streams_of_all_text_and_of_a_variable():
-    def state():
-        return qa(question="Hawaii?", stream=True, max_new_tokens=FEW, temperature=0)
-
-    answer = run(qa, question="Hawaii?")["answer"]
-    assert "".join(state().text_iter()).find(answer) > 0
-    assert "".join(state().text_iter("answer")) == answer
-
-
-def test_a_stream_with_log_probabilities():
-    async def collect():
-        state = qa(question="Hawaii?", stream=True, temperature=0, max_new_tokens=FEW)
-        return [chunk async for chunk in state.text_async_iter("answer", return_meta_data=True)]
-
-    before = 0
-    for text, meta in asyncio.run(collect()):
-        assert text
-        assert meta["completion_tokens"] == meta["output_token_logprobs_length"]
-        assert len(meta["output_token_logprobs"]) == meta["completion_tokens"] - before
-        before = meta["completion_tokens"]
-    assert before == FEW
+def test_a_backend_with_sglangs_blocking_hooks_runs_programs():
+    backend = Classic()
+    state = mixed.run(backend=backend, temperature=0.5)
+    assert (state["a"], state["b"], state["c"]) == ("said", "yes", ["0", "1"])
+    assert state.text() == "USER:q\nASSISTANT:A: saidyes\n0"
+    text, params = backend.seen[0]
+    assert text == "USER:q\nASSISTANT:A: "
+    assert params == ir.SglSamplingParams(max_new_tokens=9, temperature=0.5)
+    assert state.get_meta_info("b")["scores"] == [0.0, 0.0]
+    assert state.get_meta_info("a")["prompt_tokens"] == 2
 
 
-def test_a_regex_of_an_address():
-    pattern = r"((25[0-5]|2[0-4]\d|[01]?\d\d?).){3}(25[0-5]|2[0-4]\d|[01]?\d\d?)"
-
-    @sgl.function
-    def address(s):
-        s += "Q: What is the IP address of the Google DNS servers?\nA: "
-        s += sgl.gen("answer", temperature=0, regex=pattern)
-
-    assert re.fullmatch(pattern, run(address, max_new_tokens=20)["answer"])
+def test_a_backend_with_sglangs_blocking_hooks_streams():
+    state = mixed.run(backend=Classic(), stream=True)
+    assert list(state.text_iter("a")) == ["sa", "id"]
 
 
-def test_types_by_dtype():
-    @sgl.function
-    def types(s):
-        s += "A: The full name is " + sgl.gen("str", dtype=str, stop="\n") + "\n"
-        s += "Q: Which year was DNS invented?\nA: " + sgl.gen("int", dtype=int) + "\n"
-        s += "Q: What is the value of pi?\nA: " + sgl.gen("float", dtype=float) + "\n"
-        s += "Q: Is the sky blue?\nA: " + sgl.gen("bool", dtype=bool) + "\n"
-
-    state = run(types, max_new_tokens=24)
-    assert isinstance(int(state["int"]), int)
-    assert isinstance(float(state["float"]), float)
-    assert state["bool"] in ("True", "False")
-    assert state["str"].startswith('"')
+def test_a_backend_has_sglangs_attributes():
+    backend = Classic()
+    assert backend.support_concate_and_append is False
+    assert backend.get_chat_template().name == "default"
+    assert backend.flush_cache() is backend.get_server_info() is None
+    assert backend.shutdown() is None
 
 
-def test_a_program_with_sglangs_hint_for_remote_apis():
-    @sgl.function(num_api_spec_tokens=256)
-    def character(s):
-        s += sgl.user("Construct a character.")
-        s += sgl.assistant("Name:" + sgl.gen("name", stop="\n") + "\nJob:" + sgl.gen("job", stop="\n"))
+def test_a_choices_method_of_ones_own_is_called_with_sglangs_keywords():
+    from sglang_lite.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 
-    state = character(max_new_tokens=FEW)
-    state.sync()
-    assert [type(state[name]) for name in ("name", "job")] == [str, str]
+    seen = {}
 
+    class Last(ChoicesSamplingMethod):
+        @property
+        def requires_unconditional_logprobs(self):
+            return True
 
-def test_at_least_so_many_tokens(engine):
-    @sgl.function
-    def capital(s):
-        s += sgl.user("What is the capital of the United States?")
-        s += sgl.assistant(sgl.gen("answer", min_tokens=14, max_tokens=16))
+        def __call__(self, **keywords):
+            seen.update(keywords)
+            return ChoicesDecision(keywords["choices"][-1], {"mine": 1})
 
-    assert run(capital).get_meta_info("answer")["completion_tokens"] >= 14
+    state = sgl.function(lambda s: s.__iadd__(sgl.select("a", ["x", "y z"], choices_method=Last()))).run(
+        backend=sgl.ScriptedBackend()
+    )
+    assert (state["a"], state.get_meta_info("a")["mine"]) == ("y z", 1)
+    assert seen["choices"] == ["x", "y z"]
+    assert [len(entries) for entries in seen["input_token_logprobs"]] == [1, 2]
+    assert seen["unconditional_token_logprobs"][1][0][0] is None
+    assert len(seen["normalized_prompt_logprobs"]) == len(seen["output_token_logprobs"]) == 2

@@ -10,7 +10,8 @@ import sglang_lite as sgl
 from sglang_lite.lang.graph import Graph
 from sglang_lite.program.graph import Branching, Edge, GraphRecord, Use
 from sglang_lite.program.nodes import Fork, Join
-from tests.conformance import random_programs as rp
+from tests.conformance import random_programs
+from tests.conformance import random_steps as rp
 from tests.conformance.case import cases
 
 
@@ -302,7 +303,7 @@ def plain(steps):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_order_of_nodes_is_the_order_in_which_they_are_played(seed):
-    steps = (*plain(rp.drawn(seed).steps), rp.Gen("last", ()))
+    steps = (*plain(random_programs.drawn(seed).steps), rp.Gen("last", ()))
     backend = Recorder()
     try:
         found = rp.program.trace(steps=steps, told=[], ending=None, backend=backend).graph()
