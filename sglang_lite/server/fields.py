@@ -199,6 +199,11 @@ RESPONSES_REFUSED: dict[str, tuple[object, ...]] = {
     "prompt": (),
     "truncation": ("disabled",),
 }
+INPUT_TOKENS_REFUSED: dict[str, tuple[object, ...]] = {
+    "conversation": (),
+    "personality": (),
+    "truncation": ("disabled",),
+}
 
 BILLING_HEADER = "x-anthropic-billing-header"  # begins a line that some clients put into `system`
 

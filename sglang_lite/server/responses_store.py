@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from sglang_lite.server.errors import NotFoundError, TooLargeError
+from sglang_lite.server.http.event_log import EventLog
 
 
 @dataclass(slots=True)
@@ -19,12 +20,14 @@ class StoredResponse:
         content: the response, as it is answered.
         items: its input, with everything that came before.
         input_bytes: of that.
+        log: the events of its stream; None: it was not streamed.
         bytes: of all.
     """
 
     content: Mapping[str, Any]
     items: Sequence[Mapping[str, Any]]
     input_bytes: int
+    log: EventLog | None = None
     bytes: int = 0
 
     @property
@@ -103,6 +106,7 @@ class ResponseStore:
 
     def _account(self, response: StoredResponse) -> None:
         size = response.input_bytes + len(msgspec.json.encode(response.content))
+        size += 0 if response.log is None else response.log.size
         self._bytes += size - response.bytes
         response.bytes = size
         while len(self._stored) > self._most or self._bytes > self._most_bytes:

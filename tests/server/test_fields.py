@@ -19,6 +19,7 @@ REQUESTS = [
     (chat_request.CHAT, openai_chat.completion_create_params, "CompletionCreateParams"),
     (completions.COMPLETIONS, openai.completion_create_params, "CompletionCreateParams"),
     (responses.RESPONSES, openai_responses.response_create_params, "ResponseCreateParams"),
+    (responses.INPUT_TOKENS, openai_responses.input_token_count_params, "InputTokenCountParams"),
     (decisions_request.DECISIONS, openai.decision_create_params, "DecisionCreateParams"),
     (messages.MESSAGES, anthropic.message_create_params, "MessageCreateParams"),
     (messages.MESSAGES, beta.message_create_params, "MessageCreateParams"),

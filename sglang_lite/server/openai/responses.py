@@ -9,17 +9,27 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from starlette.responses import Response
 
-from sglang_lite.protocol import Delta, Generation, ParameterError, RequestAbortedError, SglError, Usage
+from sglang_lite.protocol import (
+    CapabilityError,
+    Delta,
+    Generation,
+    ParameterError,
+    RequestAbortedError,
+    SglError,
+    Usage,
+)
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import begun
 from sglang_lite.server.conversation.samples import Sample
 from sglang_lite.server.errors import NotFoundError, content_of
+from sglang_lite.server.http.event_log import EventLog
 from sglang_lite.server.http.sse import EventStream, event
 from sglang_lite.server.openai.responses_answer import Answer, Event, TextLogprobs
 from sglang_lite.server.openai.responses_items import Item, items_of
-from sglang_lite.server.openai.responses_request import LOGPROBS, RESPONSES, ResponsesRequest, asked
+from sglang_lite.server.openai.responses_request import INPUT_TOKENS, LOGPROBS, RESPONSES, ResponsesRequest, asked
 from sglang_lite.server.parameters import sampling
 from sglang_lite.server.responses_store import StoredResponse
 from sglang_lite.server.routes import Call, Route, answer
@@ -36,9 +46,7 @@ async def create(service: Service, call: Call) -> Response:
     """Makes a response."""
     body = call.read(RESPONSES)
     service.check_model(body.model)
-    before = None if body.previous_response_id is None else _ended(service, call.key, body.previous_response_id)
-    items = items_of(body.input, lambda id: dict(service.stored.item(call.key, id)), call.unused)
-    items = [*(() if before is None else map(dict, before.whole)), *items]
+    items, before_bytes = _items(service, call, body)
     request = asked(body, items, call.unused)
     prepared = await service.prepare(request.conversation, len(call.data))
     scored = LOGPROBS in (body.include or ())
@@ -47,7 +55,7 @@ async def create(service: Service, call: Call) -> Response:
         top_logprobs_num=body.top_logprobs or 0, return_text_in_logprobs=scored,
     )  # fmt: skip
     made = _Response(
-        service, call.key, body, items, len(call.data) + (0 if before is None else before.bytes),
+        service, call.key, body, items, len(call.data) + before_bytes,
         Answer(
             Sample(prepared, request.customs, request.custom),
             TextLogprobs(service.engine.tokenizer.token_bytes) if scored else None,
@@ -69,6 +77,19 @@ async def create(service: Service, call: Call) -> Response:
     return answer(made.content)
 
 
+def _items(service: Service, call: Call, body: ResponsesRequest) -> tuple[list[Item], int]:
+    """Items of a conversation, those of an earlier response first, and the bytes of these.
+
+    Raises:
+        SglError: an item makes no sense, or there is no such response.
+    """
+    items = items_of(body.input, lambda id: dict(service.stored.item(call.key, id)), call.unused)
+    if body.previous_response_id is None:
+        return items, 0
+    before = _ended(service, call.key, body.previous_response_id)
+    return [*map(dict, before.whole), *items], before.bytes
+
+
 def _ended(service: Service, key: str, id: str) -> StoredResponse:
     """An earlier response. Raises ParameterError: it runs."""
     try:
@@ -83,10 +104,11 @@ def _ended(service: Service, key: str, id: str) -> StoredResponse:
 async def _stream(
     made: _Response, events: AsyncGenerator[list[Delta | Generation], None]
 ) -> AsyncGenerator[bytes, None]:
+    log = made.log = EventLog()
     stored = made.store()
     numbered = made.answer.numbered
     try:
-        yield _told(numbered(f"response.{kind}", response=made.content) for kind in ("created", "in_progress"))
+        yield made.told(numbered(f"response.{kind}", response=made.content) for kind in ("created", "in_progress"))
         async with contextlib.aclosing(events):
             async for taken in events:
                 told = [new for each in taken for new in made.answer.told(each)]
@@ -94,21 +116,20 @@ async def _stream(
                     made.end(taken[-1])
                     told.append(numbered(f"response.{made.content['status']}", response=made.content))
                 if told:
-                    yield _told(told)
+                    yield made.told(told)
     except SglError as error:
         told = list(made.answer.closed("incomplete"))
         made.fail(error)
         kind = "failed" if made.content["status"] == "failed" else "incomplete"
-        yield _told([*told, numbered(f"response.{kind}", response=made.content)])
+        yield made.told([*told, numbered(f"response.{kind}", response=made.content)])
     finally:
         if made.content["status"] == "in_progress":  # the reader has left
+            told = list(made.answer.closed("incomplete"))
             made.content = {**made.content, "status": "cancelled", "output": made.answer.items}
+            made.told([*told, numbered("response.incomplete", response=made.content)])  # to others who follow
+        log.end()
         if stored is not None:
             made.service.stored.update(made.key, stored, made.content)
-
-
-def _told(events: Iterable[Event]) -> bytes:
-    return b"".join(event(each, each["type"]) for each in events)
 
 
 @dataclass(slots=True)
@@ -121,6 +142,7 @@ class _Response:
 
     Attributes:
         content: the response as it is at the moment.
+        log: the events of its stream; None: it is not streamed.
     """
 
     service: Service
@@ -131,6 +153,7 @@ class _Response:
     answer: Answer
     id: str = field(default_factory=lambda: f"resp_{uuid.uuid4().hex}", init=False)
     content: dict[str, Any] = field(init=False)
+    log: EventLog | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         body = self.body
@@ -169,9 +192,16 @@ class _Response:
         """The response in the store; None: it shall not be there."""
         if self.body.store is False:
             return None
-        stored = StoredResponse(self.content, self.items, self.input_bytes)
+        stored = StoredResponse(self.content, self.items, self.input_bytes, self.log)
         self.service.stored.put(self.key, stored)
         return stored
+
+    def told(self, events: Iterable[Event]) -> bytes:
+        """Events as bytes, which its log keeps if the response is stored."""
+        written = [event(each, each["type"]) for each in events]
+        if self.log is not None and self.body.store is not False:
+            self.log.add(written)
+        return b"".join(written)
 
     def end(self, generation: Generation) -> None:
         """Takes the end of the answer."""
@@ -208,11 +238,48 @@ class _Response:
 
 
 async def retrieve(service: Service, call: Call) -> Response:
-    """Gives a response."""
+    """Gives a response; its stream again, from any event on, where it was streamed."""
     _check_query(call, _OF_RESPONSE)
-    if call.query.get("stream", "false") != "false":
-        raise ParameterError("stream", "a stored response is not streamed again.", hint="Leave it out.")
-    return answer(service.stored.get(call.key, call.path["id"]).content)
+    found = service.stored.get(call.key, call.path["id"])
+    stream, after = call.query.get("stream", "false"), call.query.get("starting_after")
+    if stream not in ("true", "false"):
+        raise ParameterError("stream", f"{stream!r:.40} is neither true nor false.")
+    if stream == "false":
+        if after is not None:
+            raise ParameterError("starting_after", "is of a stream.", hint="Set stream=true, or leave it out.")
+        return answer(found.content)
+    if found.log is None:
+        raise ParameterError(
+            "stream", "the response was not streamed, so it has no events.",
+            hint="Leave it out, or make the response with stream=true.",
+        )  # fmt: skip
+    return EventStream(found.log.behind(-1 if after is None else _event_number(after, found.log)))
+
+
+def _event_number(given: str, log: EventLog) -> int:
+    if not (given.isascii() and given.isdigit()):
+        raise ParameterError("starting_after", f"{given!r:.40} is no number of an event.")
+    if int(given[:9]) >= len(log):
+        raise ParameterError("starting_after", f"there is no event {given:.40}; the last one is {len(log) - 1}.")
+    return int(given)
+
+
+async def input_tokens(service: Service, call: Call) -> Response:
+    """Counts the tokens of a response's prompt."""
+    body = call.read(INPUT_TOKENS)
+    service.check_model(body.model)
+    whole = ResponsesRequest(**msgspec.structs.asdict(body))
+    items, _ = _items(service, call, whole)
+    prepared = await service.prepare(asked(whole, items, call.unused).conversation, len(call.data))
+    return answer({"object": "response.input_tokens", "input_tokens": len(await service.prompt_ids(prepared.prompt))})
+
+
+async def compact(service: Service, _: Call) -> Response:
+    """Refuses to shorten a conversation."""
+    raise CapabilityError(
+        f"{service.model_name} reads conversations as they are; none is compacted.",
+        hint="Send fewer items, or ask the model for a summary and continue from that.",
+    )
 
 
 async def delete(service: Service, call: Call) -> Response:
@@ -263,19 +330,20 @@ def _check_query(call: Call, known: Sequence[str]) -> None:
             raise ParameterError(name[:100], "is no parameter of this request.", hint=f"It has: {', '.join(known)}.")
 
 
-_OF_RESPONSE = (
-    "include",
-    "include[]",
-    "include_obfuscation",
-    "stream",
-)  # what is included already, or asks for nothing
+# `include` names what is there already, or is of tools that are not here.
+_OF_RESPONSE = ("include", "include[]", "include_obfuscation", "starting_after", "stream")
 _OF_ITEMS = ("include", "include[]", "limit", "order", "after")
 _PATH = "/v1/responses/{id}"
 ROUTES = (
     Route(
         "/v1/responses", create, "Make a response", protocol="openai", fields=RESPONSES, streams=True, works=True
     ),
-    Route(_PATH, retrieve, "A response", ("GET",), protocol="openai", query=_OF_RESPONSE),
+    Route(
+        "/v1/responses/input_tokens", input_tokens, "Count the tokens of a response's prompt", protocol="openai",
+        fields=INPUT_TOKENS,
+    ),
+    Route("/v1/responses/compact", compact, "Shorten a conversation: refused", protocol="openai"),
+    Route(_PATH, retrieve, "A response", ("GET",), protocol="openai", query=_OF_RESPONSE, streams=True),
     Route(_PATH, delete, "Forget a response", ("DELETE",), protocol="openai"),
     Route(f"{_PATH}/cancel", cancel, "End a response that runs", protocol="openai"),
     Route(

@@ -12,7 +12,13 @@ import msgspec
 from sglang_lite.protocol import Constraint, ParameterError
 from sglang_lite.server.conversation.chat_format import Conversation, Tool
 from sglang_lite.server.conversation.tools import GrammarText, custom_tool, input_constraint, variables_of_effort
-from sglang_lite.server.fields import RESPONSES_NEUTRAL, RESPONSES_REFUSED, Fields
+from sglang_lite.server.fields import (
+    GATEWAY_NEUTRAL,
+    INPUT_TOKENS_REFUSED,
+    RESPONSES_NEUTRAL,
+    RESPONSES_REFUSED,
+    Fields,
+)
 from sglang_lite.server.http.body import convert
 from sglang_lite.server.openai.responses_items import Item, messages_of
 from sglang_lite.server.parameters import constraints, sampling
@@ -111,7 +117,22 @@ class ResponsesRequest(sampling.SglangSampling, kw_only=True):
     cache_salt: str | None = None
 
 
+class InputTokensRequest(msgspec.Struct, kw_only=True):
+    """A prompt whose tokens are to be counted: fields of a response that its prompt is made of."""
+
+    input: str | list[dict[str, Any]] | None = None
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: Text | None = None
+    reasoning: Reasoning | None = None
+
+
 RESPONSES = Fields(ResponsesRequest, RESPONSES_NEUTRAL, RESPONSES_REFUSED)
+INPUT_TOKENS = Fields(InputTokensRequest, GATEWAY_NEUTRAL, INPUT_TOKENS_REFUSED)
 HOSTED = re.compile(  # types of tools that OpenAI runs, or that its models were taught
     r"(web_search|file_search|computer|code_interpreter|image_generation|tool_search|(local_)?shell|mcp|apply_patch"
     r"|programmatic_tool_calling)(_use)?(_preview)?(_20[0-9_]{8})?"

@@ -464,6 +464,93 @@ def test_an_error_in_the_middle_is_a_failed_response(scripted):
         ask(client)
 
 
+def test_a_stream_can_be_read_again_from_any_event_on(client):
+    events = list(client.responses.create(model="", input=SAID, max_output_tokens=8, stream=True))
+    id = events[0].response.id
+    assert list(client.responses.retrieve(id, stream=True)) == events
+    for after in (0, 3, len(events) - 2, len(events) - 1):
+        assert list(client.responses.retrieve(id, stream=True, starting_after=after)) == events[after + 1 :]
+    assert client.responses.retrieve(id).to_dict() == events[-1].response.to_dict()
+
+
+def test_a_stream_that_runs_can_be_followed_to_its_end(scripted):
+    client, _ = scripted("a", "b", endless=True)
+    stream = client.responses.create(model="", input=SAID, stream=True)
+    begun = next(iter(stream)).response
+    followed = iter(client.responses.retrieve(begun.id, stream=True))
+    other = iter(client.responses.retrieve(begun.id, stream=True, starting_after=1))
+    assert [next(followed).sequence_number for _ in range(6)] == list(range(6))
+    client.responses.cancel(begun.id)
+    last = list(stream)[-1]
+    assert list(followed)[-1] == list(other)[-1] == last
+
+
+def test_who_follows_a_stream_hears_that_its_client_has_left(scripted):
+    client, _ = scripted("a", "b", endless=True)
+    stream = client.responses.create(model="", input=SAID, stream=True)
+    begun = next(iter(stream)).response
+    followed = iter(client.responses.retrieve(begun.id, stream=True))
+    next(followed)
+    stream.close()
+    last = list(followed)[-1]
+    assert (last.type, last.response.status) == ("response.incomplete", "cancelled")
+    assert last.response.output[0].status == "incomplete"
+
+
+@pytest.mark.parametrize(("query", "message"), [
+    ("stream=true", "stream: the response was not streamed"),
+    ("stream=yes", "stream: 'yes' is neither true nor false"),
+    ("starting_after=1", "starting_after: is of a stream"),
+    ("stream=true&starting=1", "starting: is no parameter"),
+])  # fmt: skip
+def test_what_can_not_be_streamed_again_is_refused(client, query, message):
+    id = ask(client).id
+    with pytest.raises(openai.BadRequestError, match=message):
+        client.get(f"/responses/{id}?{query}", cast_to=object)
+
+
+@pytest.mark.parametrize(("after", "message"), [("-1", "no number of an event"), ("999", "there is no event 999")])
+def test_an_event_that_is_not_there_is_refused(client, after, message):
+    id = next(iter(client.responses.create(model="", input=SAID, max_output_tokens=4, stream=True))).response.id
+    with pytest.raises(openai.BadRequestError, match=message):
+        client.get(f"/responses/{id}?stream=true&starting_after={after}", cast_to=object)
+
+
+def test_events_count_for_the_room_of_the_store(engine):
+    with serving(engine, max_stored_mb=0.02) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        plain = [ask(client) for _ in range(4)]
+        assert client.responses.retrieve(plain[0].id)
+        for _ in range(4):
+            list(client.responses.create(model="", input=SAID, max_output_tokens=12, stream=True))
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(plain[0].id)
+
+
+# ------------------------------------------------------------------------------------------------ counting tokens
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"instructions": "Be short."}, {"tools": [WEATHER, TIME]}, {"text": {"format": {"type": "text"}}},
+])  # fmt: skip
+def test_counted_tokens_are_those_that_a_response_has_read(client, options):
+    answer = ask(client, **options)
+    counted = client.responses.input_tokens.count(model="", input=SAID, **options)
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", answer.usage.input_tokens)
+    options = {**options, "previous_response_id": answer.id}
+    counted = client.responses.input_tokens.count(model="", input="more", **options)
+    assert counted.input_tokens == ask(client, "more", **options).usage.input_tokens
+
+
+def test_what_is_not_served_says_so(client):
+    with pytest.raises(openai.BadRequestError, match="none is compacted"):
+        client.responses.compact(model="", input=SAID)
+    with pytest.raises(openai.BadRequestError, match="background: is not supported"):
+        ask(client, background=True)
+    with pytest.raises(openai.BadRequestError, match="conversation: is not supported"):
+        client.responses.input_tokens.count(model="", input=SAID, conversation="conv_1")
+
+
 # ------------------------------------------------------------------------------------------------------ bad input
 
 
