@@ -38,7 +38,8 @@ from sglang_lite.lang.saved import (
     write,
 )
 from sglang_lite.lang.scopes import Checkpoint, CopyScope, Scope
-from sglang_lite.lang.state_group import ProgramStateGroup, check_size
+from sglang_lite.lang.state_group import ProgramStateGroup as ProgramStateGroup
+from sglang_lite.lang.state_group import check_size
 from sglang_lite.lang.tracebacks import trim
 from sglang_lite.lang.tracebacks import user_location as user_location  # for all that know a state
 from sglang_lite.program.nodes import (
