@@ -191,8 +191,10 @@ class ChildCore:
         self.check_open()
         asked.check()
         self._builder.check_images(asked.prompt)
-        for error in self._builder.refused(asked.program.nodes).values():
-            raise error
+        added = [each.nodes for part in asked.program.parts for each in part.added]
+        for nodes in (asked.program.nodes, *added):
+            for error in self._builder.refused(nodes).values():
+                raise error
         number = next(self._ids)
         message = Play(number, asked.prompt, asked.program, asked.stream, asked.namespace)
         self._begin(message, OpenEntry(), lambda: self._requests.counted(sink))

@@ -25,9 +25,10 @@ from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.sampling_keywords import check_limits, gen_params
 from sglang_lite.lang.tools import Toolbox
-from sglang_lite.program.choosing import name_of
+from sglang_lite.program.choosing import checked_choices, name_of
 from sglang_lite.program.nodes import Expression, Expressions, Gen, Select, TurnBegin, TurnEnd, as_expression
 from sglang_lite.protocol import Constraint, Ebnf, JsonSchema, Lark, Number, ParameterError, Regex
+from sglang_lite.protocol.sampling import Deferred
 from sglang_lite.text.reasoning import ReasoningParser
 
 
@@ -228,6 +229,8 @@ def _constraint(kind: str, given: Any) -> Constraint:
         if not isinstance(written, JsonSchema):
             raise ParameterError("json_schema", f"{given!r} is not written as JSON.", hint="Use type=.")
         return written
+    if isinstance(given, Deferred):  # what stands for it in a trace is text
+        given = f"{given}"
     if not isinstance(given, str):
         raise ParameterError(kind, f"{given!r} is not a string.")
     return check_syntax(_WRITTEN[kind](given))
@@ -311,14 +314,7 @@ def select(
     """
     if name is not None and not isinstance(name, str):
         raise ParameterError("name", f"{name!r:.60} is not a string.")
-    texts = () if isinstance(choices, str) or not isinstance(choices, Iterable) else tuple(choices)
-    if not texts:
-        raise ParameterError("choices", f"{choices!r:.80} is not a list of at least one text.")
-    for choice in texts:
-        if not isinstance(choice, str) or not choice:
-            raise ParameterError("choices", f"{choice!r} is not a non-empty text.")
-    if len(set(texts)) < len(texts):
-        raise ParameterError("choices", "the same text stands in it twice.")
+    texts: Any = choices if isinstance(choices, Deferred) else checked_choices(choices)
     real = isinstance(temperature, int | float) and not isinstance(temperature, bool)
     if not real or not 0 <= temperature < float("inf"):
         raise ParameterError("temperature", f"{temperature!r} is not a number of at least 0.")

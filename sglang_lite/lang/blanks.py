@@ -5,27 +5,92 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NoReturn, TypeAlias, cast
 
 import msgspec
 
 from sglang_lite.lang.state import user_location
 from sglang_lite.lang.symbols import MARK, Recording, Symbol, TraceError, recording
-from sglang_lite.program.nodes import Expressions, Fill, Text
+from sglang_lite.program.decisions import answer
+from sglang_lite.program.nodes import Condition, Expressions, Fill, Path, Scalar, Sign, Text
 from sglang_lite.protocol import Location
 
 RUN_IT = "Run the program as it is: it is handed over in runs."
+MOST_DECISIONS: Final = 128  # on a way through the body
 
 
 class CompileError(TraceError):
     """A program can't be compiled: its Python decides by, or works on, what only a run knows."""
 
 
+@dataclass(slots=True, eq=False)
+class Deciding(Recording):
+    """Record of a body that is compiled, which decides by what only a run knows. It is run again for each other way.
+
+    Attributes:
+        ways: which way the first decisions take; later ones take their first.
+        cut: is called with each decision, when it is made.
+        taken: the way that each decision has taken.
+        open: of each decision, whether there is another way.
+    """
+
+    ways: tuple[int, ...] = ()
+    cut: Callable[[Condition | None, tuple[Path, ...]], None] = lambda condition, after: None
+    taken: list[int] = field(default_factory=list)
+    open: list[bool] = field(default_factory=list)
+    _answers: dict[Condition, bool] = field(default_factory=dict)
+    _possible: dict[Fill, tuple[Scalar, ...]] = field(default_factory=dict)  # values, as far as they are known
+
+    def ask(self, condition: Condition, values: tuple[Scalar, ...]) -> bool:
+        """The answer to a question: one that is known, or that of the way that is taken.
+
+        Args:
+            values: all that the left side can have; none: that is not known.
+        """
+        self.step()
+        right, constant = condition.right, not isinstance(condition.right, Fill)
+        possible = self._possible.get(condition.left, values)
+        if possible and constant:
+            answers = {answer(condition, value, right) for value in possible}
+            if len(answers) == 1:
+                return answers.pop()
+        if condition not in self._answers:
+            found = self._answers[condition] = self._next(condition, ()) == 0
+            if possible and constant:
+                self._possible[condition.left] = tuple([v for v in possible if answer(condition, v, right) is found])
+            elif found and condition.sign == "==" and constant:
+                self._possible[condition.left] = (cast(Scalar, right),)
+        return self._answers[condition]
+
+    def step(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise CompileError(
+                "the body asks without an end.", hint=f"Bound its loops. {RUN_IT}", where=user_location()
+            )
+
+    def wait(self, after: tuple[Path, ...]) -> None:
+        """Has what comes next wait for nodes."""
+        self._next(None, after)
+
+    def _next(self, condition: Condition | None, after: tuple[Path, ...]) -> int:
+        at = len(self.taken)
+        if at == MOST_DECISIONS:
+            told = f"the body decides more than {MOST_DECISIONS} times by what only a run knows."
+            hint = f"Bound the loop: for step in range(8): … {RUN_IT}"
+            raise CompileError(told, hint=hint, where=user_location())
+        taken = self.ways[at] if at < len(self.ways) else 0
+        self.taken.append(taken)
+        self.open.append(condition is not None)
+        self.cut(condition, after)
+        return taken
+
+
 @contextlib.contextmanager
-def marking() -> Iterator[None]:
+def marking(record: Deciding) -> Iterator[None]:
     """Has marks stand for symbols in texts that are made inside, until `unmarked` finds them."""
-    token = recording.set(Recording())
+    token = recording.set(record)
     try:
         yield
     finally:
@@ -49,6 +114,7 @@ class Origin:
         parts: of its text; None where Python makes that, as `why` says.
         source: number of the action whose variable it is, and which of that; None of an argument.
         steps: what is taken of the value: items (True) and attributes, by key.
+        values: that it can have; none: that is not known.
     """
 
     name: str
@@ -56,6 +122,7 @@ class Origin:
     source: tuple[int, str] | None = None
     why: str = ""
     steps: tuple[tuple[bool, Any], ...] = ()
+    values: tuple[Scalar, ...] = ()
 
     @property
     def argument(self) -> str:
@@ -75,6 +142,14 @@ class Origin:
             else msgspec.structs.replace(part, steps=(*part.steps, *steps), special=special, where=where)
             for part in self.parts
         ]  # fmt: skip
+
+    def fill(self) -> Fill | None:
+        """Its value as decisions have it; None: it is not of one node or argument alone, or Python makes it."""
+        match self.parts:
+            case (Fill() as part,) if all(item for item, _ in self.steps):
+                steps = (*part.steps, *(key for _, key in self.steps))
+                return msgspec.structs.replace(part, steps=steps, special=True, where=user_location())
+        return None
 
     def value(self, of: ValueOf) -> Any:
         """The value in a run."""
@@ -103,7 +178,7 @@ class Blank(Symbol):
 
     def _stepped(self, name: str, key: object, *, item: bool) -> Blank:
         steps = (*self._origin.steps, (item, key))
-        return Blank(replace(self._origin, name=self._origin.name + name, steps=steps))
+        return Blank(replace(self._origin, name=self._origin.name + name, steps=steps, values=()))
 
     def _part(self, kind: str, key: object) -> Symbol:
         return self._stepped(f".{key}", key, item=False)
@@ -120,6 +195,35 @@ class Blank(Symbol):
             self._refuse("take a part of it")
         return self._stepped(f"[{key!r}]", key, item=True)
 
+    # Questions, which are decisions of the compiled program.
+
+    def __bool__(self) -> bool:
+        return self._decide("tell whether it is true", "true", None)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or self._decide("compare it", "==", other)
+
+    def _compare(self, compare: Callable[[Any, Any], Any], sign: Any, other: object) -> bool:
+        return self._decide("compare it", sign, other)
+
+    def __contains__(self, item: object) -> bool:
+        return self._decide("tell what is in it", "contains", item)
+
+    def __hash__(self) -> int:
+        *others, last = self._origin.values or (None,)
+        if last is None:
+            self._refuse("look it up", _UnhashableError)
+        return hash(next((value for value in others if self == value), last))
+
+    def _decide(self, what: str, sign: Sign, other: object) -> bool:
+        record, left, right = recording.get(), self._origin.fill(), _operand(other)
+        if not isinstance(record, Deciding) or left is None or right is _NO_OPERAND:
+            self._refuse(what, why=self._origin.why)
+        values = self._origin.values
+        if left.node is None and isinstance(right, Fill) and right.node is not None:  # a node stands left
+            left, sign, right, values = right, _TURNED[sign], left, ()
+        return record.ask(Condition(left, sign, cast(Any, right)), values)
+
     def __str__(self) -> str:
         if recording.get() is None:
             self._refuse("show it")
@@ -130,14 +234,29 @@ class Blank(Symbol):
             self._refuse("show it, or use it here")
         return f"Blank({self._name})"
 
-    def _refuse(self, what: str, kind: type[TraceError] = TraceError) -> NoReturn:
+    def _refuse(self, what: str, kind: type[TraceError] = TraceError, why: str = "") -> NoReturn:
         argument, hint = self._origin.argument, RUN_IT
         if argument:
             hint = f"Give it before: program.bind({argument}=…).compile(). Or run the program as it is."
-        told = f"compiling can't {what}: {self._name} is only known when the program runs."
+        told = f"compiling can't {what}: {self._name} is only known when the program runs{why and f', as {why}'}."
         raise (_UnhashableError if issubclass(kind, TypeError) else CompileError)(
             told, hint=hint, where=user_location()
         )
+
+
+_NO_OPERAND: Any = object()
+_TURNED: dict[Sign, Sign] = {"==": "==", "<": ">", "<=": ">=", ">": "<", ">=": "<=", "contains": "in"}
+
+
+def _operand(other: object) -> Any:
+    """The right side of a question; _NO_OPERAND: data has none such."""
+    if isinstance(other, str) and len(parts := unmarked(other)) == 1 and isinstance(parts[0], Blank):
+        other = parts[0]
+    if isinstance(other, Blank):
+        return origin_of(other).fill() or _NO_OPERAND
+    if other is None or type(other) in (int, float, bool) or (type(other) is str and "\ue002" not in other):
+        return other
+    return _NO_OPERAND
 
 
 def origin_of(blank: Blank) -> Origin:
@@ -159,7 +278,7 @@ def kept(thing: Any) -> Any:
             return _Text(tuple([part.text if isinstance(part, Text) else part for part in found]))
     if isinstance(thing, str):
         parts = unmarked(thing)
-        return thing if (len(parts) < 2 and thing in parts) or not parts else _Text(tuple(parts))
+        return _Text(tuple(parts)) if any(isinstance(part, Symbol) for part in parts) else thing
     if type(thing) in (list, tuple, set):
         return type(thing)(map(kept, thing))
     if type(thing) is dict:

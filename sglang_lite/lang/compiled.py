@@ -15,7 +15,8 @@ from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.playing import CompiledCall, Form, Playing
 from sglang_lite.lang.row_pool import RemoteRowPool, RowPool
 from sglang_lite.lang.state import user_location
-from sglang_lite.program.compiled import CompiledProgram, walked
+from sglang_lite.program.compiled import CompiledProgram
+from sglang_lite.program.decisions import all_nodes
 from sglang_lite.protocol import ParameterError, ProgramError, SglError
 
 if TYPE_CHECKING:
@@ -81,7 +82,9 @@ class Compiled:
         if settings.stream or settings.retries or not settings.push_down or not backend.plays_programs:
             return None
         form = self.form(backend, settings)
-        return form if form.compiled.held is None else None
+        if form.compiled.held is not None or (form.compiled.decision is not None and not backend.plays_decisions):
+            return None
+        return form
 
     def call(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], backend: BaseBackend, settings: RunSettings
@@ -140,7 +143,7 @@ class Compiled:
 
 def _difference(saved: CompiledProgram, now: CompiledProgram) -> str:
     """The first node that differs, with its line; else what does."""
-    before, after = list(walked(saved.nodes)), list(walked(now.nodes))
+    before, after = list(all_nodes(saved.nodes, saved.parts)), list(all_nodes(now.nodes, now.parts))
     for (path, old), (_, new) in zip(before, after):
         same = old == new  # `!=` is the struct's own, which compares lines, too
         if not same:
@@ -150,4 +153,4 @@ def _difference(saved: CompiledProgram, now: CompiledProgram) -> str:
         return f"node {list(path)}, {node!r:.80}, is only in {'it' if len(before) > len(after) else 'the body'}."
     if saved.fingerprint != now.fingerprint:
         return "the body, or something that it reads, has changed."
-    return "its parameters or holes differ."
+    return "its parameters, holes or decisions differ."

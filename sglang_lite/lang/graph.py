@@ -265,8 +265,12 @@ class _Reader:
                 assert isinstance(entry.own, SglGen)
                 return self._gen(node, entry.own)
             case Select():
-                uses = tuple(self._use(each, "choices") for choice in node.choices for each in self._marked(choice))
-                choices = tuple(map(self._plain, node.choices))
+                given: Any = node.choices
+                if isinstance(given, Symbol):
+                    said = _replace(node, name=self._name(node.name), choices=(), seed=UNSET)
+                    return said, (self._use(given, "choices"),)
+                uses = tuple(self._use(each, "choices") for choice in given for each in self._marked(choice))
+                choices = tuple(map(self._plain, given))
                 return _replace(node, name=self._name(node.name), choices=choices, seed=UNSET), uses
             case GrammarBegin(constraint):
                 return node, self._in(constraint, "constraint")

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,15 +19,14 @@ from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.run import RunSettings
 from sglang_lite.lang.expressions import BaseProgram
-from sglang_lite.lang.replay import RowResult, replay
+from sglang_lite.lang.replay import RowResult, replay, text_of
 from sglang_lite.lang.results import usages_of
-from sglang_lite.lang.script import Read
+from sglang_lite.lang.script import Script
 from sglang_lite.lang.state import ProgramState, user_location
-from sglang_lite.program.choosing import METHODS, decide
-from sglang_lite.program.compiled import Filler, walked
-from sglang_lite.program.nodes import Select
+from sglang_lite.program.compiled import Filler
+from sglang_lite.program.decisions import all_nodes, node_at, outcomes, way
+from sglang_lite.program.nodes import Fill, Node, Select
 from sglang_lite.protocol import (
-    Generation,
     Played,
     ProgramResult,
     RequestAbortedError,
@@ -47,21 +46,22 @@ class Form:
 
     Attributes:
         compiled: the program as data.
-        script: of its body.
+        scripts: of its body.
         filler: of its holes.
         draws: it has selections that are drawn, and so needs a seed.
         waits: the body reads values, so that a run is over when those are there.
+        reads: values are read of texts by the caller's Python, which may refuse them.
     """
 
     def __init__(self, program: BaseProgram, backend: BaseBackend, settings: RunSettings) -> None:
         self.backend, self.settings = backend, settings
         self.template: ChatTemplate | None = backend.get_chat_template()
-        self.compiled, self.script = compile_program(program, backend, settings)
+        self.compiled, self.scripts = compile_program(program, backend, settings)
         self.filler = Filler(self.compiled)
-        selections = [node for _, node in walked(self.compiled.nodes) if isinstance(node, Select)]
-        self.draws = any(node.temperature for node in selections)
+        nodes = all_nodes(self.compiled.nodes, self.compiled.parts)
+        self.draws = any(isinstance(node, Select) and node.temperature for _, node in nodes)
         self._program, self._checked = program, False
-        self.waits = any(isinstance(action, Read) for action in self.script.actions)
+        self.waits, self.reads = self.scripts.waits, self.scripts.reads
 
     def check(self, row: Mapping[str, Any]) -> None:
         """Checks, for the first row alone, that the body does the same with the arguments as they are.
@@ -94,7 +94,9 @@ class Playing:
         told: called at its end, on any thread; `flush` after it, once for all that end together.
     """
 
-    __slots__ = ("_abort", "began", "done", "flush", "form", "program", "result", "row", "seed", "settings", "told")
+    __slots__ = (
+        "_abort", "_way", "began", "done", "flush", "form", "program", "result", "row", "seed", "settings", "told",
+    )  # fmt: skip
 
     def __init__(self, form: Form, row: Mapping[str, Any], settings: RunSettings, done: Variable | None = None) -> None:
         self.form, self.row, self.settings, self.done = form, row, settings, done
@@ -107,6 +109,22 @@ class Playing:
         self.told: Callable[[Playing], object] | None = None
         self.flush: Callable[[], object] | None = None
         self._abort: Callable[[], object] | None = None
+        self._way: tuple[Sequence[Node], Script] | None = None
+
+    def way(self) -> tuple[Sequence[Node], Script]:
+        """The nodes that have come, and what the body does with them. After its end."""
+        if self._way is None:
+            compiled, brought = self.form.compiled, self.result.brought
+            nodes = way(self.program, lambda path, node: text_of(brought[path], node))
+
+            def value(fill: Fill) -> Any:
+                if fill.node is None:
+                    return self.row[fill.argument or ""]
+                return text_of(brought[fill.node], node_at(nodes, fill.node))
+
+            decided = outcomes(compiled.decision, compiled.parts, value)
+            self._way = nodes, self.form.scripts.script(decided)
+        return self._way
 
     def start(self) -> None:
         """Has the backend play it."""
@@ -172,9 +190,8 @@ class CompiledState(ProgramState):
         if "branch" not in self.__dict__:
             playing = self.playing
             settings = replace(playing.settings, seed=playing.seed)
-            state, raised = replay(
-                playing.form.script, playing.program, playing.row, playing.result, playing.form.backend, settings
-            )
+            nodes, script = playing.way()
+            state, raised = replay(script, nodes, playing.row, playing.result, playing.form.backend, settings)
             self.branch, self.ret_value, self.raised = state.branch, state.ret_value, raised
         return self.raised
 
@@ -187,7 +204,7 @@ class CompiledState(ProgramState):
 
     def outcome(self) -> ProgramState | SglError:
         """The state, or the error that it has ended with. After its end."""
-        if self.playing.result.failed or self.playing.form.script.reads:
+        if self.playing.result.failed or self.playing.form.reads:
             raised = self.build() or self.branch.player.failure
             if raised is not None:
                 return raised
@@ -195,29 +212,20 @@ class CompiledState(ProgramState):
 
     def __getitem__(self, name: str) -> Any:
         if "branch" not in self.__dict__:
-            spec = self.playing.form.script.plain.get(name)
-            if spec is not None:
-                self._wait_for_end()
-                if not self.playing.result.failed:
-                    return self._plain(spec)
+            self._wait_for_end()
+            if not self.playing.result.failed:
+                nodes, script = self.playing.way()
+                if (spec := script.plain.get(name)) is not None:
+                    return self._plain(spec, nodes)
         return super().__getitem__(name)
 
     get_var = __getitem__
 
-    def _plain(self, spec: Any) -> Any:
+    def _plain(self, spec: Any, nodes: Sequence[Node]) -> Any:
         """The text of a node, or the list of several nodes' texts."""
         if isinstance(spec, list):
-            return [self._plain(each) for each in spec]
-        found = self.playing.result.brought[spec]
-        if isinstance(found, Generation):
-            return found.text
-        if isinstance(found, list):
-            return [each.text for each in sorted(found, key=lambda each: each.index)]
-        assert isinstance(found, Selection)
-        node: Any = self.playing.program.nodes
-        for i, step in enumerate(spec):
-            node = node[step] if not i % 2 else node.branches[step]
-        return decide(found, node.choices, METHODS[node.method], node.temperature, node.seed).decision
+            return [self._plain(each, nodes) for each in spec]
+        return text_of(self.playing.result.brought[spec], node_at(nodes, spec))
 
     async def get(self, name: str) -> Any:
         await self.playing.finished()

@@ -10,13 +10,27 @@ from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.blanks import Blank, ValueOf, resolved
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch
+from sglang_lite.lang.execution.operations import Checkpoint
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.reading import nothing
 from sglang_lite.lang.execution.run import Run, RunSettings
 from sglang_lite.lang.expressions import SglGen, SglSelect
-from sglang_lite.lang.script import Adopted, Assigned, Forked, Joined, Read, Script, Submitted, adopt
+from sglang_lite.lang.script import (
+    Adopted,
+    Assigned,
+    Forked,
+    Joined,
+    Marked,
+    Read,
+    RolledBack,
+    Script,
+    Submitted,
+    adopt,
+)
 from sglang_lite.lang.state import ProgramState, ProgramStateGroup
-from sglang_lite.program.nodes import Path, Program, ScopeEnd
+from sglang_lite.program.choosing import METHODS, decide
+from sglang_lite.program.decisions import node_at
+from sglang_lite.program.nodes import Node, Path, ScopeEnd
 from sglang_lite.protocol import (
     Constraint,
     Delta,
@@ -67,6 +81,17 @@ class RowResult:
             self.brought[event.path] = found
             self.failed = self.failed or isinstance(found, SglError)
         return False
+
+
+def text_of(found: Brought, node: Any) -> str | list[str]:
+    """The text that a node has brought, or a list of several samples'. Raises LookupError: it has failed."""
+    if isinstance(found, Generation):
+        return found.text
+    if isinstance(found, list):
+        return [each.text for each in sorted(found, key=lambda each: each.index)]
+    if isinstance(found, Selection):
+        return decide(found, node.choices, METHODS[node.method], node.temperature, node.seed).decision
+    raise LookupError
 
 
 class Answers(BaseBackend):
@@ -127,13 +152,13 @@ class Answers(BaseBackend):
 
 
 def replay(
-    script: Script, program: Program, row: Mapping[str, Any], result: RowResult, backend: BaseBackend,
+    script: Script, nodes: Sequence[Node], row: Mapping[str, Any], result: RowResult, backend: BaseBackend,
     settings: RunSettings,
 ) -> tuple[ProgramState, SglError | None]:  # fmt: skip
     """The state of a run, and what its body raises, if anything.
 
     Args:
-        program: that was played.
+        nodes: that were played.
         row: the arguments.
         result: what came of it.
         settings: of the run, with the seed that its draws were made of.
@@ -144,13 +169,19 @@ def replay(
     main = states[0].branch
     raised: SglError | None = None
     variables: dict[tuple[int, str], Variable] = {}
+    marks: dict[int, Checkpoint] = {}
 
     def of(source: tuple[int, str] | None, argument: str) -> Any:
         return row[argument] if source is None else variables[source].result()
 
     try:
         for number, action in enumerate(script.actions):
-            _redo(action, number, states, variables, of, answers, program)
+            if isinstance(action, Marked):
+                marks[number] = states[action.branch].branch.mark()
+            elif isinstance(action, RolledBack):
+                states[action.branch].branch.roll_back(marks[action.mark], action.where)
+            else:
+                _redo(action, number, states, variables, of, answers, nodes)
         states[0].ret_value = resolved(script.result, of)
     except SglError as error:
         main.abandon(error)
@@ -163,7 +194,7 @@ def replay(
 
 def _redo(
     action: Any, number: int, states: dict[int, ProgramState], variables: dict[tuple[int, str], Variable], of: ValueOf,
-    answers: Answers, program: Program,
+    answers: Answers, nodes: Sequence[Node],
 ) -> None:  # fmt: skip
     state = states[action.branch]
     branch = state.branch
@@ -173,7 +204,7 @@ def _redo(
             if isinstance(expression, Blank):
                 expression = str(resolved(expression, of))
             elif action.holes:
-                expression = replace(expression, node=_node_at(program, path))
+                expression = replace(expression, node=node_at(nodes, path or ()))
             branch.submit(expression, where)
             if isinstance(expression, SglGen | SglSelect) and expression.node.name is not None:
                 name = expression.node.name
@@ -198,12 +229,3 @@ def _redo(
             if found.error() is not None:
                 branch.player.see_failure()
             found.result()
-
-
-def _node_at(program: Program, path: Path | None) -> Any:
-    """The node of a path."""
-    assert path is not None
-    found: Any = program.nodes
-    for i, step in enumerate(path):
-        found = found[step] if not i % 2 else found.branches[step]
-    return found

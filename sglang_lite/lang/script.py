@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -59,7 +60,21 @@ class Read:
     where: Location | None
 
 
-Action: TypeAlias = Submitted | Forked | Joined | Adopted | Assigned | Read
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """A place to come back to, known by the number of this action."""
+
+    branch: int
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    branch: int
+    mark: int
+    where: Location | None
+
+
+Action: TypeAlias = Submitted | Forked | Joined | Adopted | Assigned | Read | Marked | RolledBack
 
 
 @dataclass(slots=True)
@@ -77,6 +92,34 @@ class Script:
     result: Any = None
     reads: bool = False
     plain: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Scripts:
+    """What a body does, for each way through it.
+
+    Attributes:
+        ways: scripts, by what was decided on the way.
+    """
+
+    ways: Mapping[tuple[int, ...], Script]
+
+    def script(self, decided: tuple[int, ...]) -> Script:
+        """The script of a way; of one that was broken off, of the first that begins so."""
+        found = self.ways.get(decided)
+        if found is None:
+            found = next(script for way, script in self.ways.items() if way[: len(decided)] == decided)
+        return found
+
+    @property
+    def reads(self) -> bool:
+        """Whether, on any way, values are read of texts by the caller's Python."""
+        return any(script.reads for script in self.ways.values())
+
+    @property
+    def waits(self) -> bool:
+        """Whether, on any way, the body reads values."""
+        return any(isinstance(action, Read) for script in self.ways.values() for action in script.actions)
 
 
 def adopt(parent: Branch, child: Branch) -> None:

@@ -110,10 +110,11 @@ class Recording:
     _known: dict[Any, int] = field(default_factory=dict)
 
     def add(self, entry: Entry) -> None:
-        self._step()
+        self.step()
         self.entries.append(entry)
 
-    def _step(self) -> None:
+    def step(self) -> None:
+        """Counts a step. Raises EndlessError: there are too many."""
         self.left -= 1
         if self.left < 0:
             raise EndlessError(
@@ -127,7 +128,7 @@ class Recording:
         if (where := user_location()) is not None:
             self.asked.add(where)
         if key in self._known:
-            self._step()
+            self.step()
             return self._known[key]
         if len(self.decisions) == MAX_DECISIONS:
             raise CutError

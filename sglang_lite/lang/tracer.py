@@ -177,8 +177,8 @@ class Called(Expression):
 
 def _choices(op: Op) -> tuple[str, ...]:
     """The values that a selection can have, as far as they are known."""
-    known = isinstance(op, SelectOp) and op.own.multi is None and not any("\ue002" in each for each in op.node.choices)
-    return op.node.choices if isinstance(op, SelectOp) and known else ()
+    given: Any = op.node.choices if isinstance(op, SelectOp) and op.own.multi is None else ()
+    return () if isinstance(given, Symbol) or any("\ue002" in each for each in given) else given
 
 
 class TracerProgramState(ProgramState):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,6 +190,23 @@ _NAMES: dict[int, Method] = {
     id(greedy_token_selection): "greedy_token_selection",
     id(unconditional_likelihood_normalized): "unconditional_likelihood_normalized",
 }
+
+
+def checked_choices(given: object) -> tuple[str, ...]:
+    """The texts among which a selection chooses.
+
+    Raises:
+        ParameterError: it is no list of texts, there is none, one is empty, or one is there twice.
+    """
+    texts = () if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+    if not texts:
+        raise ParameterError("choices", f"{given!r:.80} is not a list of at least one text.")
+    for choice in texts:
+        if not isinstance(choice, str) or not choice:
+            raise ParameterError("choices", f"{choice!r:.80} is not a non-empty text.")
+    if len(set(texts)) < len(texts):
+        raise ParameterError("choices", "the same text stands in it twice.")
+    return texts
 
 
 def decide(

@@ -6,13 +6,28 @@ in no node: such a node is `held`, and the program is played by whoever has that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from sglang_lite.errors import ParameterError, shown
-from sglang_lite.program.nodes import BaseNode, Fill, Fork, Gen, Node, Path, Program, Select, Text
+from sglang_lite.program.choosing import checked_choices
+from sglang_lite.program.decisions import all_nodes, check_decisions, decided, taken
+from sglang_lite.program.nodes import (
+    Added,
+    BaseNode,
+    Decision,
+    Fill,
+    Fork,
+    Gen,
+    Node,
+    Part,
+    Path,
+    Program,
+    Select,
+    Text,
+)
 from sglang_lite.program.seeds import derived_seed
 from sglang_lite.protocol import SamplingParams, Unset
 from sglang_lite.protocol.record import Record
@@ -45,12 +60,14 @@ class Hole(Record, frozen=True):
         path: of the node.
         field: names and indices from the node to the value.
         parts: text and arguments that make a text; of one argument alone with `whole`, its value as it is.
+        part: of the program's parts, the one that has the node; -1: it is among the first nodes.
     """
 
     path: Path
     field: tuple[Step, ...]
     parts: tuple[str | Fill, ...]
     whole: bool = False
+    part: int = -1
 
 
 class Seed(Record, frozen=True):
@@ -59,10 +76,12 @@ class Seed(Record, frozen=True):
     Attributes:
         path: of the node.
         place: of the node, as seeds go by it.
+        part: as of a hole.
     """
 
     path: Path
     place: str
+    part: int = -1
 
 
 class CompiledProgram(Record, frozen=True):
@@ -77,6 +96,7 @@ class CompiledProgram(Record, frozen=True):
         held: the path of the first node that the caller's Python decides on; None: there is none.
         fingerprint: digest of the body, and of all that it reads.
         template: digest of the chat template that its turns were written with; empty where it has no turns.
+        decision, parts: as of a Program. Decisions may be by arguments, too.
     """
 
     name: str
@@ -87,6 +107,8 @@ class CompiledProgram(Record, frozen=True):
     held: Path | None = None
     fingerprint: str = ""
     template: str = ""
+    decision: Decision | None = None
+    parts: tuple[Part, ...] = ()
 
 
 class Filler:
@@ -103,13 +125,21 @@ class Filler:
         self.compiled = compiled
         self._parameters = {each.name: each for each in compiled.parameters}
         self._defaults = {each.name: each.value for each in compiled.parameters if not each.required}
-        self._holes: dict[Path, list[Hole]] = {}
+        check_decisions(Program(compiled.nodes, compiled.decision, compiled.parts))
+        self._holes: dict[tuple[int, Path], list[Hole]] = {}
         for hole in compiled.holes:
-            self._holes.setdefault(hole.path, []).append(hole)
-        self._seeds = {each.path: each.place for each in compiled.seeds}
-        self._valued = {path for path, node in walked(compiled.nodes) if isinstance(node, Gen | Select)}
-        self._plan = self._planned(compiled.nodes, ())
-        for path in (*self._holes, *self._seeds):
+            self._holes.setdefault((hole.part, hole.path), []).append(hole)
+        self._seeds = {(each.part, each.path): each.place for each in compiled.seeds}
+        found = all_nodes(compiled.nodes, compiled.parts)
+        self._valued = {path for path, node in found if isinstance(node, Gen | Select)}
+        self._plan = self._planned(compiled.nodes, (), 0, -1)
+        self._plans = [
+            [self._planned(each.nodes, each.path, each.first, number) for each in part.added]
+            for number, part in enumerate(compiled.parts)
+        ]
+        decisions = [compiled.decision, *(part.decision for part in compiled.parts)]
+        self._decides = bool([each for each in decisions if self._by_arguments(each)])  # each of them is checked
+        for _, path in (*self._holes, *self._seeds):
             raise ParameterError("holes", f"{path!r:.60} is the path of no node that has one.")
 
     def checked(self, row: Row, what: str = "arguments") -> dict[str, Any]:
@@ -141,31 +171,53 @@ class Filler:
         Raises:
             ParameterError: a value can't be where it is to be, with the node's line.
         """
-        return Program(tuple(_filled(self.compiled.nodes, self._plan, row, seed)))
+        compiled = self.compiled
+        nodes = tuple(_filled(compiled.nodes, self._plan, row, seed))
+        if compiled.decision is None:
+            return Program(nodes)
+        parts = [
+            Part(
+                tuple(
+                    [Added(e.path, e.first, tuple(_filled(e.nodes, p, row, seed))) for e, p in zip(part.added, plans)]
+                ),
+                part.decision,
+            )
+            for part, plans in zip(compiled.parts, self._plans)
+        ]
+        program = Program(nodes, compiled.decision, tuple(parts))
+        return decided(program, row) if self._decides else program
 
-    def _planned(self, nodes: Sequence[Node], path: Path) -> list[tuple[int, _Make]]:
-        """What makes the nodes that differ from row to row, by their places."""
+    def _by_arguments(self, decision: Decision | None) -> bool:
+        """Tells whether a decision is by arguments."""
+        if decision is None or decision.condition is None:
+            return False
+        sides = [side for side in (decision.condition.left, decision.condition.right) if isinstance(side, Fill)]
+        for side in sides:
+            self._check_fill(side)
+        return any(side.argument is not None for side in sides)
+
+    def _planned(self, nodes: Sequence[Node], path: Path, first: int, part: int) -> list[tuple[int, _Make]]:
+        """What makes the nodes that differ from row to row, by their indices."""
         plan: list[tuple[int, _Make]] = []
-        for place, node in enumerate(nodes):
-            own = (*path, place)
-            make = self._maker(node, own)
+        for i, node in enumerate(nodes):
+            make = self._maker(node, (*path, first + i), part)
             if make is not None:
-                plan.append((place, make))
+                plan.append((i, make))
         return plan
 
-    def _maker(self, node: Node, path: Path) -> _Make | None:
+    def _maker(self, node: Node, path: Path, part: int) -> _Make | None:
         if isinstance(node, Fill):
             self._check_fill(node)
             return None if node.argument is None else _text_maker(node)
         if isinstance(node, Fork):
-            plans = [self._planned(branch, (*path, i)) for i, branch in enumerate(node.branches)]
+            plans = [self._planned(branch, (*path, i), 0, part) for i, branch in enumerate(node.branches)]
             return _fork_maker(node, plans) if any(plans) else None
-        holes, place = self._holes.pop(path, []), self._seeds.pop(path, None)
+        holes, place = self._holes.pop((part, path), []), self._seeds.pop((part, path), None)
         for hole in holes:
             _check_hole(hole, node)
-            for part in hole.parts:
-                if isinstance(part, Fill):
-                    self._check_fill(part, argument=True)
+            for each in hole.parts:
+                if isinstance(each, Fill):
+                    self._check_fill(each, argument=True)
         if place is not None and not isinstance(node, Gen | Select):
             raise ParameterError("seeds", f"{path!r:.60} is the path of a {type(node).__name__}, which takes none.")
         return _node_maker(node, holes, place) if holes or place is not None else None
@@ -179,32 +231,6 @@ class Filler:
         if fill.node is not None and (argument or fill.node not in self._valued):
             told = f"{fill.node!r:.60} is the path of no generation or selection."
             raise ParameterError("Fill", told, where=fill.where)
-
-
-def walked(nodes: Sequence[Node], path: Path = ()) -> Iterator[tuple[Path, Node]]:
-    """All nodes, with their paths."""
-    for place, node in enumerate(nodes):
-        own = (*path, place)
-        yield own, node
-        if isinstance(node, Fork):
-            for i, branch in enumerate(node.branches):
-                yield from walked(branch, (*own, i))
-
-
-def taken(value: Any, fill: Fill) -> Any:
-    """What the steps of a fill take of a value.
-
-    Raises:
-        ParameterError: the value has no such item.
-    """
-    for step in fill.steps:
-        try:
-            value = value[step]
-        except (KeyError, IndexError, TypeError):
-            whose = fill.argument if fill.argument is not None else "a node's value"
-            told = f"{shown(value)} has no item {step!r:.60}."
-            raise ParameterError(str(whose), told, where=fill.where) from None
-    return value
 
 
 def check_data(value: object, name: str, depth: int = MOST_DEPTH) -> None:
@@ -278,6 +304,8 @@ def _value(hole: Hole, row: Row) -> Any:
     (part,) = hole.parts
     assert isinstance(part, Fill)
     value = taken(row[part.argument or ""], part)
+    if hole.field == ("choices",):
+        return checked_choices(value)
     parameter = _PARAMETERS.get(str(hole.field[-1]))
     return value if parameter is None else parameter.read(value)
 

@@ -20,12 +20,16 @@ from sglang_lite.errors import Location, ParameterError, shown
 from sglang_lite.protocol import UNSET, Constraint, SamplingParams, Unset
 from sglang_lite.protocol.prompt import Image
 from sglang_lite.protocol.record import Record, Variant
+from sglang_lite.protocol.sampling import Deferred
 
 Path: TypeAlias = tuple[int, ...]
 Method: TypeAlias = Literal[
     "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
 ]  # as in choosing.METHODS
 JoinMode: TypeAlias = Literal["gather_variable", "concate_and_append"]
+Reader: TypeAlias = Literal["int", "float", "bool"]
+Sign: TypeAlias = Literal["true", "==", "<", "<=", ">", ">=", "in", "contains"]
+Scalar: TypeAlias = str | int | float | bool | None
 
 
 class Expression:
@@ -158,12 +162,14 @@ class Fill(BaseNode, frozen=True, eq=False):
             (or a list, of several samples).
         steps: items to take of the value, one after another.
         special: as in Span.
+        read: how the value is read of the node's text; None: it is the text.
     """
 
     argument: str | None = None
     node: Path | None = None
     steps: tuple[int | str, ...] = ()
     special: bool = True
+    read: Reader | None = None
 
     def __post_init__(self) -> None:
         if (self.argument is None) is (self.node is None):
@@ -265,6 +271,8 @@ class Select(BaseNode, frozen=True, eq=False):
     def __post_init__(self) -> None:
         if not isinstance(self.name, _NAMES):
             raise _wrong(self, "name", "a text or None")
+        if isinstance(self.choices, Deferred):
+            return
         if not isinstance(self.choices, tuple) or not all(isinstance(choice, str) for choice in self.choices):
             raise _wrong(self, "choices", "a tuple of texts")
 
@@ -350,7 +358,63 @@ Node: TypeAlias = (
 )
 
 
+class Condition(Record, frozen=True):
+    """A question about the value of a node.
+
+    Attributes:
+        left: the value; of an argument only in a compiled program.
+        sign: of the comparison; "true" asks whether it is not empty, or not 0.
+        right: what it is compared with, is in, or contains.
+    """
+
+    left: Fill
+    sign: Sign = "true"
+    right: Scalar | tuple[Scalar, ...] | Fill = None
+
+
+class Decision(Record, frozen=True):
+    """A decision on what comes next of a program.
+
+    Attributes:
+        parts: places among the program's parts: of the one that comes if the condition holds and of the one that comes
+            if not; without a condition, of the one that comes.
+        condition: None: there is none.
+        after: paths of nodes that have to be played before.
+    """
+
+    parts: tuple[int, ...]
+    condition: Condition | None = None
+    after: tuple[Path, ...] = ()
+
+
+class Added(Record, frozen=True):
+    """Further nodes of a branch.
+
+    Attributes:
+        first: the place of the first of them in the branch.
+    """
+
+    path: Path
+    first: int
+    nodes: tuple[Node, ...]
+
+
+class Part(Record, frozen=True):
+    """A part of a program that comes by a decision, and the decision on what comes after it, if any."""
+
+    added: tuple[Added, ...] = ()
+    decision: Decision | None = None
+
+
 class Program(Record, frozen=True):
-    """A whole program: the nodes of its main branch."""
+    """A whole program.
+
+    Attributes:
+        nodes: of its main branch, those of its forks in them.
+        decision: on what comes after them; None: nothing does.
+        parts: that may come. Decisions in a part are on later ones, so that every program ends.
+    """
 
     nodes: tuple[Node, ...]
+    decision: Decision | None = None
+    parts: tuple[Part, ...] = ()

@@ -252,7 +252,10 @@ async def server_info(service: Service, _: Call) -> Response:
         **info,
         **settings,
         "served_model_name": service.model_name,
-        "sglang_lite": {**_ours(service), "program": True, "program_rows": True, "output_ids": True, "records": True},
+        "sglang_lite": {
+            **_ours(service), "program": True, "program_rows": True, "program_decisions": True, "output_ids": True,
+            "records": True,
+        },
     })  # fmt: skip
 
 

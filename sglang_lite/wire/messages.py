@@ -47,9 +47,9 @@ TYPES: Final[dict[str, type[Record]]] = {
         compiled.CompiledProgram, compiled.Hole, compiled.Parameter, compiled.Seed,
         graph.Branching, graph.Call, graph.Change, graph.GraphNode, graph.GraphRecord, graph.Picture, graph.Problem,
         graph.Use, graph.Value, graph.Way,
-        nodes.Fill, nodes.Fork, nodes.Gen, nodes.GrammarBegin, nodes.GrammarEnd, nodes.ImagePart, nodes.Join,
-        nodes.Mark, nodes.Program, nodes.Rollback, nodes.ScopeBegin, nodes.ScopeEnd, nodes.Select, nodes.Text,
-        nodes.TurnBegin, nodes.TurnEnd,
+        nodes.Added, nodes.Condition, nodes.Decision, nodes.Fill, nodes.Fork, nodes.Gen, nodes.GrammarBegin,
+        nodes.GrammarEnd, nodes.ImagePart, nodes.Join, nodes.Mark, nodes.Part, nodes.Program, nodes.Rollback,
+        nodes.ScopeBegin, nodes.ScopeEnd, nodes.Select, nodes.Text, nodes.TurnBegin, nodes.TurnEnd,
     )
 }  # fmt: skip
 _READ: Final[dict[str, type[Record]]] = {**TYPES, "Played": _Played, "Error": Failure}

@@ -23,19 +23,15 @@ WHY = {
               "fork_error_in_fork rollback_after_error rollback_error_in_branch"),
     "decides": ("the caller's Python decides on it", "backend_of_a_node_in_branch error_read"),
     "cancel": ("a cancellation can't be compiled", "cancel cancel_branch cancel_fork cancel_then_rollback"),
-    "compare": ("can't compare it", "coroutine coroutine_fork fork_best gen_seeds grammar_read nested_in_branch "
-                "read_between read_loop rollback_select rollback_until select_in_loop sglang_react sglang_tool_use"),
+    "look up": ("can't look it up", "sglang_react"),
     "inside": ("runs by itself is no node of it", "coroutine_calls nested_call nested_call_alone "
                "nested_call_in_branches nested_read nested_run"),
     "catches": ("catches exceptions", "coroutine_error error_caught grammar_refuses_choices image_refused"),
     "raises": ("can't be run with symbols", "error_of_the_body error_of_the_body_in_branch fork_reads fork_then_more "
                "sglang_judge"),
     "known": ("depends on the run", "gen_logprobs gen_usage select_probabilities"),
-    "rollback": ("a rollback can't be compiled", "grammar_rollback rollback rollback_fork_in_fork rollback_in_branch "
-                 "rollback_in_forks rollback_join rollback_join_unread rollback_scope rollback_turn rollback_unread"),
     "text": ("the text or the messages are only known", "read_messages read_text"),
     "length": ("can't tell how long it is", "scope_select sglang_long_doc_qa sglang_parallel_encoding"),
-    "loop": ("can't go through it", "sglang_hellaswag"),
     "stream": ("a stream is of a run", "stream_read"),
 }  # fmt: skip
 NOT_COMPILED = {name: why for why, names in WHY.values() for name in names.split()}

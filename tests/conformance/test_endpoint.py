@@ -1,5 +1,7 @@
 """Conformance programs on a server: handed over whole, and node by node."""
 
+import dataclasses
+
 import pytest
 
 import sglang_lite as sgl
@@ -32,6 +34,21 @@ def test_a_program_means_the_same_on_a_server(backends, name, form):
     assert remote.plays_programs
     how = {} if form == "whole" else {"push_down": False}
     assert outcome(case, remote, **SETTINGS, **how) == outcome(case, local, **SETTINGS, **how)
+
+
+@pytest.mark.parametrize("name", ["read_loop", "rollback_until", "fork_best", "sglang_hellaswag"])
+def test_a_compiled_program_that_decides_is_one_request(backends, name):
+    case, (local, remote) = CASES[name], backends
+    assert remote.plays_decisions
+    found = []
+    for backend in (remote, local):
+        before = local.engine.stats()
+        compiled = case.program.compile(backend)
+        found.append(outcome(dataclasses.replace(case, program=compiled), backend, **SETTINGS))
+        after = local.engine.stats()
+        assert after["programs_opened"] - before["programs_opened"] == 1
+        assert after["programs_extended"] - before["programs_extended"] == 1
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("name", some_slow(COMPILED))

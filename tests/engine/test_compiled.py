@@ -1,5 +1,7 @@
 """Compiled programs on an engine in a process of its own: as in this process."""
 
+import pytest
+
 import sglang_lite as sgl
 from sglang_lite.lang.backend.local import LocalBackend
 from tests.waiting import until
@@ -14,14 +16,31 @@ def program(s, question, length=2):
     s += sgl.select("c", [f"{question}x", "y"])
 
 
+@sgl.function
+def deciding(s, question, length=2):
+    s += f"{question}" + sgl.gen("a", max_tokens=length, ignore_eos=True)
+    for turn in range(4):
+        with s.checkpoint() as place:
+            s += f"{turn}" + sgl.gen("b", regex="[abc]", temperature=1.0)
+            if s["b"] == "c":
+                place.rollback()
+                continue
+        s += s["b"]
+        if s["b"] == "a":
+            break
+    s += sgl.select("c", [f"{question}x", "y"])
+
+
 ROWS = [{"question": "ab" * (i + 1), "length": i % 4 + 1} for i in range(12)]
 
 
 def told(state):
-    return state.text(), state["a"], state["b"], state["c"], state.usage().completion_tokens
+    b = state["b"] if "b" in state else None  # noqa: SIM401 # its get is a coroutine
+    return state.text(), state["a"], b, state["c"], state.usage().completion_tokens
 
 
-def test_a_compiled_batch_is_the_same_in_both_forms(here, own):
+@pytest.mark.parametrize("program", [program, deciding], ids=["plain", "decides"])
+def test_a_compiled_batch_is_the_same_in_both_forms(here, own, program):
     found = []
     for engine in (here, own):
         backend = LocalBackend(engine)

@@ -282,11 +282,7 @@ def refused(body, match):
     assert "test_compiled.py" in str(error.value)
 
 
-def test_decisions_and_other_python_are_refused_at_their_line():
-    def branch(s, x):
-        if x:
-            s += "a"
-
+def test_what_can_not_be_compiled_is_refused_at_its_line():
     def loop(s, n):
         for i in range(n):
             s += f"{i}"
@@ -317,7 +313,24 @@ def test_decisions_and_other_python_are_refused_at_their_line():
     def anything(s, *args):
         s += "a"
 
-    refused(branch, "whether it is true")
+    def length(s, xs):
+        s.fork(len(xs))
+
+    def look_up(s):
+        s += sgl.gen("a", regex="[ab]")
+        s += {"a": "1", "b": "2"}[s["a"]]
+
+    def listed(s):
+        s += sgl.gen("a", n=2, max_tokens=1)
+        if s["a"] == ["x", "y"]:
+            s += "same"
+
+    def several(s):
+        with s.var_scope("both"):
+            s += "a" + sgl.gen("x", max_tokens=1) + sgl.gen("y", max_tokens=1)
+        if s["both"] == "abc":
+            s += "same"
+
     refused(loop, "turn it into a number")
     refused(shown, "show it")
     refused(attribute, "attributes are of Python's objects")
@@ -327,6 +340,10 @@ def test_decisions_and_other_python_are_refused_at_their_line():
     refused(parameter, "no parameter, choice or constraint")
     refused(json, "in JSON")
     refused(anything, "any number of arguments")
+    refused(length, r"how long it is: xs is only known.*program\.bind\(xs=…\)")
+    refused(look_up, "look it up")
+    refused(listed, "compare it")
+    refused(several, "compare it")
 
 
 def test_a_body_that_works_on_the_text_of_an_argument_is_seen_through(backend):
@@ -347,6 +364,20 @@ def test_a_body_that_works_on_the_text_of_an_argument_is_seen_through(backend):
             compiled.run("y.", backend=backend)
         with pytest.raises(CompileError, match="works on the text"):
             compiled.run_batch([["y."]], backend=backend)
+
+
+def test_an_argument_can_be_all_choices_and_a_whole_pattern(backend):
+    @sgl.function
+    def program(s, options, pattern):
+        s += "Pick " + sgl.select("a", options) + sgl.gen("b", regex=pattern) + sgl.gen("c", choices=options)
+
+    rows = [{"options": [f"{i}a", f"{i}b", "no"], "pattern": f"[{i}x]"} for i in range(3)]
+    compiled = program.compile(backend)
+    found = [told(state, "a", "b", "c") for state in compiled.run_batch(rows, backend=backend, seed=1)]
+    assert found == [told(state, "a", "b", "c") for state in program.run_batch(rows, backend=backend, seed=1)]
+    for wrong in ([], "ab", ["a", ""], ["a", 1], ["a", "a"], 3):
+        with pytest.raises(sgl.ParameterError, match=r"choices: .*test_compiled.py"):
+            compiled.run(wrong, "a", backend=backend)
 
 
 def test_bound_arguments_are_constants_that_bodies_may_decide_by(backend):

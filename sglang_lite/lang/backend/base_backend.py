@@ -139,10 +139,17 @@ class BaseBackend:
             if flush is not None:
                 flush()
 
+        if program.decision is not None:
+            raise CapabilityError(f"{type(self).__name__} plays no decisions.")
         opened = self.open_program(flushed, stream=False)
         opened.extend((), program.nodes)
         opened.close()
         return partial(opened.drop, ())
+
+    @property
+    def plays_decisions(self) -> bool:
+        """True if its `play_program` plays programs with decisions."""
+        return False
 
     @property
     def plays_rows(self) -> bool:

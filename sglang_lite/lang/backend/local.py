@@ -106,6 +106,10 @@ class LocalBackend(BaseBackend):
         except OverloadedError:  # as many programs as may be are open
             return _Admission(self.engine, submit, sink).abort
 
+    @property
+    def plays_decisions(self) -> bool:
+        return True
+
     def get_model_name(self) -> str:
         return self.engine.model_name
 

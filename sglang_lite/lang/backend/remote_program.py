@@ -15,7 +15,7 @@ import msgspec
 from sglang_lite import wire
 from sglang_lite.lang.backend.http_client import LOST, Retries, Server
 from sglang_lite.lang.concurrency.loop import executor
-from sglang_lite.program.nodes import Fork, Gen, Node, Path, Program, Rollback
+from sglang_lite.program.nodes import Added, Fork, Gen, Node, Part, Path, Program, Rollback
 from sglang_lite.protocol import (
     BackendError,
     Delta,
@@ -48,6 +48,7 @@ class RemoteProgram:
     def __init__(self, server: Server, sink: Sink, *, stream: bool) -> None:
         self._server, self._sink, self._stream = server, sink, stream
         self._branches: dict[Path, list[Node]] = {(): []}  # all nodes so far, by branch
+        self._program: dict[str, Any] | None = None  # as data, where it came as a whole
         self._unsent: deque[dict[str, Any]] = deque()
         self._closed = False
         self._repeatable = True  # nothing was taken back: then the order in which things came would count
@@ -69,6 +70,11 @@ class RemoteProgram:
         data = _as_data(seeded)
         executor().post(self._extend, path, seeded, data)
 
+    def play(self, program: Program) -> None:
+        """Plays a program that is whole, in place of one that grows. Raises WireError: it can't be sent."""
+        self._program = _program_data(_seeded_program(program))
+        executor().post(self._start)
+
     def drop(self, path: Path) -> None:
         """Ends what is queued or under way in a branch."""
         executor().post(self._drop, path)
@@ -82,6 +88,10 @@ class RemoteProgram:
         executor().post(self._abort)
 
     # ----------------------------------------------------------------------------------------- the executor loop
+
+    def _start(self) -> None:
+        self._closed = True
+        self._task = self._server.run(self._play())
 
     def _extend(self, path: Path, nodes: Sequence[Node], data: Any) -> None:
         if any(isinstance(node, Rollback) for node in nodes):
@@ -157,7 +167,7 @@ class RemoteProgram:
         opens = bool(self._unsent) or not self._closed
         body: dict[str, Any] = {
             "version": wire.VERSION,
-            "program": {"nodes": _as_data(_whole(self._branches))},
+            "program": self._program or {"nodes": _as_data(_whole(self._branches))},
             "stream": self._stream or not opens,  # else the answer would come whole
             "open": opens,
         }
@@ -308,7 +318,20 @@ def _event(server: Server, data: str) -> Played | ProgramResult | SglError | Usa
 
 
 def _as_data(nodes: Sequence[Node]) -> Any:  # plain data
-    return json.loads(wire.encode(Program(tuple(nodes)), form="json"))["data"]["nodes"]
+    return _program_data(Program(tuple(nodes)))["nodes"]
+
+
+def _program_data(program: Program) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(wire.encode(program, form="json"))["data"]
+    return found
+
+
+def _seeded_program(program: Program) -> Program:
+    def seeded(added: Added) -> Added:
+        return Added(added.path, added.first, tuple(map(_seeded, added.nodes)))
+
+    parts = tuple([Part(tuple(map(seeded, part.added)), part.decision) for part in program.parts])
+    return Program(tuple(map(_seeded, program.nodes)), program.decision, parts)
 
 
 def _seeded(node: Node) -> Node:

@@ -30,7 +30,7 @@ from sglang_lite.lang.backend.server_process import ServerProcess
 from sglang_lite.lang.chat_template import get_chat_template, get_chat_template_by_model_path
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.program.compiled import CompiledProgram
-from sglang_lite.program.nodes import Gen, Node, Select
+from sglang_lite.program.nodes import Gen, Node, Program, Select
 from sglang_lite.protocol import (
     BackendError,
     Constraint,
@@ -240,6 +240,28 @@ class RuntimeEndpoint(BaseBackend):
 
     def open_program(self, sink: Callable[[Played | ProgramResult | SglError], None], *, stream: bool) -> OpenProgram:
         return RemoteProgram(self._server, sink, stream=stream)
+
+    def play_program(
+        self,
+        program: Program,
+        sink: Callable[[Played | ProgramResult | SglError], None],
+        flush: Callable[[], object] | None = None,
+    ) -> Callable[[], object]:
+        if program.decision is None:
+            return super().play_program(program, sink, flush)
+
+        def flushed(event: Played | ProgramResult | SglError) -> None:
+            sink(event)
+            if flush is not None:
+                flush()
+
+        opened = RemoteProgram(self._server, flushed, stream=False)
+        opened.play(program)
+        return opened.abort
+
+    @property
+    def plays_decisions(self) -> bool:
+        return self.plays_programs and bool(self._ours.get("program_decisions"))
 
     @property
     def plays_rows(self) -> bool:

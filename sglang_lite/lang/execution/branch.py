@@ -383,10 +383,13 @@ class Branch:
 
     def roll_back(self, to: Checkpoint, where: Location | None) -> None:
         """Goes back to a mark: text, turns and variables are what they were there."""
-        self.player.go_back(to.mark, where)
+        self._go_back(to.mark, where)
         self.names.variables = dict(to.variables)
         self._turns, self._role, self.names.scopes = list(to.turns), to.role, dict(to.scopes)
         self._grammar, self._ahead = to.grammar, to.ahead and to.ahead.copy()
+
+    def _go_back(self, mark: Mark, where: Location | None) -> None:
+        self.player.go_back(mark, where)
 
     def end(self) -> None:
         """Notes that the body has ended: names that were not declared never will be, and the text is complete."""

@@ -33,6 +33,7 @@ from sglang_lite.runtime.core.choice_scoring import ChoiceScoring
 from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
 from sglang_lite.runtime.core.profiling import Profile
+from sglang_lite.runtime.core.program_decisions import PreparedPart
 from sglang_lite.runtime.core.program_player import Player, ProgramSink
 from sglang_lite.runtime.core.request_builder import RequestBuilder
 from sglang_lite.runtime.core.step_loop import StepLoop
@@ -193,10 +194,17 @@ class EngineCore:
         log = self.builder.log(asked.prompt)
         player = Player(self._parts, log, sink, stream=asked.stream, namespace=asked.namespace, entered=True)
         entries = player.checked(asked.program.nodes)
+        parts = [
+            PreparedPart([(each.path, player.checked(each.nodes)) for each in part.added], part.decision)
+            for part in asked.program.parts
+        ]
         self.open.enter_now()
         self.open.count("programs_opened")
         player.take((), entries)
-        player.close()
+        if asked.program.decision is None:
+            player.close()
+        else:
+            player.decide(asked.program.decision, parts)
         return Ticket(player.abort)
 
     def abort(self, rid: str) -> None:

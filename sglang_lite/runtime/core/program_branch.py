@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from sglang_lite.program.compiled import taken
+from sglang_lite.program.decisions import taken
 from sglang_lite.program.nodes import (
     Fill,
     Fork,
@@ -50,6 +50,12 @@ from sglang_lite.runtime.resolved_params import ResolvedParams
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 
 
+class Waiting(Protocol):
+    """Who waits for a branch to get on, or to fail."""
+
+    def go_on(self) -> None: ...
+
+
 class ProgramOfBranches(Protocol):
     """The program that a branch belongs to, as far as a branch knows it: see program_player.py."""
 
@@ -59,7 +65,7 @@ class ProgramOfBranches(Protocol):
     ended: bool
 
     def branch(self, path: Path) -> Branch: ...
-    def value(self, path: Path, waiting: Branch) -> str | list[str] | None: ...
+    def value(self, path: Path, waiting: Waiting) -> str | list[str] | None: ...
     def set_value(self, path: Path, value: str | list[str]) -> None: ...
     def forget_values(self, path: Path, after: int) -> None: ...
     def tell(self, path: Path, name: str | None, event: Delta | Generation | Selection | SglError) -> None: ...
@@ -91,7 +97,7 @@ class Branch:
         self._early: list[Callable[[], None]] = []  # what came before that: behind the nodes that the fork has
         self._marks: dict[int, TextMark] = {}
         self._forks = BranchForks(player, path)
-        self._waiting: list[Branch] = []  # branches that join this one
+        self._waiting: list[Waiting] = []
         self._busy = False
         self._work = WorkUnderWay(player)
         self._judged = False  # the verdict on what it has generated is awaited
@@ -207,9 +213,9 @@ class Branch:
         """Whether its first `end` nodes (None: all) have been played."""
         return self._text is not None and self._played >= (self._queue.count if end is None else end)
 
-    def wake_when_through(self, branch: Branch) -> None:
-        """Has another branch continue when more of this one has been played, or it has ended."""
-        self._waiting.append(branch)
+    def wake_when_through(self, waiting: Waiting) -> None:
+        """Has another branch, or a decision, continue when more of this one has been played, or it has ended."""
+        self._waiting.append(waiting)
 
     # ------------------------------------------------------------------------------------------- playing
 
@@ -252,7 +258,8 @@ class Branch:
             except SglError as error:
                 self.fail(error, place, getattr(entry.node, "name", None))
                 return None
-            self._through(place)
+            if not self._through(place):
+                return None
         self._set_busy(False)
         if not self._queue:
             self._end_refused()
@@ -300,17 +307,20 @@ class Branch:
         self._judged = False
         self._look_ahead()
 
-    def _through(self, place: int) -> None:
+    def _through(self, place: int) -> bool:
+        """Notes that a node is played. False: a decision by it has taken the branch back, or ended it."""
+        epoch = self._work.epoch
         self._played = place + 1
         if self._text is not None:
             self._text.through(place)
         if self._waiting:
             self._wake()
+        return self._work.epoch == epoch
 
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for branch in waiting:
-            branch.go_on()
+        for each in waiting:
+            each.go_on()
 
     def _set_busy(self, busy: bool) -> None:
         if busy is not self._busy:
@@ -402,8 +412,7 @@ class Branch:
                 self._text.write(generation.spans)
             self._player.set_value((*self._path, place), generation.text if params.n == 1 else job.texts)
             self._judged = node.held
-            self._through(place)
-            following = self._play(in_slot=in_slot)
+            following = self._play(in_slot=in_slot) if self._through(place) else None
             self._player.settle()
             return following
 
@@ -436,8 +445,8 @@ class Branch:
         except SglError as error:
             self.fail(error, place, node.name)
         else:
-            self._through(place)
-            self._play()
+            if self._through(place):
+                self._play()
         self._player.settle()
 
     def _fill(self, text: BranchText, node: Fill) -> bool:

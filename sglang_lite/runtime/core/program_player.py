@@ -9,7 +9,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TypeAlias
 
-from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, Node, Path, Rollback
+from sglang_lite.program.nodes import Decision, Fork, Gen, GrammarBegin, Node, Path, Rollback
 from sglang_lite.protocol import (
     Constraint,
     ConstraintError,
@@ -28,7 +28,8 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.core.branch_queue import Queued
 from sglang_lite.runtime.core.branch_text import BranchText
 from sglang_lite.runtime.core.engine_parts import EngineParts
-from sglang_lite.runtime.core.program_branch import Branch
+from sglang_lite.runtime.core.program_branch import Branch, Waiting
+from sglang_lite.runtime.core.program_decisions import Decisions, PreparedPart
 from sglang_lite.runtime.core.submission import MOST_QUEUED, check_nodes, too_many
 from sglang_lite.runtime.prospect import NOTHING_AHEAD, ahead_of
 from sglang_lite.runtime.resolved_params import ResolvedParams
@@ -73,6 +74,8 @@ class Player:
         self._closed = self.ended = False
         self._branches: dict[Path, Branch] = {}
         self._values: dict[Path, str | list[str]] = {}  # of generations and selections
+        self._decisions: Decisions | None = None
+        self._adding = False  # nodes of a part
         self.branch(()).begin(BranchText(log, (), None))
 
     # ------------------------------------------------------------------------------------------ any thread
@@ -100,6 +103,10 @@ class Player:
         """`extend` with nodes that are prepared."""
         self.parts.open.count("programs_extended")
         self.parts.loop.inbox.post(partial(self._extend, path, entries))
+
+    def decide(self, first: Decision, parts: Sequence[PreparedPart]) -> None:
+        """Has the nodes of a program's parts come, decision by decision. Nothing else will."""
+        self.parts.loop.inbox.post(partial(self._decide, Decisions(self, first, parts)))
 
     def drop(self, path: Path) -> None:
         """Ends what is queued or under way in a branch, which its caller has given up: nothing more of it is told. A
@@ -156,8 +163,8 @@ class Player:
             found = self._branches[path] = Branch(self, path)
         return found
 
-    def value(self, path: Path, waiting: Branch) -> str | list[str] | None:
-        """The value of a node; None: it has none yet, and then a branch is woken when there may be one.
+    def value(self, path: Path, waiting: Waiting) -> str | list[str] | None:
+        """The value of a node; None: it has none yet, and then who waits is woken when there may be one.
 
         Raises:
             SglError: the node has failed, and will have none.
@@ -272,6 +279,10 @@ class Player:
         """Looks whether it has ended, or holds nothing any more."""
         if self._busy or self.ended or self._asked:
             return
+        if self._decisions is not None and self._decisions.pending is not None:
+            if not self._adding:
+                self.fail(ProgramError("a decision waits for a node that was never played."))
+            return
         if self._closed:
             for branch in self._branches.values():
                 if branch.joining:
@@ -302,11 +313,8 @@ class Player:
         for branch in self._branches.values():
             branch.end()
         sink, self._sink = self._sink, _nobody
-        self._branches, self._values, self._room = (
-            {},
-            {},
-            _nothing,
-        )  # no cycle is left that the garbage collector had to find
+        # No cycle is left that the garbage collector had to find.
+        self._branches, self._values, self._room, self._decisions = {}, {}, _nothing, None
         sink(outcome)
 
     def _extend(self, path: Path, entries: Sequence[Queued]) -> None:
@@ -334,6 +342,21 @@ class Player:
     def _close(self) -> None:
         self._closed = True
         self.settle()
+
+    def _decide(self, decisions: Decisions) -> None:
+        self._decisions = decisions
+        decisions.go_on()
+        self.settle()
+
+    def add(self, nodes: Sequence[tuple[Path, Sequence[Queued]]], *, last: bool) -> None:
+        """Adds the nodes of a part, the last one or not."""
+        self._adding, self._closed = True, last
+        for path, entries in nodes:
+            self._queued += len(entries)
+            self.branch(path).take(entries)
+        for path, _ in nodes:
+            self.branch(path).go_on()
+        self._adding = False
 
 
 def _nothing() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
+from sglang_lite.program.decisions import check_decisions
 from sglang_lite.program.nodes import BaseNode, Node, Path, Program
 from sglang_lite.protocol import Constraint, OverloadedError, ParameterError, Prompt, SamplingParams, Unset
 from sglang_lite.runtime.resolved_params import LogitProcessor, shown
@@ -80,8 +81,14 @@ class ProgramRequest:
         check_kind("program", self.program, Program)
         check_kind("program", self.program.nodes, list, tuple)
         check_nodes(self.program.nodes)
-        if len(self.program.nodes) > MOST_QUEUED:
-            raise too_many(len(self.program.nodes))
+        count = len(self.program.nodes)
+        for part in self.program.parts:
+            for each in part.added:
+                check_nodes(each.nodes, each.path)
+                count += len(each.nodes)
+        check_decisions(self.program)
+        if count > MOST_QUEUED:
+            raise too_many(count)
 
 
 def check_nodes(nodes: Sequence[Node], path: Path = ()) -> None:

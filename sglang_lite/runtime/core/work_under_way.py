@@ -19,11 +19,14 @@ class WorkUnderWay:
     """
     Args:
         player: the program of the branch.
+
+    Attributes:
+        epoch: how often it was given up.
     """
 
     def __init__(self, player: ProgramOfBranches) -> None:
         self._player = player
-        self._epoch = 0  # calls made for an earlier one do nothing
+        self.epoch = 0  # calls made for an earlier one do nothing
         self._jobs: set[GenerationJob | SelectionJob] = set()
 
     def begin(self, job: GenerationJob | SelectionJob) -> None:
@@ -36,17 +39,17 @@ class WorkUnderWay:
 
     def give_up(self) -> None:
         """Aborts all jobs, and voids all calls that are to come back."""
-        self._epoch += 1
+        self.epoch += 1
         jobs, self._jobs = self._jobs, set()
         for job in jobs:
             job.abort()
 
     def unless_over(self, call: Callable[_P, object]) -> Callable[_P, None]:
         """A call to be made on the loop's thread, which does nothing once the work is given up."""
-        epoch = self._epoch
+        epoch = self.epoch
 
         def back(*args: _P.args, **kwargs: _P.kwargs) -> None:
-            if self._epoch == epoch:
+            if self.epoch == epoch:
                 call(*args, **kwargs)
                 self._player.settle()
 

@@ -16,7 +16,8 @@ from starlette.responses import Response
 
 from sglang_lite import wire
 from sglang_lite.engine.core import OpenProgram
-from sglang_lite.program.nodes import Fork, Gen, ImagePart, Mark, Node, Path, Program, Select
+from sglang_lite.program.decisions import check_decisions
+from sglang_lite.program.nodes import Decision, Fork, Gen, ImagePart, Mark, Node, Path, Program, Select
 from sglang_lite.protocol import (
     CapabilityError,
     Generation,
@@ -112,6 +113,32 @@ class Budget:
             left._take(node, place, self)
         return left
 
+    def take_program(self, program: Program, pointer: str) -> Budget:
+        """`take` of a whole program: nodes and branches of all of its parts, tokens of its longest way.
+
+        Args:
+            pointer: JSON Pointer to the program.
+
+        Raises:
+            ParameterError, CapabilityError: as `take`; or a decision is on parts that are not there.
+        """
+        check_decisions(program)
+        left = self.take(program.nodes, f"{pointer}/nodes")
+        costs: dict[int, int] = {}  # tokens from each part on; decisions are on later ones
+        for i in reversed(range(len(program.parts))):
+            part = program.parts[i]
+            costs[i] = _costliest(part.decision, costs)
+            for j, each in enumerate(part.added):
+                whole = Budget(self.tokens, left.nodes, left.branches, self.vocab_size)
+                left_of_it = whole.take(each.nodes, f"{pointer}/parts/{i}/added/{j}/nodes")
+                left.nodes, left.branches = left_of_it.nodes, left_of_it.branches
+                costs[i] += self.tokens - left_of_it.tokens
+        left.tokens -= _costliest(program.decision, costs)
+        if left.tokens < 0:
+            told = f"a way's generations may make {self.tokens:,} tokens at most here."
+            raise ParameterError(f"{pointer}/decision", told, hint="Lower max_tokens, or bound loops lower.")
+        return left
+
     def _take(self, node: Node, pointer: str, most: Budget) -> None:
         self.nodes -= 1
         if self.nodes < 0:
@@ -137,6 +164,11 @@ class Budget:
                 raise ParameterError(f"{pointer}/branches", f"a program may have {most.branches:,} more branches here.")
         elif isinstance(node, ImagePart):
             raise CapabilityError("the model takes no images.", parameter=pointer)
+
+
+def _costliest(decision: Decision | None, costs: Mapping[int, int]) -> int:
+    """Tokens of the costliest part that may come by a decision."""
+    return 0 if decision is None else max(costs[part] for part in decision.parts)
 
 
 def _walked(nodes: Sequence[Node], pointer: str) -> Iterator[tuple[str, Node]]:
@@ -206,7 +238,9 @@ def _asked(service: Service, call: Call, given: Mapping[str, Any], pointer: str)
         raise ParameterError(f"{pointer}/prompt", 'is "" where a program is open.', hint="Give the text as Text nodes.")
     program = _program(body.program, f"{pointer}/program", call)
     budget, seconds = limits_of(service, body.limits, pointer)
-    left = budget.take(program.nodes, f"{pointer}/program/nodes")
+    left = budget.take_program(program, f"{pointer}/program")
+    if body.open and program.decision is not None:
+        raise ParameterError(f"{pointer}/program/decision", "is of programs that are whole.", hint="Leave `open` out.")
     return _Asked(
         f"prog-{uuid.uuid4().hex}", prompt, program, left, seconds, bool(body.stream), bool(body.open),
         body.cache_salt or "",

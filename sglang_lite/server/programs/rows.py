@@ -84,7 +84,7 @@ class _Rows:
         try:
             row = self._filler.checked(self._body.rows[index], f"/rows/{index}")
             program = self._filler(row, None if seeds is None else seeds[index])
-            self._budget.take(program.nodes, "/program/nodes")
+            self._budget.take_program(program, "/program")
             events = self._service.running.play(
                 "", program, namespace=self._body.cache_salt or "", timeout_s=self._seconds, waits=True
             )

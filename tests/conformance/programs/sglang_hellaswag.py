@@ -16,7 +16,7 @@ CASE = Case(
     {"A dog": " barks."},
     text="A man sits. He reads.\nA dog barks.",
     variables={"answer": " barks."},
-    arguments={"question": "A dog", "choices": (" sings a song.", " barks.", " pays.")},
+    arguments={"question": "A dog", "choices": [" sings a song.", " barks.", " pays."]},
     settings={"temperature": 0},
     programs=1,
 )

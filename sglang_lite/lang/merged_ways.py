@@ -1,0 +1,94 @@
+"""The ways through a body, merged: what they have in common is there once."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sglang_lite.lang.blanks import RUN_IT, CompileError
+from sglang_lite.lang.recorder import MOST_NODES, Recorder, Segment
+from sglang_lite.lang.script import Script
+from sglang_lite.program.compiled import Hole, Seed
+from sglang_lite.program.decisions import walked
+from sglang_lite.program.nodes import Decision, Node, Part, Path
+from sglang_lite.protocol import Location
+
+MOST_WAYS = 256  # through a body
+_Way = tuple[int, ...]
+
+
+class MergedWays:
+    """
+    Attributes:
+        scripts: of the ways.
+        holes, seeds: of all parts.
+        held: the first node that the caller's Python decides on.
+        turns: there are turns, which a chat template wrote.
+    """
+
+    def __init__(self) -> None:
+        self.scripts: dict[_Way, Script] = {}
+        self.holes: list[Hole] = []
+        self.seeds: list[Seed] = []
+        self.held: Path | None = None
+        self.turns = False
+        self._segments: dict[_Way, Segment] = {}  # by what was decided before
+        self._numbers: dict[_Way, int] = {}
+        self._count = 0  # of nodes
+
+    def take(self, recorder: Recorder, left: int) -> list[_Way]:
+        """Takes one way. Returns the beginnings of others that it has shown.
+
+        Args:
+            left: ways that are known and not taken.
+
+        Raises:
+            CompileError: there are too many ways or nodes, or the body does otherwise than before.
+        """
+        taken, decisions = tuple(recorder.decisions.taken), recorder.decisions
+        self.scripts[taken] = recorder.script
+        self.held, self.turns = self.held or recorder.held, self.turns or recorder.turns
+        for i, segment in enumerate(recorder.segments()):
+            self._keep(taken[:i], segment)
+        others = [(*taken[:i], 1) for i in range(len(decisions.ways), len(taken)) if decisions.open[i]]
+        if len(self.scripts) + left + len(others) > MOST_WAYS:
+            asked = self._segments[others[-1][:-1] if others else ()].decision
+            where = None if asked is None or asked.condition is None else asked.condition.left.where
+            told = f"there are more than {MOST_WAYS:,} ways through the body."
+            raise CompileError(told, hint=f"Decide less often, or bound its loops lower. {RUN_IT}", where=where)
+        return others
+
+    def _keep(self, way: _Way, segment: Segment) -> None:
+        known = self._segments.get(way)
+        if known is not None:
+            same = known.added == segment.added and known.decision == segment.decision
+            if not same:
+                raise CompileError(
+                    "the body does not do the same when it is run again.", where=_first_line(segment),
+                    hint=f"It must not depend on anything but its arguments. {RUN_IT}",
+                )  # fmt: skip
+            return
+        self._segments[way] = segment
+        number = self._numbers[way] = len(self._numbers) - 1
+        self.holes += [msgspec.structs.replace(hole, part=number) for hole in segment.holes]
+        self.seeds += [msgspec.structs.replace(seed, part=number) for seed in segment.seeds]
+        self._count += sum(1 for each in segment.added for _ in walked(each.nodes))
+        if self._count > MOST_NODES:
+            told = f"the ways through the body have more than {MOST_NODES:,} nodes: compiling it stops here."
+            raise CompileError(told, hint=f"Bound its loops lower. {RUN_IT}", where=_first_line(segment))
+
+    def program(self) -> tuple[tuple[Node, ...], Decision | None, tuple[Part, ...]]:
+        """The first nodes, the decision after them, and the parts."""
+        parts = [Part(segment.added, self._decision(way)) for way, segment in self._segments.items()]
+        return parts[0].added[0].nodes, parts[0].decision, tuple(parts[1:])
+
+    def _decision(self, way: _Way) -> Decision | None:
+        found = self._segments[way].decision
+        if found is None:
+            return None
+        numbers = [self._numbers[*way, i] for i in range(1 if found.condition is None else 2)]
+        return msgspec.structs.replace(found, parts=tuple(numbers))
+
+
+def _first_line(segment: Segment) -> Location | None:
+    nodes = [node for each in segment.added for node in each.nodes]
+    return nodes[0].where if nodes else None

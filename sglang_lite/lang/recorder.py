@@ -1,0 +1,187 @@
+"""The record of a body that is compiled: its nodes with holes, cut where it decides by what only a run knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from sglang_lite.lang.blanks import RUN_IT, Blank, CompileError, Deciding, Origin, origin_of, unmarked
+from sglang_lite.lang.script import Action, Script
+from sglang_lite.lang.state import user_location
+from sglang_lite.lang.symbols import Symbol
+from sglang_lite.program.compiled import Hole, Seed, Step
+from sglang_lite.program.nodes import Added, Condition, Decision, Fill, Fork, Node, Path, Text, TurnBegin
+from sglang_lite.protocol import UNSET, Location, SamplingParams
+from sglang_lite.protocol.record import Record
+
+MOST_NODES = 100_000  # that a compiled program may have
+_ESCAPED = "ue002"  # a mark that JSON was made of
+
+
+class RecordedBranch(Protocol):
+    """A branch, as far as its nodes go.
+
+    Attributes:
+        at: its path.
+        children: branches of its forks, by their places.
+    """
+
+    index: int
+    at: Path
+    nodes: list[Any]
+
+    @property
+    def children(self) -> Mapping[int, Sequence[RecordedBranch]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A decision, and what there was before it."""
+
+    condition: Condition | None
+    after: tuple[Path, ...]
+    nodes: tuple[int, ...]  # of each branch
+    holes: int
+    seeds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What the body has queued between two decisions.
+
+    Attributes:
+        added: to the branches.
+        decision: that came then, its parts not known; None: the body has ended.
+    """
+
+    added: tuple[Added, ...]
+    holes: Sequence[Hole]
+    seeds: Sequence[Seed]
+    decision: Decision | None
+
+
+class Recorder:
+    """What a body does while it is compiled.
+
+    Attributes:
+        script: of it.
+        decisions: that it makes.
+        branches: that it has made, the main one first.
+        holes, seeds, held: of the compiled program.
+        turns: it has turns, which a chat template wrote.
+        reads: what was last in a branch each time that the body read something of it, with the action's number.
+    """
+
+    def __init__(self, decisions: Deciding) -> None:
+        self.script = Script()
+        self.decisions = decisions
+        decisions.cut = self._cut
+        self.branches: list[RecordedBranch] = []
+        self.holes: list[Hole] = []
+        self.seeds: list[Seed] = []
+        self.held: Path | None = None
+        self.turns = False
+        self.reads: list[tuple[int, Path]] = []
+        self._count = 0
+        self._cuts: list[_Cut] = []
+
+    def add(self, branch: RecordedBranch, node: Any, outer: SamplingParams) -> Any:
+        """Records a node, and returns it as it is kept.
+
+        Args:
+            outer: parameters of the run.
+        """
+        self._count += 1
+        self.turns |= isinstance(node, TurnBegin)
+        if self._count > MOST_NODES:
+            told = f"the program has more than {MOST_NODES:,} nodes: compiling it stops here."
+            raise CompileError(told, hint="Bound the loop, or run the program as it is.", where=node.where)
+        if not isinstance(node, Text | Fill):
+            node = self._without_blanks(node, (*branch.at, len(branch.nodes)), outer)
+        branch.nodes.append(node)
+        return node
+
+    def act(self, action: Action) -> int:
+        """Records what the body does beside nodes. Returns its number."""
+        actions = self.script.actions
+        actions.append(action)
+        if len(actions) > 2 * MOST_NODES:
+            raise CompileError("the body reads and assigns without an end.", hint=RUN_IT, where=user_location())
+        return len(actions) - 1
+
+    def _cut(self, condition: Condition | None, after: tuple[Path, ...]) -> None:
+        counts = tuple([len(branch.nodes) for branch in self.branches])
+        self._cuts.append(_Cut(condition, after, counts, len(self.holes), len(self.seeds)))
+
+    def segments(self) -> Iterator[Segment]:
+        """All that was queued, decision by decision."""
+        self._cut(None, ())
+        before = _Cut(None, (), (), 0, 0)
+        for cut in self._cuts:
+            starts = (*before.nodes, *(0 for _ in range(len(cut.nodes) - len(before.nodes))))
+            added: list[Added] = []
+            for branch, first, end in zip(self.branches, starts, cut.nodes):
+                forked_before = branch.index < max(len(before.nodes), 1)
+                if forked_before and (end > first or not before.nodes):
+                    added.append(Added(branch.at, first, self._nodes(branch, first, cut.nodes)))
+            decision = None if cut is self._cuts[-1] else Decision((), cut.condition, cut.after)
+            holes, seeds = self.holes[before.holes : cut.holes], self.seeds[before.seeds : cut.seeds]
+            yield Segment(tuple(added), holes, seeds, decision)
+            before = cut
+
+    def _nodes(self, branch: RecordedBranch, first: int, ends: Sequence[int]) -> tuple[Node, ...]:
+        """Nodes of a branch up to a cut, those of its forks included."""
+        found: list[Node] = []
+        for place, node in enumerate(branch.nodes[first : ends[branch.index]], first):
+            if isinstance(node, Fork):
+                inner = tuple(self._nodes(child, 0, ends) for child in branch.children[place])
+                node = Fork(inner, where=node.where)
+            found.append(node)
+        return tuple(found)
+
+    def _without_blanks(self, node: Any, path: Path, outer: SamplingParams) -> Any:
+        """A node with something in place of each symbol, which becomes a hole."""
+        found, where = len(self.holes), node.where
+
+        def walk(thing: Any, at: tuple[Step, ...]) -> Any:
+            if isinstance(thing, Blank):
+                fill, *_ = self._arguments(origin_of(thing), where)
+                self.holes.append(Hole(path, at, (fill,), whole=True))
+                return () if at == ("choices",) else getattr(outer, str(at[-1]), UNSET)
+            if isinstance(thing, str):
+                return text(thing, at)
+            if type(thing) is tuple:
+                return tuple(walk(each, (*at, i)) for i, each in enumerate(thing))
+            if isinstance(thing, Record):
+                every = {name: getattr(thing, name) for name in thing.__struct_fields__ if name != "where"}
+                changed = {name: new for name, old in every.items() if (new := walk(old, (*at, name))) is not old}
+                return msgspec.structs.replace(thing, **changed) if changed else thing
+            return thing
+
+        def text(thing: str, at: tuple[Step, ...]) -> str:
+            parts = unmarked(thing)
+            if _ESCAPED in thing:
+                told = f"{'/'.join(map(str, at))} can't be compiled: an argument is in JSON."
+                raise CompileError(told, hint=RUN_IT, where=where)
+            if len(parts) < 2 and not any(isinstance(part, Symbol) for part in parts):
+                return thing
+            filled: list[str | Fill] = []
+            for part in parts:
+                filled += self._arguments(origin_of(part), where) if isinstance(part, Blank) else [str(part)]
+            self.holes.append(Hole(path, at, tuple(filled)))
+            return "".join(
+                [p if isinstance(p, str) else f"\ue002{p.argument}{list(p.steps) or ''}\ue003" for p in filled]
+            )
+
+        made = walk(node, ())
+        return made if len(self.holes) > found else node
+
+    @staticmethod
+    def _arguments(origin: Origin, where: Location | None) -> list[str | Fill]:
+        if origin.source is not None:
+            told = f"{origin.name} is what a node brings: it can be text, and no parameter, choice or constraint."
+            raise CompileError(told, hint=RUN_IT, where=where)
+        return origin.fills(where, special=True)

@@ -1,0 +1,372 @@
+"""State of a body that is compiled: it records what it is given (recorder.py), instead of having it played."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.blanks import RUN_IT, Blank, CompileError, Origin, kept, origin_of, unmarked
+from sglang_lite.lang.concurrency.variables import Variable
+from sglang_lite.lang.execution.branch import Branch
+from sglang_lite.lang.execution.operations import (
+    ForkOp,
+    GenOp,
+    HookOp,
+    JoinOp,
+    MarkOp,
+    Op,
+    ReadOp,
+    ScopeOp,
+    SelectOp,
+)
+from sglang_lite.lang.execution.operations import Mark as Place
+from sglang_lite.lang.execution.player import Player
+from sglang_lite.lang.execution.reading import check_name, nothing
+from sglang_lite.lang.execution.run import Run, RunSettings
+from sglang_lite.lang.expressions import BaseProgram, SglCall, SglSeparateReasoning
+from sglang_lite.lang.recorder import Recorder
+from sglang_lite.lang.script import Adopted, Assigned, Forked, Joined, Marked, Read, RolledBack, Submitted, adopt
+from sglang_lite.lang.state import ProgramState, ProgramStateGroup, user_location
+from sglang_lite.program.compiled import Seed
+from sglang_lite.program.nodes import (
+    Expression,
+    Expressions,
+    Fill,
+    Fork,
+    Gen,
+    GrammarBegin,
+    ImagePart,
+    Join,
+    JoinMode,
+    Mark,
+    Path,
+    Reader,
+    Rollback,
+    ScopeBegin,
+    ScopeEnd,
+    Select,
+    Text,
+)
+from sglang_lite.protocol import UNSET, Choices, JsonSchema, Location, SglError, Unset
+
+
+class RecordingRun(Run):
+    """Run of a body that is compiled.
+
+    Attributes:
+        main: its state.
+    """
+
+    __slots__ = ("main",)
+
+    def __init__(self, backend: BaseBackend, settings: RunSettings, program: BaseProgram, recorder: Recorder) -> None:
+        super().__init__(backend, settings, is_async=program.is_async, new_state=_state_of)
+        self.main = _Branch(Player(self), "", recorder, ()).state
+
+    def contain(self, branch: Branch) -> None:
+        raise CompileError(
+            "a program that the body runs by itself is no node of it.", hint="Add it: s += program(…).",
+            where=user_location(),
+        )  # fmt: skip
+
+
+_READERS: dict[Any, Reader] = {int: "int", float: "float", bool: "bool"}  # of typed values
+
+
+class _Branch(Branch):
+    """A branch that records instead of playing. Everything the submitting side checks is checked here too.
+
+    Args:
+        seeds: its name, as seeds go by it.
+        at: its path.
+
+    Attributes:
+        children: of its forks, by their places.
+    """
+
+    __slots__ = (
+        "_live", "_marks", "_scope_starts", "_seed", "at", "children", "index", "nodes", "parent", "recorder", "state",
+    )  # fmt: skip
+
+    def __init__(self, player: Player, seeds: str, recorder: Recorder, at: Path, parent: _Branch | None = None) -> None:
+        super().__init__(player, seeds)
+        self.recorder, self.at, self.index = recorder, at, len(recorder.branches)
+        self.nodes: list[Any] = []
+        self.children: dict[int, list[_Branch]] = {}
+        self.parent = parent
+        self._live: list[int] = []  # places of its nodes that nothing has taken back
+        self._marks: dict[Place, tuple[int, int, int]] = {}  # place, how many were live, number of the action
+        self._scope_starts: dict[str, int] = {}
+        self._seed: str | None = None  # what a seed of the next node is made of
+        self.state = _State(self)
+        recorder.branches.append(self)
+
+    def submit(self, expr: Expression | str, where: Location | None = None) -> None:
+        if isinstance(expr, str):
+            for part in unmarked(str.__str__(expr)):
+                self._submit_one(part, where)
+        elif isinstance(expr, Expressions):
+            for each in expr.walk():
+                self.submit(each, where)
+        elif isinstance(expr, SglSeparateReasoning):
+            self.submit(expr.marked(), where)
+        elif isinstance(expr, Text) and "\ue002" in expr.text:
+            self.submit(expr.text, where)
+        elif isinstance(expr, SglCall):  # what it adds is recorded
+            expr.play_on(self)
+        elif isinstance(expr, Blank) and (fill := origin_of(expr).fill()) is not None and fill.read is not None:
+            told = f"{origin_of(expr).name} is a value that Python reads of a text, and can't be added."
+            raise CompileError(told, hint="Turn it into text.", where=where)
+        else:
+            self._submit_one(expr, where)
+
+    def _submit_one(self, expr: Any, where: Location | None) -> None:
+        holes = len(self.recorder.holes)
+        number = self.recorder.act(Submitted(self.index, expr, where, None, holes=False))
+        if isinstance(expr, Blank):
+            for part in origin_of(expr).fills(where, special=self._role is None):
+                self._record(Text(part, None, self._role is None, where=where) if isinstance(part, str) else part)
+            self._ahead = None
+            path = None
+        else:
+            super().submit(expr, where)
+            last = self.nodes[-1] if self.nodes else None
+            path = (*self.at, len(self.nodes) - 1) if isinstance(last, Gen | Select) else None
+        if path is not None or len(self.recorder.holes) > holes:
+            done = Submitted(self.index, expr, where, path, holes=len(self.recorder.holes) > holes)
+            self.recorder.script.actions[number] = done
+
+    def node_seed(self) -> int | Unset:
+        self.node_count += 1
+        self._seed = f"{self.path}/{self.node_count}"
+        return UNSET
+
+    def _put(self, op: Op) -> None:
+        """Records the node of an operation, instead of playing it."""
+        if isinstance(op, ReadOp | HookOp):
+            return
+        if isinstance(op, MarkOp):
+            self._mark(op.mark)
+            return
+        node: Any = op.node if isinstance(op, GenOp | SelectOp | ScopeOp | ForkOp | JoinOp) else op
+        if isinstance(node, Text) and not node.text:
+            return
+        number = len(self.recorder.script.actions) - 1
+        path = (*self.at, len(self.nodes))
+        holes = len(self.recorder.holes)
+        node = self._record(node)
+        if isinstance(node, GrammarBegin) and len(self.recorder.holes) > holes:
+            self._ahead = None  # its language is not known
+        if isinstance(op, GenOp | SelectOp):
+            self._asked(op, node, path, number)
+        elif isinstance(op, ScopeOp) and isinstance(node, ScopeBegin):
+            self._scope_starts[node.name] = len(self.nodes)
+        elif isinstance(op, ScopeOp) and isinstance(node, ScopeEnd):
+            parts, why = self._scope_parts(self._scope_starts[node.name])
+            op.variable.set(Blank(Origin(f"s[{node.name!r}]", parts, (number, node.name), why)))
+
+    def _record(self, node: Any) -> Any:
+        self._live.append(len(self.nodes))
+        return self.recorder.add(self, node, self.run.settings.params)
+
+    def _asked(self, op: GenOp | SelectOp, node: Any, path: Path, number: int) -> None:
+        recorder, name = self.recorder, op.node.name
+        own = node.params.seed if isinstance(node, Gen) else UNSET
+        if self._seed is not None and isinstance(own, Unset):
+            recorder.seeds.append(Seed(path, self._seed))
+        self._seed = None
+        why, fill, values = "", Fill(node=path), tuple[Any, ...]()
+        if isinstance(op, SelectOp):
+            held = node.method is None
+            if not any(hole.path == path and hole.field[0] == "choices" for hole in recorder.holes):
+                values = node.choices
+        else:
+            options = op.own.options
+            held = node.held or (options is not None and options.timeout is not None)
+            kind = op.own.value_type
+            if options is not None and options.reasoning is not None:
+                why = "it is a value that Python reads of the text"
+            elif kind is not None and (reader := _READERS.get(kind.annotation)) is not None:
+                fill = Fill(node=path, read=reader)
+            elif kind is not None:
+                why = "it is a value that Python reads of the text"
+            elif isinstance(node.constraint, Choices):
+                values = node.constraint.options
+            recorder.script.reads |= kind is not None or bool(why) or isinstance(op.own.node.constraint, JsonSchema)
+            if op.thoughts is not None:
+                thoughts = f"{name}_reasoning_content"
+                op.thoughts.set(Blank(Origin(f"s[{thoughts!r}]", None, (number, thoughts), "Python splits it off")))
+        if held:
+            recorder.held = recorder.held or path
+            why = "the caller's Python decides on it"
+        origin = Origin(f"s[{name!r}]", None if why else (fill,), (number, name or ""), why, values=values)
+        op.variable.set(Blank(origin))
+
+    def _scope_parts(self, start: int) -> tuple[tuple[str | Fill, ...] | None, str]:
+        """Parts of the text since a node, or why Python makes that."""
+        parts: list[str | Fill] = []
+        for place in self._live[:-1]:
+            node, path = self.nodes[place], (*self.at, place)
+            if place < start:
+                continue
+            if isinstance(node, Text):
+                parts.append(node.text)
+            elif isinstance(node, Fill):
+                parts.append(node)
+            elif isinstance(node, Gen | Select):
+                if getattr(node, "held", False) or getattr(node, "method", "") is None:
+                    return None, "the caller's Python decides on a part of it"
+                several = isinstance(node, Gen) and not isinstance(node.params.n, Unset) and node.params.n > 1
+                parts.append(Fill(node=path, steps=(0,) if several else ()))
+            elif isinstance(node, ImagePart) or (isinstance(node, Join) and node.mode == "concate_and_append"):
+                return None, "it has branches or images in it"
+        return tuple(parts), ""
+
+    def fork(self, size: int = 1, where: Location | None = None) -> list[Branch]:
+        self.node_count += 1
+        place = len(self.nodes)
+        self._record(Fork(((),) * size, where=where))
+        children = [
+            _Branch(Player(self.run), f"{self.path}/{self.node_count}.{i}", self.recorder, (*self.at, place, i), self)
+            for i in range(size)
+        ]
+        for child in children:
+            child.inherit(self)
+        self.children[place] = children
+        numbers = tuple(child.index for child in children)
+        self.recorder.act(Forked(self.index, numbers, where))
+        return list(children)
+
+    def join(self, children: list[Branch], mode: JoinMode, where: Location | None) -> None:
+        own = [child for child in children if isinstance(child, _Branch) and child.parent is self]
+        places = {child.at[-2] for child in own}
+        if len(own) < len(children) or len(places) != 1 or len(own) != len(self.children[min(places)]):
+            raise CompileError("a join of other branches than those of one fork.", hint=RUN_IT, where=where)
+        ends = tuple(len(child.nodes) for child in own) if mode == "concate_and_append" else ()
+        self._ahead = None
+        self._record(Join(min(places), ends, mode, where=where))
+        numbers = tuple(child.index for child in own)
+        self.recorder.act(Joined(self.index, numbers, mode))
+
+    def _mark(self, mark: Place) -> None:
+        number = self.recorder.act(Marked(self.index))
+        self._marks[mark] = len(self.nodes), len(self._live), number
+        self._record(Mark())
+
+    def _go_back(self, mark: Place, where: Location | None) -> None:
+        """Records a rollback. What the body has read since the mark has to be played before."""
+        place, live, marked = self._marks[mark]
+        after = tuple(dict.fromkeys([path for number, path in self.recorder.reads if number > marked]))
+        if after:
+            self.recorder.decisions.wait(after)
+        self._record(Rollback(place, where=where))
+        del self._live[live + 1 :]
+        self.recorder.act(RolledBack(self.index, marked, where))
+
+    def stop(self, error: SglError, *, told: bool = True) -> None:
+        raise CompileError("a cancellation can't be compiled.", hint=RUN_IT, where=error.where)
+
+    def restore(self, *_: Any) -> None:
+        raise CompileError("a state that has run can't be compiled.", hint=RUN_IT)
+
+    def read(self, what: Callable[[Player], Any], where: Location | None = None) -> Variable:
+        if what is not nothing:
+            raise CompileError(
+                "the text or the messages are only known when the program runs.", hint=RUN_IT, where=where
+            )
+        return Variable.of(None)
+
+
+class _Copy:
+    """`with s.copy() as c:`"""
+
+    def __init__(self, state: _State) -> None:
+        self._state = state
+        self._child: ProgramState | None = None
+
+    def __enter__(self) -> ProgramState:
+        self._child = self._state.fork(1)[0]
+        return self._child
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        assert self._child is not None
+        parent, child = self._state.branch, self._child.branch
+        adopt(parent, child)
+        assert isinstance(parent, _Branch)
+        assert isinstance(child, _Branch)
+        parent.recorder.act(Adopted(parent.index, child.index))
+
+
+class _State(ProgramState):
+    """A state of a body that is compiled."""
+
+    branch: _Branch
+
+    def fork(self, size: int = 1, position_ids_offset: list[int] | None = None) -> ProgramStateGroup:
+        group = super().fork(size, position_ids_offset)
+        return ProgramStateGroup([_state_of(child.branch) for child in group], self)
+
+    def copy(self, position_ids_offset: list[int] | None = None) -> Any:
+        super().copy(position_ids_offset)  # refuses what it does not take
+        return _Copy(self)
+
+    def set_var(self, name: str, value: object) -> None:
+        super().set_var(name, value)
+        self.branch.recorder.act(Assigned(self.branch.index, name, kept(value)))
+
+    def __getitem__(self, name: str) -> Any:
+        self._note_reading(name)
+        return super().__getitem__(name)
+
+    get_var = __getitem__
+
+    async def get(self, name: str) -> Any:
+        self._note_reading(name)
+        return await super().get(name)
+
+    def sync(self) -> None:
+        self._note_reading(None)
+
+    async def async_sync(self) -> None:
+        self._note_reading(None)
+
+    def _note_reading(self, name: str | None) -> None:
+        branch = self.branch
+        if name is not None:
+            check_name(name, user_location())
+            if name not in branch.names.variables:
+                return
+        number = branch.recorder.act(Read(branch.index, name, user_location()))
+        if branch.nodes:
+            branch.recorder.reads.append((number, (*branch.at, len(branch.nodes) - 1)))
+
+    def call(self, program: BaseProgram, *args: Any, **kwargs: Any) -> Any:
+        raise CompileError(
+            "a program that the body runs by itself is no node of it.", hint="Add it: s += program(…).",
+            where=user_location(),
+        )  # fmt: skip
+
+    def _record(self, name: str) -> Any:
+        raise CompileError(f"what is known of {name!r} depends on the run.", hint=RUN_IT, where=user_location())
+
+    def raw(self, name: str) -> Any:
+        return self._record(name)
+
+    def error(self) -> SglError | None:
+        raise CompileError("errors depend on the run.", hint=RUN_IT, where=user_location())
+
+    def usage(self, name: str | None = None) -> Any:
+        return self._record(name or "the run")
+
+    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
+        raise CompileError("a stream is of a run.", hint=RUN_IT, where=user_location())
+
+    def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> Any:
+        raise CompileError("a stream is of a run.", hint=RUN_IT, where=user_location())
+
+
+def _state_of(branch: Branch) -> _State:
+    assert isinstance(branch, _Branch)
+    return branch.state

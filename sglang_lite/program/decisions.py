@@ -1,0 +1,238 @@
+"""Decisions of a program: its parts checked, and the one that comes for what nodes have brought. Data only: who plays a
+program and who reads what came of it decide alike."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from sglang_lite.errors import ParameterError, shown
+from sglang_lite.program.nodes import Added, Condition, Decision, Fill, Fork, Node, Part, Path, Program, Reader, Scalar
+
+# Gives a node's text (or a list of several samples' texts), or an argument.
+ValueOf: TypeAlias = Callable[[Fill], Any]
+
+_NUMBER_ENDS = " \n,;:.)"  # what may stand behind a number
+_SIGNS: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "==": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+    "in": lambda left, right: left in right, "contains": lambda left, right: right in left,
+}  # fmt: skip
+
+
+def taken(value: Any, fill: Fill) -> Any:
+    """What a fill takes of a value.
+
+    Raises:
+        ParameterError: the value has no such item, or is not what is to be read of it.
+    """
+    for step in fill.steps:
+        try:
+            value = value[step]
+        except (KeyError, IndexError, TypeError):
+            whose = fill.argument if fill.argument is not None else "a node's value"
+            told = f"{shown(value)} has no item {step!r:.60}."
+            raise ParameterError(str(whose), told, where=fill.where) from None
+    return value if fill.read is None else _read(value, fill.read, fill)
+
+
+def _read(text: object, reader: Reader, fill: Fill) -> int | float | bool:
+    written = str(text).rstrip(_NUMBER_ENDS).replace(",", "")
+    try:
+        if reader == "bool":
+            return {"true": True, "false": False}[str(text)]
+        return int(written) if reader == "int" else float(written)
+    except (KeyError, ValueError):
+        raise ParameterError("a node's value", f"{shown(text)} is no {reader}.", where=fill.where) from None
+
+
+def answer(condition: Condition, left: Any, right: Any) -> bool:
+    """The answer to a question about known values.
+
+    Raises:
+        ParameterError: they can't be compared.
+    """
+    try:
+        return bool(left) if condition.sign == "true" else bool(_SIGNS[condition.sign](left, right))
+    except TypeError as error:
+        told = f"{shown(left)} {condition.sign} {shown(right)}: {error}."
+        raise ParameterError("a decision", told, where=condition.left.where) from error
+
+
+def holds(condition: Condition, value: ValueOf) -> bool:
+    """Whether a condition holds.
+
+    Raises:
+        ParameterError: it can't be told of such values.
+    """
+    sides = [taken(value(s), s) if isinstance(s, Fill) else s for s in (condition.left, condition.right)]
+    return answer(condition, *sides)
+
+
+def asked(decision: Decision) -> Iterator[Path]:
+    """Paths of the nodes whose values a decision needs."""
+    if decision.condition is not None:
+        for side in (decision.condition.left, decision.condition.right):
+            if isinstance(side, Fill) and side.node is not None:
+                yield side.node
+
+
+def check_decisions(program: Program) -> None:
+    """
+    Raises:
+        ParameterError: a decision is on parts that are not there, or not on later ones.
+    """
+    decisions = [program.decision, *(part.decision for part in program.parts)]
+    for own, decision in enumerate(decisions, -1):
+        if decision is None:
+            continue
+        if len(decision.parts) != (1 if decision.condition is None else 2):
+            raise ParameterError("parts", "a decision is on two parts, and without a condition on one.")
+        if not all(own < part < len(program.parts) for part in decision.parts):
+            told = f"a decision is on {list(decision.parts)}, which are no later ones of {len(program.parts)} parts."
+            raise ParameterError("parts", told)
+
+
+def walked(nodes: Sequence[Node], path: Path = (), first: int = 0) -> Iterator[tuple[Path, Node]]:
+    """All nodes of a branch, those of its forks included, with their paths. `first`: place of the first one."""
+    for place, node in enumerate(nodes, first):
+        own = (*path, place)
+        yield own, node
+        if isinstance(node, Fork):
+            for i, branch in enumerate(node.branches):
+                yield from walked(branch, (*own, i))
+
+
+def all_nodes(nodes: Sequence[Node], parts: Sequence[Part]) -> Iterator[tuple[Path, Node]]:
+    """All nodes of a program, those of its parts included, with their paths."""
+    yield from walked(nodes)
+    for part in parts:
+        for each in part.added:
+            yield from walked(each.nodes, each.path, each.first)
+
+
+def with_added(nodes: tuple[Node, ...], added: Iterable[Added]) -> tuple[Node, ...]:
+    """Nodes of a main branch, and further ones of its branches."""
+    for each in added:
+        nodes = _with(nodes, each.path, each.nodes)
+    return nodes
+
+
+def _with(nodes: tuple[Node, ...], path: Path, more: tuple[Node, ...]) -> tuple[Node, ...]:
+    if not path:
+        return nodes + more
+    place, branch, *rest = path
+    fork = nodes[place]
+    assert isinstance(fork, Fork)
+    branches = list(fork.branches)
+    branches[branch] = _with(branches[branch], tuple(rest), more)
+    fork = msgspec.structs.replace(fork, branches=tuple(branches))
+    return (*nodes[:place], fork, *nodes[place + 1 :])
+
+
+def decided(program: Program, row: Mapping[str, Any]) -> Program:
+    """The program of a row: decisions by its arguments are made, and parts that can't come are empty.
+
+    Raises:
+        ParameterError: an argument is not what can be decided by, with the line.
+    """
+    parts = list(program.parts)
+    for number in reversed(range(len(parts))):  # decisions are on later parts, which are final then
+        more, decision = _decided(parts[number].decision, parts, row)
+        parts[number] = Part((*parts[number].added, *more), decision)
+    more, decision = _decided(program.decision, parts, row)
+    possible, waiting = set[int](), [decision]
+    while waiting:
+        each = waiting.pop()
+        fresh = set(() if each is None else each.parts) - possible
+        possible |= fresh
+        waiting += [parts[number].decision for number in fresh]
+    left = [part if number in possible else Part() for number, part in enumerate(parts)]
+    return Program(with_added(program.nodes, more), decision, tuple(left))
+
+
+def _decided(
+    decision: Decision | None, parts: Sequence[Part], row: Mapping[str, Any]
+) -> tuple[tuple[Added, ...], Decision | None]:
+    """What a decision comes to: nodes, and the decision that is left."""
+    condition = None if decision is None else decision.condition
+    if decision is None or condition is None:
+        return (), decision
+    left, right = (_of_row(side, row) for side in (condition.left, condition.right))
+    if isinstance(left, Fill):
+        right = right if isinstance(right, Fill) else _constant(right, condition)
+        return (), msgspec.structs.replace(decision, condition=Condition(left, condition.sign, right))
+    if isinstance(right, Fill):
+        raise ParameterError("a decision", "is by the value of a node first.", where=condition.left.where)
+    part = parts[decision.parts[0 if answer(condition, left, right) else 1]]
+    return part.added, part.decision
+
+
+def _of_row(side: Any, row: Mapping[str, Any]) -> Any:
+    is_argument = isinstance(side, Fill) and side.argument is not None
+    return taken(row[side.argument], side) if is_argument else side
+
+
+def _constant(value: Any, condition: Condition) -> Scalar | tuple[Scalar, ...]:
+    """A value as it can stand in a condition. Raises ParameterError: it can't."""
+    found: Any = tuple(value) if isinstance(value, list | tuple | dict) else value
+    for each in found if isinstance(found, tuple) else (found,):
+        if each is not None and type(each) not in (str, int, float, bool):
+            raise ParameterError("a decision", f"can't be by {shown(value)}.", where=condition.left.where)
+    return found  # type: ignore[no-any-return] # it was checked
+
+
+def node_at(nodes: Sequence[Node], path: Path) -> Any:
+    """The node of a path."""
+    found: Any = nodes
+    for i, step in enumerate(path):
+        found = found[step] if not i % 2 else found.branches[step]
+    return found
+
+
+def way(program: Program, value: Callable[[Path, Any], Any]) -> tuple[Node, ...]:
+    """The nodes that have come, as of a program without decisions.
+
+    Args:
+        value: of a node, by its path and itself. Raises LookupError: it has none.
+    """
+    nodes, parts, decision = program.nodes, program.parts, program.decision
+    while decision is not None:
+        outcome = _outcome(decision, partial(_among, nodes, value))
+        if outcome is None:
+            break
+        part = parts[decision.parts[outcome]]
+        nodes, decision = with_added(nodes, part.added), part.decision
+    return nodes
+
+
+def _among(nodes: Sequence[Node], value: Callable[[Path, Any], Any], fill: Fill) -> Any:
+    path = fill.node or ()
+    return value(path, node_at(nodes, path))
+
+
+def outcomes(decision: Decision | None, parts: Sequence[Part], value: ValueOf) -> tuple[int, ...]:
+    """What was decided of a program, from its first decision on.
+
+    Args:
+        value: raises LookupError where there is none.
+    """
+    found: list[int] = []
+    while decision is not None:
+        outcome = _outcome(decision, value)
+        if outcome is None:
+            break
+        found.append(outcome)
+        decision = parts[decision.parts[outcome]].decision
+    return tuple(found)
+
+
+def _outcome(decision: Decision, value: ValueOf) -> int | None:
+    """The place of the part that has come; None: none has."""
+    try:
+        return 0 if decision.condition is None or holds(decision.condition, value) else 1
+    except (LookupError, ParameterError):  # what is wrong was told when it was played
+        return None
