@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import msgspec
 from msgspec.structs import force_setattr
 
-from sglang_lite.errors import ConstraintError
+from sglang_lite.errors import ConstraintError, ParameterError
 from sglang_lite.protocol.record import Record, Variant
 
 
@@ -118,6 +118,10 @@ class Number(Variant, frozen=True):
     """
 
     kind: Literal["integer", "float"] = msgspec.field(name="type")  # as data; `kind` is the tag there
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("integer", "float"):
+            raise ParameterError("Number", f"{self.kind!r:.60} is not 'integer' or 'float'.")
 
 
 class Choices(Variant, frozen=True):

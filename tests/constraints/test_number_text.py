@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sglang_lite.constraints.free_numbers import NumberText, first_number
 from sglang_lite.constraints.matching import matches
-from sglang_lite.protocol import Number
+from sglang_lite.protocol import Number, ParameterError
 
 INTEGER, FLOAT = Number("integer"), Number("float")
 PIECES = st.lists(st.text("0123456789,.+-eE a\n", max_size=4), max_size=8)
@@ -83,3 +83,9 @@ def test_a_number_that_has_begun_goes_on(number, before, pieces):
         shown += growing.take()
     growing.close()
     assert shown + growing.take() == first_number(number, before + "".join(pieces))[len(before) :]
+
+
+@pytest.mark.parametrize("kind", ["int", "", None, 3, ["integer"]])
+def test_a_number_of_no_known_kind_is_refused(kind):
+    with pytest.raises(ParameterError, match="is not 'integer' or 'float'"):
+        Number(kind)
