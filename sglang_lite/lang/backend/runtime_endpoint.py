@@ -361,6 +361,7 @@ class Runtime:
         server_args: as given.
 
     Raises:
+        ParameterError: the command has no such flag, or not with this value.
         BackendError: the server could not be started; it has its last output.
     """
 

@@ -27,6 +27,8 @@ _POLL_S = 0.05
 _KEPT_LINES = 20
 _LONGEST_LINE = 10_000  # bytes; the rest is the next one
 _SERVING = re.compile(r"Serving .* at (http://\S+)$")
+_USAGE = 2  # the status of a command line that is refused, in these words of argparse
+_REFUSED = re.compile(r"error: (?:unrecognized arguments: --([\w-]+)|argument --([\w-]+)[^:]*: (.*))")
 # It ends when its parent does, however that ends; its engine ends with it.
 _CODE = """\
 import os, sys, threading, time
@@ -52,6 +54,7 @@ class ServerProcess:
         pid: of the process.
 
     Raises:
+        ParameterError: the command has no such flag, or not with this value.
         BackendError: it could not be started, or was not ready in time.
     """
 
@@ -98,17 +101,25 @@ class ServerProcess:
         if not self._told.wait(timeout_s):
             raise self._late(timeout_s)
         if not self.url:
-            raise BackendError(f"the server ended with status {self._process.wait()}.{self._last_lines()}")
+            raise self._ended()
         server = Server(self.url, None, None, _PATIENCE_S, 0)
         while True:
             with contextlib.suppress(SglError):
                 if server.status("GET", "/ready") == 200:
                     return
             if self._process.poll() is not None:
-                raise BackendError(f"the server ended with status {self._process.wait()}.{self._last_lines()}")
+                raise self._ended()
             if time.monotonic() > deadline:
                 raise self._late(timeout_s)
             time.sleep(_POLL_S)
+
+    def _ended(self) -> SglError:
+        status = self._process.wait()
+        refused = filter(None, map(_REFUSED.search, list(self._lines)))
+        for found in refused if status == _USAGE else ():
+            name, told = (found[1] or found[2]).replace("-", "_"), found[3] or "is no flag of `sglang-lite serve`"
+            return ParameterError(name, f"{told}.", hint="`sglang-lite serve --help` lists its flags.")
+        return BackendError(f"the server ended with status {status}.{self._last_lines()}")
 
     def _late(self, timeout_s: float) -> BackendError:
         return BackendError(

@@ -72,6 +72,14 @@ def test_a_model_that_is_not_there_is_told_with_the_last_lines(tmp_path, caplog)
     assert "nowhere" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("flags", "told"), [({"nonsense": 3}, "nonsense: is no flag"), ({"max_running": "a"}, "max_running: invalid int")]
+)
+def test_a_flag_that_the_command_does_not_take_is_named(flags, told):
+    with pytest.raises(sgl.ParameterError, match=rf"{told}.*sglang-lite serve --help"):
+        sgl.Runtime(model_path="nowhere", **flags)
+
+
 def test_one_that_is_not_ready_in_time_is_ended(folders):
     with pytest.raises(sgl.BackendError, match=r"not ready after 0.1 s.*launch_timeout"):
         sgl.Runtime(launch_timeout=0.1, model_path=folders[0], **FLAGS)
