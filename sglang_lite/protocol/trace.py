@@ -25,7 +25,7 @@ NodeKind: TypeAlias = Literal[
     "mark",
     "rollback",
 ]
-MissReason: TypeAlias = Literal["never_seen", "evicted", "other_namespace", "changed", "page", "disabled"]
+MissReason: TypeAlias = Literal["never_seen", "evicted", "other_namespace", "changed", "page", "continued", "disabled"]
 Origin: TypeAlias = Literal["constant", "cached", "generated", "forced", "chosen", "joined", "rejected"]
 
 
@@ -36,7 +36,8 @@ class CacheMiss(Record, frozen=True):
         reason: "never_seen": no prompt began so. "evicted": it was there and was dropped, for want of room or by a
             flush.
             "other_namespace": another namespace has it. "changed": the cache has another text from there on. "page":
-            less than a page is left, and the cache keeps whole pages. "disabled": the engine keeps no prefixes.
+            less than a page is left, and the cache keeps whole pages. "continued": it continues in place behind another
+            generation, and the rest is new. "disabled": the engine keeps no prefixes.
         at: tokens before the place.
         left: characters of the prompt that were computed; None: not counted, as they are all, or many.
         now: the prompt there, at most 40 characters.

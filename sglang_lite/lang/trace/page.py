@@ -34,6 +34,7 @@ _WHY: Final = {
     "other_namespace": ("another namespace", "Another namespace of the cache has it."),
     "changed": ("changed", "The cache has another text from there on."),
     "page": ("less than a page", "Less than a page is left, and the cache keeps whole pages."),
+    "continued": ("continued", "It continues in place behind another generation, and the rest is new."),
     "disabled": ("no cache", "The engine keeps no prefixes."),
 }
 

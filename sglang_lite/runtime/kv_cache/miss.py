@@ -72,6 +72,12 @@ def find_miss(
     return Miss(reason, at, uncached, now, before if tell_others else _NONE)
 
 
+def continued(prompt: Ints, cached: int) -> Miss:
+    """The reason for a prompt that continues in the slot of another one."""
+    now = prompt[max(cached - _AROUND, 0) : cached + _SHOWN].copy()
+    return Miss("continued", cached, prompt[cached:].copy(), now, _NONE)
+
+
 def _elsewhere(tree: RadixTree, tokens: Ints, cached: int, namespace: str) -> bool:
     """Tells whether another namespace has more of the tokens."""
     others = tree.newest_namespaces(_NAMESPACES)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sglang_lite.runtime.kv_cache.miss import Miss, find_miss
+from sglang_lite.runtime.kv_cache.miss import Miss, continued, find_miss
 from sglang_lite.runtime.kv_cache.pages import Ints, PagePool
 from sglang_lite.runtime.kv_cache.radix import Match, PrefixLock, Priority, RadixTree, Tail
 from sglang_lite.runtime.kv_cache.table import SlotTable
@@ -116,6 +116,11 @@ class KVStore:
         if not self.reuses:
             return Miss("disabled", 0, _NO_TOKENS, _NO_TOKENS, _NO_TOKENS)
         return find_miss(self.tree, prompt, usable, match, cached, holding.namespace, tell_others=self._tell_others)
+
+    def miss_in_place(self, prompt: Ints, holding: SlotHandle) -> Miss | None:
+        """`miss` of a request that continues in the slot of another one."""
+        cached = int(self.table.computed[holding.slot])
+        return continued(prompt, cached) if cached < len(prompt) - 1 else None
 
     def look_up(self, holding: SlotHandle) -> None:
         """Has a slot whose tokens have changed read what the tree has of them, where that is more than is computed."""

@@ -224,6 +224,7 @@ class Scheduler:
         following.admission = request.admission
         following.started_at = time.perf_counter()
         following.cached_tokens = int(table.computed[slot])
+        following.miss = self.store.miss_in_place(tokens, holding)
         following.move(State.WAITING)
         self._start(following)
 

@@ -114,6 +114,9 @@ def test_the_next_generation_goes_on_in_its_slot(engine, monkeypatch):
     first, second = by_path(played)
     assert second.usage.cached_tokens >= first.usage.prompt_tokens + len(first.token_ids) - 1
     assert len(queued) == 1  # the second one did not wait for a slot
+    miss = second.meta["cache_miss"]
+    assert (miss["reason"], miss["at"]) == ("continued", second.usage.cached_tokens)
+    assert " And then" in miss["now"]
 
 
 def test_deltas_are_the_texts_in_pieces(engine):
