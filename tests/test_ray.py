@@ -4,17 +4,21 @@ import asyncio
 import json
 import logging
 import os
+import pickle
 import sys
 import threading
+from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sglang_lite as sgl
+from sglang_lite.engine.engine import Engine
 from sglang_lite.lang.checkpoint import data_of, state_of
 from sglang_lite.protocol import BatchError, CapabilityError, ParameterError
-from sglang_lite.ray import RayOptions, groups
+from sglang_lite.ray import RayOptions, _Actor, _outcome, groups
+from tests.constraints.test_generation import random_model
 from tests.runtime.models.tiny import VOCAB, save
 
 ROWS = int(os.environ.get("SGLANG_LITE_RAY_ROWS", "60"))
@@ -79,6 +83,28 @@ class _Thread:
 
     def release(self):
         pass
+
+
+@sgl.function
+def plain(s, word):
+    s += word + sgl.gen("loud", max_tokens=3)
+
+
+def test_an_actor_runs_compiled_programs_compiled():
+    """Without a cluster: the actor's part of it, with what it is sent."""
+    with Engine.of(random_model(), max_running=4) as engine:
+        check_actor(engine)
+
+
+def check_actor(engine):
+    rows: list[Any] = [(i, ((), {"word": word})) for i, word in enumerate(("one", "two", "three"))]
+    task = pickle.loads(pickle.dumps((plain.compile(), {"seed": 3, "num_threads": 2})))
+    before = engine.stats()
+    found = {i: _outcome(kind, data) for i, kind, data in _Actor(lambda: engine, task).run(rows)}
+    assert engine.stats()["programs_opened"] - before["programs_opened"] == 3
+    assert engine.stats()["programs_extended"] - before["programs_extended"] == 3
+    want = plain.run_batch([row for _, (_, row) in rows], backend=engine, seed=3)
+    assert [(found[i].text(), found[i]["loud"]) for i in range(3)] == [(s.text(), s["loud"]) for s in want]
 
 
 WORDS = [{"word": word} for word in ("one", "two", "three")]

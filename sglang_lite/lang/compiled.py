@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.execution.run import RunSettings
+from sglang_lite.lang.execution.run import RunSettings, current_run
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.playing import CompiledCall, Form, Playing
 from sglang_lite.lang.row_pool import RemoteRowPool, RowPool
@@ -79,7 +79,9 @@ class Compiled:
     def playable(self, backend: BaseBackend, settings: RunSettings) -> Form | None:
         """The program for a run that is played as a whole; None: the caller's Python, or another one, has a say in it,
         and its body is run."""
-        if settings.stream or settings.retries or not settings.push_down or not backend.plays_programs:
+        outer = current_run.get()
+        push_down = settings.push_down and (outer is None or outer.push_down)
+        if settings.stream or settings.retries or not push_down or not backend.plays_programs:
             return None
         form = self.form(backend, settings)
         if form.compiled.held is not None or (form.compiled.decision is not None and not backend.plays_decisions):

@@ -306,7 +306,8 @@ class SglFunction(BaseProgram):
         return call.state
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _pickled, (f"{self.func.__module__}:{self.func.__qualname__}", self.bind_arguments)
+        name = f"{self.func.__module__}:{self.func.__qualname__}"
+        return _pickled, (name, self.bind_arguments, self.compiled is not None)
 
     def trace(self, *, backend: BackendLike | None = None, explore: int | None = None, **kwargs: Any) -> Any:
         """Runs the body once without a backend and records its nodes. Arguments not given are symbols, which can be
@@ -479,11 +480,13 @@ def _parameters_of(func: Callable[..., Any], name: str) -> list[inspect.Paramete
     return parameters
 
 
-def _pickled(name: str, bind_arguments: dict[str, Any]) -> SglFunction:
+def _pickled(name: str, bind_arguments: dict[str, Any], compiled: bool) -> SglFunction:  # pickle gives no names
     """The program of a module."""
     program = named(name)
     assert isinstance(program, SglFunction)
-    return program.bind(**bind_arguments) if bind_arguments else program
+    if bind_arguments:
+        program = program.bind(**bind_arguments)
+    return program.compile() if compiled and program.compiled is None else program
 
 
 def _defaults(method: Callable[..., Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.expressions import BaseProgram
-from sglang_lite.lang.saved import NoBackend, check_program, classes, read
+from sglang_lite.lang.saved import AbsentBackend, check_program, classes, read
 from sglang_lite.lang.state import ProgramState
 from sglang_lite.protocol import WireError
 
@@ -42,7 +42,7 @@ def load(
     if program is not None:
         check_program(saved, program)
     try:
-        chosen = NoBackend() if backend is None else as_backend(backend)
+        chosen = AbsentBackend() if backend is None else as_backend(backend)
         return ProgramState.made(saved, chosen, classes(program, types), program)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise WireError(f"{os.fspath(path)!r} is damaged: {error!r}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.compiling import check_seen_through, compile_program
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import Variable
-from sglang_lite.lang.execution.run import RunSettings
+from sglang_lite.lang.execution.run import Calling, RunSettings, current_run, deadline_of, too_long
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.replay import RowResult, replay, text_of
 from sglang_lite.lang.results import usages_of
@@ -30,7 +31,6 @@ from sglang_lite.protocol import (
     Played,
     ProgramResult,
     RequestAbortedError,
-    RequestTimeoutError,
     Selection,
     SglError,
     Usage,
@@ -74,6 +74,11 @@ class Form:
             check_seen_through(self._program, self.backend, self.settings, row, filled)
             self._checked = True
 
+    def called(self, row: Mapping[str, Any]) -> Calling:
+        """How the body would be called for a row."""
+        arguments = inspect.BoundArguments(self._program.signature, {**self._program.bind_arguments, **row})
+        return Calling(self._program, arguments.args, arguments.kwargs)
+
     def fits(self, backend: BaseBackend, settings: RunSettings) -> bool:
         same = self.backend is backend and self.settings.params == settings.params
         return same and self.template is backend.get_chat_template()
@@ -95,7 +100,8 @@ class Playing:
     """
 
     __slots__ = (
-        "_abort", "_way", "began", "done", "flush", "form", "program", "result", "row", "seed", "settings", "told",
+        "__weakref__", "_abort", "_way", "began", "done", "flush", "form", "program", "result", "row", "seed",
+        "settings", "told",
     )  # fmt: skip
 
     def __init__(self, form: Form, row: Mapping[str, Any], settings: RunSettings, done: Variable | None = None) -> None:
@@ -127,8 +133,9 @@ class Playing:
         return self._way
 
     def start(self) -> None:
-        """Has the backend play it."""
-        self._abort = self.form.backend.play_program(self.program, self.take, self.flush)
+        """Has the backend play it, unless it was stopped before."""
+        if self.result.end is None:
+            self._abort = self.form.backend.play_program(self.program, self.take, self.flush)
 
     def take(self, event: Played | ProgramResult | SglError) -> None:
         """Takes an event, on any thread."""
@@ -176,7 +183,7 @@ class CompiledState(ProgramState):
 
     def __init__(self, playing: Playing) -> None:
         self.playing = playing
-        self._submitted = None
+        self._submitted = self.restored = None
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("branch", "ret_value", "raised"):
@@ -191,7 +198,8 @@ class CompiledState(ProgramState):
             playing = self.playing
             settings = replace(playing.settings, seed=playing.seed)
             nodes, script = playing.way()
-            state, raised = replay(script, nodes, playing.row, playing.result, playing.form.backend, settings)
+            form, called = playing.form, playing.form.called(playing.row)
+            state, raised = replay(script, nodes, playing.row, playing.result, form.backend, settings, called)
             self.branch, self.ret_value, self.raised = state.branch, state.ret_value, raised
         return self.raised
 
@@ -258,7 +266,10 @@ class CompiledCall:
     def __init__(self, form: Form, row: Mapping[str, Any], backend: BaseBackend, settings: RunSettings) -> None:
         self._playing = Playing(form, row, settings, Variable())
         self.state: ProgramState = self._playing.state()
-        self._timeout = settings.timeout
+        outer = current_run.get()
+        self._deadline, self._timeout = deadline_of(settings.timeout, outer)
+        if outer is not None:
+            outer.contain(self._playing)
 
     def run(self) -> ProgramState:
         """Plays it; returns when its body would have returned. What that raises is raised."""
@@ -275,13 +286,12 @@ class CompiledCall:
 
     def _start(self) -> None:
         self._playing.start()
-        if self._timeout is not None:
-            executor().post(self._limit, self._timeout)
+        if self._deadline is not None:
+            executor().post(self._limit, self._deadline)
 
-    def _limit(self, timeout: float) -> None:
-        error = RequestTimeoutError(f"the run took longer than its timeout of {timeout:g} s.")
-        left = self._playing.began + timeout - time.perf_counter()
-        timer = executor().loop.call_later(max(left, 0), self._playing.stop, error)
+    def _limit(self, deadline: float) -> None:
+        left = max(deadline - time.monotonic(), 0)
+        timer = executor().loop.call_later(left, self._playing.stop, too_long(self._timeout))
         assert self._playing.done is not None
         self._playing.done.when_done(partial(executor().post, timer.cancel))
 

@@ -65,7 +65,7 @@ class RecordingRun(Run):
         super().__init__(backend, settings, is_async=program.is_async, new_state=_state_of)
         self.main = _Branch(Player(self), "", recorder, ()).state
 
-    def contain(self, branch: Branch) -> None:
+    def contain(self, inner: object) -> None:
         raise CompileError(
             "a program that the body runs by itself is no node of it.", hint="Add it: s += program(…).",
             where=user_location(),

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.stand_in import StandIn
 from sglang_lite.lang.blanks import Blank, ValueOf, resolved
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.operations import Checkpoint
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.reading import nothing
-from sglang_lite.lang.execution.run import Run, RunSettings
+from sglang_lite.lang.execution.run import Calling, Run, RunSettings
 from sglang_lite.lang.expressions import SglGen, SglSelect
 from sglang_lite.lang.script import (
     Adopted,
@@ -43,7 +44,6 @@ from sglang_lite.protocol import (
     Selection,
     SglError,
 )
-from sglang_lite.text.chat_template import ChatTemplate
 
 Brought: TypeAlias = "Generation | list[Generation] | Selection | SglError"
 
@@ -94,7 +94,7 @@ def text_of(found: Brought, node: Any) -> str | list[str]:
     raise LookupError
 
 
-class Answers(BaseBackend):
+class Answers(StandIn):
     """What the nodes of a program have brought, as a backend that answers at once.
 
     Args:
@@ -105,26 +105,9 @@ class Answers(BaseBackend):
     """
 
     def __init__(self, backend: BaseBackend, result: RowResult) -> None:
-        super().__init__()
-        self._backend, self._result = backend, result
-        self.capabilities, self.enforces = backend.capabilities, backend.enforces
+        super().__init__(backend)
+        self._result, self.enforces = result, backend.enforces
         self.path: Path | None = None
-
-    @property
-    def trace_name(self) -> str:
-        return self._backend.trace_name
-
-    def get_model_name(self) -> str:
-        return self._backend.get_model_name()
-
-    def get_chat_template(self) -> ChatTemplate | None:
-        return self._backend.get_chat_template()
-
-    def tokenizer_digest(self) -> str | None:
-        return self._backend.tokenizer_digest()
-
-    def tool_family(self) -> str | None:
-        return self._backend.tool_family()
 
     def answer_now(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
@@ -153,7 +136,7 @@ class Answers(BaseBackend):
 
 def replay(
     script: Script, nodes: Sequence[Node], row: Mapping[str, Any], result: RowResult, backend: BaseBackend,
-    settings: RunSettings,
+    settings: RunSettings, called: Calling,
 ) -> tuple[ProgramState, SglError | None]:  # fmt: skip
     """The state of a run, and what its body raises, if anything.
 
@@ -162,9 +145,11 @@ def replay(
         row: the arguments.
         result: what came of it.
         settings: of the run, with the seed that its draws were made of.
+        called: how its body would have been called.
     """
     answers = Answers(backend, result)
-    run = Run(answers, replace(settings, timeout=None, retries=0, stream=False), new_state=ProgramState)
+    run = Run(answers, replace(settings, timeout=None), new_state=ProgramState)
+    run.called = called
     states = {0: ProgramState(Branch(Player(run)))}
     main = states[0].branch
     raised: SglError | None = None
@@ -189,6 +174,9 @@ def replay(
     finally:
         main.end()
     run.took(result.seconds)
+    run.backend, run.settings = backend, settings
+    for state in states.values():
+        state.branch.continue_on(backend)
     return states[0], raised
 
 

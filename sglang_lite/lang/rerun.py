@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from typing import Any
 
 import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.stand_in import StandIn
 from sglang_lite.lang.execution.generation import reseeded
 from sglang_lite.lang.execution.operations import ForkOp, GenOp, JoinOp, MarkOp, SelectOp
 from sglang_lite.lang.execution.player import Player
@@ -32,7 +32,6 @@ from sglang_lite.protocol import (
     Usage,
 )
 from sglang_lite.protocol.saved import SavedAnswer, SavedChoice
-from sglang_lite.text.chat_template import ChatTemplate
 
 
 class Question:
@@ -58,8 +57,8 @@ class Question:
         return found.hexdigest()
 
 
-class RememberingBackend(BaseBackend):
-    """A backend that is asked what is not known yet.
+class RememberingBackend(StandIn):
+    """A backend that is asked what is not known yet. What is given instead of an answer is held against its constraint.
 
     Args:
         backend: to be asked.
@@ -67,9 +66,7 @@ class RememberingBackend(BaseBackend):
     """
 
     def __init__(self, backend: BaseBackend, answers: Iterable[SavedAnswer]) -> None:
-        super().__init__()
-        self.backend, self.chat_template = backend, backend.chat_template
-        self.capabilities = backend.capabilities  # what is given instead of an answer is held against its constraint
+        super().__init__(backend)
         self._answers: defaultdict[str, deque[SavedAnswer]] = defaultdict(deque)
         for answer in answers:
             self._answers[answer.asked].append(answer)
@@ -98,21 +95,6 @@ class RememberingBackend(BaseBackend):
         if answer.decision not in choices:
             raise ParameterError("value", f"{answer.decision!r:.60} is none of the choices {list(choices)!r:.200}.")
         return msgspec.structs.replace(answer.selection, picked=answer.decision, usage=Usage())
-
-    def get_model_name(self) -> str:
-        return self.backend.get_model_name()
-
-    def identity(self) -> tuple[Any, ...]:
-        return self.backend.identity()
-
-    def get_chat_template(self) -> ChatTemplate | None:
-        return self.backend.get_chat_template()
-
-    def tokenizer_digest(self) -> str | None:
-        return self.backend.tokenizer_digest()
-
-    def tool_family(self) -> str | None:
-        return self.backend.tool_family()
 
 
 def answers_of(player: Player) -> list[SavedAnswer]:

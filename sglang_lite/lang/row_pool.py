@@ -15,8 +15,9 @@ from functools import partial
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.body_pool import Outcome, Report
 from sglang_lite.lang.concurrency.loop import executor
+from sglang_lite.lang.execution.run import current_run, deadline_of, too_long
 from sglang_lite.lang.playing import Playing
-from sglang_lite.protocol import RequestAbortedError, RequestTimeoutError
+from sglang_lite.protocol import RequestAbortedError, SglError
 
 
 class RowPool:
@@ -40,14 +41,17 @@ class RowPool:
         timeout: float | None,
     ) -> None:
         self._jobs, self._room, self._report, self._held = iter(jobs), window, report, held
-        self._timeout = timeout
+        self._timeout, self._outer = timeout, current_run.get()
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # rung when there is something to do
         self._ended: deque[tuple[int, Playing]] = deque()
         self._released: deque[None] = deque()
         self._playing: dict[int, Playing] = {}
-        self._due: deque[tuple[float, int]] = deque()  # when rows have taken too long, the first one first
+        self._due: deque[tuple[float, int, SglError]] = deque()  # when rows have taken too long, the first one first
         self._stopped = threading.Event()
+        self._error: SglError | None = None  # of all rows that are left, if they are to be told
         self._flush = self._ring  # one object: backends call it once for all rows
+        if self._outer is not None:
+            self._outer.contain(self)
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="sglang_lite-rows", daemon=True).start()
@@ -57,8 +61,13 @@ class RowPool:
         self._released.append(None)
         self._bell.put(None)
 
-    def stop(self) -> None:
-        """Takes no further row, and stops those under way."""
+    def stop(self, error: SglError | None = None) -> None:
+        """Takes no further row, and stops those under way.
+
+        Args:
+            error: outcome of all rows that are left; None: nobody waits for one.
+        """
+        self._error = self._error or error
         self._stopped.set()
         self._bell.put(None)
 
@@ -71,10 +80,13 @@ class RowPool:
                 break
             self._wait()
             self._take()
-        error = RequestAbortedError("the batch was stopped.")
+        error = self._error or RequestAbortedError("the batch was stopped.")
         for playing in list(self._playing.values()):
             playing.told = None
             playing.stop(error)
+        if self._error is not None:
+            for index in [*self._playing, *(index for index, _ in self._jobs)]:
+                self._report(index, error)
 
     def _begin_next(self) -> bool:
         job = next(self._jobs, None)
@@ -86,8 +98,9 @@ class RowPool:
             playing = make()
             playing.told, playing.flush = partial(self._told, index), self._flush
             self._playing[index] = playing
-            if self._timeout is not None:
-                self._due.append((time.monotonic() + self._timeout, index))
+            due, timeout = deadline_of(self._timeout, self._outer)
+            if due is not None:
+                self._due.append((due, index, too_long(timeout)))
             playing.start()
         except Exception as error:  # that row's outcome
             self._playing.pop(index, None)
@@ -108,11 +121,10 @@ class RowPool:
         if not self._due:
             self._bell.get()
             return
-        due, index = self._due[0]
+        due, index, error = self._due[0]
         try:
             self._bell.get(timeout=max(due - time.monotonic(), 0))
         except queue.Empty:
-            error = RequestTimeoutError(f"the run took longer than its timeout of {self._timeout:g} s.")
             self._playing[index].stop(error)  # which tells of it
 
     def _take(self) -> None:
@@ -159,9 +171,12 @@ class RemoteRowPool:
     ) -> None:
         self._backend, self._rows, self._failed, self._window = backend, dict(rows), failed, window
         self._report, self._held, self._timeout = report, held, timeout
+        self._outer = current_run.get()
         self._unread = 0
         self._read = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        if self._outer is not None:
+            self._outer.contain(self)
 
     def start(self) -> None:
         executor().post(self._start)
@@ -170,20 +185,28 @@ class RemoteRowPool:
         """Counts one row as read."""
         executor().post(self._release)
 
-    def stop(self) -> None:
-        """Ends the request."""
-        executor().post(self._stop)
+    def stop(self, error: SglError | None = None) -> None:
+        """Ends the request. `error` as of a RowPool."""
+        executor().post(self._stop, error)
 
     def _start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        loop = asyncio.get_running_loop()
+        self._task = loop.create_task(self._run())
+        deadline, timeout = deadline_of(None, self._outer)
+        if deadline is not None:
+            timer = loop.call_later(max(deadline - time.monotonic(), 0), self._stop, too_long(timeout))
+            self._task.add_done_callback(lambda _: timer.cancel())
 
     def _release(self) -> None:
         self._unread -= 1
         self._read.set()
 
-    def _stop(self) -> None:
+    def _stop(self, error: SglError | None) -> None:
         if self._task is not None:
             self._task.cancel()
+        if error is not None:
+            for index in list(self._rows):
+                self._end(index, error)
 
     async def _run(self) -> None:
         for index, error in self._failed.items():

@@ -43,7 +43,7 @@ from sglang_lite.protocol.saved import (
 _PLAIN_TYPES = (tuple, set, frozenset, dict, datetime.date, datetime.datetime, datetime.time)
 
 
-class NoBackend(BaseBackend):
+class AbsentBackend(BaseBackend):
     """The backend of a state that was loaded without one."""
 
     def agenerate(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -145,9 +145,8 @@ def branch_of(
     if program is not None and saved.arguments is not None:
         args, kwargs = unpacked(saved.arguments.value, find)
         run.called = Calling(program, tuple(args), kwargs)
-    player = Player(run, run.pushed())
-    if player.pushed is not None:
-        player.pushed.program.close()  # what is added continues the text in a program of its own
+    player = Player(run)
+    player.continue_on(backend)
     branch = Branch(player, saved.branch, saved.nodes)
     same = same_tokens(saved, backend)
     branch.restore([_unsaved(piece, same_tokens=same) for piece in saved.pieces], saved.messages, saved.turn)

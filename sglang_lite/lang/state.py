@@ -30,7 +30,7 @@ from sglang_lite.lang.kept_values import named
 from sglang_lite.lang.rerun import RememberingBackend, answers_of, with_value
 from sglang_lite.lang.results import meta_info, probabilities, usages_of
 from sglang_lite.lang.saved import (
-    NoBackend,
+    AbsentBackend,
     behind,
     branch_of,
     same_tokens,
@@ -442,7 +442,8 @@ class ProgramState:
 
     def __deepcopy__(self, memo: object) -> ProgramState:
         called = self.branch.run.called
-        return self.made(self._saved(), self.branch.backend, named, None if called is None else called.program)
+        program = None if called is None else called.program
+        return ProgramState.made(self._saved(), self.branch.backend, named, program)
 
     def __reduce__(self) -> tuple[Any, ...]:
         called = self.branch.run.called
@@ -457,7 +458,7 @@ def unpickled(data: bytes, program: BaseProgram | None) -> ProgramState:
     """A state that was pickled. It has no backend."""
     saved = wire.decode(data)
     assert isinstance(saved, SavedRun)
-    return ProgramState.made(saved, NoBackend(), named, program)
+    return ProgramState.made(saved, AbsentBackend(), named, program)
 
 
 def _text_of(record: Any, value: Any) -> Any:

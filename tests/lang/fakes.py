@@ -152,6 +152,25 @@ class Answers(sgl.BaseBackend):
         yield Generation(self._answer(prompt.text))
 
 
+class Silent(sgl.BaseBackend):
+    """Takes programs and never answers. `ended`: those that were ended."""
+
+    def __init__(self):
+        super().__init__()
+        self.started, self.ended = 0, 0
+
+    def open_program(self, sink, *, stream):
+        raise AssertionError("a compiled run opens no program that grows")
+
+    def play_program(self, program, sink, flush=None):
+        self.started += 1
+
+        def end():
+            self.ended += 1
+
+        return end
+
+
 def within(seconds: float, work: Callable[[], Any]) -> Any:
     """What `work()` gives or raises; a failure, and not a test run that hangs, where it takes longer. The seconds are
     those of a quiet machine."""

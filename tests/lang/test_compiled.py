@@ -16,6 +16,7 @@ from sglang_lite.program.compiled import CompiledProgram, Filler, Hole, Paramete
 from sglang_lite.program.nodes import Fill, Fork, Gen, Program, Text
 from sglang_lite.protocol import Played, ProgramResult, Regex
 from tests.constraints.test_generation import random_model
+from tests.lang.fakes import Silent
 from tests.waiting import until
 
 
@@ -123,25 +124,6 @@ def test_a_checkpoint_keeps_compiled_rows(backend, tmp_path):
     again = compiled.run_batch(rows, backend=backend, seed=1, checkpoint=file)
     assert [told(s, "a") for s in again] == first
     assert backend.engine.stats()["programs_opened"] == before
-
-
-class Silent(sgl.BaseBackend):
-    """Takes programs and never answers. `ended`: those that were ended."""
-
-    def __init__(self):
-        super().__init__()
-        self.started, self.ended = 0, 0
-
-    def open_program(self, sink, *, stream):
-        raise AssertionError("a compiled run opens no program that grows")
-
-    def play_program(self, program, sink, flush=None):
-        self.started += 1
-
-        def end():
-            self.ended += 1
-
-        return end
 
 
 @sgl.function

@@ -389,5 +389,6 @@ def test_a_run_of_a_compiled_program_is_saved_and_branched(engine, tmp_path):
     assert (loaded.text(), loaded["b"]) == (state.text(), state["b"])
     (branch,) = state.fork_at("a")
     assert branch["a"] == state["a"]
-    with pytest.raises(sgl.ProgramError, match="nobody knows what ran here"):
-        state.rerun("a")
+    before = engine.stats()["requests_submitted"]
+    assert state.rerun("b", "Hi!")["a"] == state["a"]
+    assert engine.stats()["requests_submitted"] == before

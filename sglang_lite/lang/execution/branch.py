@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sglang_lite.constraints.free_numbers import ENDS
-from sglang_lite.lang.backend.base_backend import EVERYTHING
+from sglang_lite.lang.backend.base_backend import EVERYTHING, BaseBackend
 from sglang_lite.lang.choices import token_length_normalized
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
 from sglang_lite.lang.execution.operations import (
@@ -356,6 +356,11 @@ class Branch:
             before = [{"role": role, "content": ""} for role in self._turns]
             self._role = turn[0], self.run.template.get_prefix_and_suffix(turn[0], before)[1]
 
+    def continue_on(self, backend: BaseBackend) -> None:
+        """Has another backend play what is added from now on; as in Player."""
+        self.backend = backend
+        self.player.continue_on(backend)
+
     def tell(self, hook: str, *args: Any) -> None:
         """Calls a hook of the backend when everything before has been played; nothing where it defines none."""
         if hook in self.backend.hooks:
@@ -418,8 +423,8 @@ class Branch:
             told: who has the branch knows of it.
         """
         self.player.stop(error, told=told)
-        for inner in self.run.inside() if not self.path else ():
-            inner.stop(error)
+        if not self.path:
+            self.run.stop_inside(error, final=self.player.stopped)
 
     # ----------------------------------------------------------------------------------------- reading
 

@@ -120,6 +120,12 @@ class Player:
             self.pushed = self.pushed.fresh(self._at, self.transcript.pieces)
             self.pushed.add(op)
 
+    def continue_on(self, backend: BaseBackend) -> None:
+        """Has another backend play what is added from now on, in a program of its own. Nothing may be left to play."""
+        self.backend, self.pushed = backend, self.run.pushed()
+        if self.pushed is not None:
+            self.pushed.program.close()
+
     def read(self, what: Callable[[Player], Any], where: Location | None = None) -> Variable:
         """A variable for something about the branch as it is after everything queued so far."""
         variable = Variable(where, self.run.made)
@@ -141,6 +147,11 @@ class Player:
     def at_rest(self) -> bool:
         """True if nothing is being played or queued."""
         return self._at is None
+
+    @property
+    def stopped(self) -> bool:
+        """True if it was stopped from outside of the body: for good."""
+        return self._stopped
 
     @property
     def waits(self) -> bool:

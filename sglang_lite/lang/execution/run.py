@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -21,7 +21,16 @@ from sglang_lite.lang.execution.push_down import PushedBranch, PushedProgram
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.results import usages_of
 from sglang_lite.program.seeds import derived_seed
-from sglang_lite.protocol import UNSET, Generation, SamplingParams, TemplateError, Usage, total_usage
+from sglang_lite.protocol import (
+    UNSET,
+    Generation,
+    RequestTimeoutError,
+    SamplingParams,
+    SglError,
+    TemplateError,
+    Usage,
+    total_usage,
+)
 from sglang_lite.protocol.saved import SavedAnswer
 from sglang_lite.text.chat_template import ChatTemplate
 
@@ -62,6 +71,13 @@ class Calling:
     kwargs: Mapping[str, Any]
 
 
+class Inner(Protocol):
+    """Something that a body runs by itself: a program, or a batch of them."""
+
+    def stop(self, error: SglError) -> object:
+        """Ends it with an error, unless it has ended. Any thread may call it."""
+
+
 class Run:
     """State shared by the branches of a run.
 
@@ -85,10 +101,9 @@ class Run:
     """
 
     __slots__ = (
-        "_inside", "_last_end", "_records", "_seeds", "_template", "backend", "body", "body_open", "called", "context",
-        "deadline", "is_async", "loop", "made", "new_state", "plain", "push_down", "remembered", "replayed", "settings",
-        "started",
-        "timeout",
+        "_inside", "_last_end", "_records", "_seeds", "_stopped", "_template", "backend", "body", "body_open", "called",
+        "context", "deadline", "is_async", "loop", "made", "new_state", "plain", "push_down", "remembered", "replayed",
+        "settings", "started", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -101,10 +116,7 @@ class Run:
         new_state: Callable[[Branch], Any] | None = None,
     ) -> None:
         self.backend, self.settings, self.is_async, self.new_state = backend, settings, is_async, new_state
-        self.timeout = settings.timeout
-        self.deadline = None if self.timeout is None else time.monotonic() + self.timeout
-        if outer is not None and outer.deadline is not None and outer.deadline < (self.deadline or math.inf):
-            self.deadline, self.timeout = outer.deadline, outer.timeout
+        self.deadline, self.timeout = deadline_of(settings.timeout, outer)
         self.plain = self.deadline is None and not settings.retries
         self.push_down: bool = settings.push_down and (outer is None or outer.push_down)
         self.body_open, self.made, self.replayed = True, forks(), False
@@ -116,7 +128,8 @@ class Run:
         self._template: ChatTemplate | None = None
         self._records: list[Any] = []
         self._seeds = itertools.count(1)
-        self._inside: set[weakref.ref[Branch]] = set()
+        self._inside: set[weakref.ref[Inner]] = set()
+        self._stopped: SglError | None = None  # for good
         self.started = self._last_end = time.perf_counter()
 
     def pushed(self) -> PushedBranch | None:
@@ -158,15 +171,41 @@ class Run:
         seed = self.settings.seed
         return None if seed is None else derived_seed(seed, f"inside/{next(self._seeds)}")
 
-    def contain(self, branch: Branch) -> None:
-        """Has a program that the body runs by itself stopped with this run."""
-        self._inside.add(weakref.ref(branch, self._inside.discard))
+    def contain(self, inner: Inner) -> None:
+        """Has something that the body runs by itself stopped with this run."""
+        self._inside.add(weakref.ref(inner, self._inside.discard))
+        if self._stopped is not None:
+            inner.stop(self._stopped)
 
-    def inside(self) -> list[Branch]:
-        return [branch for ref in list(self._inside) if (branch := ref()) is not None]
+    def stop_inside(self, error: SglError, *, final: bool) -> None:
+        """Stops what the body runs by itself.
+
+        Args:
+            final: and whatever it will run.
+        """
+        if final:
+            self._stopped = self._stopped or error
+        for ref in list(self._inside):
+            inner = ref()
+            if inner is not None:
+                inner.stop(error)
 
     def usage(self) -> Usage:
         return msgspec.structs.replace(total_usage(usages_of(self._records[:])), total_s=self._last_end - self.started)
+
+
+def deadline_of(timeout: float | None, outer: Run | None) -> tuple[float | None, float | None]:
+    """When a run that begins now has taken too long (`time.monotonic()`), and the seconds that this stands for: its own
+    timeout, or that of the run which it is inside. None: never."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    if outer is not None and outer.deadline is not None and outer.deadline < (deadline or math.inf):
+        return outer.deadline, outer.timeout
+    return deadline, timeout
+
+
+def too_long(timeout: float | None) -> RequestTimeoutError:
+    """The error of a run whose time is over."""
+    return RequestTimeoutError(f"the run took longer than its timeout of {timeout:g} s.")
 
 
 current_run: ContextVar[Run | None] = ContextVar("sglang_lite_run", default=None)  # whose body is running here

@@ -1,6 +1,7 @@
 """A compiled program and its rows in one request."""
 
 import json
+import threading
 
 import msgspec
 import pytest
@@ -12,7 +13,9 @@ from sglang_lite.lang.backend.http_client import Server
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import Generation, Played, ProgramResult
 from tests.constraints.test_generation import random_model
+from tests.lang.fakes import interruptible
 from tests.server.conftest import serving
+from tests.waiting import until
 
 
 @sgl.function
@@ -93,8 +96,14 @@ def test_limits_are_those_of_each_row(http):
 
 
 @pytest.fixture(scope="module")
-def remote():
-    with Engine.of(random_model(), max_running=8) as engine, serving(engine) as url:
+def small():
+    with Engine.of(random_model(), max_running=8) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def remote(small):
+    with serving(small) as url:
         remote = sgl.RuntimeEndpoint(url, retries=0)
         remote.chat_template = get_chat_template("chatml")
         yield remote
@@ -146,3 +155,49 @@ def test_a_bad_row_and_a_timeout_are_outcomes_of_rows(remote):
     assert isinstance(other["b"], str)
     late = compiled.run_batch(rows[:1], backend=remote, on_error="return", timeout=1e-6)
     assert isinstance(late[0], sgl.RequestTimeoutError)
+
+
+@sgl.function
+def write(s, question):
+    s += question + sgl.gen("a", max_tokens=400, ignore_eos=True)
+
+
+LONG = [{"question": "a"}] * 24
+
+
+def when_running(engine, call):
+    """Calls, on a thread, when the engine has something to do."""
+
+    def wait():
+        until(lambda: engine.stats()["running"])
+        call()
+
+    threading.Thread(target=wait).start()
+
+
+def test_an_interrupt_ends_a_batch_there(remote, small):
+    compiled = write.compile(remote)
+    with interruptible() as interrupt:
+        when_running(small, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            compiled.run_batch(LONG, backend=remote)
+    until(lambda: not small.stats()["running"])
+    assert ask.run("a", backend=remote, seed=3).text()
+
+
+@sgl.function
+def around(s, found):
+    found += write.compile(s.branch.backend).run_batch(LONG, on_error="return")
+
+
+def test_a_batch_inside_a_body_ends_with_the_run(remote, small):
+    found = []
+    state = around.run(found, backend=remote, stream=True)
+    when_running(small, state.cancel)
+    until(lambda: len(found) == len(LONG))
+    assert sgl.RequestAbortedError in {type(each) for each in found}
+    until(lambda: not small.stats()["running"])
+    late = []
+    around.run(late, backend=remote, timeout=0.01)
+    assert {type(each) for each in late} == {sgl.RequestTimeoutError}
+    until(lambda: not small.stats()["running"])

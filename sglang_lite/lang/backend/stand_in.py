@@ -1,0 +1,40 @@
+"""Backends that stand for another one, and have answers of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.text.chat_template import ChatTemplate
+
+
+class StandIn(BaseBackend):
+    """A backend that is what another one is, but for its answers, which a subclass gives.
+
+    Args:
+        backend: that it stands for.
+    """
+
+    def __init__(self, backend: BaseBackend) -> None:
+        super().__init__()
+        self.backend, self.chat_template = backend, backend.chat_template
+        self.capabilities = backend.capabilities
+
+    @property
+    def trace_name(self) -> str:
+        return self.backend.trace_name
+
+    def get_model_name(self) -> str:
+        return self.backend.get_model_name()
+
+    def identity(self) -> tuple[Any, ...]:
+        return self.backend.identity()
+
+    def get_chat_template(self) -> ChatTemplate | None:
+        return self.backend.get_chat_template()
+
+    def tokenizer_digest(self) -> str | None:
+        return self.backend.tokenizer_digest()
+
+    def tool_family(self) -> str | None:
+        return self.backend.tool_family()
