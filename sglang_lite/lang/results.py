@@ -21,6 +21,7 @@ def meta_info(record: object) -> dict[str, Any] | None:
         selection, decision = record
         usage = selection.usage
         return {
+            **selection.meta,
             **(decision.meta_info or {}),
             "prompt_tokens": usage.prompt_tokens,
             "cached_tokens": usage.cached_tokens,

@@ -3,48 +3,33 @@
 from __future__ import annotations
 
 import itertools
-import json
-import re
 import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from sglang_lite.lang.backend.base_backend import Capabilities
-from sglang_lite.lang.backend.remote import JSON, RemoteBackend, chat_model, without_marks
-from sglang_lite.lang.backend.remote_api import PartialAnswer
-from sglang_lite.lang.backend.structured import Form, form_of, strict_schema
+from sglang_lite.lang.backend.capabilities import Capabilities
+from sglang_lite.lang.backend.ladder import Policy, Rung
+from sglang_lite.lang.backend.profile import Profile, named, profile_of
+from sglang_lite.lang.backend.remote import RemoteBackend, without_marks
+from sglang_lite.lang.backend.remote_api import JsonFormat, PartialAnswer, Shape
+from sglang_lite.lang.backend.serving import shape_of
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.results import data_url
 from sglang_lite.protocol import (
     CapabilityError,
-    Constraint,
     Delta,
     Generation,
     Image,
-    Location,
     Message,
     ParameterError,
     Prompt,
     SamplingParams,
-    Unset,
     Usage,
 )
 from sglang_lite.protocol.sampling import given
 
 DEFAULT_MAX_TOKENS = 128  # of a generation that sets none, as everywhere; the API wants one
 _IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
-_LIMITS = frozenset({"max_tokens", "stop"})
-_SAMPLED = _LIMITS | {"temperature", "top_p", "top_k"}
-
-
-# By name, the first that fits; as of October 2026: sampling parameters went after 4.6, continuing a turn after 4.5.
-_MODELS = (
-    (r"claude-(instant|2|3)|claude-(opus|sonnet)-4-(0|2025)", chat_model(_SAMPLED, frozenset(), prefill=True)),
-    (r"claude-opus-4-1|claude-\w+-4-5", chat_model(_SAMPLED, JSON, prefill=True)),
-    (r"claude-\w+-4-6", chat_model(_SAMPLED)),
-    (r"", chat_model(_LIMITS)),
-)
-_BOTH_SAMPLERS = re.compile(_MODELS[0][0])  # the models that take temperature and top_p together
 
 
 class Anthropic(RemoteBackend):
@@ -54,7 +39,9 @@ class Anthropic(RemoteBackend):
     Args:
         model_name: the model.
         *args, **kwargs: for the SDK's client: `api_key`, `base_url`, `timeout`, `max_retries` …
-        capabilities: what the model can do, where its name does not tell.
+        profile: what the model takes, by name ("anthropic/claude-opus-5") or as a Profile; None: its name decides.
+        policy: "strict" (which refuses what the model does not take), "emulate" or "warn": see docs/backends.md.
+        capabilities: what the model can do, where that is known better: it wins.
 
     Attributes:
         token_usage: `prompt_tokens` and `completion_tokens` so far; `reset()` starts anew.
@@ -66,45 +53,29 @@ class Anthropic(RemoteBackend):
 
     select_params = SamplingParams(max_tokens=4096)  # the choices limit the length
 
-    def __init__(self, model_name: str, *args: Any, capabilities: Capabilities | None = None, **kwargs: Any) -> None:
-        self._base_name = model_name.rpartition("/")[2].rpartition("anthropic.")[2]
-        known = next(can for pattern, can in _MODELS if re.match(pattern, self._base_name))
+    def __init__(
+        self,
+        model_name: str,
+        *args: Any,
+        profile: str | Profile | None = None,
+        policy: Policy = "strict",
+        capabilities: Capabilities | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if profile is None:
+            profile = profile_of("anthropic", model_name)
+        known = profile if isinstance(profile, Profile) else named(profile)
 
         def connect(sdk: Any) -> Any:
             return sdk.AsyncAnthropic(*args, **kwargs)
 
         template = without_marks(get_chat_template("claude"))
-        super().__init__(model_name, "anthropic", "AnthropicError", connect, capabilities or known, template)
+        super().__init__(
+            model_name, "anthropic", "AnthropicError", connect, known, policy, capabilities, template
+        )  # fmt: skip
         client = self._client
         if client.api_key is client.auth_token is client.credentials is None and "default_headers" not in kwargs:
             raise ParameterError("api_key", "there is none.", hint="Give api_key=, or set ANTHROPIC_API_KEY.")
-
-    def check(
-        self, node: object, params: SamplingParams, constraint: Constraint | None, where: Location | None
-    ) -> None:
-        super().check(node, params, constraint, where)
-        both = not isinstance(params.temperature, Unset) and not isinstance(params.top_p, Unset)
-        if both and not _BOTH_SAMPLERS.match(self._base_name):
-            raise self.refusal(node, "temperature and top_p together", "Set one of them.", where)
-        form = form_of(constraint)
-        if form is None and not isinstance(params.stop, Unset) and not all(map(str.strip, params.stop)):
-            raise self.refusal(
-                node, "a stop string of blanks alone", "Ask for one line in the prompt, or use a visible mark.", where
-            )
-        if form is not None and self._schema(form) is None:
-            raise self.refusal(
-                node, "this JSON schema", "Structured outputs take objects with named properties, lists, enums and "
-                "anyOf: no allOf, not, if, patternProperties or free-form objects.", where,
-            )  # fmt: skip
-
-    def _schema(self, form: Form) -> dict[str, Any] | None:
-        """The schema as the API takes it: the SDK moves what the API can't keep into descriptions. None: it can't."""
-        schema = strict_schema(json.loads(form.constraint.schema))
-        try:
-            transformed: dict[str, Any] | None = schema and self.sdk.transform_schema(schema)
-        except (ValueError, AssertionError):  # a list of types, say
-            return None
-        return transformed
 
     def check_prompt(self, prompt: Prompt) -> None:
         super().check_prompt(prompt)
@@ -114,13 +85,10 @@ class Anthropic(RemoteBackend):
                 f"{self._name} answers a user: the turn before this one is not the user's.", hint="Add sgl.user(…)."
             )
 
-    async def agenerate(
-        self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
+    async def call(
+        self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        self.check_prompt(prompt)
-        form = form_of(constraint)
-        request = self._request(prompt, params, form)
-        shown = stream and not (form is not None and form.wrapped)  # what is wrapped is shown when it is whole
+        request = self._request(prompt, params, shape_of(rung))
         said, start, end = PartialAnswer(), None, None
         repeated = prompt.partial[len(prompt.partial.rstrip()) :]  # blanks that were not sent: the answer begins so
         held = ""
@@ -141,7 +109,7 @@ class Anthropic(RemoteBackend):
                             continue
                         text, held, repeated = text.removeprefix(repeated), "", ""
                         said.text += text
-                        if shown and text:
+                        if stream and text:
                             yield Delta(text)
         if start is None or end is None or end.delta.stop_reason is None:
             raise self.unreadable("the stream ended before the answer was complete")
@@ -153,9 +121,10 @@ class Anthropic(RemoteBackend):
         elif said.reason in ("tool_use", "pause_turn"):
             raise self.unreadable(f"the answer stopped for {said.reason}")
         meta = {"id": start.id, "model": start.model}
-        yield self.generation(said, params, constraint, _cost(start.usage, end.usage, began, first), meta)
+        cost = _cost(start.usage, end.usage, began, first)
+        yield self.generation(said, params, cost, meta, constrained=constrained)
 
-    def _request(self, prompt: Prompt, params: SamplingParams, form: Form | None) -> dict[str, Any]:
+    def _request(self, prompt: Prompt, params: SamplingParams, shape: Shape) -> dict[str, Any]:
         messages = [{"role": message.role, "content": self._content(message)} for message in prompt.messages]
         system = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
         request: dict[str, Any] = {
@@ -165,7 +134,7 @@ class Anthropic(RemoteBackend):
             request["system"] = "\n\n".join(str(message["content"]) for message in system)
         prefill = prompt.partial.rstrip()  # the API takes none that ends in blanks
         if prefill:
-            if form is not None:
+            if shape is not None:
                 raise CapabilityError(
                     f"{self._name} can't continue a begun turn under a constraint.",
                     hint="Say in the user's turn what stands before the value.",
@@ -177,14 +146,13 @@ class Anthropic(RemoteBackend):
                 case "max_tokens":
                     request["max_tokens"] = value
                 case "stop":
-                    if form is None:  # else it is that of a number, which ends by itself in JSON
-                        request["stop_sequences"] = list(value)
+                    request["stop_sequences"] = list(value)
                 case _:  # the SDK knows no parameter that only older models take
                     extra[name] = list(value) if isinstance(value, tuple) else value
         if extra:
             request["extra_body"] = extra
-        if form is not None:
-            request["output_config"] = {"format": {"type": "json_schema", "schema": self._schema(form)}}
+        if isinstance(shape, JsonFormat):
+            request["output_config"] = {"format": {"type": "json_schema", "schema": shape.schema}}
         return request
 
     def _content(self, message: Message) -> str | list[dict[str, Any]]:

@@ -7,10 +7,11 @@ A backend implements the native hooks (`agenerate`, `aselect`: coroutines that s
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from sglang_lite.lang.backend.capabilities import EVERYTHING as EVERYTHING
+from sglang_lite.lang.backend.capabilities import Capabilities as Capabilities
 from sglang_lite.lang.concurrency.pool import ThreadPool
 from sglang_lite.program.choosing import ChoicesDecision, ChoicesSamplingMethod
 from sglang_lite.program.compiled import CompiledProgram
@@ -49,30 +50,6 @@ if TYPE_CHECKING:
     from sglang_lite.lang.expressions import SglSamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """Capabilities of a backend with its model. What a program needs beyond them is refused where it is added.
-
-    Attributes:
-        constraints: kinds of constraint it enforces.
-        params: names of the sampling parameters it honours; None for all.
-        select: it can choose among texts.
-        scores: it reports the choices' probabilities, so that methods and temperatures work.
-        continues: it continues any text; else only a conversation whose last turn is the one to be generated.
-        prefill: it continues what stands in that turn already.
-        images: it sees images.
-    """
-
-    constraints: frozenset[type] = frozenset({Regex, JsonSchema, Choices})
-    params: frozenset[str] | None = None
-    select: bool = True
-    scores: bool = True
-    continues: bool = True
-    prefill: bool = True
-    images: bool = False
-
-
-EVERYTHING = Capabilities()
 _NODE_HOOKS = ("agenerate", "aselect", "generate", "generate_stream", "select")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from sglang_lite.constraints.free_numbers import ENDS, PATTERNS, first_number
-from sglang_lite.lang.backend.base_backend import Capabilities
+from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.http_client import LostConnectionError, typed_error
 from sglang_lite.protocol import (
     BackendError,

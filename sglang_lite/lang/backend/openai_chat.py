@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from sglang_lite.lang.backend.openai_usage import reasoning_of, usage_of
-from sglang_lite.lang.backend.remote_api import Api, PartialAnswer, Question
-from sglang_lite.lang.backend.structured import Form, strict_schema
+from sglang_lite.lang.backend.remote_api import Api, JsonFormat, JsonTool, OwnField, PartialAnswer, Question
 from sglang_lite.lang.results import as_dicts
 from sglang_lite.protocol import Delta, TokenLogprob, Usage
 from sglang_lite.protocol.sampling import given
+
+ANSWER = "answer"  # name of a form, or of the tool that is called with the answer
 
 
 def request(question: Question) -> dict[str, Any]:
     """Arguments of `chat.completions.create`."""
     asked = {"model": question.target.model, **parameters(question)}
-    if isinstance(question.shape, Form):
-        asked["response_format"] = {"type": "json_schema", "json_schema": json_format(question.shape)}
+    match question.shape:
+        case JsonFormat(schema, strict):
+            form = {"name": ANSWER, "schema": schema, "strict": strict}
+            asked["response_format"] = {"type": "json_schema", "json_schema": form}
+        case JsonTool(schema):
+            function = {"name": ANSWER, "description": "Its arguments are your whole answer.", "parameters": schema}
+            asked["tools"] = [{"type": "function", "function": function | {"strict": True}}]
+            asked["tool_choice"] = {"type": "function", "function": {"name": ANSWER}}
+            asked["parallel_tool_calls"] = False
+        case OwnField(fields):
+            asked["extra_body"] = {**asked.get("extra_body", {}), **fields}
     return asked | {"messages": as_dicts(question.prompt.messages)}
-
-
-def json_format(form: Form) -> dict[str, Any]:
-    """A form's schema under a name: strict where it can be, else to be checked in the answer."""
-    schema = json.loads(form.constraint.schema)
-    strict = strict_schema(schema)
-    return {"name": "answer", "schema": strict or schema, "strict": strict is not None}
 
 
 def parameters(question: Question) -> dict[str, Any]:
@@ -39,8 +41,7 @@ def parameters(question: Question) -> dict[str, Any]:
             case "max_tokens":
                 asked[question.target.limit] = value
             case "stop":
-                if question.shape is None:  # else it is that of a number, which ends by itself in JSON
-                    asked["stop"] = list(value)
+                asked["stop"] = list(value)
             case "seed":
                 asked["seed"] = value % 2**63  # theirs are signed
             case "logit_bias":
@@ -95,7 +96,9 @@ class ChatReader:
         """Text and log-probabilities in a choice; what else it says goes to the sample."""
         message = getattr(choice, "message", None) or choice.delta
         sample.refusal += getattr(message, "refusal", None) or ""
-        return message.content or "", _logprobs(choice.logprobs)
+        calls = [call.function for call in getattr(message, "tool_calls", None) or () if call.type != "custom"]
+        text = "".join(call.arguments or "" for call in calls if call is not None)  # of the tool that answers
+        return (message.content or "") + text, _logprobs(choice.logprobs)
 
 
 def _logprobs(said: Any) -> tuple[TokenLogprob, ...]:

@@ -1,30 +1,28 @@
-"""Responses of OpenAI: requests and answers of a regex, as the grammar of a custom tool."""
+"""Responses of OpenAI: requests and answers of a grammar, as the input of a custom tool."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_lite.constraints.emit.regex import to_rust
-from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.lang.backend.openai_usage import reasoning_of, usage_of
-from sglang_lite.lang.backend.remote_api import Api, PartialAnswer, Question, RegexTool
+from sglang_lite.lang.backend.remote_api import Api, GrammarTool, PartialAnswer, Question
 from sglang_lite.lang.results import as_dicts
 from sglang_lite.protocol import Delta, Message, Usage
 from sglang_lite.protocol.sampling import given
 
 
 def request(question: Question) -> dict[str, Any]:
-    """Arguments of `responses.create` that have the model call a tool whose input matches. (The chat API takes no tools
-    of models that reason.)"""
-    assert isinstance(question.shape, RegexTool)
-    grammar = {"type": "grammar", "syntax": "regex", "definition": to_rust(parse(question.shape.regex.pattern))}
+    """Arguments of `responses.create` that have the model call a tool whose input is of a grammar. (The chat API takes
+    no tools of models that reason.)"""
+    assert isinstance(question.shape, GrammarTool)
+    grammar = {"type": "grammar", "syntax": question.shape.syntax, "definition": question.shape.definition}
     tool = {"type": "custom", "name": "answer", "description": "Its input is your whole answer.", "format": grammar}
     asked = given(question.params)
     if "max_tokens" in asked:
         asked["max_output_tokens"] = asked.pop("max_tokens")
     return {
-        "model": question.target.model, "input": _items(question.prompt.messages), "tools": [tool], "store": False,
+        "model": question.target.model, "input": items_of(question.prompt.messages), "tools": [tool], "store": False,
         "tool_choice": {"type": "custom", "name": "answer"}, "parallel_tool_calls": False, **asked,
     }  # fmt: skip
 
@@ -64,7 +62,7 @@ class ResponsesReader:
         return ()
 
 
-def _items(messages: tuple[Message, ...]) -> list[dict[str, Any]]:
+def items_of(messages: tuple[Message, ...]) -> list[dict[str, Any]]:
     """Messages as the API takes them."""
     items = as_dicts(messages)
     for item in items:

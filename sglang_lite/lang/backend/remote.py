@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import importlib
 import json
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,23 +18,21 @@ from typing import Any
 import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
+from sglang_lite.lang.backend.ladder import POLICIES, Asked, Policy, Refusal, Rung, capabilities_of, rung_of
+from sglang_lite.lang.backend.profile import Profile
 from sglang_lite.lang.backend.remote_api import Api, PartialAnswer, Question, Reader
-from sglang_lite.lang.backend.structured import NUMBERS, answer_text, form_of
+from sglang_lite.lang.backend.serving import served
 from sglang_lite.lang.chat_template import ChatTemplate as PlainTemplate
 from sglang_lite.lang.concurrency.loop import executor
-from sglang_lite.lang.expressions import NUMBER_STOPS
 from sglang_lite.protocol import (
-    UNSET,
     BackendError,
     CapabilityError,
     Choices,
     Constraint,
     Delta,
     Generation,
-    JsonSchema,
     Location,
     Message,
-    Number,
     OverloadedError,
     ParameterError,
     Prompt,
@@ -46,17 +45,6 @@ from sglang_lite.protocol import (
     ValueValidationError,
 )
 from sglang_lite.text.chat_template import ChatTemplate
-
-JSON = frozenset({JsonSchema, Choices, Number})  # the constraints of a model with structured outputs
-
-
-def chat_model(
-    params: frozenset[str], constraints: frozenset[type] = JSON, *, prefill: bool = False, images: bool = True
-) -> Capabilities:
-    """Capabilities of a model behind a chat API, which picks by a constraint that it enforces, without scores."""
-    return Capabilities(
-        constraints, params, select=bool(constraints), scores=False, continues=False, prefill=prefill, images=images
-    )
 
 
 class TokenUsage:
@@ -77,7 +65,11 @@ class RemoteBackend(BaseBackend):
         sdk: name of the SDK's package, which is also the extra to install.
         failure: name of the SDK's base of errors.
         connect: makes an asynchronous client, given the SDK.
-        capabilities: what the model can do.
+        profile: what the model takes, or what finds that out when it is first needed.
+        policy: what becomes of what the model does not take by itself. "strict" refuses it. "emulate" serves it in
+            another way where there is one (docs/backends.md, "The ladder"), and the answer is checked. "warn" leaves
+            out what can't be emulated as well, and says so in the node's metadata.
+        capabilities: what the user says that the model can do; it wins over the profile.
         chat_template: how roles become text.
 
     Raises:
@@ -94,16 +86,23 @@ class RemoteBackend(BaseBackend):
         sdk: str,
         failure: str,
         connect: Callable[[Any], Any],
-        capabilities: Capabilities,
+        profile: Profile | Callable[[], Profile],
+        policy: Policy,
+        capabilities: Capabilities | None,
         chat_template: ChatTemplate,
     ) -> None:
         super().__init__()
         name = type(self).__name__
+        if policy not in POLICIES:
+            raise ParameterError("policy", f"{policy!r:.60} is none.", hint=f"Use {', '.join(map(repr, POLICIES))}.")
+        self.policy, self._asking = policy, threading.Lock()
+        self._find = _finder(profile, capabilities)
+        self._found: tuple[Profile, Capabilities] | None = None
         try:
             self.sdk: Any = importlib.import_module(sdk)
         except ImportError as error:
             raise BackendError(f"{name} needs the {sdk} SDK.", hint=f"pip install 'sglang-lite[{sdk}]'") from error
-        self.model_name, self.capabilities, self.chat_template = model_name, capabilities, chat_template
+        self.model_name, self.chat_template = model_name, chat_template
         self._name = f"{name}({model_name!r})"
         self.token_usage = TokenUsage()
         self._connect = connect
@@ -134,28 +133,80 @@ class RemoteBackend(BaseBackend):
     def identity(self) -> tuple[Any, ...]:
         return *super().identity(), str(getattr(self._client, "base_url", ""))
 
-    async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
-        """Lets the model name a choice: it picks, without scores."""
-        params = self.select_params
-        if "temperature" in (self.capabilities.params or ()):
-            params = msgspec.structs.replace(params, temperature=0.0)
-        events = self.agenerate(prompt, params, Choices(tuple(choices)), stream=False)
-        (picked,) = [event async for event in events if isinstance(event, Generation)]
-        return Selection((), picked.usage, picked.text, picked.meta)
+    # -------------------------------------------------------------------------------- what is served, and how
 
-    # ---------------------------------------------------------------------------------------- checks
+    @property
+    def profile(self) -> Profile:
+        """What the model takes. A server that has to be asked what it is, is asked once."""
+        return self._known[0]
+
+    @property
+    def capabilities(self) -> Capabilities:  # type: ignore[override] # they are found out when they are first needed
+        return self._known[1]
+
+    @property
+    def _known(self) -> tuple[Profile, Capabilities]:
+        if self._found is None:
+            with self._asking:
+                if self._found is None:
+                    profile = self._find()
+                    self._find = lambda: profile  # what found it is not needed any more
+                    self._found = profile, capabilities_of(profile, self.policy)
+        return self._found
+
+    def rung(self, asked: Asked) -> Rung | Refusal:
+        """The rung on which a node is served, or why it is not."""
+        return rung_of(self.profile, self.policy, asked)
 
     def check(
         self, node: object, params: SamplingParams, constraint: Constraint | None, where: Location | None
     ) -> None:
-        if constraint is not None:
-            if not isinstance(params.stop, Unset):
-                if not set(params.stop) <= set(NUMBER_STOPS) or form_of(constraint) not in NUMBERS:
-                    raise self.refusal(node, "stop together with a constraint", "Leave stop out.", where)
-                params = msgspec.structs.replace(params, stop=UNSET)  # of a number in JSON, which ends by itself
-            if JsonSchema in self.capabilities.constraints and form_of(constraint) is not None:
-                constraint = None
-        super().check(node, params, constraint, where)
+        found = self.rung(Asked("gen", params, constraint))
+        if isinstance(found, Refusal):
+            raise self.refusal(node, found.feature, found.instead, where)
+
+    def _rung(self, asked: Asked) -> Rung:
+        found = self.rung(asked)
+        if isinstance(found, Refusal):
+            raise CapabilityError(f"{self._name} can't honour {found.feature}.", hint=found.instead)
+        return found
+
+    async def agenerate(
+        self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        rung = self._rung(Asked("gen", params, constraint))
+        self.check_prompt(prompt)
+        async for event in served(self, prompt, params, constraint, rung, stream=stream):
+            yield event
+
+    async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
+        """Has the model choose: with probabilities where it has an endpoint for that, else it only picks."""
+        params = self.select_params
+        if self.profile.takes("temperature"):
+            params = msgspec.structs.replace(params, temperature=0.0)
+        constraint = Choices(tuple(choices))
+        rung = self._rung(Asked("select", params, constraint))
+        if unconditional:
+            raise CapabilityError(
+                f"{self._name} scores nothing without the prompt.",
+                hint="Use another choices_method, or a local engine.",
+            )
+        self.check_prompt(prompt)
+        if rung.name == "decisions":
+            return await self.decide(prompt, choices)
+        events = served(self, prompt, params, constraint, rung, stream=False)
+        (picked,) = [event async for event in events if isinstance(event, Generation)]
+        return Selection((), picked.usage, picked.text, picked.meta)
+
+    def call(
+        self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        """Makes one call of the provider's API: see `serving.Caller`."""
+        raise NotImplementedError
+
+    async def decide(self, prompt: Prompt, choices: Sequence[str]) -> Selection:
+        """Asks an endpoint for decisions, where the profile has one."""
+        raise NotImplementedError
 
     def check_prompt(self, prompt: Prompt) -> None:
         """Refuses a prompt that a chat API would be shown only in part.
@@ -204,7 +255,7 @@ class RemoteBackend(BaseBackend):
     # --------------------------------------------------------------------------------------- answers
 
     async def ask(
-        self, api: Api, question: Question, constraint: Constraint | None, *, stream: bool
+        self, api: Api, question: Question, *, constrained: bool, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
         """Makes one call: the deltas of a stream, and the samples at its end.
 
@@ -226,11 +277,11 @@ class RemoteBackend(BaseBackend):
                 reader.whole(await create(**request))
         times = {"first_token_s": first, "total_s": time.perf_counter() - began}
         usage = msgspec.structs.replace(reader.usage, **times)
-        for each in self._samples(reader, question.params, constraint, usage):
+        for each in self._samples(reader, question.params, usage, constrained=constrained):
             yield each
 
     def _samples(
-        self, reader: Reader, params: SamplingParams, constraint: Constraint | None, usage: Usage
+        self, reader: Reader, params: SamplingParams, usage: Usage, *, constrained: bool
     ) -> Iterator[Generation]:
         """The samples of an answer that has been read."""
         if reader.failure:
@@ -242,29 +293,31 @@ class RemoteBackend(BaseBackend):
             if sample.reason is None:
                 raise self.unreadable("the stream ended before the answer was complete")
             # The cost is that of all samples together: the first one has it.
-            yield self.generation(sample, params, constraint, Usage() if index else usage, reader.meta, index)
+            cost = Usage() if index else usage
+            yield self.generation(sample, params, cost, reader.meta, index, constrained=constrained)
 
     def generation(
         self,
         said: PartialAnswer,
         params: SamplingParams,
-        constraint: Constraint | None,
         usage: Usage,
         meta: Mapping[str, Any],
         index: int = 0,
+        *,
+        constrained: bool,
     ) -> Generation:
-        """A finished sample. Its usage is added to the totals.
+        """A finished sample, as it was said. Its usage is added to the totals.
 
         Raises:
             RefusalError: there is no answer.
-            ValueValidationError: it is not what the constraint asks for.
+            ValueValidationError: a constrained one was cut short.
             BackendError: it is empty.
         """
         self.token_usage.prompt_tokens += usage.prompt_tokens
         self.token_usage.completion_tokens += usage.completion_tokens
         if said.refusal:
             raise RefusalError(f"{self._name} refused to answer: {said.refusal}", hint="Change the prompt.")
-        if said.cut and constraint is not None:
+        if said.cut and constrained:
             problem = f"{self._name} was cut short after {usage.completion_tokens} tokens."
             raise ValueValidationError(problem, text=said.text, hint="Raise max_tokens.")
         if not said.text and (said.cut or isinstance(params.stop, Unset)):
@@ -273,7 +326,7 @@ class RemoteBackend(BaseBackend):
                 f"{self._name} answered with no text{spent}.", hint="Raise max_tokens, or change the prompt."
             )
         return Generation(
-            said.text if constraint is None else answer_text(constraint, said.text),
+            said.text,
             finish_reason="length" if said.cut else "stop",
             matched=said.matched,
             usage=usage,
@@ -331,6 +384,16 @@ class RemoteBackend(BaseBackend):
             if secret and len(str(secret)) > 8:
                 text = text.replace(str(secret), "…")
         return text
+
+
+def _finder(profile: Profile | Callable[[], Profile], told: Capabilities | None) -> Callable[[], Profile]:
+    """Finds the profile, with what the user has said over it."""
+
+    def find() -> Profile:
+        found = profile if isinstance(profile, Profile) else profile()
+        return found if told is None else found.with_capabilities(told)
+
+    return find
 
 
 _BUSY = {"overloaded_error", "rate_limit_error", "rate_limit_exceeded"}

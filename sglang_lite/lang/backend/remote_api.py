@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
-from sglang_lite.lang.backend.structured import Form
-from sglang_lite.protocol import Delta, Prompt, Regex, SamplingParams, TokenLogprob, Usage
+from sglang_lite.protocol import Delta, Prompt, SamplingParams, TokenLogprob, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +23,36 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class RegexTool:
-    """A tool that the model must call with an input that matches; the input is the answer."""
+class JsonFormat:
+    """JSON of a schema; one that is not strict is a hint."""
 
-    regex: Regex
+    schema: dict[str, Any]
+    strict: bool
 
 
-Shape: TypeAlias = Form | RegexTool | None  # how an answer is asked for: as JSON, as a tool's input, as free text
+@dataclass(frozen=True, slots=True)
+class JsonTool:
+    """A tool that the model must call with arguments of a schema; they are the answer."""
+
+    schema: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarTool:
+    """A tool that the model must call with a text of a grammar; its input is the answer."""
+
+    syntax: Literal["regex", "lark"]
+    definition: str
+
+
+@dataclass(frozen=True, slots=True)
+class OwnField:
+    """Fields that only one dialect has."""
+
+    fields: Mapping[str, Any]
+
+
+Shape: TypeAlias = JsonFormat | JsonTool | GrammarTool | OwnField | None  # how an answer is asked for; None: free text
 
 
 @dataclass(frozen=True, slots=True)

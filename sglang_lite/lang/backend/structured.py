@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import datetime
 import json
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from sglang_lite.constraints.emit.regex import to_python
 from sglang_lite.constraints.python_types.value_type import value_type
 from sglang_lite.constraints.schema import parse_json
-from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.lang.expressions import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
-from sglang_lite.protocol import Choices, Constraint, JsonSchema, Number, Regex, ValueValidationError
+from sglang_lite.protocol import Choices, Constraint, JsonSchema, Number, Regex
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,81 +84,15 @@ _TYPES: dict[Any, dict[str, Any]] = {
 NUMBERS = [Form(_wrapped({"type": kind}), bare=True) for kind in ("integer", "number")]
 
 
-def answer_text(constraint: Constraint, answer: str) -> str:
-    """The text that a local model would have written. Objects are checked where all values are."""
-    form = form_of(constraint)
-    if form is None:
-        assert isinstance(constraint, Regex)
-        if re.fullmatch(to_python(parse(constraint.pattern)), answer) is None:
-            raise ValueValidationError(f"the answer does not match the regex {constraint.pattern!r}.", text=answer)
-        return answer
+def unwrapped(constraint: Constraint, form: Form, answer: str) -> str:
+    """The text that a local model would have written. Objects are checked where all values are.
+
+    Raises:
+        ValueValidationError: the answer is not of the form.
+    """
     if not form.wrapped:
         return answer
     value = parse_json(form.constraint, answer)["value"]
     if constraint == Number("integer"):
         value = int(value)  # JSON has 24.0, too
     return value if form.bare and isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-_TAKEN = frozenset({
-    "type", "enum", "const", "anyOf", "properties", "required", "additionalProperties", "items", "minItems", "maxItems",
-    "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "description",
-    "$ref", "$defs",
-})  # fmt: skip
-_REMARKS = frozenset({"title", "default", "examples", "$schema", "$comment", "deprecated", "discriminator"})
-_TOLD = frozenset({"minLength", "maxLength", "uniqueItems", "minProperties", "maxProperties"})
-_LOOKAROUND = re.compile(r"\(\?<?[=!]")  # no automaton can
-_FORMATS = frozenset({
-    None, "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid",
-})  # fmt: skip
-_JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
-
-
-def strict_schema(schema: object) -> dict[str, Any] | None:
-    """The schema as strict structured outputs take it: objects closed, all their properties required. What they can't
-    keep is told in the description, and checked in the answer. None: they can't take it."""
-    if not isinstance(schema, dict):
-        return None
-    told_only = {key for key in schema if key in _TOLD or (key == "pattern" and _LOOKAROUND.search(schema[key]))}
-    kept = {key: value for key, value in schema.items() if key not in _REMARKS | told_only}
-    if "oneOf" in kept and "anyOf" not in kept:
-        kept["anyOf"] = kept.pop("oneOf")
-    if not kept.keys() <= _TAKEN or kept.get("format") not in _FORMATS:
-        return None
-    told = ", ".join(f"{key}: {schema[key]}" for key in sorted(told_only))
-    if told:
-        kept["description"] = f"{kept.get('description', '')} ({told})".strip()
-    if "$ref" in kept:
-        return {"$ref": kept["$ref"]} if kept.keys() <= {"$ref", "description"} else None
-    values = kept.get("enum", [kept["const"]] if "const" in kept else [])
-    if "type" not in kept and values:
-        if len({type(value) for value in values}) > 1 or type(values[0]) not in _JSON_TYPES:
-            return None
-        kept["type"] = _JSON_TYPES[type(values[0])]
-    if "anyOf" in kept and "properties" not in kept:
-        kept.pop("type", None)  # the alternatives have theirs
-    elif "type" not in kept:
-        return None
-    if kept.get("type") == "array" and "items" not in kept:
-        return None
-    if "properties" in kept or kept.get("type") == "object":
-        properties, required = kept.get("properties", {}), kept.get("required", ())
-        optional = [each for name, each in properties.items() if name not in required]
-        endless = any(isinstance(each, dict) and "$ref" in each for each in optional)
-        if endless or kept.get("additionalProperties", not properties) is not False:
-            return None
-        kept |= {"required": list(properties), "additionalProperties": False}
-    return _all_strict(kept)
-
-
-def _all_strict(kept: dict[str, Any]) -> dict[str, Any] | None:
-    for key in ("properties", "$defs"):
-        if key in kept:
-            kept[key] = {name: strict_schema(each) for name, each in kept[key].items()}
-            if None in kept[key].values():
-                return None
-    if "items" in kept:
-        kept["items"] = strict_schema(kept["items"])
-    if "anyOf" in kept:
-        kept["anyOf"] = [strict_schema(each) for each in kept["anyOf"]]
-    return None if kept.get("items", kept) is None or None in kept.get("anyOf", ()) else kept

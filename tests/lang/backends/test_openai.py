@@ -10,7 +10,7 @@ from openai_answers import PNG, ask, failure, run, said
 from pydantic import BaseModel
 
 import sglang_lite as sgl
-from sglang_lite.lang.backend.base_backend import Capabilities
+from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.openai import OpenAI
 from sglang_lite.lang.backend.remote import RefusalError
 from sglang_lite.protocol import Message, Prompt, SamplingParams
@@ -63,9 +63,9 @@ def test_azure_is_reached_through_its_own_client(api):
         ("gpt-4o", dict(type=int, stop="x"), "stop together with a constraint"),
         ("gpt-4o", dict(json_schema="{}", stop="x"), "stop together with a constraint"),
         ("gpt-4o", dict(stop=list("abcde")), "5 stop strings"),
-        ("gpt-4", dict(type=City), "a JSON schema"),
-        ("gpt-4", dict(type=bool), "a list of choices"),
-        ("gpt-4", dict(type=int), "a regex"),
+        ("o1-preview", dict(type=City), "a JSON schema"),
+        ("o1-preview", dict(type=bool), "a list of choices"),
+        ("o1-preview", dict(type=int), "a regex"),
         ("o4-mini", dict(temperature=0), "temperature"),
         ("o4-mini", dict(stop="x"), "stop"),
         ("o1-mini", dict(type=City), "a JSON schema"),
@@ -105,7 +105,7 @@ def test_images_and_scores_are_refused_where_there_are_none(api, openai):
     with pytest.raises(sgl.CapabilityError, match="without scores"):
         program.run(0.5, backend=openai())
     with pytest.raises(sgl.CapabilityError, match="can't honour select"):
-        program.run(0.0, backend=openai("gpt-4"))
+        program.run(0.0, backend=openai("o1-mini"))
     assert not api.requests
 
 

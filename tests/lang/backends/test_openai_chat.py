@@ -89,7 +89,7 @@ def test_a_template_shapes_the_text_and_not_the_request(api, openai):
         s += sgl.user("Sure?")
         s += sgl.assistant(sgl.gen("b"))
 
-    state = program.run(backend=openai("local", chat_template=get_chat_template("chatml-llava")))
+    state = program.run(backend=openai("local", profile="vllm", chat_template=get_chat_template("chatml-llava")))
     assert state["b"] == "yes"
     assert state.text().endswith("<|im_start|>assistant\nyes<|im_end|>\n")
     system, user, assistant, _ = api.last["messages"]
@@ -165,13 +165,17 @@ def object_with(a, **more):
         (object_with({"type": "array"}), {"a": [1]}),
     ],
 )
-def test_a_schema_that_strict_mode_does_not_take_is_asked_for_without_it_and_checked(api, openai, schema, value):
+def test_a_schema_that_strict_mode_does_not_take_is_refused_and_emulated_as_a_hint(api, openai, schema, value):
     api.answers = [said(json.dumps(value)), said("[]")]
-    backend = openai()
+    with pytest.raises(sgl.CapabilityError, match=r"can't honour this JSON schema. Change /.*policy=.emulate"):
+        ask(openai(), json_schema=schema)
+    assert not api.requests
+    backend = openai(policy="emulate")
     assert json.loads(ask(backend, json_schema=schema)) == value
     assert format_of(api) == {"name": "answer", "strict": False, "schema": schema}
-    with pytest.raises(sgl.ValueValidationError):
+    with pytest.raises(sgl.ValueValidationError, match="3 answers broke the constraint"):
         ask(backend, json_schema=schema)
+    assert len(api.requests) == 4
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ REFUSED = ResponseOutputMessage(
 @pytest.mark.parametrize(
     ("reply", "error", "message"),
     [
-        (called("nonsense"), sgl.ValueValidationError, "does not match the regex"),
+        (called("nonsense"), sgl.ValueValidationError, "is not what Regex"),
         (called(), sgl.BackendError, "0 answers came"),
         (called("12", "34"), sgl.BackendError, "2 answers came"),
         (called(output=[REFUSED]), RefusalError, "I can't"),

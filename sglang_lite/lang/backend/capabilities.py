@@ -1,0 +1,33 @@
+"""What a backend with its model can honour: the record that a program is held against before it is queued."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sglang_lite.protocol import Choices, JsonSchema, Regex
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """Capabilities of a backend with its model. What a program needs beyond them is refused where it is added.
+
+    Attributes:
+        constraints: kinds of constraint it enforces.
+        params: names of the sampling parameters it honours; None for all.
+        select: it can choose among texts.
+        scores: it reports the choices' probabilities, so that methods and temperatures work.
+        continues: it continues any text; else only a conversation whose last turn is the one to be generated.
+        prefill: it continues what stands in that turn already.
+        images: it sees images.
+    """
+
+    constraints: frozenset[type] = frozenset({Regex, JsonSchema, Choices})
+    params: frozenset[str] | None = None
+    select: bool = True
+    scores: bool = True
+    continues: bool = True
+    prefill: bool = True
+    images: bool = False
+
+
+EVERYTHING = Capabilities()

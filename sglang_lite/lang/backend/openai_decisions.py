@@ -1,0 +1,45 @@
+"""Decisions of OpenAI, and of servers that have them: a choice among texts, with probabilities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from sglang_lite.lang.backend.openai_responses import items_of
+from sglang_lite.lang.backend.openai_usage import usage_of
+from sglang_lite.protocol import BackendError, ChoiceScore, Prompt, RefusalError, Selection
+from sglang_lite.protocol.results import Usage
+
+_QUESTION = "Which of these texts is what the assistant says next?"
+_LEAST = -1e4  # instead of the logarithm of 0
+
+
+def decision_request(model: str, prompt: Prompt, choices: Sequence[str]) -> dict[str, Any]:
+    """Arguments of `decisions.create`: one question, whose answer is one of the choices."""
+    options = [{"value": choice} for choice in choices]
+    question = {"type": "choice", "instructions": _QUESTION, "choices": options}
+    return {"model": model, "input": items_of(prompt.messages), "questions": [question]}
+
+
+def decision(said: Any, choices: Sequence[str], name: str, seconds: float) -> Selection:
+    """The choices' scores in an answer: each is one logarithm of a probability.
+
+    Raises:
+        RefusalError: the model declined.
+        BackendError: it is no answer to the question.
+    """
+    answers: list[Any] = getattr(said, "answers", None) or []
+    answer = answers[0] if len(answers) == 1 else None
+    if getattr(answer, "type", None) == "refusal":
+        raise RefusalError(f"{name} refused to answer.", hint="Change the prompt.")
+    found = {each.value: each.probability for each in getattr(answer, "probabilities", None) or ()}
+    if set(found) != set(choices):
+        raise BackendError(f"{name}: the decision does not name the choices.", hint="Check what listens at base_url.")
+    scores = tuple(
+        ChoiceScore(choice, (place,), (math.log(found[choice]) if found[choice] > 0 else _LEAST,))
+        for place, choice in enumerate(choices)
+    )
+    usage = usage_of(said.usage)
+    usage = Usage(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, total_s=seconds)
+    return Selection(scores, usage, meta={"model": said.model, "rung": "decisions", "calls": 1})

@@ -1,0 +1,205 @@
+"""Serving a node on its rung: the calls it takes, the check of every answer, and what the metadata says of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from sglang_lite.constraints.emit.gbnf import to_gbnf
+from sglang_lite.constraints.language import language_of
+from sglang_lite.constraints.matching import validate
+from sglang_lite.lang.backend.ladder import REPAIRS, Rung
+from sglang_lite.lang.backend.remote_api import GrammarTool, JsonFormat, JsonTool, OwnField, Shape
+from sglang_lite.lang.backend.structured import unwrapped
+from sglang_lite.protocol import (
+    UNSET,
+    Choices,
+    Constraint,
+    Delta,
+    Ebnf,
+    Generation,
+    JsonSchema,
+    Lark,
+    Message,
+    Number,
+    Prompt,
+    Regex,
+    SamplingParams,
+    ValueValidationError,
+)
+from sglang_lite.protocol.results import total_usage
+
+
+class Caller(Protocol):
+    """Maker of one call."""
+
+    def call(
+        self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        """Asks once: deltas if `stream`, and the samples, each as it was said.
+
+        Args:
+            constrained: an answer that was cut short is none.
+        """
+
+
+async def served(
+    caller: Caller, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, rung: Rung, *, stream: bool
+) -> AsyncGenerator[Delta | Generation, None]:
+    """Serves a generation on its rung.
+
+    Raises:
+        ValueValidationError: an answer is not what the constraint asks for.
+    """
+    params = msgspec.structs.replace(params, **dict.fromkeys(rung.left_out, UNSET))
+    if constraint is not None:
+        params = msgspec.structs.replace(params, stop=UNSET)  # that of a number, which ends by itself
+    if rung.samples > 1:
+        params = msgspec.structs.replace(params, n=UNSET)
+        calls = [_alone(caller, prompt, params, constraint, rung) for _ in range(rung.samples)]
+        for index, each in enumerate(await asyncio.gather(*calls)):
+            yield msgspec.structs.replace(each, index=index)
+    elif rung.name == "repair":
+        assert constraint is not None
+        yield await _repaired(caller, prompt, params, constraint, rung)
+    else:
+        shown = stream and not rung.stops and (rung.form is None or not rung.form.wrapped)  # others when they are whole
+        async for event in caller.call(prompt, params, rung, constrained=constraint is not None, stream=shown):
+            if isinstance(event, Generation):
+                event = _finished(event, constraint, rung, 1)
+            yield event
+
+
+async def _alone(
+    caller: Caller, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, rung: Rung
+) -> Generation:
+    """One sample of several, by calls of its own."""
+    if rung.name == "repair":
+        assert constraint is not None
+        return await _repaired(caller, prompt, params, constraint, rung)
+    events = caller.call(prompt, params, rung, constrained=constraint is not None, stream=False)
+    (said,) = [event async for event in events if isinstance(event, Generation)]
+    return _finished(said, constraint, rung, 1)
+
+
+def _finished(said: Generation, constraint: Constraint | None, rung: Rung, calls: int) -> Generation:
+    """An answer as the node has it: checked, cut at its stops, with what its metadata says of the rung.
+
+    Raises:
+        ValueValidationError: it breaks the constraint.
+    """
+    text = said.text if constraint is None else _read(constraint, rung, said.text)
+    found: dict[str, Any] = {"text": text}
+    if rung.stops:
+        at, stop = min(((text.find(stop), stop) for stop in rung.stops if stop in text), default=(-1, ""))
+        if at >= 0:
+            found = {"text": text[:at], "finish_reason": "stop", "matched": stop, "output_logprobs": ()}
+    return msgspec.structs.replace(said, **found, meta={**said.meta, **_told(rung, calls)})
+
+
+def _told(rung: Rung, calls: int) -> Mapping[str, Any]:
+    told: dict[str, Any] = {"rung": rung.name, "calls": calls}
+    return told | ({"warnings": list(rung.warnings)} if rung.warnings else {})
+
+
+def _read(constraint: Constraint, rung: Rung, text: str) -> str:
+    if rung.form is not None:
+        text = unwrapped(constraint, rung.form, text)
+        if rung.form.wrapped or rung.strict:
+            return text  # an object is checked where all values are
+    validate(constraint, text)
+    return text
+
+
+# ------------------------------------------------------------------------------------------------------- repairs
+
+
+async def _repaired(
+    caller: Caller, prompt: Prompt, params: SamplingParams, constraint: Constraint, rung: Rung
+) -> Generation:
+    """Asks until the answer is what the constraint allows: told what is wanted, then shown what was wrong.
+
+    Raises:
+        ValueValidationError: the last answer is not, either.
+    """
+    told = _with_words(prompt, _instruction(constraint))
+    usages, asked = [], told
+    for attempt in range(1 + REPAIRS):
+        events = caller.call(asked, params, rung, constrained=True, stream=False)
+        (said,) = [event async for event in events if isinstance(event, Generation)]
+        usages.append(said.usage)
+        plain = msgspec.structs.replace(said, text=_bare(said.text), usage=total_usage(usages))
+        try:
+            return _finished(plain, constraint, rung, attempt + 1)
+        except ValueValidationError as error:
+            if attempt == REPAIRS:
+                problem = f"{attempt + 1} answers broke the constraint; the last one: {error.message}"
+                hint = "Say more plainly what is wanted, or use a model that keeps the constraint."
+                raise ValueValidationError(problem, text=plain.text, hint=hint) from error
+            wrong = f"That is not valid: {error.message} Answer again, with nothing else."
+            answer = Message("assistant", (said.text,))
+            asked = msgspec.structs.replace(told, messages=(*told.messages, answer, Message("user", (wrong,))))
+    raise AssertionError("unreachable")
+
+
+def _with_words(prompt: Prompt, words: str) -> Prompt:
+    """The prompt with words at the end of its last turn, the user's."""
+    *before, last = prompt.messages or (Message("user", ()),)
+    if last.role != "user":
+        before, last = [*before, last], Message("user", ())
+    gap = ("\n\n",) if last.content else ()
+    return msgspec.structs.replace(prompt, messages=(*before, Message("user", (*last.content, *gap, words))))
+
+
+_FENCED = re.compile(r"\s*```[a-zA-Z]*\n(.*?)\n?```\s*", re.DOTALL)
+
+
+def _bare(text: str) -> str:
+    """An answer without the blanks and the fences that models put around values."""
+    fenced = _FENCED.fullmatch(text)
+    return (fenced[1] if fenced else text).strip()
+
+
+def _instruction(constraint: Constraint) -> str:
+    alone = "and with nothing else"
+    match constraint:
+        case JsonSchema(schema):
+            return f"Answer with one JSON value that is valid under this JSON Schema, {alone}:\n{schema}"
+        case Choices(options):
+            return f"Answer with exactly one of these texts, {alone}:\n{json.dumps(options, ensure_ascii=False)}"
+        case Number(kind):
+            return f"Answer with one {'whole number' if kind == 'integer' else 'number'} in digits, {alone}."
+        case Regex(pattern):
+            return f"Answer with a text that matches this regular expression as a whole, {alone}:\n{pattern}"
+        case Lark(grammar):
+            return f"Answer with a text of this grammar (in Lark's syntax), {alone}:\n{grammar}"
+    grammar = constraint.grammar if isinstance(constraint, Ebnf) else to_gbnf(language_of(constraint))
+    return f"Answer with a text of this grammar (in llama.cpp's GBNF), {alone}:\n{grammar}"
+
+
+# -------------------------------------------------------------------------------------------------------- shapes
+
+
+def shape_of(rung: Rung) -> Shape:
+    """How a call on a rung asks for its answer."""
+    match rung.name:
+        case "json_schema" | "enum" if rung.form is None:
+            return JsonFormat(rung.field, strict=True)
+        case "json_schema" | "enum" | "repair" if rung.form is not None:
+            schema = rung.fit.schema if rung.fit is not None else rung.form.constraint.schema
+            return JsonFormat(json.loads(schema), strict=rung.strict)
+        case "strict_tool":
+            assert rung.fit is not None
+            return JsonTool(json.loads(rung.fit.schema))
+        case "regex_tool":
+            return GrammarTool("regex", rung.field)
+        case "lark_tool":
+            return GrammarTool("lark", rung.field)
+        case "structured_outputs" | "regex" | "ebnf" | "grammar":
+            return OwnField({rung.name: rung.field})
+    return None

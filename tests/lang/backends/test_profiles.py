@@ -1,0 +1,87 @@
+"""Profiles: data that names its sources, and what is found in it by a model's name."""
+
+import datetime
+import importlib.resources
+import tomllib
+
+import pytest
+
+import sglang_lite as sgl
+from sglang_lite.lang.backend.capabilities import Capabilities
+from sglang_lite.lang.backend.profile import FEATURES, named, profile_of, profiles, providers
+
+DATA = importlib.resources.files("sglang_lite.lang.backend") / "profiles"
+
+
+def test_the_providers_are_those_with_a_file():
+    assert {"openai", "anthropic", "vllm", "sglang", "llamacpp", "sglang_lite", "compatible"} <= set(providers())
+
+
+@pytest.mark.parametrize("provider", providers())
+def test_every_fact_has_a_source_and_the_day_it_was_read(provider):
+    for profile in profiles(provider):
+        assert profile.features
+        assert profile.features.keys() <= FEATURES
+        for feature in profile.features.values():
+            assert "/" in feature.source
+            assert datetime.date(2026, 1, 1) < feature.read <= datetime.date.today()
+
+
+@pytest.mark.parametrize("provider", providers())
+def test_every_source_is_used_and_every_trait_is(provider):
+    text = (DATA / f"{provider}.toml").read_text()
+    data = tomllib.loads(text)
+    for name in data["sources"] if "like" not in data else ():
+        assert text.count(f'"{name}"') >= 1, name
+    for name in data.get("traits", ()):
+        assert text.count(f'"{name}"') >= 1, name
+
+
+@pytest.mark.parametrize(
+    ("provider", "asked", "found"),
+    [
+        ("openai", "gpt-4o", "gpt-4o"),
+        ("openai", "gpt-4o-2024-05-13", "gpt-4o-2024-05-13"),  # listed: it differs from gpt-4o
+        ("openai", "gpt-4o-2026-01-01", "gpt-4o"),
+        ("openai", "ft:gpt-4o-2024-08-06:me::1", "gpt-4o-2024-08-06"),
+        ("openai", "openai/gpt-5-nano-2025-08-07", "gpt-5-nano"),
+        ("openai", "gpt-5.2-pro-2025-12-11", "gpt-5.2-pro"),
+        ("openai", "gpt-99", ""),
+        ("openai", "gpt-oss-20b", ""),
+        ("anthropic", "us.anthropic.claude-haiku-4-5-20251001-v1:0", "claude-haiku-4-5"),
+        ("anthropic", "claude-opus-4-1@20250805", "claude-opus-4-1"),
+        ("anthropic", "claude-9", ""),
+        ("vllm", "Qwen/Qwen3-8B", ""),
+    ],
+)
+def test_a_model_is_found_by_its_name(provider, asked, found):
+    assert profile_of(provider, asked).model == found
+
+
+def test_what_no_entry_says_is_unknown():
+    unlisted = profile_of("openai", "gpt-99")
+    assert not unlisted.takes("json_schema")
+    assert not unlisted.refuses("json_schema")
+    assert unlisted.takes("max_tokens")
+    assert profile_of("openai", "gpt-4").refuses("json_schema")
+
+
+def test_a_provider_that_serves_anothers_software_has_its_facts():
+    crusoe, vllm = profile_of("crusoe", "x"), profile_of("vllm", "x")
+    assert crusoe.provider == "crusoe"
+    assert crusoe.features == vllm.features
+
+
+def test_a_profile_is_chosen_by_name():
+    assert named("vllm").api == "chat"
+    assert named("openai/gpt-5") == profile_of("openai", "gpt-5")
+    for wrong in ("nobody", "openai/gpt-99"):
+        with pytest.raises(sgl.ParameterError, match="profile: "):
+            named(wrong)
+
+
+def test_what_the_user_says_wins():
+    told = profile_of("openai", "gpt-5").with_capabilities(Capabilities(params=frozenset({"top_k"}), prefill=False))
+    assert told.params == {"top_k"}
+    assert not told.takes("images")
+    assert told.takes("json_schema")
