@@ -27,6 +27,7 @@ SMALL = {
     "grammar_memory.py": ["--constraints", "1", "--seconds", "0"],
     "head.py": ["--rows", "1", "--new", "1", "--rounds", "1"],
     "host_step.py": ["--rows", "4", "--steps", "2"],
+    "mixed_requests.py": ["--seconds", "0.2", "--warm", "0", "--clients", "2"],
     "masks.py": ["--rows", "2", "--steps", "2", "--threads", "1", "--constraints", "regex"],
     "openmp.py": ["--help"],  # test_openmp.py runs it, with a small model
     "programs_gpu.py": ["--shape", "small", "--rows", "2", "--own", "8", "--tokens", "2", "--repeat", "1"],

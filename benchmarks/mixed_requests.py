@@ -1,0 +1,322 @@
+"""Soak of the server: valid, invalid, aborted and slow requests of all protocols, mixed.
+
+    python benchmarks/mixed_requests.py [--seconds 600] [--warm 60] [--clients 16] [--seed 0]
+
+The server is `sglang-lite serve` in processes of its own, with the default model. Each client draws one request after
+the other. Printed are the counts of answers by kind and status, and, before, in the middle and after (when all has ended
+and the cache was flushed): requests under way, room in use, descriptors, threads and memory of the server's processes.
+"Before" is after each request was made once, and the same mixture for `--warm` seconds. The exit status is 1 where an
+answer was a 5xx, a stream ended in an error, a connection broke, no answer came within `--patience` seconds, or
+something is more at the end than in the middle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from machine import describe
+
+from sglang_lite.lang.backend.server_process import ServerProcess
+from sglang_lite.runtime.config import DEFAULT_MODEL
+
+WORDS = [
+    "the",
+    "sea",
+    "is",
+    "green",
+    "and",
+    "seven",
+    "old",
+    "ships",
+    "of",
+    "stone",
+    "sleep",
+    "under",
+    "a",
+    "paper",
+    "moon",
+]
+POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": POINT}}
+KEPT_DESCRIPTORS = 8  # that may be more afterwards: connections that are kept open, files that are read once
+KEPT_MB = 64  # of memory that may be more: allocators keep some
+ROOM = 4096  # tokens: little, so that all of it has soon been written to, and counts as memory before as after
+_DRAIN_S = 30  # for what was left alone to end
+
+
+class Client:
+    """One who asks.
+
+    Args:
+        http: with the server's address.
+        draw: its requests are a function of this.
+        patience: seconds for an answer.
+        seen: takes the counts of answers by kind and status.
+    """
+
+    def __init__(
+        self, http: httpx2.AsyncClient, draw: random.Random, patience: float, seen: Counter[tuple[str, str]]
+    ) -> None:
+        self._http, self._draw, self._patience, self._seen = http, draw, patience, seen
+
+    async def ask(self, kind: str, request: Callable[[Client], Awaitable[str]]) -> None:
+        """Makes a request, and counts its answer."""
+        try:
+            async with asyncio.timeout(self._patience):
+                status = await request(self)
+        except TimeoutError:
+            status = "none came"
+        except httpx2.TransportError as error:
+            status = type(error).__name__
+        self._seen[kind, status] += 1
+
+    def text(self, most: int = 30) -> str:
+        """A few words."""
+        return " ".join(self._draw.choices(WORDS, k=self._draw.randrange(1, most)))
+
+    def turns(self) -> list[dict[str, str]]:
+        """A conversation."""
+        return [{"role": "user", "content": self.text()}]
+
+    async def post(self, path: str, body: object) -> str:
+        """Status of an answer, which is read to its end. An error that a stream ends in counts as one."""
+        answer = await self._http.post(path, content=body if isinstance(body, bytes) else json.dumps(body).encode())
+        return f"{answer.status_code}" + (" with an error" if b'data: {"error"' in answer.content else "")
+
+    async def leave(self, path: str, body: Mapping[str, Any]) -> str:
+        """Leaves a stream after a part of it."""
+        async with self._http.stream("POST", path, json={**body, "stream": True}) as answer:
+            lines = answer.aiter_lines()
+            for _ in range(self._draw.randrange(6)):
+                await anext(lines, None)
+        return f"{answer.status_code}"
+
+    async def read_slowly(self, path: str, body: Mapping[str, Any]) -> str:
+        """Reads a stream with pauses."""
+        async with self._http.stream("POST", path, json={**body, "stream": True}) as answer:
+            async for _ in answer.aiter_bytes():
+                await asyncio.sleep(self._draw.random() * 0.2)
+        return f"{answer.status_code}"
+
+    async def send_slowly(self, path: str, body: object) -> str:
+        """Sends a body in pieces with pauses."""
+
+        async def pieces() -> AsyncIterator[bytes]:
+            data = json.dumps(body).encode()
+            for at in range(0, len(data), 40):
+                yield data[at : at + 40]
+                await asyncio.sleep(self._draw.random() * 0.05)
+
+        return f"{(await self._http.post(path, content=pieces())).status_code}"
+
+    async def send_half(self, path: str) -> str:
+        """Leaves in the middle of a body."""
+
+        async def half() -> AsyncIterator[bytes]:
+            yield b'{"text": "a'
+            raise OSError("it leaves here")
+
+        with contextlib.suppress(OSError, httpx2.TransportError):
+            await self._http.post(path, content=half())
+        return "left"
+
+    async def abort(self) -> str:
+        """Aborts a request by its name."""
+        rid = f"r{self._draw.getrandbits(64):x}"
+        body = {"text": self.text(), "rid": rid, "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}
+        asked = asyncio.ensure_future(self.post("/generate", body))
+        await asyncio.sleep(self._draw.random() * 0.2)
+        told = await self._http.post("/abort_request", json={"rid": rid})
+        return f"{told.status_code}, {await asked}"
+
+    async def respond(self) -> str:
+        """Responses that continue one another, are listed, streamed again and forgotten."""
+        first = await self._http.post("/v1/responses", json={"input": self.text(), "max_output_tokens": 4})
+        if first.status_code != 200:
+            return f"{first.status_code}"
+        id = first.json()["id"]
+        body = {"input": self.text(), "previous_response_id": id, "max_output_tokens": 4, "stream": True}
+        async with self._http.stream("POST", "/v1/responses", json=body) as answer:
+            lines = [line async for line in answer.aiter_lines() if line.startswith("data: ")]
+        last = json.loads(lines[-1].removeprefix("data: "))["response"]["id"]
+        again = await self._http.get(f"/v1/responses/{last}?stream=true&starting_after=2")
+        listed = await self._http.get(f"/v1/responses/{id}/input_items")
+        gone = await self._http.delete(f"/v1/responses/{id}")
+        return ", ".join(str(each.status_code) for each in (answer, again, listed, gone))
+
+
+def _chat(client: Client, **more: object) -> dict[str, Any]:
+    return {"messages": client.turns(), "max_tokens": client.text().count(" ") + 1, **more}
+
+
+def _format(schema: object) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
+REQUESTS: dict[str, Mapping[str, Callable[[Client], Awaitable[str]]]] = {
+    "valid": {
+        "chat": lambda c: c.post("/v1/chat/completions", _chat(c)),
+        "chat, streamed": lambda c: c.post("/v1/chat/completions", _chat(c, stream=True)),
+        "chat, schema": lambda c: c.post("/v1/chat/completions", _chat(c, response_format=_format(POINT))),
+        "chat, tool": lambda c: c.post("/v1/chat/completions", _chat(c, tools=[TOOL], tool_choice="required")),
+        "completions": lambda c: c.post("/v1/completions", {"prompt": c.text(), "max_tokens": 8, "n": 2}),
+        "generate": lambda c: c.post(
+            "/generate", {"text": [c.text(), c.text()], "sampling_params": {"max_new_tokens": 6, "regex": "[a-z ]+"}}
+        ),
+        "messages": lambda c: c.post("/v1/messages", {"messages": c.turns(), "max_tokens": 8, "stream": True}),
+        "responses": Client.respond,
+        "decisions": lambda c: c.post(
+            "/v1/decisions",
+            {"model": "", "input": c.text(), "questions": [{"type": "predicate", "instructions": "Is it green?"}]},
+        ),
+        "score": lambda c: c.post("/v1/score", {"prompt": c.text(), "continuations": [c.text(4), c.text(4)]}),
+        "tokenize": lambda c: c.post("/tokenize", {"prompt": c.text()}),
+        "information": lambda c: c.post("/flush_cache", {}),
+    },
+    "invalid": {
+        "no JSON": lambda c: c.post("/v1/chat/completions", b'{"messages": [' + c.text().encode()),
+        "no UTF-8": lambda c: c.post("/generate", b'{"text": "\xff\xfe"}'),
+        "deep": lambda c: c.post("/generate", b'{"text": ' + b"[" * 5000),
+        "unknown field": lambda c: c.post("/v1/chat/completions", _chat(c, max_tokenz=3)),
+        "wrong type": lambda c: c.post("/v1/completions", {"prompt": {"a": 1}}),
+        "bad schema": lambda c: c.post("/v1/chat/completions", _chat(c, response_format=_format({"type": "nothing"}))),
+        "bad regex": lambda c: c.post("/generate", {"text": "a", "sampling_params": {"regex": "(" + c.text()}}),
+        "too long": lambda c: c.post("/v1/completions", {"prompt": "a b " * 5000}),
+        "no such model": lambda c: c.post("/v1/chat/completions", _chat(c, model="nobody")),
+        "no such route": lambda c: c.post(f"/v1/{c.text(3)}", {}),
+        "no such response": lambda c: c.post("/v1/responses", {"input": "a", "previous_response_id": "resp_0"}),
+        "embeddings": lambda c: c.post("/v1/embeddings", {"input": "a"}),
+    },
+    "aborted": {
+        "left in a stream": lambda c: c.leave("/v1/chat/completions", _chat(c, max_tokens=300)),
+        "left in a response": lambda c: c.leave("/v1/responses", {"input": c.text(), "max_output_tokens": 300}),
+        "left in a body": lambda c: c.send_half("/generate"),
+        "aborted by name": Client.abort,
+    },
+    "slow": {
+        "reads slowly": lambda c: c.read_slowly("/v1/chat/completions", _chat(c)),
+        "sends slowly": lambda c: c.send_slowly("/v1/chat/completions", _chat(c)),
+    },
+}  # fmt: skip
+
+
+def _is_wrong(status: str) -> bool:
+    """Tells whether no server should answer so."""
+    return status != "left" and not all(each[0] in "234" and "error" not in each for each in status.split(", "))
+
+
+def _processes(pid: int) -> list[int]:
+    """A process and those under it."""
+    found, parents = [pid], {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    for each in found:
+        found += [child for child, parent in parents.items() if parent == each]
+    return found
+
+
+def _held(server: ServerProcess, stats: Mapping[str, Any]) -> dict[str, float]:
+    """Resources that a server's processes have at the moment."""
+    descriptors = threads = kilobytes = 0
+    for pid in _processes(server.pid):
+        with contextlib.suppress(OSError):
+            status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+            descriptors += len(list(Path(f"/proc/{pid}/fd").iterdir()))
+            threads += int(status["Threads"])
+            kilobytes += int(status["VmRSS"].split()[0])
+    return {
+        "requests under way": stats["running"] + stats["waiting"],
+        "tokens of room in use": stats["total_tokens"] - stats["free_tokens"],
+        "descriptors": descriptors,
+        "threads": threads,
+        "memory, MB": round(kilobytes / 1024),
+    }
+
+
+async def _at_rest(http: httpx2.AsyncClient) -> Mapping[str, Any]:
+    """Counts of the engine when all has ended, or `_DRAIN_S` seconds are over, and its cache was flushed."""
+    deadline = time.monotonic() + _DRAIN_S
+    while True:
+        await http.post("/flush_cache")
+        stats: Mapping[str, Any] = (await http.get("/server_info")).json()["internal_states"][0]
+        idle = not (stats["running"] or stats["waiting"]) and stats["free_tokens"] == stats["total_tokens"]
+        if idle or time.monotonic() > deadline:
+            return stats
+        await asyncio.sleep(0.2)
+
+
+async def soak(server: ServerProcess, options: argparse.Namespace) -> int:
+    """Makes the requests, and prints what came of them. 1 where something was wrong."""
+    seen: Counter[tuple[str, str]] = Counter()
+    requests = [(f"{group}: {name}", each) for group, named in REQUESTS.items() for name, each in named.items()]
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=options.clients)
+    async with httpx2.AsyncClient(base_url=server.url, timeout=None, limits=limits) as http:
+        clients = [
+            Client(http, random.Random(f"{options.seed} {i}"), options.patience, seen) for i in range(options.clients)
+        ]
+        for kind, request in requests:
+            await clients[0].ask(kind, request)
+        draws = [random.Random(f"{options.seed} {i} kinds") for i in range(options.clients)]
+
+        async def work(seconds: float) -> None:
+            end = time.monotonic() + seconds
+
+            async def of_one(client: Client, draw: random.Random) -> None:
+                while time.monotonic() < end:
+                    await client.ask(*draw.choice(requests))
+
+            await asyncio.gather(*map(of_one, clients, draws))
+
+        await work(options.warm)
+        held = [_held(server, await _at_rest(http))]
+        for _ in range(2):
+            await work(options.seconds / 2)
+            held.append(_held(server, await _at_rest(http)))
+    bad = sum(count for (_, status), count in seen.items() if _is_wrong(status))
+    print(f"\n{sum(seen.values())} requests of {options.clients} clients; wrong: {bad}")
+    for (kind, status), count in sorted(seen.items()):
+        print(f"  {kind:32} {status:24} {count:6}")
+    print(f"\n  {'held':32} {'before':>10} {'middle':>10} {'after':>10}")
+    for name in held[0]:
+        print(f"  {name:32} " + " ".join(f"{each[name]:10g}" for each in held))
+    kept = {"descriptors": KEPT_DESCRIPTORS, "threads": KEPT_DESCRIPTORS, "memory, MB": KEPT_MB}
+    leaks = [name for name, value in held[1].items() if held[2][name] > value + kept.get(name, 0)]
+    print(f"\nnot given back: {', '.join(leaks) or 'nothing'}")
+    return int(bool(bad or leaks))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--warm", type=float, default=60.0)
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--patience", type=float, default=120.0, help="longest wait for an answer, in seconds")
+    parser.add_argument("--model", default=DEFAULT_MODEL)
+    options = parser.parse_args()
+    print(describe())
+    settings = {"model": options.model, "max_total_tokens": ROOM, "log_level": "warning"}
+    server = ServerProcess(settings, 120.0)
+    try:
+        return asyncio.run(soak(server, options))
+    finally:
+        server.end()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
