@@ -54,7 +54,7 @@ def measure(overlap: bool, params: SamplingParams, stream: bool, rows: int, step
         overlap=overlap, max_running=rows, step_tokens=8192, page_size=16, context_length=512,
         max_total_tokens=rows * 512,
     )  # fmt: skip
-    engine.loop._runner._model = Nothing()
+    engine.loop.runner.replace(Nothing())
     for i in range(rows):
         engine.start([1 + i % 29, 1 + i // 29, *range(1, 30)], params, stream=stream)
     started = time.perf_counter()

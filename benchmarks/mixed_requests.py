@@ -3,11 +3,11 @@
     python benchmarks/mixed_requests.py [--seconds 600] [--warm 60] [--clients 16] [--seed 0]
 
 The server is `sglang-lite serve` in processes of its own, with the default model. Each client draws one request after
-the other. Printed are the counts of answers by kind and status, and, before, in the middle and after (when all has ended
-and the cache was flushed): requests under way, room in use, descriptors, threads and memory of the server's processes.
-"Before" is after each request was made once, and the same mixture for `--warm` seconds. The exit status is 1 where an
-answer was a 5xx, a stream ended in an error, a connection broke, no answer came within `--patience` seconds, or
-something is more at the end than in the middle.
+the other. Printed are the counts of answers by kind and status, and, before, in the middle and after (when all has
+ended and the cache was flushed): requests under way, room in use, descriptors, threads and memory of the server's
+processes. "Before" is after each request was made once, and the same mixture for `--warm` seconds. The exit status is 1
+where an answer was a 5xx, a stream ended in an error, a connection broke, no answer came within `--patience` seconds,
+or something is more at the end than in the middle.
 """
 
 from __future__ import annotations

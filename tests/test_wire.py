@@ -167,7 +167,7 @@ def test_the_table_has_every_record_and_every_error():
     ours = {kind for kind in below(Record) if kind.__module__.startswith(homes)} - {Record, Variant, nodes.BaseNode}
     assert set(wire.TYPES.values()) == ours
     assert set(failure.ERRORS.values()) == {kind for kind in below(sgl.SglError) if kind.__module__ == errors.__name__}
-    assert messages._Played.__struct_fields__ == protocol.Played.__struct_fields__
+    assert messages.PlayedData.__struct_fields__ == protocol.Played.__struct_fields__
 
 
 def test_only_meta_and_value_hold_what_no_type_says():

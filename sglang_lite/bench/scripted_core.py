@@ -202,7 +202,7 @@ def scripted_engine(model: str, step_s: float, write: Callable[[], str] = "a "._
 
 
 class _Running(ABC):
-    """Something that is open."""
+    """Request that is open."""
 
     sink: Callable[[Any], None]
 

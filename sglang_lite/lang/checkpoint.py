@@ -201,7 +201,7 @@ class BatchFile:
 
 
 def data_of(state: ProgramState) -> dict[str, Any]:
-    """What is kept of a state that has been executed to the end, as JSON.
+    """JSON that is kept of a state that has been executed to the end.
 
     Raises:
         ProgramError: a variable has a value that can't be kept.

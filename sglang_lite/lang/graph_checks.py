@@ -118,7 +118,7 @@ def _replaced(nodes: Sequence[tuple[int, GraphNode]], read: set[int]) -> Iterato
 
 
 def _lost(nodes: Sequence[tuple[int, GraphNode]], read: set[int]) -> Iterator[Finding]:
-    """Those of branches that are neither joined nor read. (A fork of one may be a copy, whose variables are the
+    """Faults of branches that are neither joined nor read. (A fork of one may be a copy, whose variables are the
     state's.)"""
     forks = {i: node.node for i, node in nodes if isinstance(node.node, Fork)}
     joined = {path for _, node in nodes for path in node.joins}
@@ -205,7 +205,7 @@ def _changes(graph: GraphRecord) -> Iterator[Finding]:
 
 
 def _around(first: str, second: str) -> tuple[str, str]:
-    """Both texts where they begin to differ."""
+    """Excerpts of two texts from where they begin to differ."""
     same = next((i for i, (a, b) in enumerate(zip(first, second)) if a != b), min(len(first), len(second)))
     start = max(same - 20, 0)
     return first[start : same + 40], second[start : same + 40]

@@ -1,4 +1,4 @@
-"""What `with` opens on a state: turns, variables and grammars, copies, checkpoints."""
+"""Scopes that `with` opens on a state: turns, variables and grammars, copies, checkpoints."""
 
 from __future__ import annotations
 

@@ -228,9 +228,9 @@ class ProgramState:
         return total_usage(usages_of(self._record(name)))
 
     def trace(self) -> Trace:
-        """What each node of this branch, and of those forked from it, has said, when and at what cost. Of the state
-        that the body was given it is the trace of the whole run. While the body runs it is of what has been played;
-        afterwards it waits for all branches. Nodes that failed tell so: nothing is raised for them."""
+        """Trace of this branch and of those forked from it: what each node has said, when and at what cost. Of the
+        state that the body was given it is the trace of the whole run. While the body runs it is of what has been
+        played; afterwards it waits for all branches. Nodes that failed tell so: nothing is raised for them."""
         from sglang_lite.lang.trace.log import trace_of
 
         player = self.branch.player

@@ -87,7 +87,7 @@ class Entry:
 
 @dataclass(slots=True, eq=False)
 class Recording:
-    """Everything that a trace does, in order, in the program and those inside it.
+    """Log of what a trace does, in order, in the program and those inside it.
 
     Attributes:
         forced: which outcomes the first decisions have; later ones have their first. None: nothing is explored.
@@ -124,7 +124,7 @@ class Recording:
             )
 
     def decide(self, symbol: Symbol, question: str, outcomes: tuple[str, ...], key: Any) -> int:
-        """Which outcome a decision has in this trace; the same question has the same answer."""
+        """Outcome of a decision in this trace; the same question has the same answer."""
         if (where := user_location()) is not None:
             self.asked.add(where)
         if key in self._known:

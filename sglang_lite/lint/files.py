@@ -1,4 +1,4 @@
-"""What a user names: a file with programs, and rows of arguments."""
+"""Files that a user names: one with programs, and rows of arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the runs of a program share, where that ends, and which moves of text would make it more."""
+"""Prefixes that the runs of a program share, where they end, and moves of text that would make them longer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Move:
 
 
 def first_break(graphs: Sequence[GraphRecord]) -> Break | None:
-    """Where runs begin to differ before their first generation; None: nowhere."""
+    """Place where runs begin to differ before their first generation; None: there is none."""
     starts = [list(_start(graph)) for graph in graphs]
     texts = ["".join(text for text, _ in start) for start in starts]
     same = min(_common(texts[0], text) for text in texts)
@@ -150,7 +150,7 @@ def _regions(graphs: Sequence[GraphRecord]) -> Iterator[list[_Line]]:
 
 
 def _is_plain(nodes: Sequence[GraphNode], places: Sequence[int], i: int) -> bool:
-    """Whether a node is text of the user's, and not a template's around a turn."""
+    """Tells whether a node is text of the user's, and not a template's around a turn."""
     if not isinstance(nodes[places[i]].node, Text | Value):
         return False
     after = nodes[places[i + 1]].node if i + 1 < len(places) else None
@@ -159,7 +159,7 @@ def _is_plain(nodes: Sequence[GraphNode], places: Sequence[int], i: int) -> bool
 
 
 def _elsewhere(nodes: Sequence[GraphNode], held: Sequence[int], inside: set[int]) -> bool:
-    """Whether the line of some text has other nodes than text: then it can't be moved as a whole."""
+    """Tells whether the line of some text has other nodes than text: then it can't be moved as a whole."""
     number, path = _number(nodes[held[0]]), nodes[held[0]].path
     return any(_number(node) == number and node.path == path and at not in inside for at, node in enumerate(nodes))
 
@@ -186,7 +186,7 @@ def _moved(graph: GraphRecord, line: _Line, above: _Line) -> GraphRecord:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """What runs of a program share.
+    """Prefixes that runs of a program share.
 
     Attributes:
         known: they are runs of rows that are given; else of two runs that have nothing in common but the program.
@@ -201,7 +201,7 @@ class Sharing:
 
 
 def sharing(graphs: Sequence[GraphRecord], counter: Counter, *, known: bool) -> Sharing:
-    """What the runs of these graphs share."""
+    """Prefixes that the runs of these graphs share."""
     tree = prefix_tree(graphs, counter)
     but_one = prefix_tree(graphs[:-1], counter)
     further = tree.unique - but_one.unique, tree.tokens - but_one.tokens

@@ -217,7 +217,7 @@ class GraphRecord(Record, frozen=True):
 
     @property
     def edges(self) -> tuple[Edge, ...]:
-        """All edges, by their targets."""
+        """Edges by their targets."""
         found = dict.fromkeys(edge for way in self.ways for edge in self._order(way))
         for i, node in enumerate(self.nodes):
             for use in node.uses:

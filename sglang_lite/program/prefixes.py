@@ -123,7 +123,7 @@ def prefix_tree(graphs: Sequence[GraphRecord], counter: Counter) -> PrefixTree:
 
 
 def prompts_of(graph: GraphRecord, run: int = 0) -> Iterator[tuple[Path, _Segments]]:
-    """Each generation's and selection's branch, and what stands before it: texts, and what is unknown.
+    """Branches of generations and selections, each with what stands before it: texts, and what is unknown.
 
     Args:
         run: its number; what is unknown in one run is unlike that of others.

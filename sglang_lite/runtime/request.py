@@ -57,7 +57,7 @@ class Look(enum.IntEnum):
 
 
 class Pace(enum.IntEnum):
-    """When the tokens of a request are looked at that nothing but its stream wants to see."""
+    """Times at which tokens are looked at that only a request's stream wants to see."""
 
     NONE = 0  # never
     AT_ONCE = 1  # the first one

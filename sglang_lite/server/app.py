@@ -78,7 +78,7 @@ def application(engine: Engine, settings: ServerSettings) -> Starlette:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """What the router itself refuses: paths that are not there, and methods that they have not."""
+    """Refusal by the router itself: of a path that is not there, or a method that it has not."""
     assert isinstance(error, HTTPException)
     path = request.url.path[:200]
     refused: SglError = NotFoundError(f"there is no {path!r} here.", hint="/openapi.json lists what there is.")

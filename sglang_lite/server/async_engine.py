@@ -35,7 +35,7 @@ _LONG = 4096  # characters of a prompt, above which it is tokenised beside the e
 
 
 class Abortable(Protocol):
-    """Something submitted, which can be ended."""
+    """Request or program that was submitted, and can be ended."""
 
     def abort(self) -> None: ...
 
@@ -56,7 +56,7 @@ class AsyncEngine:
 
     @property
     def open(self) -> int:
-        """How much of what was submitted has not ended."""
+        """Number of requests and programs that have not ended."""
         return len(self._open)
 
     def abort_all(self) -> None:
@@ -362,7 +362,7 @@ async def begun(events: AsyncGenerator[E, None]) -> AsyncGenerator[E, None]:
 
 
 async def merged(streams: Sequence[AsyncGenerator[E, None]]) -> AsyncGenerator[tuple[int, E], None]:
-    """What several streams give, each with the index of its stream, as it comes. The first error ends them all."""
+    """Union of several streams, each event with the index of its own, as it comes. The first error ends them all."""
     queue: asyncio.Queue[tuple[int, E] | BaseException | None] = asyncio.Queue()
 
     async def pump(index: int, stream: AsyncGenerator[E, None]) -> None:

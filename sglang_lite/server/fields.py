@@ -1,4 +1,4 @@
-"""What becomes of each field of a request: honoured, neutral (it can't change an answer here) or refused.
+"""Fields of requests: honoured, neutral (they can't change an answer here) or refused.
 
 The honoured ones of a protocol are those of its record; this file has the others. Nothing is dropped in silence: what a
 request has that is unknown is refused by the nearest name that is known, or reported.

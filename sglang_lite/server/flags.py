@@ -82,7 +82,7 @@ def _dest(kind: type, name: str) -> str:
 
 
 def _type(hint: Any) -> dict[str, Any]:
-    """How a flag of a type is read."""
+    """Options of argparse for a flag of a type."""
     options = [each for each in get_args(hint) if each is not type(None)] or [hint]
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction}
@@ -95,7 +95,7 @@ def _type(hint: Any) -> dict[str, Any]:
 
 
 def _texts(kind: type) -> dict[str, str]:
-    """What each field is for, from the docstring."""
+    """Help for each field, from the docstring."""
     attributes = (kind.__doc__ or "").partition("Attributes:\n")[2]
     found = re.findall(r"^ {8}(\w+(?:, \w+)*): (.*(?:\n {9,}.*)*)", attributes, re.MULTILINE)
     return {name: " ".join(text.split()).replace("%", "%%") for names, text in found for name in names.split(", ")}

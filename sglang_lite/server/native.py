@@ -81,7 +81,7 @@ class Ids(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Abort(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Which request is to end."""
+    """Name of a request that is to end."""
 
     rid: str | None = None
     abort_all: bool = False
@@ -103,7 +103,7 @@ class FunctionCalls(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ProfileRequest(msgspec.Struct, kw_only=True):
-    """Where the trace of a profile goes, and what it has."""
+    """Settings of a profile: where its trace goes, and what it has."""
 
     output_dir: str | None = None
     with_stack: bool | None = None
@@ -162,7 +162,7 @@ _CUMULATIVE = ("output_token_logprobs", "output_top_logprobs", "output_token_ids
 
 
 def _new(found: dict[str, Any], sent: dict[str, int]) -> dict[str, Any]:
-    """What an answer has that was not sent yet; `sent` has the lengths of what was."""
+    """Part of an answer that was not sent yet; `sent` has the lengths of what was."""
 
     def rest(name: str, whole: Any) -> Any:
         start, sent[name] = sent.get(name, 0), len(whole)

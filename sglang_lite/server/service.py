@@ -1,4 +1,4 @@
-"""What the handlers of all protocols answer with: the engine, its model's format, its health."""
+"""Service that the handlers of all protocols answer with: the engine, its model's format, its health."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Service:
         return await asyncio.to_thread(encode, prompt.spans)
 
     def tokens(self, text: str) -> int:
-        """How many tokens a text has."""
+        """Number of tokens of a text."""
         return len(self.engine.tokenizer.encode(text, first=False)) if text else 0
 
     @cached_property

@@ -24,7 +24,7 @@ Form: TypeAlias = Literal["msgpack", "json"]
 Message: TypeAlias = Record | SglError
 
 
-class _Played(Record, frozen=True):
+class PlayedData(Record, frozen=True):
     """Played, with an error as data."""
 
     path: tuple[int, ...]
@@ -52,7 +52,7 @@ TYPES: Final[dict[str, type[Record]]] = {
         nodes.ScopeBegin, nodes.ScopeEnd, nodes.Select, nodes.Text, nodes.TurnBegin, nodes.TurnEnd,
     )
 }  # fmt: skip
-_READ: Final[dict[str, type[Record]]] = {**TYPES, "Played": _Played, "Error": Failure}
+_READ: Final[dict[str, type[Record]]] = {**TYPES, "Played": PlayedData, "Error": Failure}
 _FLOATS: Final = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
 _ENVELOPE: Final = {"version", "type", "data"}
 
@@ -101,7 +101,7 @@ def decode(data: bytes | bytearray | memoryview, *, form: Form = "msgpack", limi
         raise too_deep(["data"], limits) from None
     if isinstance(found, Failure):
         return as_error(found)
-    if isinstance(found, _Played):
+    if isinstance(found, PlayedData):
         event = as_error(found.event) if isinstance(found.event, Failure) else found.event
         return Played(found.path, found.name, event)
     return cast(Record, found)
@@ -130,7 +130,7 @@ def _named(message: Message) -> tuple[str, Record]:
     if TYPES.get(name) is not type(message):
         raise WireError(f"a {name} can't be sent", hint=f"Send one of {', '.join(TYPES)}, or an SglError.")
     if isinstance(message, Played) and isinstance(message.event, SglError):
-        return name, _Played(message.path, message.name, as_failure(message.event))
+        return name, PlayedData(message.path, message.name, as_failure(message.event))
     return name, message
 
 

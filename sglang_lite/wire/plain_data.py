@@ -43,7 +43,7 @@ def check(record: Record, limits: Limits) -> bool:
 
 
 def is_plain(value: object, limits: Limits) -> bool:
-    """Whether a value is data that may stand in `meta`."""
+    """Tells whether a value is data that may stand in `meta`."""
     try:
         _check(value, limits.depth // 2, plain=True)
     except (_RefusedError, RecursionError):

@@ -160,7 +160,7 @@ class SteppedEngine(Engine):
         self.core = EngineCore(EngineConfig.make(**config), model or loaded(), Inline())
         self.loop, self.scheduler, self.store = self.core.loop, self.core.scheduler, self.core.scheduler.store
         if fails is not None:
-            self.loop._runner = ShortRunner(self.loop._runner, fails)  # type: ignore[assignment]  # a fake around it
+            self.loop.runner = ShortRunner(self.loop.runner, fails)  # type: ignore[assignment]  # a fake around it
         self.built = []  # all requests, in their order
         build = self.core.builder.build
         record = self._built
@@ -202,7 +202,7 @@ class SteppedEngine(Engine):
     @property
     def open(self):
         """How many requests and programs count as open."""
-        return self.core.open._open
+        return self.core.open.under_way
 
     def check_empty(self):
         """Nothing is held when nothing runs."""

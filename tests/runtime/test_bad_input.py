@@ -267,8 +267,9 @@ def test_a_request_that_is_aborted_while_it_is_compiled_ends_once(slow_compiler)
 
 def test_closing_ends_what_is_compiled_and_what_waits_to_be(slow_compiler, monkeypatch):
     engine = Engine.of(scripted.loaded())
-    shutdown = engine.core.compiler._here.shutdown
-    monkeypatch.setattr(engine.core.compiler._here, "shutdown", lambda: (slow_compiler.set(), shutdown()))
+    here = engine.core.compiler._here  # noqa: SLF001 # as closing is what it does
+    shutdown = here.shutdown
+    monkeypatch.setattr(here, "shutdown", lambda: (slow_compiler.set(), shutdown()))
     sinks = [Collector(2) for _ in range(6)]
     for i, sink in enumerate(sinks):
         engine.submit("ab", SamplingParams(n=2, max_tokens=3), Regex("[ab]+" + "a" * i), sink=sink)

@@ -227,7 +227,8 @@ def small(folder):
 @pytest.fixture
 def held(small):
     """Every lock of the engine is held by some other thread when the process is copied."""
-    locks = small.core.open._lock, small.core.loop.inbox._lock, small.core.compiler._lock, small.core.compiler._making
+    core = small.core
+    locks = core.open._lock, core.loop.inbox._lock, core.compiler._lock, core.compiler._making  # noqa: SLF001 # no copy may need one
     for lock in locks:
         lock.acquire()
     yield small

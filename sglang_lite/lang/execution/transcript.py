@@ -149,7 +149,7 @@ class Transcript:
 
     @property
     def behind(self) -> tuple[int, int, tuple[str, int] | None]:
-        """How many pieces and finished turns there are, and the open turn."""
+        """Counts of pieces and finished turns, and the open turn."""
         return len(self.pieces), len(self.messages), self._turn
 
     @property

@@ -24,7 +24,7 @@ MOST_NODES: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What a run has done.
+    """Record of what a run has done.
 
     Attributes:
         head: what ran.

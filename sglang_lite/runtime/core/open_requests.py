@@ -88,6 +88,11 @@ class OpenRequests:
         with self._lock:
             self._counts[what] += number
 
+    @property
+    def under_way(self) -> int:
+        """Number of requests and programs that count as open."""
+        return self._open
+
     def counts(self) -> dict[str, int]:
         with self._lock:
             return {what: self._counts[what] for what in _COUNTED}

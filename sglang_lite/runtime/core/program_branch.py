@@ -81,7 +81,7 @@ class ProgramOfBranches(Protocol):
 
 class Branch:
     """
-    Everything happens on the loop's thread, but for the texts, which are tokenised elsewhere.
+    Branch of a program. All of it happens on the loop's thread, but texts are tokenised elsewhere.
 
     Attributes:
         error: what it has failed with, or that it was dropped; a rollback takes it back.
@@ -107,7 +107,7 @@ class Branch:
 
     @property
     def queued(self) -> bool:
-        """Whether nodes of the branch are to be played."""
+        """Tells whether nodes of the branch are to be played."""
         return bool(self._queue)
 
     @property
@@ -210,7 +210,7 @@ class Branch:
         return [] if self._text is None else self._text.added_before(end)
 
     def through(self, end: int | None) -> bool:
-        """Whether its first `end` nodes (None: all) have been played."""
+        """Tells whether its first `end` nodes (None: all) have been played."""
         return self._text is not None and self._played >= (self._queue.count if end is None else end)
 
     def wake_when_through(self, waiting: Waiting) -> None:
@@ -303,7 +303,7 @@ class Branch:
             self._player.parts.loop.scheduler.hints.release(prospect)
 
     def end(self) -> None:
-        """Nothing more comes: its program has ended."""
+        """Ends the branch with its program: no node comes any more."""
         self._judged = False
         self._look_ahead()
 

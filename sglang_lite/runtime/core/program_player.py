@@ -192,7 +192,7 @@ class Player:
             self._sink(Played(path, name, event))
 
     def may_play(self) -> bool:
-        """Whether it counts as an open request. If not, the branches continue when there is room."""
+        """Tells whether it counts as an open request. If not, the branches continue when there is room."""
         if not self._entered and not self._asked:
             self._entered = self.parts.open.enter()
             if not self._entered:

@@ -95,7 +95,7 @@ class StepLoop:
         stream_interval_s: least time between two looks at tokens that are looked at for a stream alone.
 
     Attributes:
-        jump: as given.
+        jump, runner: as given.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class StepLoop:
         self.late_masks = 0  # rows that continued a step later, as their masks took too long
         self.inbox = Inbox(filler.interrupt)
         self.outbox = Outbox(self.inbox)
-        self._runner, self._sampling, self._filler = runner, sampling, filler
+        self.runner, self._sampling, self._filler = runner, sampling, filler
         self._overlap, self.jump = overlap, jump
         self._in_flight: _InFlight | None = None
         slots = len(scheduler.store.table.length)
@@ -183,7 +183,7 @@ class StepLoop:
                 request.state = State.FAILED
                 request.output.tell(error)
         self.inbox.run()
-        self._runner.close()
+        self.runner.close()
 
     def unmark(self) -> None:
         """Marks no more parts of steps."""
@@ -273,7 +273,7 @@ class StepLoop:
             self._watch.begin(request)
         began = time.perf_counter()
         with self.span(_kind(batch)):
-            forward = self._runner.forward(batch)
+            forward = self.runner.forward(batch)
         patience = min(max(time.perf_counter() - began, _PATIENCE), _MOST_PATIENCE)
         return _Launched(forward, self.scheduler.launched(batch), patience)
 
@@ -320,7 +320,7 @@ class StepLoop:
 
     def _draw(self, step: _Launched, masked: _Masked) -> None:
         batch = step.forward.batch
-        drawn = self._runner.sample(step.forward, masked.rows, self._special(batch, masked.rows), masked.masks)
+        drawn = self.runner.sample(step.forward, masked.rows, self._special(batch, masked.rows), masked.masks)
         self.scheduler.drawn(batch.slots[masked.rows])
         self._in_flight = _InFlight(step, masked, drawn)
 
@@ -480,7 +480,7 @@ def _no_span(_: str) -> AbstractContextManager[object]:
 
 
 def _kind(batch: Batch) -> str:
-    """What a step computes, in a profile."""
+    """Name of a step in a profile: what it computes."""
     if not batch.decoding:
         return "prefill"
     return "decode" if batch.decoding == len(batch.requests) else "prefill and decode"

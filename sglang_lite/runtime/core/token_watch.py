@@ -1,4 +1,4 @@
-"""Which of the tokens that a step has drawn the host looks at: a few array operations for all rows."""
+"""Choice of the drawn tokens that the host looks at: a few array operations for all rows of a step."""
 
 from __future__ import annotations
 

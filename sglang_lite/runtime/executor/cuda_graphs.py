@@ -52,12 +52,12 @@ class CudaGraphs:
         self._kv_heads, self._vocab_size, self._dtype = kv_heads, vocab_size, dtype
         self._logits: torch.Tensor | None = None  # of all graphs
         # By tokens, whether rows have several of them, and whether they share prefixes.
-        self._graphs: dict[tuple[int, bool, bool], CapturedGraph] = {}
+        self.captured: dict[tuple[int, bool, bool], CapturedGraph] = {}
         self._pool: Any = None
 
     def clear(self) -> None:
         """Drops all graphs: what they computed with has changed."""
-        self._graphs.clear()
+        self.captured.clear()
 
     def capture_all(self, compute: Compute, sharing: Sequence[bool]) -> None:
         """Captures graphs of all sizes.
@@ -68,10 +68,10 @@ class CudaGraphs:
         """
         for size in sorted(self.sizes, reverse=True):
             for shared in sharing if size > 1 else (False,):
-                self._graphs[size, False, shared] = self._capture(compute, size, several=False, shared=shared)
+                self.captured[size, False, shared] = self._capture(compute, size, several=False, shared=shared)
         for size in reversed(_token_sizes(self._most_tokens)) if self.sizes else ():
             for shared in sharing:
-                self._graphs[size, True, shared] = self._capture(compute, size, several=True, shared=shared)
+                self.captured[size, True, shared] = self._capture(compute, size, several=True, shared=shared)
 
     def padded(self, rows: int) -> int:
         """Rows of the smallest graph for so many; `rows` where there is none."""
@@ -94,9 +94,9 @@ class CudaGraphs:
         if several:
             size = next(most for most in _token_sizes(self._most_tokens) if most >= tokens)
         key = size, several, shared
-        if key not in self._graphs:
-            self._graphs[key] = self._capture(compute, size, several=several, shared=shared)
-        return self._graphs[key]
+        if key not in self.captured:
+            self.captured[key] = self._capture(compute, size, several=several, shared=shared)
+        return self.captured[key]
 
     def _capture(self, compute: Compute, tokens: int, *, several: bool, shared: bool) -> CapturedGraph:
         """A graph that decodes so many tokens, and gives the logits of all; of each row's last one, where some rows

@@ -150,7 +150,7 @@ class GpuRunner:
             group = spec.num_heads // spec.num_kv_heads
             rows_per_block = block_queries(group, model.precision.compute.itemsize) // group
             self._prefixes = PrefixGroups(table, spec.num_kv_heads, rows_per_block)
-        self._graphs = CudaGraphs(
+        self.graphs = CudaGraphs(
             graphs if self._attention.captured else (), self._most_decoded, self._slots, self._staging,
             page_size=table.page_size, kv_heads=spec.num_kv_heads, vocab_size=spec.vocab_size,
             dtype=model.precision.compute,
@@ -165,12 +165,12 @@ class GpuRunner:
         assert isinstance(model, GpuDecoder)
         self._model = model
         self._cache = replace(self._cache, scales=model.kv_scales)
-        self._graphs.clear()
+        self.graphs.clear()
 
     def close(self) -> None:
         """Frees the GPU's memory. No other call may follow."""
-        self._graphs.clear()
-        del self._model, self._cache, self._copy, self._attention, self._slots, self._graphs
+        self.graphs.clear()
+        del self._model, self._cache, self._copy, self._attention, self._slots, self.graphs
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -183,8 +183,8 @@ class GpuRunner:
         if len(batch.copies[0]):
             self._copy(*(torch.from_numpy(at.astype(np.int64)).to(self._device) for at in batch.copies))
         self._slots.send_changes(batch)
-        shared = None if self._prefixes is None else self._prefixes.find(batch, self._graphs.padded)
-        graph = self._graphs.find(self._compute, batch, inputs, shared is not None)
+        shared = None if self._prefixes is None else self._prefixes.find(batch, self.graphs.padded)
+        graph = self.graphs.find(self._compute, batch, inputs, shared is not None)
         if graph is not None:
             return GpuForward(batch, None, graph.run(inputs, shared), inputs.last, {}, self._mark(batch))
         hidden = self._run(self._plan(batch, inputs, shared))
@@ -293,7 +293,7 @@ class GpuRunner:
         for block in BLOCK_SIZES:
             count = min(block, longest)
             self._try(count, decoding=0, blocks=[(0, count, self._slots.dummy, 0)], block_size=block)
-        self._graphs.capture_all(self._compute, sharing)
+        self.graphs.capture_all(self._compute, sharing)
         page_table = self._slots.page_table
         dummy = page_table[self._slots.dummy, :1].long() * self._table.page_size
         self._copy(dummy, dummy)

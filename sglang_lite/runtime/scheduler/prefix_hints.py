@@ -13,7 +13,7 @@ from sglang_lite.runtime.prospect import Prospect
 
 class PrefixHints:
     """
-    One prefix a branch. Those that were there first yield first.
+    Locks on prefixes, one a branch. Those that were there first yield first.
 
     Args:
         store: that has the prefixes.

@@ -1,4 +1,4 @@
-"""How many tokens a step takes beside a stream, so that whoever reads it does not wait long for the next token."""
+"""Limit of a step's tokens beside a stream, so that whoever reads it does not wait long for the next token."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ class Compiler:
                 self._bytes -= size_of(key) + (future.result().size if future.exception() is None else 0)
 
     def _build_apart(self, key: Constraint, constraint: Constraint) -> CompiledGrammar:
-        kept = self._kept()
+        kept = self.disk_cache()
         found = kept.get(key)
         if found is not None:
             try:
@@ -261,7 +261,8 @@ class Compiler:
         finally:
             self._idle.append(worker)
 
-    def _kept(self) -> GrammarDiskCache:
+    def disk_cache(self) -> GrammarDiskCache:
+        """The grammars that are on disk."""
         with self._making:
             if self._on_disk is None:
                 self._on_disk = GrammarDiskCache(cache_folder() / "grammars", self._vocabulary, self._backend)

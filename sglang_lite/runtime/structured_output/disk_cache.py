@@ -51,7 +51,7 @@ class GrammarDiskCache:
 
     def get(self, constraint: Constraint) -> tuple[str, PreparedGrammar] | None:
         """The name of an engine and what it had prepared; None where nothing good is kept."""
-        path = self._path(constraint)
+        path = self.path_of(constraint)
         try:
             content = path.read_bytes()
             packed = content[_DIGEST:]
@@ -73,12 +73,12 @@ class GrammarDiskCache:
             self._folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
                 file.write(hashlib.sha256(packed).digest() + packed)
-            os.replace(file.name, self._path(constraint))
+            os.replace(file.name, self.path_of(constraint))
             self._drop_oldest()
         except (OSError, RecursionError) as error:
             logger.warning("a compiled grammar could not be kept in %s: %s", self._folder, error)
 
-    def _path(self, constraint: Constraint) -> Path:
+    def path_of(self, constraint: Constraint) -> Path:
         name = hashlib.sha256(f"{self._fingerprint} {constraint!r}".encode("utf-8", "surrogatepass")).hexdigest()
         return self._folder / name
 

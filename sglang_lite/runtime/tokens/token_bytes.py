@@ -19,7 +19,7 @@ _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 @contextmanager
 def foreign(label: str) -> Iterator[None]:
-    """Whatever the tokenizers library makes of a damaged description is an error of ours."""
+    """Turns whatever the tokenizers library makes of a damaged description into an error of ours."""
     try:
         yield
     except BaseException as error:  # a panic of its Rust code is no Exception

@@ -267,7 +267,7 @@ class ChatFormat:
 
 
 def _allowed(schemas: Mapping[str, JsonSchema], names: Sequence[str] | None) -> Mapping[str, JsonSchema]:
-    """Those that are named. Raises ParameterError: there is no such one."""
+    """Schemas of the tools that are named. Raises ParameterError: there is no such tool."""
     for name in names or ():
         if name not in schemas:
             raise ParameterError("tool_choice", f"there is no tool {name!r}.", hint=f"Tools: {', '.join(schemas)}.")

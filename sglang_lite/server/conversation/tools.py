@@ -1,4 +1,4 @@
-"""What several protocols say alike of tools and reasoning: custom tools, arguments, effort.
+"""Tools and reasoning as several protocols say them alike: custom tools, arguments, effort.
 
 A custom tool is called with text: as a function of one argument, or as the whole answer.
 """

@@ -256,7 +256,7 @@ def conversation_of(body: ChatRequest) -> tuple[Conversation, str | None]:
 def _choice(
     given: str | dict[str, Any] | None, *, has_tools: bool
 ) -> tuple[Literal["auto", "required", "none"], list[str] | None]:
-    """What is said of calls, and the names of the tools that may be called; None: of all."""
+    """Mode of calling, and the names of the tools that may be called; None: of all."""
     if given is None or given == "auto":
         return "auto", None
     if given == "none":

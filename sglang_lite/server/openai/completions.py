@@ -39,7 +39,7 @@ from sglang_lite.server.service import Service
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What a stream has beside its pieces."""
+    """Content of a stream beside its pieces."""
 
     include_usage: bool = False
     include_obfuscation: bool = False  # pads events against who measures their sizes on the way

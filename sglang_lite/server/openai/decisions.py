@@ -57,7 +57,7 @@ _TASK = "Answer a question about this in JSON, with exactly one of its choices."
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """What stands around each question: final tokens before it, text after it."""
+    """Frame of each question: final tokens before it, text after it."""
 
     text: str
     ids: tuple[int, ...]
@@ -192,7 +192,7 @@ def _answer(question: Question, asked: Options | None, selection: Selection | No
 
 
 def _confidence(shares: Sequence[float]) -> float:
-    """How far the likeliest choice is above all being alike (0), up to certainty (1)."""
+    """Distance of the likeliest choice from all being alike (0), up to certainty (1)."""
     even = 1 / len(shares)
     return min(max((max(shares) - even) / (1 - even), 0.0), 1.0)
 

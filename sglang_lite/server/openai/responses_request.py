@@ -147,7 +147,7 @@ _INCLUDED = {  # what else can be asked for, and is of tools and models that are
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request asks for.
+    """Conversation that a request asks for.
 
     Attributes:
         conversation: that is to be continued.
@@ -262,7 +262,7 @@ def _tool(tool: FunctionTool | CustomTool, *, forced: bool) -> Tool:
 def _choice(
     given: str | dict[str, Any] | None, tools: Mapping[str, FunctionTool | CustomTool], hosted: frozenset[str]
 ) -> tuple[Literal["auto", "required", "none"], list[str] | None]:
-    """What is said of calls, and the names of the tools that may be called; None: of all."""
+    """Mode of calling, and the names of the tools that may be called; None: of all."""
     if given is None or given == "auto":
         return "auto", None
     if given == "none":

@@ -86,7 +86,7 @@ async def _continuations(service: Service, body: ScoreRequest) -> Response:
 
 
 async def _labels(service: Service, body: ScoreRequest) -> Response:
-    """How likely each label is as the next token, after the query with each item."""
+    """Probability of each label as the next token, after the query with each item."""
     assert body.query is not None
     labels = body.label_token_ids
     size = service.engine.vocab_size

@@ -71,7 +71,7 @@ class ProgramAnswer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ProgramAnswers(msgspec.Struct, kw_only=True):
-    """What comes next of a program that is open."""
+    """Nodes that come next of a program that is open."""
 
     version: int
     answers: list[ProgramAnswer] = []
@@ -87,7 +87,7 @@ ANSWERS: Fields[ProgramAnswers] = Fields(ProgramAnswers, GATEWAY_NEUTRAL, {})
 
 @dataclass(slots=True)
 class Budget:
-    """What a program may still have. It is counted before anything of it starts.
+    """Budget of a program, counted before anything of it starts.
 
     Attributes:
         vocab_size: of the model, against which parameters are checked.
@@ -99,7 +99,7 @@ class Budget:
     vocab_size: int
 
     def take(self, nodes: Sequence[Node], pointer: str) -> Budget:
-        """What is left after some nodes, which this does not take yet.
+        """Budget that is left after some nodes, which this does not take yet.
 
         Args:
             pointer: JSON Pointer to their list.
@@ -172,7 +172,7 @@ def _costliest(decision: Decision | None, costs: Mapping[int, int]) -> int:
 
 
 def _walked(nodes: Sequence[Node], pointer: str) -> Iterator[tuple[str, Node]]:
-    """All nodes, with their pointers."""
+    """Nodes with their pointers, those of branches included."""
     for i, node in enumerate(nodes):
         yield f"{pointer}/{i}", node
         if isinstance(node, Fork):
@@ -248,7 +248,7 @@ def _asked(service: Service, call: Call, given: Mapping[str, Any], pointer: str)
 
 
 def limits_of(service: Service, given: ProgramLimits | None, pointer: str) -> tuple[Budget, float]:
-    """What a program may have, and its seconds: the lower of the client's limits and the server's."""
+    """Budget and seconds of a program: the lower of the client's limits and the server's."""
     settings, own = service.settings, given or ProgramLimits()
     budget = Budget(
         int(_least("tokens", own.tokens, settings.program_max_tokens, pointer)),
@@ -314,7 +314,7 @@ def _whole(id: str, events: Sequence[ProgramEvent], call: Call) -> Response:
 
 
 class _Data(msgspec.Struct):
-    """What a message of the wire has inside."""
+    """Content of a message of the wire."""
 
     data: msgspec.Raw
 
@@ -346,7 +346,7 @@ def _event(message: wire.Message) -> bytes:
 
 
 class _Usages:
-    """What the nodes of a program have used, one by one and together."""
+    """Usage of a program's nodes, one by one and together."""
 
     def __init__(self) -> None:
         self._started = time.perf_counter()

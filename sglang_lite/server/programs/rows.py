@@ -78,7 +78,7 @@ class _Rows:
             await self._told.put(b'data: {"row":%d,"events":[%b]}\n\n' % (index, messages))
 
     async def _played(self, index: int) -> list[ProgramEvent]:
-        """All events of a row; what is wrong with it is its own."""
+        """Events of a row; what is wrong with it is its own."""
         seeds = self._body.seeds
         found: list[ProgramEvent] = []
         try:

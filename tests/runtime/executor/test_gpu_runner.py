@@ -86,7 +86,7 @@ def with_graphs(device, monkeypatch):
     def make(**settings):
         engine = device(**settings)
         if not GPU:
-            engine.core.runner._graphs.sizes = graph_sizes(settings["max_running"])
+            engine.core.runner.graphs.sizes = graph_sizes(settings["max_running"])
         return engine
 
     if not GPU:
@@ -106,7 +106,7 @@ def test_captured_steps_of_rows_with_one_token_and_with_several(with_graphs, on_
     words = [g.text for g in answers(on_cpu, first, greedy(max_tokens=12), Regex("[abc]defgh[ij]klm[a-z]*"))]
     forced = answers(engine, first, greedy(max_tokens=12), Regex("[abc]defgh[ij]klm[a-z]*"))
     assert [g.text for g in forced] == words
-    kinds = {key[1] for key in engine.core.runner._graphs._graphs}
+    kinds = {key[1] for key in engine.core.runner.graphs.captured}
     assert kinds == {False, True}
 
 

@@ -102,7 +102,7 @@ def test_a_damaged_file_is_compiled_again_and_replaced(folder, damage):
 def test_what_an_engine_can_not_load_is_compiled_again(folder):
     text, _ = generated(LARK)
     with Engine.of(random_model()) as engine:
-        engine.core.compiler._kept().put(LARK, "xgrammar", "{}")
+        engine.core.compiler.disk_cache().put(LARK, "xgrammar", "{}")
     assert generated(LARK) == (text, 0)
 
 
@@ -125,7 +125,7 @@ def test_the_files_used_longest_ago_go_first(folder, monkeypatch):
     names = [Regex(f"a{{{i}}}") for i in range(5)]
     for i, name in enumerate(names):
         store.put(name, "xgrammar", os.urandom(500))
-        os.utime(store._path(name), (i, i))
+        os.utime(store.path_of(name), (i, i))
         store.get(names[0])
     kept = [store.get(name) is not None for name in names]
     assert kept[0]
@@ -147,7 +147,7 @@ def test_the_name_of_a_file_is_the_same_in_every_process(folder):
         "import sys, pathlib\nfrom sglang_lite.runtime.structured_output.disk_cache import GrammarDiskCache\n"
         "from sglang_lite.runtime.structured_output.vocabulary import Vocabulary\nfrom sglang_lite.protocol import Lark\n"
         "store = GrammarDiskCache(pathlib.Path(sys.argv[1]), Vocabulary((b'a', b'\\xff'), (1,)), 'auto')\n"
-        "print(store._path(Lark('start: \"\\ud800é\"')).name)"
+        "print(store.path_of(Lark('start: \"\\ud800é\"')).name)"
     )
     other = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)
-    assert other.stdout.strip() == store._path(Lark('start: "\ud800é"')).name
+    assert other.stdout.strip() == store.path_of(Lark('start: "\ud800é"')).name
