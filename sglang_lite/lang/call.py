@@ -66,6 +66,8 @@ class Call:
         outer = current_run.get()
         run = Run(backend, settings, is_async=program.is_async, outer=outer, new_state=ProgramState)
         run.called = Calling(program, args, kwargs)
+        run.speculation = None if program.speculation.tokens is None else program.speculation
+        run.speculates = program.speculation.on
         self.state = ProgramState(Branch(Player(run, run.pushed())))
         if outer is not None:
             outer.contain(self.state.branch)

@@ -41,6 +41,7 @@ from sglang_lite.protocol.sampling import given, named
 if TYPE_CHECKING:
     from sglang_lite.constraints.python_types.value_type import ValueType
     from sglang_lite.lang.execution.branch import Branch
+    from sglang_lite.lang.execution.turn_ahead import ApiSpeculation
     from sglang_lite.lang.tools import Toolbox
 
 # Patterns of values that Python reads: what `dtype=bool` and `str` stand for, and numbers on backends that can't end
@@ -220,6 +221,7 @@ class BaseProgram(ABC):
         names: of its parameters that can be given by name.
         bind_arguments: arguments given already.
         options: names of the parameters of `run` that are none of its own.
+        speculation: on the calls of an API, and what it has brought so far.
     """
 
     func: Callable[..., Any]
@@ -229,6 +231,7 @@ class BaseProgram(ABC):
     names: frozenset[str]
     bind_arguments: dict[str, Any]
     options: AbstractSet[str]
+    speculation: ApiSpeculation
 
     @abstractmethod
     def run(self, *args: Any, **kwargs: Any) -> Any:

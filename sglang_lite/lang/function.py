@@ -19,6 +19,7 @@ from sglang_lite.lang.body_pool import AsyncBodyPool, AwaitedPool, BodyPool, Poo
 from sglang_lite.lang.call import Call, start_thread
 from sglang_lite.lang.execution.reading import finished
 from sglang_lite.lang.execution.run import Calling, RunSettings, current_run
+from sglang_lite.lang.execution.turn_ahead import ApiSpeculation
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.kept_values import named
@@ -69,8 +70,9 @@ class SglFunction(BaseProgram):
 
     Args:
         func: a function or coroutine function; its first parameter is the state.
-        num_api_spec_tokens: SGLang's hint for speculation on remote APIs. It never changes a result, and no backend
-            speculates, so it has no effect.
+        num_api_spec_tokens: on a backend that is asked generation by generation over an API, how many tokens a call
+            may generate ahead, for the generations that the same statement adds to the same turn (docs/backends.md);
+            None: it does not.
         bind_arguments: arguments given already; those given later win.
 
     Attributes:
@@ -78,6 +80,10 @@ class SglFunction(BaseProgram):
         arg_defaults: defaults of the last of them.
         is_async: the body is a coroutine function.
         options: names of the parameters of `run` that are none of its own.
+        speculation: on the calls of an API: what it has found, missed, saved and thrown away so far.
+
+    Raises:
+        ParameterError: `func` is no function of a state, or `num_api_spec_tokens` no number above 0.
     """
 
     def __init__(
@@ -91,6 +97,7 @@ class SglFunction(BaseProgram):
         self.func = func
         self.compiled: Compiled | None = None  # set by `compile`
         self.num_api_spec_tokens = num_api_spec_tokens
+        self.speculation = ApiSpeculation(_checked_tokens(num_api_spec_tokens))
         self.bind_arguments = dict(bind_arguments or {})
         in_order = [p for p in parameters[1:] if p.kind in _POSITIONAL]
         self.arg_names = [p.name for p in in_order]
@@ -478,6 +485,15 @@ def _parameters_of(func: Callable[..., Any], name: str) -> list[inspect.Paramete
             hint="Add to the state or return; readers follow a run with stream=True.", where=user_location(),
         )  # fmt: skip
     return parameters
+
+
+def _checked_tokens(tokens: int | None) -> int | None:
+    if tokens is None or (isinstance(tokens, int) and not isinstance(tokens, bool) and tokens > 0):
+        return tokens
+    raise ParameterError(
+        "num_api_spec_tokens", f"{tokens!r:.60} is no number of tokens above 0.", hint="Give one, or None.",
+        where=user_location(),
+    )  # fmt: skip
 
 
 def _pickled(name: str, bind_arguments: dict[str, Any], compiled: bool) -> SglFunction:  # pickle gives no names

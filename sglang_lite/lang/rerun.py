@@ -14,6 +14,7 @@ import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.stand_in import StandIn
+from sglang_lite.lang.backend.turns import TurnRules
 from sglang_lite.lang.execution.generation import reseeded
 from sglang_lite.lang.execution.operations import ForkOp, GenOp, JoinOp, MarkOp, SelectOp
 from sglang_lite.lang.execution.player import Player
@@ -74,17 +75,29 @@ class RememberingBackend(StandIn):
     def _known(self, asked: str) -> SavedAnswer | None:
         return self._answers[asked].popleft() if self._answers.get(asked) else None
 
+    def remembered(
+        self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
+    ) -> list[Generation] | None:
+        known = self._known(Question(prompt.text, prompt.images).digest(params, constraint))
+        if known is None:
+            return None
+        answers = [answer for answer in known.answers if isinstance(answer, Generation)]
+        return [msgspec.structs.replace(answer, usage=Usage()) for answer in answers]  # it costs nothing this time
+
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        known = self._known(Question(prompt.text, prompt.images).digest(params, constraint))
+        known = self.remembered(prompt, params, constraint)
         if known is None:
             async for event in self.backend.agenerate(prompt, params, constraint, stream=stream):
                 yield event
             return
-        for answer in known.answers:
-            assert isinstance(answer, Generation)
-            yield msgspec.structs.replace(answer, usage=Usage())  # it costs nothing this time
+        for answer in known:
+            yield answer
+
+    @property
+    def turn_rules(self) -> TurnRules | None:
+        return self.backend.turn_rules
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
         known = self._known(Question(prompt.text, prompt.images).digest(tuple(choices), unconditional))

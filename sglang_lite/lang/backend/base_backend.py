@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_lite.lang.backend.capabilities import EVERYTHING as EVERYTHING
 from sglang_lite.lang.backend.capabilities import Capabilities as Capabilities
+from sglang_lite.lang.backend.turns import TurnRules
 from sglang_lite.lang.concurrency.pool import ThreadPool
 from sglang_lite.program.choosing import ChoicesDecision, ChoicesSamplingMethod
 from sglang_lite.program.compiled import CompiledProgram
@@ -168,6 +169,12 @@ class BaseBackend:
         """Scores that are there without waiting, as `answer_now`; None: ask aselect."""
         return None
 
+    def remembered(
+        self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
+    ) -> Sequence[Generation] | None:
+        """Answers that an earlier run had to this question, to be used once; None: there are none."""
+        return None
+
     # -------------------------------------------------------------------------- SGLang's blocking hooks
 
     def generate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> tuple[Any, Any]:
@@ -257,6 +264,11 @@ class BaseBackend:
         """Frees what the backend holds."""
 
     # ------------------------------------------------------------------------- what the interpreter asks
+
+    @property
+    def turn_rules(self) -> TurnRules | None:
+        """Rules for several generations in one turn; None: each is asked for as if it were alone."""
+        return None
 
     @cached_property
     def blocking(self) -> bool:

@@ -22,6 +22,7 @@ from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.profile import ApiName, Profile
 from sglang_lite.lang.backend.schema_fit import Fit, fitted
 from sglang_lite.lang.backend.structured import NUMBERS, Form, form_of
+from sglang_lite.lang.backend.turns import Begun, TurnRules
 from sglang_lite.lang.expressions import NUMBER_STOPS
 from sglang_lite.protocol import (
     Choices,
@@ -166,8 +167,15 @@ def capabilities_of(profile: Profile, policy: Policy) -> Capabilities:
     return Capabilities(
         kinds_served(profile, policy), profile.params, select=isinstance(selection, Rung),
         scores=profile.takes("decisions"), continues=profile.takes("continues"),
-        prefill=profile.takes("prefill") and profile.api != "chat", images=profile.takes("images"),
+        prefill=profile.takes("prefill") or profile.takes("continue_final_message"), images=profile.takes("images"),
     )  # fmt: skip
+
+
+def turn_rules_of(profile: Profile, policy: Policy) -> TurnRules:
+    """What a backend of the profile does with several generations in a turn."""
+    can = capabilities_of(profile, policy)
+    begun: Begun = "continued" if can.continues or can.prefill else "refused" if policy == "strict" else "asked"
+    return TurnRules(begun, JsonSchema in kinds_served(profile, "strict"))
 
 
 def kinds_served(profile: Profile, policy: Policy) -> frozenset[type]:

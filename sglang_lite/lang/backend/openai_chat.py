@@ -28,7 +28,13 @@ def request(question: Question) -> dict[str, Any]:
             asked["parallel_tool_calls"] = False
         case OwnField(fields):
             asked["extra_body"] = {**asked.get("extra_body", {}), **fields}
-    return asked | {"messages": as_dicts(question.prompt.messages)}
+    messages = as_dicts(question.prompt.messages)
+    if question.prompt.partial.strip():  # only servers whose models continue it are asked to
+        messages.append({"role": "assistant", "content": question.prompt.partial})
+        asked["extra_body"] = {
+            **asked.get("extra_body", {}), "continue_final_message": True, "add_generation_prompt": False
+        }  # fmt: skip
+    return asked | {"messages": messages}
 
 
 def parameters(question: Question) -> dict[str, Any]:

@@ -18,10 +18,20 @@ from typing import Any
 import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
-from sglang_lite.lang.backend.ladder import POLICIES, Asked, Policy, Refusal, Rung, capabilities_of, rung_of
+from sglang_lite.lang.backend.ladder import (
+    POLICIES,
+    Asked,
+    Policy,
+    Refusal,
+    Rung,
+    capabilities_of,
+    rung_of,
+    turn_rules_of,
+)
 from sglang_lite.lang.backend.profile import Profile
 from sglang_lite.lang.backend.remote_api import Api, PartialAnswer, Question, Reader
 from sglang_lite.lang.backend.serving import served
+from sglang_lite.lang.backend.turns import TurnRules
 from sglang_lite.lang.chat_template import ChatTemplate as PlainTemplate
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.protocol import (
@@ -97,7 +107,7 @@ class RemoteBackend(BaseBackend):
             raise ParameterError("policy", f"{policy!r:.60} is none.", hint=f"Use {', '.join(map(repr, POLICIES))}.")
         self.policy, self._asking = policy, threading.Lock()
         self._find = _finder(profile, capabilities)
-        self._found: tuple[Profile, Capabilities] | None = None
+        self._found: tuple[Profile, Capabilities, TurnRules] | None = None
         try:
             self.sdk: Any = importlib.import_module(sdk)
         except ImportError as error:
@@ -145,13 +155,19 @@ class RemoteBackend(BaseBackend):
         return self._known[1]
 
     @property
-    def _known(self) -> tuple[Profile, Capabilities]:
+    def turn_rules(self) -> TurnRules:
+        return self._known[2]
+
+    @property
+    def _known(self) -> tuple[Profile, Capabilities, TurnRules]:
         if self._found is None:
             with self._asking:
                 if self._found is None:
                     profile = self._find()
                     self._find = lambda: profile  # what found it is not needed any more
-                    self._found = profile, capabilities_of(profile, self.policy)
+                    self._found = (
+                        profile, capabilities_of(profile, self.policy), turn_rules_of(profile, self.policy)
+                    )  # fmt: skip
         return self._found
 
     def rung(self, asked: Asked) -> Rung | Refusal:

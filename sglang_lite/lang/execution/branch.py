@@ -31,6 +31,7 @@ from sglang_lite.lang.execution.reading import added, when_finished
 from sglang_lite.lang.execution.run import NO_PARAMS, merge
 from sglang_lite.lang.execution.stream_executor import StreamExecutor
 from sglang_lite.lang.execution.transcript import Piece
+from sglang_lite.lang.execution.turn_ahead import Setting, Turn, plan
 from sglang_lite.lang.expressions import (
     NUMBER_STOPS,
     SglCall,
@@ -116,6 +117,8 @@ class Branch:
             self._put(Text(expr, None, self._role is None, where=where))
         elif isinstance(expr, str):
             self._put_text(expr, where)
+        elif isinstance(expr, Expression) and self.backend.turn_rules is not None:
+            self._submit_turns(list(expr.walk()), where)
         elif isinstance(expr, Expressions):
             for part in expr.walk():
                 self._submit_part(part, where)
@@ -124,14 +127,27 @@ class Branch:
         else:
             raise not_addable("+=", expr, where)
 
-    def _submit_part(self, part: Expression, where: Location | None) -> None:
+    def _submit_turns(self, parts: Sequence[Expression], where: Location | None) -> None:
+        """Queues a statement whose turns are planned before anything of it is asked for."""
+        role = None if self._role is None else self._role[0]
+        run = self.run
+        setting = Setting(self.backend, role, run.settings.params, run.speculation, run.speculates, where)
+        turns = plan(parts, setting)
+        for i, part in enumerate(parts):
+            self._submit_part(part, where, turns.get(i))
+
+    def _submit_part(self, part: Expression, where: Location | None, turn: tuple[Turn, int] | None = None) -> None:
         match part:
             case Text():
                 self._put_text(part.text, where, part.ids, special=part.special)
             case SglGen():
-                self._put(self._gen(part, where))
+                op = self._gen(part, where)
+                op.turn = turn
+                self._put(op)
             case SglSelect():
-                self._put(self._select(part, where))
+                choice = self._select(part, where)
+                choice.turn = turn
+                self._put(choice)
             case TurnBegin():
                 self._begin_turn(part.role, where)
             case TurnEnd():

@@ -240,7 +240,12 @@ async def _ask(branch: Player, op: GenOp, options: GenOptions, attempt: int, *, 
         events = _from_hooks(backend, branch, op, show)
     else:
         prompt = branch.transcript.prompt(same_model=options.backend is None)
-        events = backend.agenerate(prompt, params, _constraint(branch, op), stream=stream)
+        constraint = _constraint(branch, op)
+        if op.turn is None:
+            events = backend.agenerate(prompt, params, constraint, stream=stream)
+        else:
+            turn, place = op.turn
+            events = turn.answers(place, backend, prompt, params, constraint, attempt, stream=stream)
     async for event in events:  # to its end: only the generator itself, or cancelling it, ends it sooner
         if isinstance(event, Generation):
             done.append(event)
@@ -461,9 +466,8 @@ async def aselect(branch: Player, op: SelectOp) -> None:
     if branch.pushed is not None:
         branch.pushed.reach(op, branch.transcript.pieces)
     if backend.blocking:
-        decision = await _retried(
-            branch, op, partial(in_pool, backend.pool, partial(blocking_hooks.select, branch, op))
-        )
+        hook = partial(blocking_hooks.select, branch, op)
+        decision = await _retried(branch, op, lambda _: in_pool(backend.pool, hook))
         _picked(branch, op, None, decision)
     elif op.own.multi is None:
         selection = await _score(branch, op, _choices(branch, op.node))
@@ -482,13 +486,17 @@ def _choices(branch: Player, node: Select) -> Sequence[str]:
     return node.choices if walk is None else walk.possible(node.choices)
 
 
-async def _retried(branch: Player, op: SelectOp, ask: Callable[[], Awaitable[_T]]) -> _T:
+async def _retried(branch: Player, op: SelectOp, ask: Callable[[int], Awaitable[_T]]) -> _T:
+    """
+    Args:
+        ask: makes an attempt; 0 is the first.
+    """
     if branch.run.plain:
-        return await ask()
+        return await ask(0)
 
-    async def attempt(_: int) -> _T:
+    async def attempt(number: int) -> _T:
         try:
-            return await ask()
+            return await ask(number)
         except Exception as error:  # as in `ask`
             op.refuse(error)
             raise
@@ -499,10 +507,13 @@ async def _retried(branch: Player, op: SelectOp, ask: Callable[[], Awaitable[_T]
 async def _score(branch: Player, op: SelectOp, texts: Sequence[str]) -> Selection:
     unconditional = op.own.choices_method.requires_unconditional_logprobs
     if branch.pushed is None:
-        prompt = branch.transcript.prompt()
-        return await _retried(branch, op, partial(branch.backend.aselect, prompt, texts, unconditional=unconditional))
+        backend, prompt = branch.backend, branch.transcript.prompt()
+        if op.turn is not None:
+            turn, place = op.turn
+            return await _retried(branch, op, partial(turn.selection, place, backend, prompt, texts))
+        return await _retried(branch, op, lambda _: backend.aselect(prompt, texts, unconditional=unconditional))
 
-    async def ask() -> Selection:
+    async def ask(_: int) -> Selection:
         assert branch.pushed is not None
         asked, op.asked = op.asked, None
         pushed, place = asked or (

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.execution.player import Player
     from sglang_lite.lang.execution.push_down import PushedBranch
     from sglang_lite.lang.execution.transcript import Place
+    from sglang_lite.lang.execution.turn_ahead import Turn
     from sglang_lite.protocol import Constraint, Generation
 
 
@@ -55,6 +56,7 @@ class GenOp:
     began: float = 0.0  # when it began to wait; 0.0: it has not, or that was not looked at
     ended: float = 0.0  # when it had its answer, or failed
     refused: tuple[Refused, ...] = ()  # attempts before that one
+    turn: tuple[Turn, int] | None = None  # that it is part of, and its place there; None: it is asked for as if alone
 
     def refuse(self, answers: Sequence[Generation], error: Exception) -> None:
         """Keeps an attempt that has failed."""
@@ -72,6 +74,7 @@ class SelectOp:
     began: float = 0.0
     ended: float = 0.0
     refused: tuple[Refused, ...] = ()
+    turn: tuple[Turn, int] | None = None  # as of a generation
 
     def refuse(self, error: Exception) -> None:
         """As of a generation."""

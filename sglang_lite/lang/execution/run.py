@@ -36,6 +36,7 @@ from sglang_lite.text.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
     from sglang_lite.lang.execution.branch import Branch
+    from sglang_lite.lang.execution.turn_ahead import ApiSpeculation
 
 NO_PARAMS = SamplingParams()
 _NO_CONTEXT = Context()
@@ -86,6 +87,8 @@ class Run:
         deadline: `time.monotonic()` at which the run, or one that it is inside, has taken too long; None for never.
         timeout: the seconds that the deadline stands for.
         called: the program that is run; None where there is none.
+        speculation: of its program, where that may speculate on the calls of an API.
+        speculates: it does in this run.
         remembered: answers of an earlier run, which this one continues.
         body_open: the body is still running, so that names may yet be declared.
         is_async: the body is a coroutine, whose event loop no read may block.
@@ -103,7 +106,7 @@ class Run:
     __slots__ = (
         "_inside", "_last_end", "_records", "_seeds", "_stopped", "_template", "backend", "body", "body_open", "called",
         "context", "deadline", "is_async", "loop", "made", "new_state", "plain", "push_down", "remembered", "replayed",
-        "settings", "started", "timeout",
+        "settings", "speculates", "speculation", "started", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -122,6 +125,8 @@ class Run:
         self.body_open, self.made, self.replayed = True, forks(), False
         self.body: Any = None
         self.called: Calling | None = None
+        self.speculation: ApiSpeculation | None = None
+        self.speculates = False
         self.remembered: tuple[SavedAnswer, ...] = ()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.context = _NO_CONTEXT

@@ -1,0 +1,114 @@
+"""A turn of several generations as one JSON object: its schema, and the texts in an answer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_lite.constraints.matching import validate
+from sglang_lite.constraints.schema import parse_json
+from sglang_lite.lang.backend.structured import form_of, unwrapped
+from sglang_lite.protocol import Constraint, JsonSchema, Regex
+from sglang_lite.text.stop import StopMatcher
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A generation of the turn.
+
+    Attributes:
+        constraint: None: any text.
+        stops: strings that end a text.
+    """
+
+    name: str | None
+    constraint: Constraint | None
+    stops: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TurnObject:
+    """The object.
+
+    Attributes:
+        constraint: of an answer.
+        fields: by the names of its properties, in order.
+    """
+
+    constraint: JsonSchema
+    fields: dict[str, Field]
+
+    def texts(self, answer: str) -> list[str]:
+        """The texts of the generations, in order, as each by itself would have them.
+
+        Raises:
+            ValueValidationError: the answer, or a value in it, breaks its constraint.
+        """
+        said = parse_json(self.constraint, answer)
+        return [_text(field, said[name]) for name, field in self.fields.items()]
+
+
+def turn_object(parts: Sequence[str | Field]) -> TurnObject | None:
+    """The object of a turn: a property for each generation, in their order; the turn's texts tell what each is. None:
+    there is none, as the schemas don't go together."""
+    fields, properties, definitions = dict[str, Field](), dict[str, Any](), dict[str, Any]()
+    form, before = "", ""
+    for part in parts:
+        if isinstance(part, str):
+            form, before = form + part, before + part
+            continue
+        name = part.name if part.name and _NAME.fullmatch(part.name) else ""
+        if not name or name in fields:
+            name = f"value_{len(fields) + 1}"
+        schema = _schema(part.constraint)
+        if schema is None:
+            return None
+        for key, each in schema.pop("$defs", {}).items():
+            if definitions.setdefault(key, each) != each:
+                return None
+        if before.strip() and "$ref" not in schema:
+            told = f"stands behind {before.strip()[-80:]!r}"
+            schema["description"] = f"{schema['description']} ({told})" if schema.get("description") else told
+        fields[name], properties[name] = part, schema
+        form, before = f"{form}{{{name}}}", ""
+    whole = {
+        "type": "object", "description": f"The values of this text: {form}", "properties": properties,
+        "required": list(properties), "additionalProperties": False,
+    }  # fmt: skip
+    return TurnObject(JsonSchema(json.dumps(whole | ({"$defs": definitions} if definitions else {}))), fields)
+
+
+def _schema(constraint: Constraint | None) -> dict[str, Any] | None:
+    """The schema of a value inside an object; None: it has none."""
+    if constraint is None:
+        return {"type": "string"}
+    form = form_of(constraint)
+    if form is None:
+        return {"type": "string", "pattern": f"^(?:{constraint.pattern})$"} if isinstance(constraint, Regex) else None
+    schema = json.loads(form.constraint.schema)
+    if form.wrapped:
+        definitions = schema.get("$defs")
+        schema = schema["properties"]["value"]
+        if isinstance(schema, dict) and definitions:
+            schema["$defs"] = definitions
+    if not isinstance(schema, dict) or re.search(r'"\$ref": "#(?!/\$defs/)', json.dumps(schema)):
+        return None  # a reference to where it no longer is
+    return schema
+
+
+def _text(field: Field, value: Any) -> str:
+    if field.constraint is None:
+        stops = StopMatcher(field.stops)
+        text = stops.push(value)
+        return text if stops.matched is not None else text + stops.flush()
+    form = form_of(field.constraint)
+    if form is None:
+        validate(field.constraint, value)
+        return str(value)
+    said = {"value": value} if form.wrapped else value
+    return unwrapped(field.constraint, form, json.dumps(said, ensure_ascii=False))

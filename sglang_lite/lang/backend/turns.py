@@ -1,0 +1,65 @@
+"""Turns that a model behind an API has begun: how a prompt has it go on, or begin again. Knows no request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from sglang_lite.protocol import Message, Prompt, Span
+from sglang_lite.text.chat_template import ChatTemplate
+
+GO_ON = (
+    "Go on with your last message exactly where it ends. Write only what comes next: repeat nothing of it, and say "
+    "nothing about it."
+)
+
+
+Begun: TypeAlias = Literal["continued", "asked", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRules:
+    """Rules of a backend that is asked generation by generation, for turns with several.
+
+    Attributes:
+        begun: what it does with a turn that has begun: "continued" by the model, which is shown it so; "asked": it is
+            shown the turn as its own message, and asked to go on; "refused".
+        objects: it enforces JSON schemas, so that values can come as one object.
+    """
+
+    begun: Begun
+    objects: bool
+
+
+def from_start(prompt: Prompt) -> Prompt:
+    """The prompt without what stands in the open turn."""
+    text = prompt.text.removesuffix(prompt.partial)
+    return Prompt((Span(text),), prompt.messages, prompt.role, "", prompt.images)
+
+
+def asked_to_go_on(prompt: Prompt, template: ChatTemplate) -> Prompt:
+    """A prompt whose open turn is shown as finished, with the user asking to go on with it."""
+    if not prompt.partial.strip():
+        return prompt
+    text, messages = prompt.text, prompt.messages
+    for role, content in (("assistant", prompt.partial.strip()), ("user", GO_ON)):
+        before = [{"role": message.role, "content": ""} for message in messages]
+        start, end = template.get_prefix_and_suffix(role, before)
+        text += end if role == "assistant" else start + content + end
+        messages = (*messages, Message(role, (content,)))
+    before = [{"role": message.role, "content": ""} for message in messages]
+    text += template.get_prefix_and_suffix("assistant", before)[0]
+    return Prompt((Span(text),), messages, "assistant", "", prompt.images)
+
+
+def unrepeated(begun: str, text: str) -> str:
+    """What a model that was asked to go on has added: without the lines of the begun turn that it has said again."""
+    lines = begun.strip().split("\n")
+    start = len(text) - len(text.lstrip())
+    for first in range(len(lines)):
+        said = "\n".join(lines[first:]).strip()
+        if said and text.startswith(said, start):
+            rest = text[start + len(said) :]
+            if not (said[-1].isalnum() and rest[:1].isalnum()):  # else it is the beginning of another word
+                return rest
+    return text
