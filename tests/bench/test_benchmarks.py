@@ -38,6 +38,7 @@ SMALL = {
     "replicas.py": ["--help"],  # it needs a gateway, which the tests do not install
     "serve_gpu.py": ["--shape", "small", "--streams", "2", "--tokens", "4", "--repeat", "1"],
     "serve.py": ["--only", "events,first", "--repeat", "1", "--seconds", "0.1", "--streams", "4"],
+    "turns.py": [],
     "tracing.py": ["--seconds", "0.01", "--nodes", "20"],
     "shared_prefix.py": ["--requests", "2", "--new", "2", "--prefix", "8", "--systems", "sglang_lite auto"],
 }

@@ -54,13 +54,13 @@ class TurnObject:
 
 
 def turn_object(parts: Sequence[str | Field]) -> TurnObject | None:
-    """The object of a turn: a property for each generation, in their order; the turn's texts tell what each is. None:
-    there is none, as the schemas don't go together."""
+    """The object of a turn: a property for each generation, in their order; the description shows them in the turn's
+    text. None: there is none, as the schemas don't go together."""
     fields, properties, definitions = dict[str, Field](), dict[str, Any](), dict[str, Any]()
-    form, before = "", ""
+    form = ""
     for part in parts:
         if isinstance(part, str):
-            form, before = form + part, before + part
+            form += part
             continue
         name = part.name if part.name and _NAME.fullmatch(part.name) else ""
         if not name or name in fields:
@@ -71,11 +71,8 @@ def turn_object(parts: Sequence[str | Field]) -> TurnObject | None:
         for key, each in schema.pop("$defs", {}).items():
             if definitions.setdefault(key, each) != each:
                 return None
-        if before.strip() and "$ref" not in schema:
-            told = f"stands behind {before.strip()[-80:]!r}"
-            schema["description"] = f"{schema['description']} ({told})" if schema.get("description") else told
         fields[name], properties[name] = part, schema
-        form, before = f"{form}{{{name}}}", ""
+        form += f"{{{name}}}"
     whole = {
         "type": "object", "description": f"The values of this text: {form}", "properties": properties,
         "required": list(properties), "additionalProperties": False,

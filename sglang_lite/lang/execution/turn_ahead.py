@@ -115,8 +115,18 @@ class _Span:
     @property
     def begun(self) -> bool:
         """True if a generation stands behind anything in it that is seen."""
-        places = [i for i, part in enumerate(self.parts) if not isinstance(part, str)]
-        return len(places) > 1 or bool("".join(map(str, self.parts[: places[0]])).strip())
+        return len(self.asked) > 1 or bool(self.first_behind[1].strip())
+
+    @property
+    def first_behind(self) -> tuple[_Asked, str]:
+        """The first generation with text before it, or the last one, and that text."""
+        before = ""
+        for part in self.parts:
+            if isinstance(part, str):
+                before += part
+            elif before.strip():
+                return part, before
+        return self.asked[-1], before
 
 
 def _spans(parts: Sequence[Expression], role: str | None) -> Iterator[tuple[str | None, _Span]]:
@@ -205,8 +215,9 @@ def _turn(span: _Span, setting: Setting, stops: tuple[str, ...]) -> Turn | None:
     if rules.begun == "asked" or setting.speculation is not None:
         return Turn(span, setting, stops, drawn, asked=True, ahead=ahead)
     if span.begun:
+        asked, before = span.first_behind
         raise setting.backend.refusal(
-            span.asked[-1], "a generation behind what stands in the assistant's turn already",
+            asked, f"a generation behind what stands in the assistant's turn already: {before[-60:]!r}",
             "Begin a new turn for each, set @function(num_api_spec_tokens=…), give every generation a constraint, or "
             'make the backend with policy="emulate".', setting.where,
         )  # fmt: skip
@@ -410,7 +421,7 @@ class Turn:
         """Asks for the generations from a place on as one object."""
         whole = turn_object((prompt.partial, *self._fields[self._places[place] :]))
         assert whole is not None  # as all of them have one
-        limits = [self._parts[i].max_tokens for i in self._places[place:]]
+        limits = [p.max_tokens for p in self._parts[self._places[place] :] if isinstance(p, Hole)]
         most = sum(each or 0 for each in limits) + _BESIDE * len(limits)
         params = msgspec.structs.replace(params, stop=UNSET, max_tokens=UNSET if None in limits else most)
         said = await _answer(backend, from_start(prompt), params, whole.constraint)
