@@ -61,10 +61,10 @@ class AtOnce(sgl.BaseBackend):
 
     enforces = True
 
-    def open_program(self, sink: Any, *, stream: bool) -> Any:
+    def open_program(self, sink: Any, *, stream: bool, priority: int = 0) -> Any:
         raise NotImplementedError("it plays whole programs alone")
 
-    def play_program(self, program: Program, sink: Any, flush: Any = None) -> Callable[[], object]:
+    def play_program(self, program: Program, sink: Any, flush: Any = None, priority: int = 0) -> Callable[[], object]:
         for place, node in enumerate(program.nodes):
             if isinstance(node, Gen):
                 sink(Played((place,), node.name, Generation("a ", (7,), (Span("a ", (7,)),), "length", usage=_USAGE)))

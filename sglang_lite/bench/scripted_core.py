@@ -78,6 +78,8 @@ class ScriptedCore:
 
     def run_program(self, asked: ProgramRequest, sink: ProgramSink) -> Ticket:
         asked.check()
+        if asked.program.decision is not None:
+            raise CapabilityError("a script plays no decisions.")
         for node in asked.program.nodes:
             if not isinstance(node, Gen | Text):
                 raise CapabilityError("a script plays texts and generations alone.")
@@ -86,7 +88,9 @@ class ScriptedCore:
     def submit_select(self, asked: SelectRequest, sink: Callable[[Selection | SglError], None]) -> Ticket:
         raise CapabilityError("a script scores nothing.")
 
-    def open_program(self, sink: ProgramSink, *, stream: bool = False, namespace: str = "") -> OpenProgram:
+    def open_program(
+        self, sink: ProgramSink, *, stream: bool = False, namespace: str = "", priority: int = 0
+    ) -> OpenProgram:
         raise CapabilityError("a script plays whole programs alone.")
 
     def _begin(self, running: _Running) -> Ticket:

@@ -72,6 +72,7 @@ from sglang_lite.runtime.core.submission import (
     SelectRequest,
     check_kind,
     check_nodes,
+    check_priority,
 )
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.output_builder import Sink
@@ -178,25 +179,29 @@ class ChildCore:
         self._begin(message, OpenEntry(), lambda: self._requests.counted(sink))
         return Ticket(partial(self._abort, number))
 
-    def open_program(self, sink: ProgramSink, *, stream: bool = False, namespace: str = "") -> _OpenProgram:
+    def open_program(
+        self, sink: ProgramSink, *, stream: bool = False, namespace: str = "", priority: int = 0
+    ) -> _OpenProgram:
         """Opens a program: see `Engine.open_program`."""
         self.check_open()
         check_kind("namespace", namespace, str)
+        check_priority(priority, self.config.policy)
         number = next(self._ids)
-        self._begin(Open(number, stream, namespace), OpenEntry(), lambda: sink)
+        self._begin(Open(number, stream, namespace, priority), OpenEntry(), lambda: sink)
         return _OpenProgram(self, number)
 
     def run_program(self, asked: ProgramRequest, sink: ProgramSink) -> Ticket:
         """Plays a program that is whole: see `Engine.run_program`."""
         self.check_open()
         asked.check()
+        check_priority(asked.priority, self.config.policy)
         self._builder.check_images(asked.prompt)
         added = [each.nodes for part in asked.program.parts for each in part.added]
         for nodes in (asked.program.nodes, *added):
             for error in self._builder.refused(nodes).values():
                 raise error
         number = next(self._ids)
-        message = Play(number, asked.prompt, asked.program, asked.stream, asked.namespace)
+        message = Play(number, asked.prompt, asked.program, asked.stream, asked.namespace, asked.priority)
         self._begin(message, OpenEntry(), lambda: self._requests.counted(sink))
         return Ticket(partial(self._abort, number))
 

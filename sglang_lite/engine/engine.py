@@ -234,6 +234,7 @@ class Engine:
         flush: Callable[[], object] | None = None,
         stream: bool = False,
         namespace: str = "",
+        priority: int = 0,
     ) -> OpenProgram:
         """Opens a program, to which nodes are added while it is played: at the end of a generation the next text is
         appended and its row continues in its slot. With nothing to play it holds no slot and no room.
@@ -244,11 +245,14 @@ class Engine:
                 or the SglError of its main branch. It must not block.
             flush: as of `submit`.
             stream: deltas are wanted, too.
+            priority: of all its requests; higher ones first, where the engine's policy is "priority".
 
         Raises:
             EngineClosedError: the engine is closed.
+            ParameterError: a priority, where the engine's policy is another.
         """
-        return self.core.open_program(self.core.flushed(sink, flush), stream=stream, namespace=namespace)
+        sink = self.core.flushed(sink, flush)
+        return self.core.open_program(sink, stream=stream, namespace=namespace, priority=priority)
 
     def run_program(
         self,
@@ -259,17 +263,18 @@ class Engine:
         flush: Callable[[], object] | None = None,
         stream: bool = False,
         namespace: str = "",
+        priority: int = 0,
     ) -> Ticket:
         """Plays a program that is whole.
 
         Args:
-            sink, flush, stream: as of `open_program`.
+            sink, flush, stream, priority: as of `open_program`.
 
         Raises:
             ParameterError, OverloadedError, EngineClosedError: as `submit`.
         """
         sink = sink if flush is None else self.core.flushed(sink, flush)
-        return self.core.run_program(ProgramRequest(prompt, program, stream, namespace), sink)
+        return self.core.run_program(ProgramRequest(prompt, program, stream, namespace, priority), sink)
 
     def play(self, prompt: Prompt | str, program: Program) -> tuple[ProgramResult, list[Played]]:
         """Plays a program as `run_program` does, and waits for the result."""

@@ -70,6 +70,7 @@ class Open(_Message, frozen=True, tag="open"):
     id: int
     stream: bool
     namespace: str
+    priority: int = 0
 
 
 class Play(_Message, frozen=True, tag="play"):
@@ -80,6 +81,7 @@ class Play(_Message, frozen=True, tag="play"):
     program: Program
     stream: bool
     namespace: str
+    priority: int = 0
 
 
 class Extend(_Message, frozen=True, tag="extend"):

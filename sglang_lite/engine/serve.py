@@ -248,13 +248,16 @@ class Served:
                 scored = SelectRequest(message.prompt, message.choices, message.unconditional, message.namespace)
                 self._admit(core, _Submission(message.id), partial(core.submit_select, scored))
             case Play():
-                whole = ProgramRequest(message.prompt, message.program, message.stream, message.namespace)
+                whole = ProgramRequest(
+                    message.prompt, message.program, message.stream, message.namespace, message.priority
+                )
                 self._admit(core, _Submission(message.id), partial(core.run_program, whole))
             case Open():
                 submission = self._open[message.id] = _Submission(message.id)
                 self._programs[message.id] = core.open_program(
-                    self._sink(core, submission), stream=message.stream, namespace=message.namespace
-                )
+                    self._sink(core, submission),
+                    stream=message.stream, namespace=message.namespace, priority=message.priority,
+                )  # fmt: skip
             case Extend() if program is not None:
                 program.extend(message.path, message.nodes, {i: _refusal(of) for i, of in message.refused.items()})
             case Drop() if program is not None:

@@ -161,6 +161,7 @@ class SglFunction(BaseProgram):
         timeout: float | None = None,
         retries: int = 0,
         push_down: bool = True,
+        priority: int = DefaultInt(0),
         **kwargs: Any,
     ) -> ProgramState:
         """Runs the program.
@@ -179,6 +180,8 @@ class SglFunction(BaseProgram):
             retries: how often a generation or selection whose backend failed is tried again.
             push_down: hand the run to its backend as one program, where that plays programs (the engine does); False
                 asks it node by node, which gives the same, slower: to find mistakes, or to measure.
+            priority: of the run at its engine, where the engine's policy is "priority": of what waits, higher ones are
+                admitted first. Programs that the body runs by themselves have it, too.
 
         Returns:
             The state, when the body has returned. Reading from it waits for what is still being generated.
@@ -243,6 +246,7 @@ class SglFunction(BaseProgram):
         timeout: float | None = None,
         retries: int = 0,
         push_down: bool = True,
+        priority: int = DefaultInt(0),
         on_error: OnError = "raise",
         ordered: bool = True,
         checkpoint: str | Path | None = None,
@@ -254,7 +258,8 @@ class SglFunction(BaseProgram):
 
         Args:
             batch_kwargs: each run's arguments: by name (a mapping) or in order (a sequence). They are not changed.
-            max_new_tokens … return_text_in_logprobs, backend, seed, timeout, retries: as for `run`, for every item.
+            max_new_tokens … return_text_in_logprobs, backend, seed, timeout, retries, priority: as for `run`, for every
+                item.
             num_threads: how many programs are under way at a time; "auto": 96, or 16 a CPU if that is more.
             progress_bar: show one, with tokens per second and the share of prompt tokens that were cached.
             generator_style: return an iterator of states. It starts what fits into the window, and more as the
@@ -301,7 +306,8 @@ class SglFunction(BaseProgram):
     def run_again(self, called: Calling, backend: BaseBackend, settings: RunSettings) -> ProgramState:
         """Runs it once more, as it was called, on another backend."""
         with _trimmed:
-            call = Call(self, called.args, dict(called.kwargs), backend, replace(settings, stream=False))
+            settings = replace(settings, stream=False, priority=0)  # what is known of it is asked node by node
+            call = Call(self, called.args, dict(called.kwargs), backend, settings)
             return self._run_here(call)
 
     def _run_here(self, call: Call | CompiledCall) -> ProgramState:

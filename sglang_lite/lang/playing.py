@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.base_backend import BaseBackend, said
 from sglang_lite.lang.compiling import check_seen_through, compile_program
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import Variable
@@ -135,7 +135,8 @@ class Playing:
     def start(self) -> None:
         """Has the backend play it, unless it was stopped before."""
         if self.result.end is None:
-            self._abort = self.form.backend.play_program(self.program, self.take, self.flush)
+            priority = said(self.settings.priority)
+            self._abort = self.form.backend.play_program(self.program, self.take, self.flush, **priority)
 
     def take(self, event: Played | ProgramResult | SglError) -> None:
         """Takes an event, on any thread."""

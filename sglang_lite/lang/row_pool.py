@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.base_backend import BaseBackend, said
 from sglang_lite.lang.body_pool import Outcome, Report
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.execution.run import current_run, deadline_of, too_long
@@ -224,7 +224,8 @@ class RemoteRowPool:
         compiled = next(iter(self._rows.values())).form.compiled
         arguments = {index: playing.row for index, playing in self._rows.items()}
         seeds = {index: playing.seed or 0 for index, playing in self._rows.items()}
-        played = self._backend.play_rows(compiled, arguments, seeds, self._window, self._timeout)
+        priority = next(iter(self._rows.values())).settings.priority
+        played = self._backend.play_rows(compiled, arguments, seeds, self._window, self._timeout, **said(priority))
         async with contextlib.aclosing(played):
             async for index, events in played:
                 playing = self._rows[index]

@@ -26,8 +26,10 @@ class DefaultFloat(float):
 
 
 def with_seed(options: dict[str, Any]) -> dict[str, Any]:
-    """Options of a run; one inside another that has a seed gets one too."""
+    """Options of a run; one inside another that has a seed gets one too, and its priority on its backend."""
     outer = current_run.get()
+    if outer is not None and not options["priority"] and options["backend"] is None:
+        options["priority"] = outer.settings.priority
     if outer is not None and options["seed"] is None:
         options["seed"] = outer.inner_seed()
     return options
@@ -56,7 +58,7 @@ def settings_of(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> RunS
     """
     given = {name: options[name] for name in _PARAMS if is_said(options[name], defaults[name])}
     plain = not given and not options["stream"] and options["seed"] is options["timeout"] is None
-    plain = plain and options["push_down"] is True
+    plain = plain and options["push_down"] is True and options["priority"] is defaults["priority"]
     if plain and not options["retries"]:
         return _PLAIN
     timeout, retries = options["timeout"], options["retries"]
@@ -67,4 +69,7 @@ def settings_of(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> RunS
         raise ParameterError("seed", f"{seed!r:.60} is not a whole number.")
     params: SamplingParams = run_params(given) if given else NO_PARAMS
     seed = None if seed is None else int(seed)
-    return RunSettings(params, options["stream"], seed, timeout, retries, options["push_down"])
+    priority = options["priority"]
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise ParameterError("priority", f"{priority!r:.60} is not a whole number.")
+    return RunSettings(params, options["stream"], seed, timeout, retries, options["push_down"], int(priority))

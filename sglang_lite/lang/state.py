@@ -158,6 +158,8 @@ class ProgramState:
         executor = self.branch
         seed = executor.node_seed()
         inherited = {"backend": executor.backend, "seed": None if isinstance(seed, Unset) else seed}
+        if "backend" not in kwargs:
+            inherited["priority"] = executor.run.settings.priority
         kwargs = {**{name: value for name, value in inherited.items() if name not in program.names}, **kwargs}
         if program.is_async and in_event_loop():
             return program.arun(*args, **kwargs)

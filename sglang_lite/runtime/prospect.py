@@ -41,6 +41,7 @@ class Prospect:
     """
     Args:
         program: that the branch belongs to; told apart by identity.
+        priority: of its requests.
 
     Attributes:
         ahead: of the nodes that are queued, and not of the one that is being played.
@@ -49,10 +50,10 @@ class Prospect:
             generated.
     """
 
-    __slots__ = ("ahead", "held", "program", "returns")
+    __slots__ = ("ahead", "held", "priority", "program", "returns")
 
-    def __init__(self, program: object) -> None:
-        self.program = program
+    def __init__(self, program: object, priority: int = 0) -> None:
+        self.program, self.priority = program, priority
         self.ahead = NOTHING_AHEAD
         self.held = self.returns = False
 

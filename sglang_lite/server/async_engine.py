@@ -155,6 +155,7 @@ class AsyncEngine:
         *,
         stream: bool = False,
         namespace: str = "",
+        priority: int = 0,
         timeout_s: float | None = None,
         waits: bool = False,
     ) -> AsyncGenerator[list[ProgramEvent], None]:
@@ -171,7 +172,7 @@ class AsyncEngine:
         events: _Events[ProgramEvent] = _Events(self._relay)
         run = partial(
             self.engine.core.run_program,
-            ProgramRequest(prompt, program, stream, namespace),
+            ProgramRequest(prompt, program, stream, namespace, priority),
             self.engine.core.flushed(events.put, self._relay.flush),
         )
         ticket = await (self.engine.admitted(run, 1) if waits else _submitted(run, _length(prompt)))
@@ -185,6 +186,7 @@ class AsyncEngine:
         *,
         stream: bool = False,
         namespace: str = "",
+        priority: int = 0,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[list[ProgramEvent], None]:
         """Opens a program, and gives its events as `play` does; first an empty list.
@@ -193,7 +195,9 @@ class AsyncEngine:
             begin: takes the program when it is open, and may extend it until it has ended.
         """
         events: _Events[ProgramEvent] = _Events(self._relay)
-        program = self.engine.open_program(sink=events.put, flush=self._relay.flush, stream=stream, namespace=namespace)
+        program = self.engine.open_program(
+            sink=events.put, flush=self._relay.flush, stream=stream, namespace=namespace, priority=priority
+        )
         with self._ends(program):
             begin(program)
             yield []

@@ -31,7 +31,7 @@ class OverTheWire(LocalBackend):
         super().__init__(engine)
         self.form, self.messages = form, []
 
-    def open_program(self, sink, *, stream):
+    def open_program(self, sink, *, stream, priority=0):
         def carried(event):
             try:
                 sink(self.carry(event))

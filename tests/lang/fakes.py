@@ -159,10 +159,10 @@ class Silent(sgl.BaseBackend):
         super().__init__()
         self.started, self.ended = 0, 0
 
-    def open_program(self, sink, *, stream):
+    def open_program(self, sink, *, stream, priority=0):
         raise AssertionError("a compiled run opens no program that grows")
 
-    def play_program(self, program, sink, flush=None):
+    def play_program(self, program, sink, flush=None, priority=0):
         self.started += 1
 
         def end():

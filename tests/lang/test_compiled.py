@@ -149,7 +149,7 @@ def test_cancelling_ends_a_run_and_leaving_ends_a_batch(backend):
     assert silent.ended == 1
 
     class FirstAlone(Silent):
-        def play_program(self, program, sink, flush=None):
+        def play_program(self, program, sink, flush=None, priority=0):
             end = super().play_program(program, sink, flush)
             if self.started == 1:
                 sink(Played((1,), "a", sgl.RefusalError("no.")))

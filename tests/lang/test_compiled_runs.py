@@ -188,7 +188,7 @@ def test_what_runs_inside_a_body_is_asked_node_by_node_with_it(backend):
 
 def test_an_interrupt_ends_a_compiled_batch():
     class Interrupting(Silent):
-        def play_program(self, program, sink, flush=None):
+        def play_program(self, program, sink, flush=None, priority=0):
             end = super().play_program(program, sink, flush)
             if self.started == 3:
                 interrupt()

@@ -236,7 +236,7 @@ class Recorder(sgl.BaseBackend):
         self.chat_template = sgl.ScriptedBackend().get_chat_template()
         self.branches = {}
 
-    def open_program(self, sink, *, stream):
+    def open_program(self, sink, *, stream, priority=0):
         return self
 
     def extend(self, path, nodes):

@@ -54,6 +54,11 @@ if TYPE_CHECKING:
 _NODE_HOOKS = ("agenerate", "aselect", "generate", "generate_stream", "select")
 
 
+def said(priority: int) -> dict[str, int]:
+    """Keywords for a priority: none where it says nothing, so that nobody else has to know of it."""
+    return {"priority": priority} if priority else {}
+
+
 class BaseBackend:
     """Base of backends; subclass it for one of your own.
 
@@ -85,7 +90,9 @@ class BaseBackend:
         """Scores the choices as continuations of the prompt, with `unconditional` also without it."""
         raise CapabilityError(f"{type(self).__name__} can't select: it has neither aselect nor select.")
 
-    def open_program(self, sink: Callable[[Played | ProgramResult | SglError], None], *, stream: bool) -> OpenProgram:
+    def open_program(
+        self, sink: Callable[[Played | ProgramResult | SglError], None], *, stream: bool, priority: int = 0
+    ) -> OpenProgram:
         """Opens a program, to which a run adds its nodes while they are played. A backend that defines it is handed
         whole runs; one that does not gets one call per node.
 
@@ -93,6 +100,7 @@ class BaseBackend:
             sink: to be called with what each node brings, and when the program has ended, in this order and on the
                 executor loop: `executor().post(sink, event)` of sglang_lite.lang.concurrency.loop.
             stream: deltas are wanted.
+            priority: of the program; only given to who `takes_priority`, as everywhere below.
         """
         raise CapabilityError(f"{type(self).__name__} plays no programs.")
 
@@ -101,6 +109,7 @@ class BaseBackend:
         program: Program,
         sink: Callable[[Played | ProgramResult | SglError], None],
         flush: Callable[[], object] | None = None,
+        priority: int = 0,
     ) -> Callable[[], object]:
         """Plays a program that is whole; no deltas are wanted.
 
@@ -119,10 +128,15 @@ class BaseBackend:
 
         if program.decision is not None:
             raise CapabilityError(f"{type(self).__name__} plays no decisions.")
-        opened = self.open_program(flushed, stream=False)
+        opened = self.open_program(flushed, stream=False, **said(priority))
         opened.extend((), program.nodes)
         opened.close()
         return partial(opened.drop, ())
+
+    @property
+    def takes_priority(self) -> bool:
+        """True if programs that it is handed may have a priority."""
+        return False
 
     @property
     def plays_decisions(self) -> bool:
@@ -141,6 +155,7 @@ class BaseBackend:
         seeds: Mapping[int, int],
         window: int,
         timeout: float | None,
+        priority: int = 0,
     ) -> AsyncGenerator[tuple[int, Sequence[Played | ProgramResult | SglError]], None]:
         """Plays a compiled program for rows. Runs on the executor loop; what is not asked for is played as far as the
         window goes. Closed before its end, it ends what is under way.

@@ -90,21 +90,30 @@ class LocalBackend(BaseBackend):
             raise outcome
         return outcome
 
-    def open_program(self, sink: Callable[[Played | ProgramResult | SglError], None], *, stream: bool) -> OpenProgram:
+    def open_program(
+        self, sink: Callable[[Played | ProgramResult | SglError], None], *, stream: bool, priority: int = 0
+    ) -> OpenProgram:
         mailbox = executor()
-        return self.engine.open_program(sink=partial(mailbox.put, sink), flush=mailbox.wake, stream=stream)
+        return self.engine.open_program(
+            sink=partial(mailbox.put, sink), flush=mailbox.wake, stream=stream, priority=priority
+        )
 
     def play_program(
         self,
         program: Program,
         sink: Callable[[Played | ProgramResult | SglError], None],
         flush: Callable[[], object] | None = None,
+        priority: int = 0,
     ) -> Callable[[], object]:
-        submit = partial(self.engine.run_program, "", program, sink=sink, flush=flush)
+        submit = partial(self.engine.run_program, "", program, sink=sink, flush=flush, priority=priority)
         try:
             return submit().abort
         except OverloadedError:  # as many programs as may be are open
             return _Admission(self.engine, submit, sink).abort
+
+    @property
+    def takes_priority(self) -> bool:
+        return True
 
     @property
     def plays_decisions(self) -> bool:

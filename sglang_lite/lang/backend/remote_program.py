@@ -43,10 +43,11 @@ class RemoteProgram:
         server: that plays it.
         sink: of its events, called on the executor loop.
         stream: deltas are wanted.
+        priority: of the program.
     """
 
-    def __init__(self, server: Server, sink: Sink, *, stream: bool) -> None:
-        self._server, self._sink, self._stream = server, sink, stream
+    def __init__(self, server: Server, sink: Sink, *, stream: bool, priority: int = 0) -> None:
+        self._server, self._sink, self._stream, self._priority = server, sink, stream, priority
         self._branches: dict[Path, list[Node]] = {(): []}  # all nodes so far, by branch
         self._program: dict[str, Any] | None = None  # as data, where it came as a whole
         self._unsent: deque[dict[str, Any]] = deque()
@@ -171,6 +172,8 @@ class RemoteProgram:
             "stream": self._stream or not opens,  # else the answer would come whole
             "open": opens,
         }
+        if self._priority:
+            body["priority"] = self._priority
         events = self._server.events("/program", body, self._began if opens else None)
         async with contextlib.aclosing(events) as datas:
             async for data in datas:

@@ -31,6 +31,7 @@ async def rows_played(
     seeds: Mapping[int, int],
     window: int,
     timeout: float | None,
+    priority: int = 0,
 ) -> AsyncGenerator[tuple[int, Sequence[RowEvent]], None]:
     """What rows bring, as `BaseBackend.play_rows` says. Where the connection breaks, the rows that have not ended are
     asked for again; with the same seeds they come to the same.
@@ -46,6 +47,7 @@ async def rows_played(
             "version": wire.VERSION, "program": program, "rows": [left[number] for number in numbers],
             "seeds": [seeds[number] for number in numbers], "window": window,
             "limits": None if timeout is None else {"seconds": timeout},
+            **({"priority": priority} if priority else {}),
         }  # fmt: skip
         try:
             async with contextlib.aclosing(server.events("/program/rows", body)) as datas:

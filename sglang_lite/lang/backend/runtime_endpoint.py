@@ -238,26 +238,33 @@ class RuntimeEndpoint(BaseBackend):
         own = any(getattr(type(self), hook) is not getattr(RuntimeEndpoint, hook) for hook in hooks)
         return self._programs and not own
 
-    def open_program(self, sink: Callable[[Played | ProgramResult | SglError], None], *, stream: bool) -> OpenProgram:
-        return RemoteProgram(self._server, sink, stream=stream)
+    def open_program(
+        self, sink: Callable[[Played | ProgramResult | SglError], None], *, stream: bool, priority: int = 0
+    ) -> OpenProgram:
+        return RemoteProgram(self._server, sink, stream=stream, priority=priority)
 
     def play_program(
         self,
         program: Program,
         sink: Callable[[Played | ProgramResult | SglError], None],
         flush: Callable[[], object] | None = None,
+        priority: int = 0,
     ) -> Callable[[], object]:
         if program.decision is None:
-            return super().play_program(program, sink, flush)
+            return super().play_program(program, sink, flush, priority)
 
         def flushed(event: Played | ProgramResult | SglError) -> None:
             sink(event)
             if flush is not None:
                 flush()
 
-        opened = RemoteProgram(self._server, flushed, stream=False)
+        opened = RemoteProgram(self._server, flushed, stream=False, priority=priority)
         opened.play(program)
         return opened.abort
+
+    @property
+    def takes_priority(self) -> bool:
+        return bool(self._ours.get("program_priority"))
 
     @property
     def plays_decisions(self) -> bool:
@@ -274,8 +281,9 @@ class RuntimeEndpoint(BaseBackend):
         seeds: Mapping[int, int],
         window: int,
         timeout: float | None,
+        priority: int = 0,
     ) -> AsyncGenerator[tuple[int, Sequence[Played | ProgramResult | SglError]], None]:
-        return rows_played(self._server, compiled, rows, seeds, window, timeout)
+        return rows_played(self._server, compiled, rows, seeds, window, timeout, priority)
 
     # --------------------------------------------------------------------------------------------- the server
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from sglang_lite.lang.backend.base_backend import said
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import resolve
 from sglang_lite.lang.execution.operations import ForkOp, GenOp, HookOp, JoinOp, MarkOp, Op, ReadOp, ScopeOp, SelectOp
@@ -65,14 +66,15 @@ class PushedProgram:
 
     Args:
         stream: somebody reads texts while they grow.
+        priority: of the program.
 
     Attributes:
         lock: of all its branches; a branch's own lock is taken before.
         closed: what comes nevertheless needs a program of its own.
     """
 
-    def __init__(self, backend: BaseBackend, *, stream: bool) -> None:
-        self.backend, self.stream = backend, stream
+    def __init__(self, backend: BaseBackend, *, stream: bool, priority: int = 0) -> None:
+        self.backend, self.stream, self.priority = backend, stream, priority
         self.lock = threading.RLock()
         self.closed = False
         self._open: OpenProgram | None = None
@@ -91,7 +93,7 @@ class PushedProgram:
             return
         try:
             if self._open is None:
-                self._open = self.backend.open_program(self._take, stream=self.stream)
+                self._open = self.backend.open_program(self._take, stream=self.stream, **said(self.priority))
             self._send(branch, self._open)
             late, branch.late = branch.late, []
             for each in late:
@@ -207,7 +209,9 @@ class PushedBranch:
             at: what the branch is at.
             pieces: its text, where that is nothing.
         """
-        pushed = PushedBranch(PushedProgram(self.program.backend, stream=self.program.stream))
+        pushed = PushedBranch(
+            PushedProgram(self.program.backend, stream=self.program.stream, priority=self.program.priority)
+        )
         pushed.held, pushed._behind = at, True
         if at is None:
             pushed._sync(pieces)

@@ -23,6 +23,7 @@ from sglang_lite.lang.results import usages_of
 from sglang_lite.program.seeds import derived_seed
 from sglang_lite.protocol import (
     UNSET,
+    CapabilityError,
     Generation,
     RequestTimeoutError,
     SamplingParams,
@@ -53,6 +54,7 @@ class RunSettings:
         timeout: seconds for the whole run, None for no limit.
         retries: how often a node whose backend failed is tried again.
         push_down: hand the run over as one program, where the backend plays programs.
+        priority: of that program at its engine.
     """
 
     params: SamplingParams = NO_PARAMS
@@ -61,6 +63,16 @@ class RunSettings:
     timeout: float | None = None
     retries: int = 0
     push_down: bool = True
+    priority: int = 0
+
+    def check_priority(self, backend: BaseBackend) -> None:
+        """Raises CapabilityError: a priority, which only who is handed the run as a program may take."""
+        if self.priority and not (self.push_down and backend.plays_programs and backend.takes_priority):
+            raise CapabilityError(
+                f"{type(backend).__name__} takes no priority for this run.",
+                hint="Leave priority out, or hand the run over whole to an engine or a server of this package.",
+                parameter="priority",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +150,16 @@ class Run:
         self.started = self._last_end = time.perf_counter()
 
     def pushed(self) -> PushedBranch | None:
-        """Hands the run over; None where the backend is asked node by node."""
+        """Hands the run over; None where the backend is asked node by node.
+
+        Raises:
+            CapabilityError: a priority, which nobody takes.
+        """
+        self.settings.check_priority(self.backend)
         if not self.push_down or not self.backend.plays_programs:
             return None
-        return PushedBranch(PushedProgram(self.backend, stream=self.settings.stream))
+        settings = self.settings
+        return PushedBranch(PushedProgram(self.backend, stream=settings.stream, priority=settings.priority))
 
     @property
     def template(self) -> ChatTemplate:

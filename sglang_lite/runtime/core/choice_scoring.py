@@ -84,6 +84,7 @@ class ChoiceScoring:
         ]
         for request in requests[: len(choices)]:  # those with the text before
             request.prospect = prospect
+            request.priority = 0 if prospect is None else prospect.priority
         with self._lock:
             if self._ended:
                 return

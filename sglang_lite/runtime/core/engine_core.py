@@ -37,7 +37,13 @@ from sglang_lite.runtime.core.program_decisions import PreparedPart
 from sglang_lite.runtime.core.program_player import Player, ProgramSink
 from sglang_lite.runtime.core.request_builder import RequestBuilder
 from sglang_lite.runtime.core.step_loop import StepLoop
-from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest, check_kind
+from sglang_lite.runtime.core.submission import (
+    GenerateRequest,
+    ProgramRequest,
+    SelectRequest,
+    check_kind,
+    check_priority,
+)
 from sglang_lite.runtime.executor import make_runner
 from sglang_lite.runtime.executor.sampler import SamplingTable
 from sglang_lite.runtime.kv_cache.eviction import EVICTION
@@ -180,19 +186,26 @@ class EngineCore:
             raise
         return Ticket(scoring.abort)
 
-    def open_program(self, sink: ProgramSink, *, stream: bool = False, namespace: str = "") -> Player:
+    def open_program(
+        self, sink: ProgramSink, *, stream: bool = False, namespace: str = "", priority: int = 0
+    ) -> Player:
         """Opens a program: see `Engine.open_program`."""
         self.check_open()
         check_kind("namespace", namespace, str)
+        check_priority(priority, self.config.policy)
         self.open.count("programs_opened")
-        return Player(self._parts, self.builder.log(""), sink, stream=stream, namespace=namespace)
+        return Player(self._parts, self.builder.log(""), sink, stream=stream, namespace=namespace, priority=priority)
 
     def run_program(self, asked: ProgramRequest, sink: ProgramSink) -> Ticket:
         """Plays a program that is whole: see `Engine.run_program`."""
         self.check_open()
         asked.check()
+        check_priority(asked.priority, self.config.policy)
         log = self.builder.log(asked.prompt)
-        player = Player(self._parts, log, sink, stream=asked.stream, namespace=asked.namespace, entered=True)
+        player = Player(
+            self._parts, log, sink,
+            stream=asked.stream, namespace=asked.namespace, priority=asked.priority, entered=True,
+        )  # fmt: skip
         entries = player.checked(asked.program.nodes)
         parts = [
             PreparedPart([(each.path, player.checked(each.nodes)) for each in part.added], part.decision)

@@ -77,7 +77,7 @@ class GenerationJob:
             log.ids(), self._params, partial(self._take, 0), stream=self._stream, namespace=self._namespace
         )
         for index, request in enumerate(requests):
-            request.prospect = self._prospect
+            request.prospect, request.priority = self._prospect, self._prospect.priority
             request.output.sink = partial(self._take, index)
         compiled = None if grammar is None else grammar.result()
         if within is not None:

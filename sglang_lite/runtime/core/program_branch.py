@@ -62,6 +62,7 @@ class ProgramOfBranches(Protocol):
     parts: EngineParts
     stream: bool
     namespace: str
+    priority: int
     ended: bool
 
     def branch(self, path: Path) -> Branch: ...
@@ -90,7 +91,7 @@ class Branch:
 
     def __init__(self, player: ProgramOfBranches, path: Path) -> None:
         self._player, self._path = player, path
-        self._prospect = Prospect(player)
+        self._prospect = Prospect(player, player.priority)
         self._queue = BranchQueue(self._prospect, player.played)
         self._played = 0  # nodes of all that have come
         self._text: BranchText | None = None  # None: its fork is yet to come

@@ -50,6 +50,7 @@ class Player:
             SglError: that of the main branch, or what ended the whole. Called on the engine's thread.
         stream: deltas are wanted.
         namespace: of the prefix tree.
+        priority: of all its requests.
         entered: it counts as an open request already.
     """
 
@@ -61,9 +62,10 @@ class Player:
         *,
         stream: bool = False,
         namespace: str = "",
+        priority: int = 0,
         entered: bool = False,
     ) -> None:
-        self.parts, self.stream, self.namespace = parts, stream, namespace
+        self.parts, self.stream, self.namespace, self.priority = parts, stream, namespace, priority
         self._sink = sink
         # the loop's thread's
         self._queued = 0  # nodes

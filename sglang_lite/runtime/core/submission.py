@@ -69,6 +69,7 @@ class ProgramRequest:
     program: Program
     stream: bool = False
     namespace: str = ""
+    priority: int = 0
 
     def check(self) -> None:
         """
@@ -106,6 +107,14 @@ def check_kind(name: str, value: object, *kinds: type) -> None:
     """Raises ParameterError: a value is of another type."""
     if not isinstance(value, kinds):
         raise ParameterError(name, f"{shown(value)} is no {' or '.join(kind.__name__ for kind in kinds)}.")
+
+
+def check_priority(priority: object, policy: str) -> None:
+    """Raises ParameterError: a program's priority is no number, or one that the engine's policy does not look at."""
+    check_kind("priority", priority, int)
+    if priority and policy != "priority":
+        told = f"the engine's policy is {policy!r}, which knows no priorities."
+        raise ParameterError("priority", told, hint='Make the engine with policy="priority".')
 
 
 def no_choices() -> ParameterError:

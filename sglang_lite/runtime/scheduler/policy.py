@@ -56,8 +56,9 @@ def lpm(waiting: Sequence[Request], tree: RadixTree) -> Iterable[Request]:
 
 
 def priority(waiting: Sequence[Request], tree: RadixTree) -> Iterable[Request]:
-    """Highest priority first, and of those first come, first served; what has begun before all of its priority."""
-    return sorted(waiting, key=lambda r: (-r.priority, _urgency(r)))
+    """Highest priority first, and of those first come, first served; what has begun before all of its priority. Those
+    that were passed over too often go before all."""
+    return sorted(waiting, key=lambda r: (r.passed_over < _AGE_BOUND, -r.priority, _urgency(r)))
 
 
 POLICIES: dict[str, Policy] = {"fcfs": fcfs, "lpm": lpm, "priority": priority}

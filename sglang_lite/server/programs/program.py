@@ -59,6 +59,7 @@ class PlayRequest(msgspec.Struct, kw_only=True):
     open: bool | None = None
     limits: ProgramLimits | None = None
     cache_salt: str | None = None
+    priority: int | None = None
     model: str | None = None
 
 
@@ -219,6 +220,7 @@ class _Asked:
     stream: bool
     open: bool
     namespace: str
+    priority: int
 
 
 def _asked(service: Service, call: Call, given: Mapping[str, Any], pointer: str) -> _Asked:
@@ -243,7 +245,7 @@ def _asked(service: Service, call: Call, given: Mapping[str, Any], pointer: str)
         raise ParameterError(f"{pointer}/program/decision", "is of programs that are whole.", hint="Leave `open` out.")
     return _Asked(
         f"prog-{uuid.uuid4().hex}", prompt, program, left, seconds, bool(body.stream), bool(body.open),
-        body.cache_salt or "",
+        body.cache_salt or "", body.priority or 0,
     )  # fmt: skip
 
 
@@ -282,8 +284,9 @@ async def played(service: Service, call: Call, body: Mapping[str, Any], pointer:
         events = _grown(service, call, asked)
     else:
         events = service.running.play(
-            asked.prompt, asked.program, stream=asked.stream, namespace=asked.namespace, timeout_s=asked.seconds
-        )
+            asked.prompt, asked.program, stream=asked.stream, namespace=asked.namespace,
+            priority=asked.priority, timeout_s=asked.seconds,
+        )  # fmt: skip
     if asked.open or asked.stream:
         return EventStream(_stream(await begun(events), call), {PROGRAM_ID: asked.id})
     found: list[ProgramEvent] = []
@@ -402,7 +405,10 @@ async def _grown(service: Service, call: Call, asked: _Asked) -> AsyncGenerator[
         if asked.program.nodes:
             program.extend((), asked.program.nodes)
 
-    events = service.running.grow(begin, stream=asked.stream, namespace=asked.namespace, timeout_s=asked.seconds)
+    events = service.running.grow(
+        begin,
+        stream=asked.stream, namespace=asked.namespace, priority=asked.priority, timeout_s=asked.seconds,
+    )  # fmt: skip
     try:
         async with contextlib.aclosing(events):
             async for taken in events:

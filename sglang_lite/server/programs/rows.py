@@ -16,6 +16,7 @@ from starlette.responses import Response
 from sglang_lite import wire
 from sglang_lite.program.compiled import CompiledProgram, Filler
 from sglang_lite.protocol import ParameterError, SglError
+from sglang_lite.runtime.core.submission import check_priority
 from sglang_lite.server.async_engine import ProgramEvent
 from sglang_lite.server.fields import GATEWAY_NEUTRAL, Fields
 from sglang_lite.server.http.sse import DONE, EventStream
@@ -36,6 +37,7 @@ class RowsRequest(msgspec.Struct, kw_only=True):
     window: int = 64
     limits: ProgramLimits | None = None
     cache_salt: str | None = None
+    priority: int | None = None
     model: str | None = None
 
 
@@ -86,8 +88,9 @@ class _Rows:
             program = self._filler(row, None if seeds is None else seeds[index])
             self._budget.take_program(program, "/program")
             events = self._service.running.play(
-                "", program, namespace=self._body.cache_salt or "", timeout_s=self._seconds, waits=True
-            )
+                "", program, namespace=self._body.cache_salt or "", priority=self._body.priority or 0,
+                timeout_s=self._seconds, waits=True,
+            )  # fmt: skip
             async with contextlib.aclosing(events):
                 async for taken in events:
                     found += taken
@@ -109,6 +112,7 @@ async def play_rows(service: Service, call: Call) -> Response:
         raise ParameterError("/program/held", told, hint="Open a program instead: POST /program.")
     if body.seeds is not None and len(body.seeds) != len(body.rows):
         raise ParameterError("/seeds", f"{len(body.seeds)} for {len(body.rows)} rows.")
+    check_priority(body.priority or 0, service.engine.config.policy)
     if body.window < 1:
         raise ParameterError("/window", f"{body.window} is not above 0.")
     budget, seconds = limits_of(service, body.limits, "")

@@ -282,6 +282,15 @@ def test_what_was_passed_over_too_often_comes_first_and_then_what_has_begun():
         assert [request.id for request in policy(queue, engine.store.tree)] == [3, 2, 0, 1]
 
 
+def test_a_high_priority_does_not_keep_a_low_one_waiting_for_ever():
+    engine = engine_with(256)
+    queue = waiting(engine, *(([7, i], {}) for i in range(3)))
+    queue[1].priority = 5
+    assert [request.id for request in priority(queue, engine.store.tree)] == [1, 0, 2]
+    queue[2].passed_over = 256
+    assert [request.id for request in priority(queue, engine.store.tree)] == [2, 1, 0]
+
+
 def test_tokens_ahead_are_bounded_by_what_nodes_say():
     resolved = engine_with(256).core.builder.resolved
     params = resolved(greedy(100))

@@ -1,0 +1,126 @@
+"""Priority of programs: all of their requests have it."""
+
+import threading
+
+import pytest
+
+import sglang_lite as sgl
+from sglang_lite.engine.engine import Engine
+from sglang_lite.lang.backend.local import LocalBackend
+from sglang_lite.program.nodes import Fork, Gen, Join, Program, Select, Text
+from sglang_lite.protocol import Played, SamplingParams
+from tests.constraints.test_generation import random_model
+from tests.server.conftest import serving
+from tests.waiting import until
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with Engine.of(random_model(), max_running=1, policy="priority") as engine:
+        yield engine
+
+
+def gen(tokens=2):
+    return Gen("a", SamplingParams(max_tokens=tokens, ignore_eos=True))
+
+
+def test_of_waiting_programs_those_of_higher_priority_go_first(engine):
+    ended, over = [], threading.Semaphore(0)
+
+    def sink(name):
+        def take(event):
+            if not isinstance(event, Played):
+                ended.append(name)
+                over.release()
+
+        return take
+
+    engine.run_program("p", Program((gen(900),)), sink=sink("first"))
+    until(lambda: engine.stats()["running"] == 1)
+    engine.run_program("p", Program((gen(),)), sink=sink("low"))
+    engine.run_program("p", Program((Select("c", ("a",)),)), sink=sink("high"), priority=5)
+    engine.run_program("p", Program((Fork(((gen(),),)), Join())), sink=sink("middle"), priority=1)
+    opened = engine.open_program(sink=sink("open"), priority=3)
+    opened.extend((), (Text("p"), gen()))
+    opened.close()
+    until(lambda: engine.stats()["waiting"] == 4)
+    for _ in range(5):
+        over.acquire()
+    assert ended == ["first", "high", "open", "middle", "low"]
+
+
+class Noting(LocalBackend):
+    """Notes the priorities of the programs that it is handed."""
+
+    def __init__(self, engine):
+        super().__init__(engine)
+        self.noted = []
+
+    def open_program(self, sink, *, stream, priority=0):
+        self.noted.append(priority)
+        return super().open_program(sink, stream=stream, priority=priority)
+
+    def play_program(self, program, sink, flush=None, priority=0):
+        self.noted.append(priority)
+        return super().play_program(program, sink, flush, priority)
+
+
+@sgl.function
+def inner(s):
+    s += "i" + sgl.gen("x", max_tokens=1)
+
+
+@sgl.function
+def program(s):
+    s += "p" + sgl.gen("a", max_tokens=1)
+
+
+@sgl.function
+def calling(s):
+    s += s.call(inner)["x"] + inner.run()["x"] + sgl.gen("a", max_tokens=1)
+
+
+def test_runs_batches_and_programs_inside_have_it(engine):
+    backend = Noting(engine)
+    program.run(backend=backend, priority=2)["a"]
+    program.run_batch([{}] * 2, backend=backend, priority=3)
+    program.compile(backend).run(backend=backend, priority=4)["a"]
+    program.compile(backend).run_batch([{}], backend=backend, priority=5)
+    program.run(backend=backend)["a"]
+    assert backend.noted == [2, 3, 3, 4, 5, 0]
+    calling.run(backend=backend, priority=6)["a"]
+    assert backend.noted[6:] == [6, 6, 6]
+
+
+def test_it_goes_over_http(engine):
+    with serving(engine) as url:
+        remote = sgl.RuntimeEndpoint(url, retries=0)
+        assert remote.takes_priority
+        for each in (program, program.compile(remote)):
+            assert each.run(backend=remote, priority=2)["a"] is not None
+            assert each.run_batch([{}], backend=remote, priority=2)[0]["a"] is not None
+        remote.shutdown()
+
+
+def test_who_takes_none_refuses_it_by_name(engine):
+    with Engine.of(random_model()) as plain:
+        backend = LocalBackend(plain)
+        for each in (program, program.compile(backend)):
+            with pytest.raises(sgl.ParameterError, match=r"priority: .*policy is 'lpm'"):
+                each.run(backend=backend, priority=1)["a"]
+        with serving(plain) as url:
+            remote = sgl.RuntimeEndpoint(url, retries=0)
+            for each in (program, program.compile(remote)):
+                with pytest.raises(sgl.ParameterError, match=r"priority: .*policy is 'lpm'"):
+                    each.run(backend=remote, priority=1)["a"]
+                found = each.run_batch([{}], backend=remote, priority=1, on_error="return")
+                assert isinstance(found[0], sgl.ParameterError)
+            remote.shutdown()
+    scripted = sgl.ScriptedBackend({"p": "a"})
+    for each in (program, program.compile()):
+        with pytest.raises(sgl.CapabilityError, match="takes no priority"):
+            each.run(backend=scripted, priority=1)
+    with pytest.raises(sgl.CapabilityError, match="takes no priority"):
+        program.run(backend=LocalBackend(engine), priority=1, push_down=False)
+    with pytest.raises(sgl.ParameterError, match="priority: 'high' is not a whole number"):
+        program.run(backend=scripted, priority="high")  # type: ignore[arg-type] # on purpose
