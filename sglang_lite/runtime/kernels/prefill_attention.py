@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+import os
+from types import ModuleType
+
 import torch
 import triton
 import triton.language as tl
@@ -10,6 +15,8 @@ from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch import FLOAT32, FLOAT32_QUERIES, fitted
 from sglang_lite.runtime.kernels.softmax import attend_block, page_of
+
+logger = logging.getLogger(__name__)
 
 _LAUNCH = {
     16: {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
@@ -98,13 +105,17 @@ def prefill_attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> None:
-    """Causal attention of the plan's blocks of queries.
+    """Causal attention of the plan's blocks of queries. On a Hopper GPU blocks of 128 have a kernel of their own.
 
     Args:
         q: [T, heads, head_dim] as `rope_store` returns them; a token's heads lie side by side.
         out: [T, heads, head_dim] (written there).
         scale, window, softcap: as `reference.attention.attention`.
     """
+    hopper = _hopper(q.device)
+    if hopper is not None and window is None and softcap is None and hopper.takes(q, cache, plan):
+        hopper.prefill_attention_hopper(q, cache, layer, plan, out, scale=scale)
+        return
     heads, dim = q.shape[1], q.shape[2]
     keys, values = cache.k[layer], cache.v[layer]
     kv_heads, block_d = len(keys), max(16, triton.next_power_of_2(dim))
@@ -120,3 +131,19 @@ def prefill_attention(
         PARTS=parts, BLOCK_M=queries, BLOCK_D=block_d,
         **fitted(launch, queries, block_d, q.element_size(), q.device),
     )  # fmt: skip
+
+
+@functools.cache
+def _hopper(device: torch.device) -> ModuleType | None:
+    """The kernel for Hopper GPUs; None: the device is none, or Triton is older than 3.6."""
+    if device.type != "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
+        return None
+    if torch.cuda.get_device_capability(device)[0] != 9:
+        return None
+    try:
+        from sglang_lite.runtime.kernels import prefill_attention_hopper
+
+        return prefill_attention_hopper
+    except (ImportError, AttributeError) as error:  # Gluon still changes its names
+        logger.warning("Triton %s lacks what prefill on Hopper GPUs wants (%s).", triton.__version__, error)
+        return None

@@ -1,0 +1,65 @@
+"""Prefill attention for Hopper GPUs: against its twin on one, and compiled for one without any."""
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+from tests.runtime.kernels.test_kernels import DEVICE, Rows, close, normal
+
+hopper = pytest.importorskip("sglang_lite.runtime.kernels.prefill_attention_hopper", reason="Triton is too old")
+pytestmark = pytest.mark.slow
+needs_hopper = pytest.mark.skipif(
+    DEVICE.type != "cuda" or torch.cuda.get_device_capability()[0] != 9, reason="no Hopper GPU"
+)
+PAGE = 16
+
+
+@needs_hopper
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize(
+    ("start", "count", "heads"),
+    [(0, 1, (4, 2)), (0, 129, (4, 2)), (5, 300, (4, 1)), (128, 128, (2, 2)), (130, 1000, (6, 2)), (1000, 70, (8, 1))],
+)
+def test_prefill_attends_to_the_pages_before_it(start, count, heads, dim, dtype):
+    end = start + count
+    rows = Rows([end, 200], heads, dim, dtype, page=PAGE)
+    q = normal(2 + count, heads[0] + 4, dim, dtype=dtype)[:, : heads[0]]
+    blocks = [(2 + at, min(128, count - at), 0, start + at) for at in range(0, count, 128)] + [(0, 2, 1, 198)]
+    plan = rows.plan(0, [1] * 2 + [0] * count, [198, 199, *range(start, end)], blocks, 128)
+    expected = rows.twin(q, [(0, 2, 1, 200), (2, count, 0, end)], scale=0.1)
+    there = torch.zeros(rows.cache.k[0].shape[1], dtype=torch.bool, device=DEVICE)
+    for row, length in enumerate((end, 200)):
+        there[rows.read_at(row, length)] = True
+    for side in (rows.cache.k[0], rows.cache.v[0]):
+        side[:, ~there] = float("nan")  # pages of others, and what is behind the end of a page
+    assert hopper.takes(q, rows.cache, plan)
+    out = torch.full((2 + count, heads[0], dim), float("nan"), device=DEVICE, dtype=dtype)
+    hopper.prefill_attention_hopper(q, rows.cache, 0, plan, out, scale=0.1)
+    close(out, expected, dtype)
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+def test_it_compiles_for_a_hopper_gpu():
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    fn = hopper.prefill_kernel
+    copies = f"tensordesc<bf16[{PAGE}, 64],{hopper.SHARED.value!r}>"
+    types = {
+        "q": "*bf16", "q_stride": "i32", "keys": copies, "values": copies, "token_slots": "i32", "out": "*bf16",
+        "plan_blocks": "*i32", "page_table": "*i32", "pages_per_slot": "i32", "scale": "fp32",
+    }  # fmt: skip
+    constants = {"G": 4, "DIM": 128, "PAGE": PAGE, "HEADS": 32}
+    names = fn.arg_names
+    aligned = [i for i, name in enumerate(names) if types.get(name, "").startswith("*") or name == "q_stride"]
+    source = GluonASTSource(
+        fn,
+        {name: types.get(name, "constexpr") for name in names},
+        {(names.index(name),): value for name, value in constants.items()},
+        {(i,): [["tt.divisibility", 16]] for i in aligned},
+    )
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    assert compiled.metadata.shared <= 227 * 1024
+    assert "wgmma.mma_async" in compiled.asm["ptx"]
+    assert "cp.async.bulk.tensor" in compiled.asm["ptx"]
