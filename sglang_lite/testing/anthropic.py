@@ -88,7 +88,7 @@ def counted(body: Mapping[str, Any]) -> Any:
 
 def _forced(body: Mapping[str, Any]) -> tuple[str | None, Constraint | None]:
     choice = body.get("tool_choice") or {}
-    tools = body.get("tools") or ()
+    tools: Sequence[Any] = body.get("tools") or ()
     if choice.get("type") == "tool":
         tool = next(each for each in tools if each.get("name") == choice["name"])
     elif choice.get("type") == "any" and len(tools) == 1:

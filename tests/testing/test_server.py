@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import anthropic
 import openai
@@ -11,7 +12,7 @@ from pydantic import BaseModel
 import sglang_lite as sgl
 from sglang_lite.testing import Buffered, Call, Cut, Fail, Html, Say, Slow, overload, rate_limit
 
-TURN = [{"role": "user", "content": "Where is the Louvre?"}]
+TURN: Any = [{"role": "user", "content": "Where is the Louvre?"}]
 
 
 @pytest.fixture
