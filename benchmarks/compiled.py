@@ -6,8 +6,8 @@ caller   default model in a process of its own, rows of four generations of one 
          caller a row of `run_batch`, every variable read
 plain    the same rows on a backend that answers at once, and costs nothing else: programs a processor second
 latency  default model: seconds of a program of eight generations of two tokens (and of 16), and of 64 of them at once
-http     rows of four generations on a scripted engine of 1 ms a step, behind a line of 20 ms each way: requests, and
-         seconds of a batch beside those in this process
+http     rows of four generations on a scripted engine of 1 ms a step: in this process, and in one of its own with a
+         server, behind a line of 20 ms each way: requests, seconds, processor microseconds a row of each process
 
 Processor time is of this process alone. Ratios are of medians of the same run.
 """
@@ -17,9 +17,11 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -28,7 +30,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from machine import describe
-from serve import Line, serving
 
 import sglang_lite as sgl
 from sglang_lite.bench.scripted_core import scripted_engine
@@ -164,21 +165,71 @@ def told(what: str, found: dict[str, float]) -> None:
     )
 
 
+_SERVER = """
+import gc, sys
+from serve import serving
+from sglang_lite.bench.scripted_core import scripted_engine
+from sglang_lite.runtime.config import DEFAULT_MODEL
+with scripted_engine(DEFAULT_MODEL, 0.001) as engine, serving(engine) as url:
+    gc.collect()
+    gc.freeze()
+    print(url, flush=True)
+    sys.stdin.read()
+"""
+_LINE = """
+import sys
+from serve import Line
+line = Line(sys.argv[1])
+print(line.url, flush=True)
+sys.stdin.read()
+print(line.requests)
+"""
+
+
+@contextmanager
+def other(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A process beside this one that runs code of these benchmarks."""
+    folder = Path(__file__).parent
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(folder.parent)])}
+    command = [sys.executable, "-c", code, *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=paths) as process:
+        yield process
+        process.communicate()
+
+
+def printed(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def spent(pid: int) -> float:
+    """Processor seconds of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def http(count: int, repeat: int) -> None:
     given = rows(count)
-    with scripted_engine(DEFAULT_MODEL, 0.001) as engine, serving(engine) as url:
-        line = Line(url)
+    with scripted_engine(DEFAULT_MODEL, 0.001) as engine:
         local = LocalBackend(engine)
         here = four.compile(local)
-        in_process = median([elapsed(lambda: here.run_batch(given, backend=local)) for _ in range(repeat + 1)][1:])
-        remote = sgl.RuntimeEndpoint(line.url)
-        there, before = four.compile(remote), line.requests
-        over = median([elapsed(lambda: there.run_batch(given, backend=remote)) for _ in range(repeat + 1)][1:])
-        asked = (line.requests - before) / (repeat + 1)
+        alone = processor(lambda: here.run_batch(given, backend=local), repeat)
+        in_process = median([elapsed(lambda: here.run_batch(given, backend=local)) for _ in range(repeat)])
+    with other(_SERVER) as server, other(_LINE, printed(server)) as line:
+        remote = sgl.RuntimeEndpoint(printed(line))
+        there = four.compile(remote)
+        work = partial(there.run_batch, given, backend=remote)
+        work()
+        before = spent(server.pid)
+        client = processor(work, repeat)
+        served = (spent(server.pid) - before) / (repeat + 1)
+        over = median([elapsed(work) for _ in range(repeat)])
         remote.shutdown()
-        line.close()
-    print(f"http: {count} rows in {asked:g} requests, {over:.2f} s, {in_process:.2f} s in process: "
-          f"{over / in_process:.2f}x", flush=True)  # fmt: skip
+        asked = int(line.communicate()[0].split()[-1]) / (2 * repeat + 2)
+    ratio = over / in_process
+    print(f"http: {count} rows in {asked:g} requests, {over:.3f} s, {in_process:.3f} s in process: {ratio:.2f}x; "
+          f"processor us a row: client {client / count * 1e6:.0f}, server with engine {served / count * 1e6:.0f}, "
+          f"in process {alone / count * 1e6:.0f}", flush=True)  # fmt: skip
 
 
 def main() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -120,9 +118,8 @@ class Compiled:
         playing: dict[int, Playing] = {}
         failed: dict[int, SglError] = {}
         for index, row in rows.items():
-            seed = secrets.randbits(63) if settings.seed is None else settings.seed
             try:
-                playing[index] = Playing(form, row, replace(settings, seed=seed))
+                playing[index] = Playing(form, row, settings)
             except SglError as error:  # that row's outcome
                 failed[index] = error
         return RemoteRowPool(backend, playing, failed, plan.window, report, held=held, timeout=timeout)

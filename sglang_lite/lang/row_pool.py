@@ -223,7 +223,7 @@ class RemoteRowPool:
             return
         compiled = next(iter(self._rows.values())).form.compiled
         arguments = {index: playing.row for index, playing in self._rows.items()}
-        seeds = {index: playing.seed or 0 for index, playing in self._rows.items()}
+        seeds = {index: playing.seed for index, playing in self._rows.items()}
         priority = next(iter(self._rows.values())).settings.priority
         played = self._backend.play_rows(compiled, arguments, seeds, self._window, self._timeout, **said(priority))
         async with contextlib.aclosing(played):

@@ -27,6 +27,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest
 from sglang_lite.runtime.output_builder import Event
+from sglang_lite.server.row_player import RowPlayer
 
 E = TypeVar("E")
 T = TypeVar("T")
@@ -157,14 +158,12 @@ class AsyncEngine:
         namespace: str = "",
         priority: int = 0,
         timeout_s: float | None = None,
-        waits: bool = False,
     ) -> AsyncGenerator[list[ProgramEvent], None]:
         """Plays a whole program, and gives its events as they come; the last one is a ProgramResult or an SglError.
         Closed before its end, it aborts the program.
 
         Args:
             timeout_s: after which it ends with RequestTimeoutError.
-            waits: for room, where there is none.
 
         Raises:
             SglError: as `Engine.run_program`.
@@ -175,10 +174,18 @@ class AsyncEngine:
             ProgramRequest(prompt, program, stream, namespace, priority),
             self.engine.core.flushed(events.put, self._relay.flush),
         )
-        ticket = await (self.engine.admitted(run, 1) if waits else _submitted(run, _length(prompt)))
-        with self._ends(ticket) as submitted:
+        with self._ends(await _submitted(run, _length(prompt))) as submitted:
             async for taken in self._played(events, submitted, timeout_s):
                 yield taken
+
+    async def play_rows(
+        self, asked: Iterator[tuple[int, ProgramRequest | SglError]], window: int, timeout_s: float
+    ) -> AsyncGenerator[list[tuple[int, list[ProgramEvent]]], None]:
+        """Plays programs, and gives each one's number and events when it has ended: see `RowPlayer`. Closed before its
+        end, it aborts those under way."""
+        with self._ends(RowPlayer(self.engine.core, asked, window, timeout_s)) as player:
+            async for ended in player.ended():
+                yield ended
 
     async def grow(
         self,

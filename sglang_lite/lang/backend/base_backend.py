@@ -152,7 +152,7 @@ class BaseBackend:
         self,
         compiled: CompiledProgram,
         rows: Mapping[int, Mapping[str, Any]],
-        seeds: Mapping[int, int],
+        seeds: Mapping[int, int | None],
         window: int,
         timeout: float | None,
         priority: int = 0,
@@ -162,7 +162,7 @@ class BaseBackend:
 
         Args:
             rows: arguments, by the numbers of the rows.
-            seeds: of the rows, so that one may be played again.
+            seeds: of the rows, where they have one.
             window: how many rows may be under way.
             timeout: seconds for each row.
 

@@ -201,7 +201,25 @@ class Server:
                         if data == _DONE:
                             return
                         yield data
-        raise LostConnectionError(f"{self.url}: the stream ended in the middle.", hint="Try again.")
+        raise self.broken_off()
+
+    async def pieces(self, path: str, body: object) -> AsyncGenerator[bytes, None]:
+        """The bytes of an answer, as they come. Closed before its end, it leaves the server.
+
+        Raises:
+            LostConnectionError: it broke off.
+            SglError: an error of the server's.
+        """
+        with self._failures():
+            async with self._client().stream("POST", path, json=body) as response:
+                if response.status_code >= 400:
+                    raise self._refused(response.status_code, await response.aread())
+                async for piece in response.aiter_bytes():
+                    yield piece
+
+    def broken_off(self) -> LostConnectionError:
+        """The error of an answer that has no end."""
+        return LostConnectionError(f"{self.url}: the stream ended in the middle.", hint="Try again.")
 
     async def answers(self, path: str, body: object) -> AsyncGenerator[dict[str, Any], None]:
         """The events of a stream, each a JSON object.

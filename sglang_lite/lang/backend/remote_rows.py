@@ -5,36 +5,26 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, TypeAlias
-
-import msgspec
+from typing import Any
 
 from sglang_lite import wire
 from sglang_lite.lang.backend.http_client import LOST, Retries, Server
 from sglang_lite.program.compiled import CompiledProgram
-from sglang_lite.protocol import BackendError, Played, ProgramResult, SglError
-
-RowEvent: TypeAlias = Played | ProgramResult | SglError
-
-
-class _Told(msgspec.Struct):
-    """What a server tells of a row: all of its events, as messages."""
-
-    row: int
-    events: list[msgspec.Raw]
+from sglang_lite.protocol import BackendError, WireError
+from sglang_lite.wire.rows import FrameReader, RowEvent
 
 
 async def rows_played(
     server: Server,
     compiled: CompiledProgram,
     rows: Mapping[int, Mapping[str, Any]],
-    seeds: Mapping[int, int],
+    seeds: Mapping[int, int | None],
     window: int,
     timeout: float | None,
     priority: int = 0,
 ) -> AsyncGenerator[tuple[int, Sequence[RowEvent]], None]:
     """What rows bring, as `BaseBackend.play_rows` says. Where the connection breaks, the rows that have not ended are
-    asked for again; with the same seeds they come to the same.
+    asked for again; those with a seed come to the same.
 
     Raises:
         SglError: why the request was refused, or lost too often.
@@ -45,14 +35,13 @@ async def rows_played(
         numbers = list(left)
         body = {
             "version": wire.VERSION, "program": program, "rows": [left[number] for number in numbers],
-            "seeds": [seeds[number] for number in numbers], "window": window,
+            "seeds": [seeds[number] for number in numbers], "window": window, "form": "frames",
             "limits": None if timeout is None else {"seconds": timeout},
             **({"priority": priority} if priority else {}),
         }  # fmt: skip
         try:
-            async with contextlib.aclosing(server.events("/program/rows", body)) as datas:
-                async for data in datas:
-                    index, events = _row(server, data)
+            async with contextlib.aclosing(_answered(server, body)) as answered:
+                async for index, events in answered:
                     if not 0 <= index < len(numbers) or numbers[index] not in left:
                         raise BackendError(f"{index} is no row that was asked for.", hint="Check base_url.")
                     retries.progressed()
@@ -65,17 +54,17 @@ async def rows_played(
                 await retries.pause(error)
 
 
-def _row(server: Server, data: str) -> tuple[int, list[RowEvent]]:
-    if data.startswith('{"error"'):  # a gateway's
-        server.event(data)
-    try:
-        told = msgspec.json.decode(data, type=_Told)
-    except msgspec.MsgspecError as error:
-        raise BackendError(f"{data[:80]!r} is no row: {error}.", hint="Check what listens at base_url.") from None
-    events: list[RowEvent] = []
-    for raw in told.events:
-        event = wire.decode(bytes(raw), form="json")
-        if not isinstance(event, Played | ProgramResult | SglError):
-            raise BackendError(f"a {type(event).__name__} is no event of a row.")
-        events.append(event)
-    return told.row, events
+async def _answered(server: Server, body: object) -> AsyncGenerator[tuple[int, Sequence[RowEvent]], None]:
+    """The rows of an answer."""
+    reader = FrameReader()
+    async with contextlib.aclosing(server.pieces("/program/rows", body)) as pieces:
+        async for piece in pieces:
+            try:
+                rows = reader.feed(piece)
+            except WireError as error:
+                raise BackendError(f"{error.message}.", hint="Check what listens at base_url.") from error
+            for row in rows:
+                yield row
+            if reader.ended:
+                return
+    raise server.broken_off()

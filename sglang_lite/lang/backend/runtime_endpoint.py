@@ -278,7 +278,7 @@ class RuntimeEndpoint(BaseBackend):
         self,
         compiled: CompiledProgram,
         rows: Mapping[int, Mapping[str, Any]],
-        seeds: Mapping[int, int],
+        seeds: Mapping[int, int | None],
         window: int,
         timeout: float | None,
         priority: int = 0,

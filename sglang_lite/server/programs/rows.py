@@ -1,28 +1,29 @@
-"""A compiled program and its rows in one request: each row is played as a program, and told when it has ended.
+"""A compiled program and its rows in one request: each row is played as a program, and told when it has ended: as
+events, or in frames to clients of this package.
 
 No more rows are under way, or played and not read, than a window.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterator
-from typing import Any, Final
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import Any, Final, Literal
 
 import msgspec
 from starlette.responses import Response
 
 from sglang_lite import wire
 from sglang_lite.program.compiled import CompiledProgram, Filler
+from sglang_lite.program.nodes import Program
 from sglang_lite.protocol import ParameterError, SglError
-from sglang_lite.runtime.core.submission import check_priority
-from sglang_lite.server.async_engine import ProgramEvent
+from sglang_lite.runtime.core.submission import ProgramRequest, check_priority
 from sglang_lite.server.fields import GATEWAY_NEUTRAL, Fields
 from sglang_lite.server.http.sse import DONE, EventStream
 from sglang_lite.server.programs.program import Budget, ProgramLimits, check_version, limits_of, record_of
 from sglang_lite.server.routes import Call, Route
 from sglang_lite.server.service import Service
+from sglang_lite.wire.rows import FRAMES, LAST, Row, RowEvent, frame_of
 
 MOST_WINDOW: Final = 256  # rows of a request that are under way
 
@@ -35,6 +36,7 @@ class RowsRequest(msgspec.Struct, kw_only=True):
     rows: list[dict[str, Any]]
     seeds: list[int | None] | None = None
     window: int = 64
+    form: Literal["events", "frames"] = "events"
     limits: ProgramLimits | None = None
     cache_salt: str | None = None
     priority: int | None = None
@@ -44,59 +46,54 @@ class RowsRequest(msgspec.Struct, kw_only=True):
 ROWS: Fields[RowsRequest] = Fields(RowsRequest, GATEWAY_NEUTRAL, {})
 
 
-class _Rows:
-    """Rows that are played.
+def _asked(body: RowsRequest, filler: Filler, budget: Budget) -> Iterator[tuple[int, ProgramRequest | SglError]]:
+    """What is asked of the engine for each row, by its number; what is wrong with a row is its own.
 
     Args:
         budget: of each of them.
-        seconds: that each may take.
     """
-
-    def __init__(self, service: Service, body: RowsRequest, filler: Filler, budget: Budget, seconds: float) -> None:
-        self._service, self._body, self._filler = service, body, filler
-        self._budget, self._seconds = budget, seconds
-        window = min(body.window, MOST_WINDOW, max(len(body.rows), 1))
-        self._left: Iterator[int] = iter(range(len(body.rows)))
-        self._told: asyncio.Queue[bytes] = asyncio.Queue(maxsize=window)
-        self._window = window
-
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Events, one a row, as they end."""
-        workers = [asyncio.ensure_future(self._work()) for _ in range(self._window)]
+    compiled = filler.compiled
+    differ = bool(compiled.holes) or compiled.decision is not None  # so may what they cost
+    refused = None if differ else _refusal(budget, Program(compiled.nodes))
+    for number, given in enumerate(body.rows):
+        error = refused
         try:
-            for _ in self._body.rows:
-                parts = [await self._told.get()]
-                yield b"".join(parts)
-            yield DONE
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+            row = filler.checked(given, f"/rows/{number}")
+            program = filler(row, None if body.seeds is None else body.seeds[number])
+            if differ:
+                error = _refusal(budget, program)
+        except SglError as why:
+            error = why
+        yield number, error or ProgramRequest("", program, False, body.cache_salt or "", body.priority or 0)
 
-    async def _work(self) -> None:
-        for index in self._left:
-            events = await self._played(index)
-            messages = b",".join([wire.encode(event, form="json") for event in events])
-            await self._told.put(b'data: {"row":%d,"events":[%b]}\n\n' % (index, messages))
 
-    async def _played(self, index: int) -> list[ProgramEvent]:
-        """Events of a row; what is wrong with it is its own."""
-        seeds = self._body.seeds
-        found: list[ProgramEvent] = []
-        try:
-            row = self._filler.checked(self._body.rows[index], f"/rows/{index}")
-            program = self._filler(row, None if seeds is None else seeds[index])
-            self._budget.take_program(program, "/program")
-            events = self._service.running.play(
-                "", program, namespace=self._body.cache_salt or "", priority=self._body.priority or 0,
-                timeout_s=self._seconds, waits=True,
-            )  # fmt: skip
-            async with contextlib.aclosing(events):
-                async for taken in events:
-                    found += taken
-        except SglError as error:
-            found.append(error)
-        return found
+def _refusal(budget: Budget, program: Program) -> SglError | None:
+    """The error of a program that is more than a row may be."""
+    try:
+        budget.take_program(program, "/program")
+    except SglError as error:
+        return error
+    return None
+
+
+async def _framed(ended: AsyncGenerator[Sequence[Row], None]) -> AsyncGenerator[bytes, None]:
+    async with contextlib.aclosing(ended):
+        async for each in ended:
+            yield frame_of(each)
+    yield LAST
+
+
+async def _told(ended: AsyncGenerator[Sequence[Row], None]) -> AsyncGenerator[bytes, None]:
+    """An event a row."""
+    async with contextlib.aclosing(ended):
+        async for each in ended:
+            yield b"".join([_event(*row) for row in each])
+    yield DONE
+
+
+def _event(number: int, events: Sequence[RowEvent]) -> bytes:
+    messages = b",".join([wire.encode(event, form="json") for event in events])
+    return b'data: {"row":%d,"events":[%b]}\n\n' % (number, messages)
 
 
 async def play_rows(service: Service, call: Call) -> Response:
@@ -116,7 +113,11 @@ async def play_rows(service: Service, call: Call) -> Response:
     if body.window < 1:
         raise ParameterError("/window", f"{body.window} is not above 0.")
     budget, seconds = limits_of(service, body.limits, "")
-    return EventStream(_Rows(service, body, Filler(compiled), budget, seconds).events())
+    window = min(body.window, MOST_WINDOW, max(len(body.rows), 1))
+    ended = service.running.play_rows(_asked(body, Filler(compiled), budget), window, seconds)
+    if body.form == "frames":
+        return EventStream(_framed(ended), {"content-type": FRAMES})
+    return EventStream(_told(ended))
 
 
 ROUTES = (Route("/program/rows", play_rows, "Play a compiled program for rows", fields=ROWS, streams=True, works=True),)

@@ -11,7 +11,8 @@ from sglang_lite import wire
 from sglang_lite.engine.engine import Engine
 from sglang_lite.lang.backend.http_client import Server
 from sglang_lite.lang.chat_template import get_chat_template
-from sglang_lite.protocol import Generation, Played, ProgramResult
+from sglang_lite.protocol import Generation, Played, ProgramResult, SamplingParams
+from sglang_lite.wire.rows import FRAMES, FrameReader
 from tests.constraints.test_generation import random_model
 from tests.lang.fakes import interruptible
 from tests.server.conftest import serving
@@ -112,8 +113,8 @@ def remote(small):
 
 def test_an_endpoint_sends_a_batch_as_one_request(remote, monkeypatch):
     asked = []
-    events = Server.events
-    monkeypatch.setattr(Server, "events", lambda self, path, *args: asked.append(path) or events(self, path, *args))
+    pieces = Server.pieces
+    monkeypatch.setattr(Server, "pieces", lambda self, path, body: asked.append(path) or pieces(self, path, body))
     compiled = ask.compile(remote)
     found = compiled.run_batch(ROWS, backend=remote, seed=3)
     assert asked == ["/program/rows"]
@@ -159,7 +160,7 @@ def test_a_bad_row_and_a_timeout_are_outcomes_of_rows(remote):
 
 @sgl.function
 def write(s, question):
-    s += question + sgl.gen("a", max_tokens=400, ignore_eos=True)
+    s += question + sgl.gen("a", ignore_eos=True)
 
 
 LONG = [{"question": "a"}] * 24
@@ -180,14 +181,14 @@ def test_an_interrupt_ends_a_batch_there(remote, small):
     with interruptible() as interrupt:
         when_running(small, interrupt)
         with pytest.raises(KeyboardInterrupt):
-            compiled.run_batch(LONG, backend=remote)
+            compiled.run_batch(LONG, backend=remote, max_new_tokens=400)
     until(lambda: not small.stats()["running"])
     assert ask.run("a", backend=remote, seed=3).text()
 
 
 @sgl.function
 def around(s, found):
-    found += write.compile(s.branch.backend).run_batch(LONG, on_error="return")
+    found += write.compile(s.branch.backend).run_batch(LONG, on_error="return", max_new_tokens=400)
 
 
 def test_a_batch_inside_a_body_ends_with_the_run(remote, small):
@@ -201,3 +202,37 @@ def test_a_batch_inside_a_body_ends_with_the_run(remote, small):
     around.run(late, backend=remote, timeout=0.01)
     assert {type(each) for each in late} == {sgl.RequestTimeoutError}
     until(lambda: not small.stats()["running"])
+
+
+def test_rows_wait_for_room_and_take_no_more_than_there_is():
+    """Of an engine that takes two requests, which others have first."""
+    with Engine.of(random_model(), max_running=1, max_queued=1) as engine, serving(engine) as url:
+        remote = sgl.RuntimeEndpoint(url, retries=0)
+        compiled = write.compile(remote)
+        held = [engine.submit("ab", SamplingParams(max_tokens=400, ignore_eos=True), sink=print) for _ in range(2)]
+        states: list = []
+        batch = threading.Thread(
+            target=lambda: states.extend(compiled.run_batch(LONG[:6], backend=remote, max_new_tokens=3, seed=1))
+        )
+        batch.start()
+        for ticket in held:
+            ticket.abort()
+        batch.join()
+        assert len({state.text() for state in states}) == 1
+        assert len(states) == 6
+        remote.shutdown()
+
+
+def test_rows_are_told_as_events_and_in_frames(http):
+    asked = body(ROWS, seeds=[7] * 20, window=4)
+    events = told(http.post("/program/rows", json=asked))
+    response = http.post("/program/rows", json={**asked, "form": "frames"})
+    assert response.headers["content-type"] == FRAMES
+    reader = FrameReader()
+    frames = dict(reader.feed(response.content))
+    assert reader.ended
+    assert frames.keys() == events.keys()
+    for i in range(20):
+        texts, same = ([each.event.text for each in found[i] if isinstance(each, Played)] for found in (events, frames))
+        assert texts == same
+    assert http.post("/program/rows", json={**asked, "form": "xml"}).status_code == 400

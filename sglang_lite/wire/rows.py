@@ -1,0 +1,116 @@
+"""What rows of a compiled program have come to, in frames: what two ends of this package send each other.
+
+A frame is the length of its content (4 bytes, big-endian), then the content: a list of rows in msgpack. A frame without
+a row is the last one. What is in one is typed and bounded, and not scanned value by value as messages are, which would
+take longer than all the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import msgspec
+
+from sglang_lite.errors import SglError, WireError
+from sglang_lite.protocol.results import Delta, Generation, Played, ProgramResult, Selection
+from sglang_lite.wire.failure import Failure, as_error, as_failure
+
+MOST_BYTES: Final = 1 << 28
+HEADER: Final = 4  # bytes
+FRAMES: Final = "application/x-sglang-lite-rows"  # the type of such a stream
+RowEvent: TypeAlias = "Played | ProgramResult | SglError"
+Row: TypeAlias = "tuple[int, Sequence[RowEvent]]"  # its number, and its events: the last one is its end
+
+
+class _Row(msgspec.Struct, array_like=True, frozen=True):
+    """A row: what its nodes have brought, and its text or what it failed with."""
+
+    number: int
+    played: list[tuple[tuple[int, ...], str | None, Delta | Generation | Selection | Failure]]
+    end: str | Failure
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[_Row])
+LAST: Final = b"\0\0\0\1\x90"
+
+
+def frame_of(rows: Sequence[Row]) -> bytes:
+    """A frame of rows. One that has no form as data has that as its error."""
+    try:
+        return _framed([_as_data(*row) for row in rows])
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        if len(rows) > 1:
+            return b"".join([frame_of([row]) for row in rows])
+        ((number, _),) = rows
+        return _framed([_Row(number, [], as_failure(WireError(f"the row can't be sent: {error}")))])
+
+
+def _framed(rows: list[_Row]) -> bytes:
+    data = bytearray(HEADER)
+    _encoder.encode_into(rows, data, HEADER)
+    size = len(data) - HEADER
+    if size > MOST_BYTES:
+        raise ValueError(f"{size:,} bytes are more than {MOST_BYTES:,}")
+    data[:HEADER] = size.to_bytes(HEADER, "big")
+    return bytes(data)
+
+
+def _as_data(number: int, events: Sequence[RowEvent]) -> _Row:
+    played = [
+        (each.path, each.name, as_failure(each.event) if isinstance(each.event, SglError) else each.event)
+        for each in events
+        if isinstance(each, Played)
+    ]
+    end = events[-1]
+    assert not isinstance(end, Played)
+    return _Row(number, played, as_failure(end) if isinstance(end, SglError) else end.text)
+
+
+class FrameReader:
+    """Frames out of bytes that are cut anywhere.
+
+    Attributes:
+        ended: the last one has come.
+    """
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self.ended = False
+
+    def feed(self, chunk: bytes) -> list[Row]:
+        """The rows that are complete with these bytes.
+
+        Raises:
+            WireError: they are no frames.
+        """
+        self._data += chunk
+        found: list[Row] = []
+        at = 0
+        while len(self._data) - at >= HEADER:
+            end = at + HEADER + int.from_bytes(self._data[at : at + HEADER], "big")
+            if end - at > HEADER + MOST_BYTES:
+                raise WireError(f"no frame of rows: {bytes(self._data[at : at + 80])!r}")
+            if end > len(self._data):
+                break
+            found += self._rows(bytes(self._data[at + HEADER : end]))
+            at = end
+        del self._data[:at]
+        return found
+
+    def _rows(self, content: bytes) -> list[Row]:
+        try:
+            rows = _decoder.decode(content)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise WireError(f"no frame of rows: {error}") from None
+        self.ended = self.ended or not rows
+        return [_from_data(row) for row in rows]
+
+
+def _from_data(row: _Row) -> Row:
+    events: list[RowEvent] = [
+        Played(path, name, as_error(event) if isinstance(event, Failure) else event) for path, name, event in row.played
+    ]
+    events.append(as_error(row.end) if isinstance(row.end, Failure) else ProgramResult(row.end))
+    return row.number, events
