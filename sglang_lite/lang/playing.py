@@ -247,7 +247,8 @@ class CompiledState(ProgramState):
     def usage(self, name: str | None = None) -> Usage:
         self._wait_for_end()
         result = self.playing.result
-        if name is None and "branch" not in self.__dict__ and not result.failed:
+        alone = self.playing.program.decision is None  # else not all that was brought counts
+        if name is None and "branch" not in self.__dict__ and alone and not result.failed:
             records = [(each, None) if isinstance(each, Selection) else each for each in result.brought.values()]
             usages = usages_of(records)
             return msgspec.structs.replace(total_usage(usages), total_s=result.seconds)

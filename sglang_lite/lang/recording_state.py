@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
+
+import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.blanks import RUN_IT, Blank, CompileError, Origin, kept, origin_of, unmarked
@@ -25,12 +28,13 @@ from sglang_lite.lang.execution.operations import Mark as Place
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.reading import check_name, nothing
 from sglang_lite.lang.execution.run import Run, RunSettings
-from sglang_lite.lang.expressions import BaseProgram, SglCall, SglSeparateReasoning
+from sglang_lite.lang.expressions import BaseProgram, GenOptions, SglCall, SglSeparateReasoning
 from sglang_lite.lang.recorder import Recorder
 from sglang_lite.lang.script import Adopted, Assigned, Forked, Joined, Marked, Read, RolledBack, Submitted, adopt
 from sglang_lite.lang.state import ProgramState, ProgramStateGroup, user_location
 from sglang_lite.program.compiled import Seed
 from sglang_lite.program.nodes import (
+    Condition,
     Expression,
     Expressions,
     Fill,
@@ -49,7 +53,9 @@ from sglang_lite.program.nodes import (
     Select,
     Text,
 )
+from sglang_lite.program.seeds import reseeded
 from sglang_lite.protocol import UNSET, Choices, JsonSchema, Location, SglError, Unset
+from sglang_lite.protocol.sampling import Deferred
 
 
 class RecordingRun(Run):
@@ -73,6 +79,16 @@ class RecordingRun(Run):
 
 
 _READERS: dict[Any, Reader] = {int: "int", float: "float", bool: "bool"}  # of typed values
+
+
+def _retried(op: GenOp) -> bool:
+    """Tells whether a generation is held for attempts alone on which no Python decides: at a value whose reader has a
+    name."""
+    options, kind, params = op.own.options, op.own.value_type, op.node.params
+    if options is None or not options.retries or kind is None or kind.annotation not in _READERS:
+        return False
+    plain = options == GenOptions(retries=options.retries)
+    return plain and isinstance(params.n, Unset) and not isinstance(params.seed, Deferred)
 
 
 class _Branch(Branch):
@@ -135,8 +151,9 @@ class _Branch(Branch):
             last = self.nodes[-1] if self.nodes else None
             path = (*self.at, len(self.nodes) - 1) if isinstance(last, Gen | Select) else None
         if path is not None or len(self.recorder.holes) > holes:
-            done = Submitted(self.index, expr, where, path, holes=len(self.recorder.holes) > holes)
-            self.recorder.script.actions[number] = done
+            actions = self.recorder.script.actions
+            done: Any = actions[number]
+            actions[number] = replace(done, path=path, holes=len(self.recorder.holes) > holes)
 
     def node_seed(self) -> int | Unset:
         self.node_count += 1
@@ -154,8 +171,11 @@ class _Branch(Branch):
         if isinstance(node, Text) and not node.text:
             return
         number = len(self.recorder.script.actions) - 1
-        path = (*self.at, len(self.nodes))
         holes = len(self.recorder.holes)
+        if isinstance(op, GenOp) and not self.run.settings.retries and _retried(op):
+            self._try(op, number)
+            return
+        path = (*self.at, len(self.nodes))
         node = self._record(node)
         if isinstance(node, GrammarBegin) and len(self.recorder.holes) > holes:
             self._ahead = None  # its language is not known
@@ -166,6 +186,31 @@ class _Branch(Branch):
         elif isinstance(op, ScopeOp) and isinstance(node, ScopeEnd):
             parts, why = self._scope_parts(self._scope_starts[node.name])
             op.variable.set(Blank(Origin(f"s[{node.name!r}]", parts, (number, node.name), why)))
+
+    def _try(self, op: GenOp, number: int) -> None:
+        """Records attempts at a typed value, each of which goes back to before the one that could not be read."""
+        own, params, seed = op.own, op.node.params, self._seed
+        assert own.options is not None
+        assert own.value_type is not None
+        greedy = params.temperature == 0 or params.top_k == 1  # it would be the same again
+        again = 0 if greedy else own.options.retries or 0
+        place, live = len(self.nodes), len(self._live)
+        self._record(Mark())
+        for attempt in range(again + 1):
+            path = (*self.at, len(self.nodes))
+            drawn = msgspec.structs.replace(params, seed=reseeded(params.seed, attempt))
+            node = self._record(msgspec.structs.replace(op.node, params=drawn, held=False))
+            if seed is not None and isinstance(params.seed, Unset):
+                self.recorder.seeds.append(Seed(path, seed, attempt=attempt))
+            fill = Fill(node=path, read=_READERS[own.value_type.annotation], where=node.where)
+            if attempt == again or self.recorder.decisions.ask(Condition(fill, "readable"), ()):
+                break
+            self._record(Rollback(place, where=node.where))
+            del self._live[live + 1 :]
+        self._seed = None
+        action: Any = self.recorder.script.actions[number]
+        self.recorder.script.actions[number] = replace(action, expression=replace(own, options=None))
+        self._asked(op, node, path, number)
 
     def _record(self, node: Any) -> Any:
         self._live.append(len(self.nodes))

@@ -15,11 +15,11 @@ import msgspec
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.stand_in import StandIn
 from sglang_lite.lang.backend.turns import TurnRules
-from sglang_lite.lang.execution.generation import reseeded
 from sglang_lite.lang.execution.operations import ForkOp, GenOp, JoinOp, MarkOp, SelectOp
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.program.choosing import ChoicesDecision
 from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ImagePart, Text
+from sglang_lite.program.seeds import reseeded
 from sglang_lite.protocol import (
     Constraint,
     Continuation,

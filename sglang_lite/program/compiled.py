@@ -28,7 +28,7 @@ from sglang_lite.program.nodes import (
     Select,
     Text,
 )
-from sglang_lite.program.seeds import derived_seed
+from sglang_lite.program.seeds import derived_seed, reseeded
 from sglang_lite.protocol import SamplingParams, Unset
 from sglang_lite.protocol.record import Record
 from sglang_lite.protocol.sampling import PARAMETERS
@@ -77,11 +77,13 @@ class Seed(Record, frozen=True):
         path: of the node.
         place: of the node, as seeds go by it.
         part: as of a hole.
+        attempt: of those that were made there before.
     """
 
     path: Path
     place: str
     part: int = -1
+    attempt: int = 0
 
 
 class CompiledProgram(Record, frozen=True):
@@ -129,7 +131,7 @@ class Filler:
         self._holes: dict[tuple[int, Path], list[Hole]] = {}
         for hole in compiled.holes:
             self._holes.setdefault((hole.part, hole.path), []).append(hole)
-        self._seeds = {(each.part, each.path): each.place for each in compiled.seeds}
+        self._seeds = {(each.part, each.path): each for each in compiled.seeds}
         found = all_nodes(compiled.nodes, compiled.parts)
         self._valued = {path for path, node in found if isinstance(node, Gen | Select)}
         self._plan = self._planned(compiled.nodes, (), 0, -1)
@@ -212,15 +214,15 @@ class Filler:
         if isinstance(node, Fork):
             plans = [self._planned(branch, (*path, i), 0, part) for i, branch in enumerate(node.branches)]
             return _fork_maker(node, plans) if any(plans) else None
-        holes, place = self._holes.pop((part, path), []), self._seeds.pop((part, path), None)
+        holes, own = self._holes.pop((part, path), []), self._seeds.pop((part, path), None)
         for hole in holes:
             _check_hole(hole, node)
             for each in hole.parts:
                 if isinstance(each, Fill):
                     self._check_fill(each, argument=True)
-        if place is not None and not isinstance(node, Gen | Select):
+        if own is not None and not isinstance(node, Gen | Select):
             raise ParameterError("seeds", f"{path!r:.60} is the path of a {type(node).__name__}, which takes none.")
-        return _node_maker(node, holes, place) if holes or place is not None else None
+        return _node_maker(node, holes, own) if holes or own is not None else None
 
     def _check_fill(self, fill: Fill, *, argument: bool = False) -> None:
         if fill.argument is not None and fill.argument not in self._parameters:
@@ -275,7 +277,7 @@ def _fork_maker(fork: Fork, plans: Sequence[Sequence[tuple[int, _Make]]]) -> _Ma
     return make
 
 
-def _node_maker(node: Any, holes: Sequence[Hole], place: str | None) -> _Make:
+def _node_maker(node: Any, holes: Sequence[Hole], own: Seed | None) -> _Make:
     def make(row: Row, seed: int | None) -> Node:
         found = node
         try:
@@ -286,12 +288,12 @@ def _node_maker(node: Any, holes: Sequence[Hole], place: str | None) -> _Make:
             raise
         except (TypeError, ValueError) as error:
             raise ParameterError(str(hole.field[-1]), f"{error}.", where=node.where) from error
-        if place is not None and seed is not None:
-            own = derived_seed(seed, place)
+        if own is not None and seed is not None:
+            drawn = reseeded(derived_seed(seed, own.place), own.attempt)
             if isinstance(found, Select):
-                found = msgspec.structs.replace(found, seed=own)
+                found = msgspec.structs.replace(found, seed=drawn)
             elif isinstance(found.params.seed, Unset):
-                found = msgspec.structs.replace(found, params=msgspec.structs.replace(found.params, seed=own))
+                found = msgspec.structs.replace(found, params=msgspec.structs.replace(found.params, seed=drawn))
         made: Node = found
         return made
 

@@ -68,8 +68,18 @@ def holds(condition: Condition, value: ValueOf) -> bool:
     Raises:
         ParameterError: it can't be told of such values.
     """
+    if condition.sign == "readable":
+        return _readable(value(condition.left), condition.left)
     sides = [taken(value(s), s) if isinstance(s, Fill) else s for s in (condition.left, condition.right)]
     return answer(condition, *sides)
+
+
+def _readable(value: Any, fill: Fill) -> bool:
+    try:
+        taken(value, fill)
+    except ParameterError:
+        return False
+    return True
 
 
 def asked(decision: Decision) -> Iterator[Path]:

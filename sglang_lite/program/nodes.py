@@ -28,7 +28,7 @@ Method: TypeAlias = Literal[
 ]  # as in choosing.METHODS
 JoinMode: TypeAlias = Literal["gather_variable", "concate_and_append"]
 Reader: TypeAlias = Literal["int", "float", "bool"]
-Sign: TypeAlias = Literal["true", "==", "<", "<=", ">", ">=", "in", "contains"]
+Sign: TypeAlias = Literal["true", "readable", "==", "<", "<=", ">", ">=", "in", "contains"]
 Scalar: TypeAlias = str | int | float | bool | None
 
 
@@ -363,7 +363,7 @@ class Condition(Record, frozen=True):
 
     Attributes:
         left: the value; of an argument only in a compiled program.
-        sign: of the comparison; "true" asks whether it is not empty, or not 0.
+        sign: of the comparison; "true" asks whether it is not empty, or not 0, "readable" whether it can be read.
         right: what it is compared with, is in, or contains.
     """
 

@@ -127,6 +127,58 @@ def test_typed_values_samples_and_parts_of_them_are_decided_by(backend):
     assert len(same(program, backend, "n", "b", "several", seeds=range(8))) > 2
 
 
+def test_a_typed_value_that_can_not_be_read_is_tried_again_by_the_engine(backend):
+    def body(s, retries):
+        s += "n=" + sgl.gen("n", type=int, max_tokens=1, retries=retries)
+        with s.var_scope("rest"):
+            s += " b=" + sgl.gen("b", type=bool, max_tokens=1, retries=min(retries, 1)) + "!"
+        s += s["rest"] + f" {s['n']} " + sgl.gen("end", max_tokens=2)
+
+    program = sgl.function(body).bind(retries=3)
+    compiled = program.compile(backend)
+    data = compiled.compiled.program
+    assert data.held is None
+    assert {each.attempt for each in data.seeds} == {0, 1, 2, 3}
+
+    def read(each, **settings):
+        (state,) = each.run_batch([{}], backend=backend, on_error="return", **settings)
+        if isinstance(state, Exception):
+            return type(state)
+        return state.text(), state["n"], state["b"], state["rest"], state.usage().completion_tokens
+
+    once, found = program.bind(retries=0), []
+    for seed in range(20):
+        found.append(read(compiled, seed=seed))
+        assert found[-1] == read(program, seed=seed)
+    failed = [sgl.ValueValidationError is each for each in found].count(True)
+    assert failed < [sgl.ValueValidationError is read(once, seed=seed) for seed in range(20)].count(True)
+    assert read(compiled, temperature=0) == read(program, temperature=0)
+    before = backend.engine.stats()
+    read(compiled, seed=1)
+    after = backend.engine.stats()
+    assert after["programs_opened"] - before["programs_opened"] == 1
+    assert after["programs_extended"] - before["programs_extended"] == 1
+
+
+def test_a_check_with_retries_is_a_loop_with_a_checkpoint(backend):
+    @sgl.function
+    def program(s):
+        s += "Grade: "
+        with s.checkpoint() as place:
+            for _ in range(3):
+                s += sgl.gen("grade", type=int, max_tokens=2)
+                if 1 <= s["grade"] <= 5:
+                    break
+                place.rollback()
+            else:
+                s += "none"
+        s += "." + sgl.gen("end", max_tokens=2)
+
+    texts = same(program, backend, "grade", "end", seeds=range(20))
+    assert any("none" in text for text in texts)
+    assert any("none" not in text for text in texts)
+
+
 def test_branches_decide_for_themselves_and_for_others(backend):
     @sgl.function
     def program(s):

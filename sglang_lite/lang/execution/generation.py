@@ -23,6 +23,7 @@ from sglang_lite.lang.expressions import GenOptions
 from sglang_lite.lang.results import delta_meta, joined_meta
 from sglang_lite.program.choosing import ChoicesDecision, decide
 from sglang_lite.program.nodes import Select
+from sglang_lite.program.seeds import reseeded
 from sglang_lite.protocol import (
     CapabilityError,
     Constraint,
@@ -384,11 +385,6 @@ def _split(op: GenOp, text: str) -> tuple[str, str]:
     assert op.own.options is not None
     assert op.own.options.reasoning is not None
     return ReasoningParser.split(op.own.options.reasoning, text, once=op.node.constraint is not None)
-
-
-def reseeded(seed: int | Unset, attempt: int) -> int | Unset:
-    """The seed of a further draw at the same place of a program."""
-    return seed if isinstance(seed, Unset) else (seed + attempt * 0x9E3779B97F4A7C15) % 2**64
 
 
 async def _check(check: Callable[[Any], Any], value: Any, text: str) -> None:
