@@ -67,7 +67,9 @@ if TYPE_CHECKING:
     )
     from sglang_lite.lang.backend.anthropic import Anthropic
     from sglang_lite.lang.backend.base_backend import BaseBackend
+    from sglang_lite.lang.backend.fallback import Fallback
     from sglang_lite.lang.backend.openai import OpenAI
+    from sglang_lite.lang.backend.rate_limit import RateLimit
     from sglang_lite.lang.backend.runtime_endpoint import Runtime, RuntimeEndpoint
     from sglang_lite.lang.backend.scripted import ScriptedBackend
     from sglang_lite.lang.blanks import CompileError
@@ -103,7 +105,9 @@ _HOMES = {
     ),
     "lang.backend.anthropic": ("Anthropic",),
     "lang.backend.base_backend": ("BaseBackend",),
+    "lang.backend.fallback": ("Fallback",),
     "lang.backend.openai": ("OpenAI",),
+    "lang.backend.rate_limit": ("RateLimit",),
     "lang.backend.runtime_endpoint": ("Runtime", "RuntimeEndpoint"),
     "lang.backend.scripted": ("ScriptedBackend",),
     "lang.choices": (
@@ -126,17 +130,16 @@ _HOME = {name: f"sglang_lite.{home}" for home, names in _HOMES.items() for name 
 
 __all__ = [  # written out, as type checkers read it
     "Anthropic", "BackendError", "BaseBackend", "BatchError", "CapabilityError", "Choices", "CompileError",
-    "ConstraintError",
-    "DownloadError", "Engine", "EngineClosedError", "EngineConfig", "Grammar", "Graph", "ModelError", "Multi", "OpenAI",
-    "OverloadedError", "ParameterError", "ProgramError", "ProgramState", "ProgramStateGroup", "RefusalError",
-    "Regex", "RequestAbortedError", "RequestTimeoutError", "Runtime", "RuntimeEndpoint", "SamplingParams",
-    "ScriptedBackend", "SglError", "TemplateError", "ToolCall", "ToolError", "TraceError", "UnknownVariableError",
-    "ValueValidationError",
+    "ConstraintError", "DownloadError", "Engine", "EngineClosedError", "EngineConfig", "Fallback", "Grammar", "Graph",
+    "ModelError", "Multi", "OpenAI", "OverloadedError", "ParameterError", "ProgramError", "ProgramState",
+    "ProgramStateGroup", "RateLimit", "RefusalError", "Regex", "RequestAbortedError", "RequestTimeoutError", "Runtime",
+    "RuntimeEndpoint", "SamplingParams", "ScriptedBackend", "SglError", "TemplateError", "ToolCall", "ToolError",
+    "TraceError", "UnknownVariableError", "ValueValidationError",
     "__version__", "assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int",
     "gen_string", "get_server_info", "global_config", "grammar", "greedy_token_selection", "image", "load", "select",
     "separate_reasoning", "server_for_tests", "set_default_backend", "system", "system_begin", "system_end",
-    "token_length_normalized",
-    "unconditional_likelihood_normalized", "use_tools", "user", "user_begin", "user_end", "video",
+    "token_length_normalized", "unconditional_likelihood_normalized", "use_tools", "user", "user_begin", "user_end",
+    "video",
 ]  # fmt: skip
 
 

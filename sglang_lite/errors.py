@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,26 @@ class Location:
         return f"{file}:{line} in {function}"
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Call to a provider that an error comes from; None for what is not known.
+
+    Attributes:
+        request_id: as the provider's support asks for it: of the request, or of its answer.
+        node: name of the node that asked.
+    """
+
+    provider: str
+    model: str
+    request_id: str | None = None
+    node: str | None = None
+
+    @classmethod
+    def of(cls, meta: Mapping[str, Any]) -> Origin | None:
+        """The call that an answer with this metadata comes from; None: it is not a provider's."""
+        return cls(meta["provider"], str(meta.get("model")), meta.get("id")) if "provider" in meta else None
+
+
 class SglError(Exception):
     """Base of every error this package raises on purpose.
 
@@ -80,9 +101,14 @@ class SglError(Exception):
         message: what was wrong, naming the parameter, file, JSON Pointer or variable.
         hint: what the reader can do about it.
         where: the line of the user's program, when one is known.
+
+    Attributes:
+        retryable: the same may succeed later.
+        origin: the call to a provider that failed, or whose answer will not do; None where it was none.
     """
 
     retryable: bool = False
+    origin: Origin | None = None
 
     def __init__(self, message: str, *, hint: str = "", where: Location | None = None) -> None:
         super().__init__(message)
@@ -194,7 +220,13 @@ class ValueValidationError(SglError, ValueError):
 
 
 class BackendError(SglError):
-    """A backend failed to answer."""
+    """A backend failed to answer.
+
+    Attributes:
+        retry_after: seconds after which the provider wants to be asked again; None: it does not say.
+    """
+
+    retry_after: float | None = None
 
 
 class RequestTimeoutError(BackendError, TimeoutError):

@@ -43,6 +43,8 @@ def _generation(g: Generation) -> dict[str, Any]:
         "cached_tokens": g.usage.cached_tokens,
         "e2e_latency": g.usage.total_s,
     }
+    if g.reasoning:
+        meta["reasoning_content"] = g.reasoning
     if g.output_logprobs:
         meta["output_token_logprobs_length"] = len(g.output_logprobs)
     return {**meta, **_logprobs("output", g.output_logprobs), **_logprobs("input", g.prompt_logprobs)}

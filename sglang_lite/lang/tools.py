@@ -26,6 +26,7 @@ from sglang_lite.protocol import (
     ValueValidationError,
 )
 from sglang_lite.text.tool_calls import call_text, calls_constraint, parse_answer
+from sglang_lite.text.tool_use import Function, tool_use_schema
 
 if TYPE_CHECKING:
     from sglang_lite.lang.state import ProgramState
@@ -113,10 +114,10 @@ class Toolbox:
             choice: Literal["auto", "required"] = "required" if self.required else "auto"
             constraint = calls_constraint(family, given, choice, parallel=False)
             return ValueType(None, constraint, partial(self._read_format, family, given))
-        options = [_exactly(tool={"const": name}, arguments=schema) for name, schema in self.schemas.items()]
-        if not self.required:
-            options.append(_exactly(answer={"type": "string"}))
-        return ValueType(None, json_schema({"anyOf": options, **self.shared}), self._read_object)
+        functions = [
+            Function(name, inspect.getdoc(self.tools[name][0]) or "", schema) for name, schema in self.schemas.items()
+        ]
+        return ValueType(None, tool_use_schema(functions, self.shared, required=self.required), self._read_object)
 
     def _read_format(self, family: str, given: Mapping[str, JsonSchema], text: str) -> ToolCall | str:
         answer = parse_answer(family, text, tools=given)
@@ -155,11 +156,6 @@ def check_tools(tools: object, where: Location | None = None) -> None:
         raise ParameterError("tools", f"{tools!r:.60} is not a list of functions.", where=where)
     if not tools:
         raise ParameterError("tools", "the list is empty.", where=where)
-
-
-def _exactly(**properties: Any) -> dict[str, Any]:
-    """The schema of an object with these properties and no others."""
-    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 def describe(tools: Sequence[Callable[..., Any]], s: ProgramState | None = None) -> str:

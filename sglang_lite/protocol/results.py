@@ -46,12 +46,14 @@ class TokenLogprob(Record, frozen=True):
 
 
 class Delta(Variant, frozen=True):
-    """New text of a running generation (`index` tells the sample when n > 1)."""
+    """New text of a running generation (`index` tells the sample when n > 1), or new reasoning that a provider shows
+    apart from the text."""
 
     text: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     index: int = 0
+    reasoning: str = ""
 
 
 class Generation(Variant, frozen=True):
@@ -69,6 +71,7 @@ class Generation(Variant, frozen=True):
         output_logprobs, prompt_logprobs: when asked for. With max_tokens=0 and alternatives asked for,
             `output_logprobs` has one entry: of the token that would follow.
         meta: anything else the backend reports.
+        reasoning: what was thought, where a provider tells it apart; None: it is in the text, if anywhere.
     """
 
     text: str
@@ -81,6 +84,7 @@ class Generation(Variant, frozen=True):
     output_logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     meta: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    reasoning: str | None = None
 
 
 class ChoiceScore(Record, frozen=True):

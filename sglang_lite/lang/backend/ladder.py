@@ -42,6 +42,7 @@ from sglang_lite.protocol import (
     Unset,
 )
 from sglang_lite.protocol.sampling import given
+from sglang_lite.text.tool_use import Function, ToolUse, tool_use_of
 
 Policy: TypeAlias = Literal["strict", "emulate", "warn"]
 POLICIES: Final = ("strict", "emulate", "warn")
@@ -49,6 +50,7 @@ REPAIRS: Final = 2  # at most, of an answer that breaks its constraint
 
 # Parameters of OpenAI's Responses API (openai 3.54.0: types/responses/response_create_params.py).
 RESPONSES_PARAMS: Final = frozenset({"max_tokens", "temperature", "top_p"})
+_OF_TEXT: Final = frozenset({"return_logprob", "top_logprobs_num", "return_text_in_logprobs"})  # there, of text alone
 _NAMES: Final[dict[type, str]] = {
     Regex: "a regex",
     JsonSchema: "a JSON schema",
@@ -211,6 +213,9 @@ def _native(profile: Profile, asked: Asked) -> Iterator[Rung | Refusal]:
     fit."""
     constraint = asked.constraint
     assert constraint is not None
+    use = tool_use_of(constraint)
+    if use is not None and profile.takes("tools") and (not use.required or profile.takes("forced_tools")):
+        yield Rung("tools", profile.api, field=_tools(use, profile))
     if asked.kind == "select":
         yield from _decisions(profile, constraint)
         if asked.scores:
@@ -219,6 +224,18 @@ def _native(profile: Profile, asked: Asked) -> Iterator[Rung | Refusal]:
         yield from _as_json(profile, asked)
     yield from _as_tool(profile, constraint)
     yield from _as_field(profile, constraint)
+
+
+def _tools(use: ToolUse, profile: Profile) -> tuple[bool, tuple[tuple[Function, str, bool], ...]]:
+    """Whether one is called, and functions with the schemas of their arguments; those that the provider does not take
+    as strict ones are hints, and the arguments are checked."""
+    found = list[tuple[Function, str, bool]]()
+    for function in use.functions:
+        plain = json.dumps(function.parameters)
+        fit = fitted(plain, profile.schema) if profile.schema is not None else None
+        strict = fit is not None and not fit.refused
+        found.append((function, fit.schema if fit is not None and strict else plain, strict))
+    return use.required, tuple(found)
 
 
 def _decisions(profile: Profile, constraint: Constraint) -> Iterator[Rung]:
@@ -328,7 +345,7 @@ def _with_parameters(rung: Rung, profile: Profile, policy: Policy, asked: Asked)
     params = asked.params
     stops = () if isinstance(params.stop, Unset) or asked.constraint is not None else params.stop
     for name in given(params):
-        here = rung.api != "responses" or name in RESPONSES_PARAMS
+        here = rung.api != "responses" or name in RESPONSES_PARAMS or (rung.field is None and name in _OF_TEXT)
         if name == "stop" or (profile.takes(name) and here):
             continue
         found = _without(rung, profile, policy, name, asked)
@@ -364,7 +381,7 @@ def _left_out(rung: Rung, name: str) -> Rung:
 
 def _stopped(rung: Rung, profile: Profile, policy: Policy, stops: tuple[str, ...]) -> Rung | Refusal:
     most = profile.limits.get("stop")
-    if not profile.takes("stop"):
+    if not profile.takes("stop") or rung.api == "responses":
         feature, instead = "stop", f"Leave it out. {_known(profile, 'stop')}{_takes(profile)}"
     elif most is not None and len(stops) > most:
         feature, instead = f"{len(stops)} stop strings", f"It takes {most}."

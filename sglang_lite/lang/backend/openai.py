@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, Literal
 
 from sglang_lite.lang.backend.capabilities import Capabilities
+from sglang_lite.lang.backend.connection import Connector, sdk_client, sdk_errors
 from sglang_lite.lang.backend.ladder import Policy, Rung
 from sglang_lite.lang.backend.openai_chat import CHAT
 from sglang_lite.lang.backend.openai_completions import COMPLETIONS
 from sglang_lite.lang.backend.openai_decisions import decision, decision_request
 from sglang_lite.lang.backend.openai_responses import RESPONSES
 from sglang_lite.lang.backend.profile import Profile, named, profile_of
+from sglang_lite.lang.backend.rate_limit import RateLimit
 from sglang_lite.lang.backend.remote import RemoteBackend, without_marks
-from sglang_lite.lang.backend.remote_api import Question, Target
+from sglang_lite.lang.backend.remote_api import Target
 from sglang_lite.lang.backend.server_kind import kind_of_server
 from sglang_lite.lang.backend.serving import shape_of
 from sglang_lite.lang.chat_template import get_chat_template
-from sglang_lite.protocol import Delta, Generation, Prompt, SamplingParams, Selection
+from sglang_lite.protocol import CapabilityError, Delta, Generation, ParameterError, Prompt, SamplingParams, Selection
 from sglang_lite.text.chat_template import ChatTemplate
+
+_APIS = ("chat", "responses", "completions")
 
 
 class OpenAI(RemoteBackend):
     """A model behind OpenAI's API. Constraints are native: JSON schemas, types and choices as structured outputs, other
-    regexes as the grammar of a custom tool (which the Responses API answers). Only parameters that were set are sent.
+    regexes as the grammar of a custom tool (which the Responses API answers), tools as the API's own. Only parameters
+    that were set are sent, and nothing is stored at the provider.
 
     Args:
         model_name: the model; on Azure the deployment.
@@ -37,6 +44,12 @@ class OpenAI(RemoteBackend):
         policy: "strict" (which refuses what the model does not take), "emulate" or "warn": see docs/backends.md.
         capabilities: what the model can do, where that is known better: it wins. A parameter that only some servers
             have (top_k …) is sent under its name.
+        api: "chat", "responses" or "completions", whatever the profile says. By "responses" what the model has thought
+            is given back, encrypted, in later turns of the same program; `n`, `seed`, `stop` and penalties are not
+            taken.
+        reasoning_effort: how much a model that reasons is to: "low", "high" …; None: as much as it does by itself.
+        client: a ready `AsyncOpenAI` or `AsyncAzureOpenAI`, instead of arguments for one.
+        rate_limit: see RateLimit.
 
     Attributes:
         token_usage: `prompt_tokens` and `completion_tokens` so far; `reset()` starts anew.
@@ -45,6 +58,8 @@ class OpenAI(RemoteBackend):
         BackendError: the SDK is not installed.
         ParameterError: the SDK refuses the arguments, or has no API key.
     """
+
+    provider = "openai"
 
     def __init__(
         self,
@@ -56,8 +71,16 @@ class OpenAI(RemoteBackend):
         profile: str | Profile | None = None,
         policy: Policy = "strict",
         capabilities: Capabilities | None = None,
+        api: Literal["chat", "responses", "completions"] | None = None,
+        reasoning_effort: str | None = None,
+        client: Any = None,
+        rate_limit: RateLimit | None = None,
         **kwargs: Any,
     ) -> None:
+        if api is not None and (is_chat_model is not None or api not in _APIS):
+            raise ParameterError("api", f"{api!r} is not one of {', '.join(_APIS)}, or is_chat_model= says the same.")
+        if api is not None:
+            is_chat_model = api != "completions"
         known = profile_of("openai", model_name)
         given = profile if profile is None or isinstance(profile, Profile) else named(profile)
         if is_chat_model is None:
@@ -65,36 +88,43 @@ class OpenAI(RemoteBackend):
         self.is_chat_model = is_chat_model
         template = chat_template or get_chat_template("default")
 
-        def connect(sdk: Any) -> Any:
-            return (sdk.AsyncAzureOpenAI if is_azure else sdk.AsyncOpenAI)(*args, **kwargs)
+        make = sdk_client("AsyncAzureOpenAI" if is_azure else "AsyncOpenAI", args, kwargs, client)
 
         def find() -> Profile:
+            made = self._connection.made
             if not is_chat_model:
                 return profile_of("openai", "davinci-002")  # what the completions API takes
-            if is_azure or known.model or self._client.base_url.host.endswith("openai.com"):
+            if is_azure or known.model or made.base_url.host.endswith("openai.com"):
                 return known
-            kind = kind_of_server(str(self._client.base_url), self._client.api_key)
-            return profile_of(kind or "compatible", model_name)
+            return profile_of(kind_of_server(str(made.base_url), made.api_key) or "compatible", model_name)
+
+        def found() -> Profile:
+            profile = given or find()
+            return replace(profile, api=api) if api is not None and is_chat_model else profile
 
         super().__init__(
-            model_name, "openai", "OpenAIError", connect, given or find, policy, capabilities,
-            without_marks(template) if is_chat_model else template,
+            model_name, Connector("openai", "openai", make, sdk_errors("OpenAIError"), ready=client),
+            found, policy, capabilities, without_marks(template) if is_chat_model else template, rate_limit,
         )  # fmt: skip
+        self._effort = reasoning_effort
 
     async def call(
         self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
         profile = self.profile
+        if self._effort is not None and profile.refuses("reasoning_effort"):
+            raise CapabilityError(f"{self._name} can't honour reasoning_effort.", hint="Leave it out of the backend.")
         api = RESPONSES if rung.api == "responses" else CHAT if self.is_chat_model else COMPLETIONS
         # Other servers may know only the older name.
         limit = "max_completion_tokens" if profile.takes("max_completion_tokens") else "max_tokens"
-        question = Question(Target(self.model_name, limit), prompt, params, shape_of(rung))
-        shown = stream and rung.api != "responses"
-        async for event in self.ask(api, question, constrained=constrained, stream=shown):
-            yield event
+        target = Target(self.model_name, limit, self._effort, reasons=profile.takes("reasoning_effort"))
+        question = self.question(target, prompt, params, shape_of(rung))
+        async with aclosing(self.ask(api, question, constrained=constrained, stream=stream)) as events:
+            async for event in events:
+                yield event
 
     async def decide(self, prompt: Prompt, choices: Sequence[str]) -> Selection:
         began = time.perf_counter()
-        with self.errors():
+        with self.failures.told():
             said = await self.client().decisions.create(**decision_request(self.model_name, prompt, choices))
         return decision(said, choices, self._name, time.perf_counter() - began)

@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from sglang_lite.lang.backend.openai_usage import reasoning_of, usage_of
-from sglang_lite.lang.backend.remote_api import Api, JsonFormat, JsonTool, OwnField, PartialAnswer, Question
+from sglang_lite.lang.backend.remote_api import (
+    Api,
+    JsonFormat,
+    JsonTool,
+    OwnField,
+    PartialAnswer,
+    PartialCall,
+    Question,
+    Tool,
+    Tools,
+)
 from sglang_lite.lang.results import as_dicts
 from sglang_lite.protocol import Delta, TokenLogprob, Usage
 from sglang_lite.protocol.sampling import given
@@ -17,24 +27,62 @@ ANSWER = "answer"  # name of a form, or of the tool that is called with the answ
 def request(question: Question) -> dict[str, Any]:
     """Arguments of `chat.completions.create`."""
     asked = {"model": question.target.model, **parameters(question)}
+    if question.target.effort is not None:
+        asked["reasoning_effort"] = question.target.effort
     match question.shape:
         case JsonFormat(schema, strict):
             form = {"name": ANSWER, "schema": schema, "strict": strict}
             asked["response_format"] = {"type": "json_schema", "json_schema": form}
         case JsonTool(schema):
-            function = {"name": ANSWER, "description": "Its arguments are your whole answer.", "parameters": schema}
-            asked["tools"] = [{"type": "function", "function": function | {"strict": True}}]
+            tool = Tool(ANSWER, "Its arguments are your whole answer.", schema, strict=True)
+            asked["tools"] = [{"type": "function", "function": function_tool(tool)}]
             asked["tool_choice"] = {"type": "function", "function": {"name": ANSWER}}
+            asked["parallel_tool_calls"] = False
+        case Tools(tools, required):
+            asked["tools"] = [{"type": "function", "function": function_tool(tool)} for tool in tools]
+            asked["tool_choice"] = "required" if required else "auto"
             asked["parallel_tool_calls"] = False
         case OwnField(fields):
             asked["extra_body"] = {**asked.get("extra_body", {}), **fields}
-    messages = as_dicts(question.prompt.messages)
+    messages = _messages(question)
     if question.prompt.partial.strip():  # only servers whose models continue it are asked to
         messages.append({"role": "assistant", "content": question.prompt.partial})
         asked["extra_body"] = {
             **asked.get("extra_body", {}), "continue_final_message": True, "add_generation_prompt": False
         }  # fmt: skip
     return asked | {"messages": messages}
+
+
+def _messages(question: Question) -> list[dict[str, Any]]:
+    """The conversation as the API takes it: a turn of calls as the model made them, their result as a tool's."""
+    messages: list[dict[str, Any]] = []
+    calls: list[str] = []  # of the turn before, whose results the user tells
+    for place, turn in enumerate(as_dicts(question.prompt.messages)):
+        if place in question.items:
+            messages += question.items[place]
+            calls = [call["id"] for item in question.items[place] for call in item["tool_calls"]]
+            continue
+        if calls and turn["role"] == "user":
+            content, shown = _text_and_images(turn["content"])
+            messages += [{"role": "tool", "tool_call_id": call, "content": content} for call in calls]
+            messages += [{"role": "user", "content": shown}] if shown else []  # a tool's message takes text alone
+        else:
+            messages.append(turn)
+        calls = []
+    return messages
+
+
+def _text_and_images(content: Any) -> tuple[str, list[dict[str, Any]]]:
+    if isinstance(content, str):
+        return content, []
+    texts = [part["text"] for part in content if part["type"] == "text"]
+    return "".join(texts), [part for part in content if part["type"] != "text"]
+
+
+def function_tool(tool: Tool) -> dict[str, Any]:
+    """A tool as a function, the same for chat and responses."""
+    described = {"description": tool.description} if tool.description else {}
+    return {"name": tool.name, **described, "parameters": dict(tool.schema), "strict": tool.strict}
 
 
 def parameters(question: Question) -> dict[str, Any]:
@@ -73,6 +121,7 @@ class ChatReader:
         self.usage = Usage()
         self.meta: dict[str, Any] = {}
         self.failure = ""
+        self.paused = False
 
     def whole(self, said: Any) -> None:
         self.event(said)
@@ -89,29 +138,55 @@ class ChatReader:
     def _add(self, choice: Any) -> Delta:
         """Adds what a choice, whole or a part, has brought."""
         sample = self.samples.setdefault(choice.index, PartialAnswer())
-        text, logprobs = self.piece(choice, sample)
-        sample.text += text
-        sample.logprobs += logprobs
+        delta = self.piece(choice, sample)
+        sample.text += delta.text
+        sample.logprobs += delta.logprobs
         sample.reason = choice.finish_reason or sample.reason
         sample.cut = sample.reason == "length"
         if sample.reason == "content_filter":
             sample.refusal = sample.refusal or "a content filter stopped the answer"
-        return Delta(text, logprobs=logprobs, index=choice.index)
+        if sample.calls and sample.reason is not None:
+            sample.items = [_turn(sample)]
+        return delta
 
-    def piece(self, choice: Any, sample: PartialAnswer) -> tuple[str, tuple[TokenLogprob, ...]]:
-        """Text and log-probabilities in a choice; what else it says goes to the sample."""
+    def piece(self, choice: Any, sample: PartialAnswer) -> Delta:
+        """What is new in a choice that streams show; what else it says goes to the sample."""
         message = getattr(choice, "message", None) or choice.delta
         sample.refusal += getattr(message, "refusal", None) or ""
-        calls = [call.function for call in getattr(message, "tool_calls", None) or () if call.type != "custom"]
-        text = "".join(call.arguments or "" for call in calls if call is not None)  # of the tool that answers
-        return (message.content or "") + text, _logprobs(choice.logprobs)
+        # Compatible servers tell what a model thinks under one of these names.
+        thought = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None)
+        if thought:
+            sample.thoughts = (sample.thoughts or "") + thought
+        for call in getattr(message, "tool_calls", None) or ():
+            _add_call(sample, call)
+        return Delta(message.content or "", logprobs=logprobs_of(choice.logprobs), index=choice.index,
+                     reasoning=thought or "")  # fmt: skip
 
 
-def _logprobs(said: Any) -> tuple[TokenLogprob, ...]:
-    """Log-probabilities. The API tells tokens as text alone: the ids are -1."""
+def _add_call(sample: PartialAnswer, said: Any) -> None:
+    """Adds a call, or a part of one."""
+    place = getattr(said, "index", None)
+    place = len(sample.calls) if place is None else place
+    call = sample.calls.setdefault(place, PartialCall())
+    call.id = getattr(said, "id", None) or call.id
+    call.name += getattr(said.function, "name", None) or ""
+    call.arguments += getattr(said.function, "arguments", None) or ""
+
+
+def _turn(sample: PartialAnswer) -> dict[str, Any]:
+    """A turn of calls, as the API wants it back."""
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for _, call in sorted(sample.calls.items())
+    ]
+    return {"role": "assistant", "content": sample.text or None, "tool_calls": calls}
+
+
+def logprobs_of(said: Any) -> tuple[TokenLogprob, ...]:
+    """Log-probabilities of tokens. OpenAI tells them as text alone: the ids are -1."""
     return tuple(
         TokenLogprob(t.logprob, -1, t.token, tuple((top.logprob, -1, top.token) for top in t.top_logprobs or ()))
-        for t in getattr(said, "content", None) or ()
+        for t in (getattr(said, "content", said) or ())
     )
 
 

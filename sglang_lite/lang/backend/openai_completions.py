@@ -6,7 +6,7 @@ from typing import Any
 
 from sglang_lite.lang.backend.openai_chat import CHAT, ChatReader, parameters
 from sglang_lite.lang.backend.remote_api import Api, PartialAnswer, Question
-from sglang_lite.protocol import TokenLogprob
+from sglang_lite.protocol import Delta, TokenLogprob
 
 
 def request(question: Question) -> dict[str, Any]:
@@ -20,8 +20,8 @@ def request(question: Question) -> dict[str, Any]:
 class CompletionsReader(ChatReader):
     """Reader of a completion, or of its chunks: a chat's, but for where its choices have text."""
 
-    def piece(self, choice: Any, sample: PartialAnswer) -> tuple[str, tuple[TokenLogprob, ...]]:
-        return choice.text or "", _logprobs(choice.logprobs)
+    def piece(self, choice: Any, sample: PartialAnswer) -> Delta:
+        return Delta(choice.text or "", logprobs=_logprobs(choice.logprobs), index=choice.index)
 
 
 def _logprobs(said: Any) -> tuple[TokenLogprob, ...]:

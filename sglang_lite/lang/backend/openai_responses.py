@@ -1,79 +1,185 @@
-"""Responses of OpenAI: requests and answers of a grammar, as the input of a custom tool."""
+"""Responses of OpenAI: requests and answers. Nothing is stored at the provider: what a model has thought is given back,
+encrypted, with the turn that it was thought for."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sglang_lite.lang.backend.openai_chat import ANSWER, function_tool, logprobs_of
 from sglang_lite.lang.backend.openai_usage import reasoning_of, usage_of
-from sglang_lite.lang.backend.remote_api import Api, GrammarTool, PartialAnswer, Question
+from sglang_lite.lang.backend.remote_api import (
+    Api,
+    GrammarTool,
+    JsonFormat,
+    JsonTool,
+    OwnField,
+    PartialAnswer,
+    PartialCall,
+    Question,
+    Tool,
+    Tools,
+)
 from sglang_lite.lang.results import as_dicts
 from sglang_lite.protocol import Delta, Message, Usage
 from sglang_lite.protocol.sampling import given
 
+_THOUGHTS = "reasoning.encrypted_content"
+_LOGPROBS = "message.output_text.logprobs"
+NOTHING: Mapping[int, Sequence[Any]] = {}
+
 
 def request(question: Question) -> dict[str, Any]:
-    """Arguments of `responses.create` that have the model call a tool whose input is of a grammar. (The chat API takes
-    no tools of models that reason.)"""
-    assert isinstance(question.shape, GrammarTool)
-    grammar = {"type": "grammar", "syntax": question.shape.syntax, "definition": question.shape.definition}
-    tool = {"type": "custom", "name": "answer", "description": "Its input is your whole answer.", "format": grammar}
-    asked = given(question.params)
-    if "max_tokens" in asked:
-        asked["max_output_tokens"] = asked.pop("max_tokens")
-    return {
-        "model": question.target.model, "input": items_of(question.prompt.messages), "tools": [tool], "store": False,
-        "tool_choice": {"type": "custom", "name": "answer"}, "parallel_tool_calls": False, **asked,
-    }  # fmt: skip
+    """Arguments of `responses.create`."""
+    target = question.target
+    asked: dict[str, Any] = {
+        "model": target.model,
+        "input": items_of(question.prompt.messages, question.items),
+        "store": False,
+    }
+    include = [_THOUGHTS] if target.reasons else []
+    if target.effort is not None:
+        asked["reasoning"] = {"effort": target.effort}
+    extra: dict[str, Any] = {}
+    for name, value in given(question.params).items():
+        match name:
+            case "max_tokens":
+                asked["max_output_tokens"] = value
+            case "temperature" | "top_p":
+                asked[name] = value
+            case "return_logprob":
+                include += [_LOGPROBS] if value else []
+            case "top_logprobs_num":
+                asked["top_logprobs"] = value
+            case "return_text_in_logprobs":
+                pass  # it always is
+            case _:
+                extra[name] = list(value) if isinstance(value, tuple) else value
+    shape = _shape(question)
+    extra |= shape.pop("extra_body", {})
+    return asked | shape | ({"include": include} if include else {}) | ({"extra_body": extra} if extra else {})
+
+
+def _shape(question: Question) -> dict[str, Any]:
+    """How the answer is asked for."""
+    match question.shape:
+        case JsonFormat(schema, strict):
+            form = {"type": "json_schema", "name": ANSWER, "schema": schema, "strict": strict}
+            return {"text": {"format": form}}
+        case GrammarTool(syntax, definition):
+            grammar = {"type": "grammar", "syntax": syntax, "definition": definition}
+            described = "Its input is your whole answer."
+            tool: dict[str, Any] = {"type": "custom", "name": ANSWER, "description": described, "format": grammar}
+            return _called([tool], {"type": "custom", "name": ANSWER})
+        case JsonTool(schema):
+            tool = function_tool(Tool(ANSWER, "Its arguments are your whole answer.", schema, strict=True))
+            return _called([{"type": "function", **tool}], {"type": "function", "name": ANSWER})
+        case Tools(tools, required):
+            functions = [{"type": "function", **function_tool(tool)} for tool in tools]
+            return _called(functions, "required" if required else "auto")
+        case OwnField(fields):
+            return {"extra_body": dict(fields)}
+    return {}
+
+
+def _called(tools: list[dict[str, Any]], choice: str | dict[str, str]) -> dict[str, Any]:
+    return {"tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
+
+
+def items_of(messages: Sequence[Message], given_back: Mapping[int, Sequence[Any]] = NOTHING) -> list[dict[str, Any]]:
+    """A conversation as the API takes it, with what it wants to be given back of turns, by their places."""
+    items: list[dict[str, Any]] = []
+    calls: list[str] = []  # of the turn before, whose results the user tells
+    for place, message in enumerate(messages):
+        if place in given_back:
+            items += given_back[place]
+            calls = [item["call_id"] for item in given_back[place] if item["type"] == "function_call"]
+            continue
+        content = _content(message)
+        if calls and message.role == "user":
+            items += [{"type": "function_call_output", "call_id": call, "output": content} for call in calls]
+        else:
+            items.append({"role": message.role, "content": content})
+        calls = []
+    return items
+
+
+def _content(message: Message) -> str | list[dict[str, Any]]:
+    (turn,) = as_dicts([message])
+    if isinstance(turn["content"], str):
+        return turn["content"]
+    return [
+        {"type": "input_text", "text": part["text"]}
+        if part["type"] == "text"
+        else {"type": "input_image", "detail": "auto", "image_url": part["image_url"]["url"]}
+        for part in turn["content"]
+    ]
 
 
 class ResponsesReader:
-    """Reader of a response."""
+    """Reader of a response, or of its events. The last event has the whole response."""
 
     def __init__(self) -> None:
         self.samples: dict[int, PartialAnswer] = {}
         self.usage = Usage()
         self.meta: dict[str, Any] = {}
         self.failure = ""
+        self.paused = False
 
     def whole(self, said: Any) -> None:
+        self.samples = {}
         usage = getattr(said, "usage", None)
         self.usage = usage_of(usage)
         self.meta |= {"id": getattr(said, "id", None), "model": getattr(said, "model", None), **reasoning_of(usage)}
         error = getattr(said, "error", None)
         if error is not None:
             self.failure = error.message
+            return
         why = getattr(getattr(said, "incomplete_details", None), "reason", None)
-        output = getattr(said, "output", None) or ()
-        inputs = [item.input for item in output if item.type == "custom_tool_call"]
-        parts = [part for item in output if item.type == "message" for part in item.content]
-        refusal = "".join(part.refusal for part in parts if part.type == "refusal")
+        sample = PartialAnswer(reason=why or "stop", cut=why == "max_output_tokens")
+        inputs = list[str]()
+        for item in getattr(said, "output", None) or ():
+            _read(item, sample, inputs)
         if why == "content_filter":
-            refusal = refusal or "a content filter stopped the answer"
-        cut = why == "max_output_tokens"
-        if not inputs and (refusal or cut):
-            inputs = [""]
-        self.samples = {i: PartialAnswer(text, refusal, reason=why or "stop", cut=cut) for i, text in enumerate(inputs)}
+            sample.refusal = sample.refusal or "a content filter stopped the answer"
+        if len(inputs) > 1:  # answers, of which there is one
+            self.samples = {i: PartialAnswer(text, reason="stop") for i, text in enumerate(inputs)}
+        elif sample.items or sample.refusal or sample.cut:
+            sample.text = "".join(inputs) or sample.text
+            self.samples = {0: sample}
 
     def event(self, said: Any) -> Sequence[Delta]:
-        response = getattr(said, "response", None)
-        if response is not None and said.type in ("response.completed", "response.incomplete", "response.failed"):
-            self.whole(response)
+        self.samples = self.samples or {0: PartialAnswer()}
+        match said.type:
+            case "response.output_text.delta":
+                return [Delta(said.delta, logprobs=logprobs_of(said.logprobs))]
+            case "response.reasoning_summary_text.delta" | "response.reasoning_text.delta":
+                return [Delta("", reasoning=said.delta)]
+            case "response.completed" | "response.incomplete" | "response.failed":
+                self.whole(said.response)
+            case "error":
+                self.failure = said.message
         return ()
 
 
-def items_of(messages: tuple[Message, ...]) -> list[dict[str, Any]]:
-    """Messages as the API takes them."""
-    items = as_dicts(messages)
-    for item in items:
-        if not isinstance(item["content"], str):
-            item["content"] = [
-                {"type": "input_text", "text": part["text"]}
-                if part["type"] == "text"
-                else {"type": "input_image", "detail": "auto", "image_url": part["image_url"]["url"]}
-                for part in item["content"]
-            ]
-    return items
+def _read(item: Any, sample: PartialAnswer, inputs: list[str]) -> None:
+    """Adds an item of the output."""
+    sample.items.append(item.to_dict(mode="json"))
+    match item.type:
+        case "message":
+            for part in item.content:
+                if part.type == "refusal":
+                    sample.refusal += part.refusal
+                else:
+                    sample.text += part.text
+                    sample.logprobs += logprobs_of(part.logprobs)
+        case "reasoning":
+            shown = [part.text for part in (item.content or item.summary)]
+            sample.thoughts = (sample.thoughts or "") + "\n\n".join(shown)
+        case "function_call":
+            sample.calls[len(sample.calls)] = PartialCall(item.name, item.arguments, item.call_id)
+        case "custom_tool_call":
+            inputs.append(item.input)
 
 
 RESPONSES = Api(request, lambda client: client.responses.create, {"stream": True}, ResponsesReader)

@@ -1,23 +1,23 @@
-"""Base of backends on a provider's SDK: the client, checks against the model, constraints as JSON, errors.
+"""Base of backends on a provider's SDK: checks against the model, calls, what their answers make.
 
 Nothing here knows a provider's requests or answers.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import importlib
-import json
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
+from sglang_lite.errors import Origin
 from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
+from sglang_lite.lang.backend.connection import Connection, Connector
+from sglang_lite.lang.backend.given_back import GivenBack
 from sglang_lite.lang.backend.ladder import (
     POLICIES,
     Asked,
@@ -29,11 +29,23 @@ from sglang_lite.lang.backend.ladder import (
     turn_rules_of,
 )
 from sglang_lite.lang.backend.profile import Profile
-from sglang_lite.lang.backend.remote_api import Api, PartialAnswer, Question, Reader
+from sglang_lite.lang.backend.rate_limit import RateLimit
+from sglang_lite.lang.backend.remote_api import (
+    Api,
+    JsonTool,
+    PartialAnswer,
+    PartialCall,
+    Question,
+    Reader,
+    Shape,
+    Target,
+    Tools,
+)
+from sglang_lite.lang.backend.remote_errors import shortened
+from sglang_lite.lang.backend.rendering import text_outside
 from sglang_lite.lang.backend.serving import served
 from sglang_lite.lang.backend.turns import TurnRules
 from sglang_lite.lang.chat_template import ChatTemplate as PlainTemplate
-from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.protocol import (
     BackendError,
     CapabilityError,
@@ -42,19 +54,17 @@ from sglang_lite.protocol import (
     Delta,
     Generation,
     Location,
-    Message,
-    OverloadedError,
     ParameterError,
     Prompt,
-    RefusalError,
-    RequestTimeoutError,
     SamplingParams,
     Selection,
+    SglError,
     Unset,
     Usage,
     ValueValidationError,
 )
 from sglang_lite.text.chat_template import ChatTemplate
+from sglang_lite.text.tool_use import answer_object, call_object
 
 
 class TokenUsage:
@@ -72,15 +82,18 @@ class RemoteBackend(BaseBackend):
 
     Args:
         model_name: as the provider calls it.
-        sdk: name of the SDK's package, which is also the extra to install.
-        failure: name of the SDK's base of errors.
-        connect: makes an asynchronous client, given the SDK.
+        connect: makes clients of the SDK.
         profile: what the model takes, or what finds that out when it is first needed.
         policy: what becomes of what the model does not take by itself. "strict" refuses it. "emulate" serves it in
             another way where there is one (docs/backends.md, "The ladder"), and the answer is checked. "warn" leaves
             out what can't be emulated as well, and says so in the node's metadata.
         capabilities: what the user says that the model can do; it wins over the profile.
         chat_template: how roles become text.
+        rate_limit: limit on its calls; None: the one of all backends of this process with the same server and key,
+            which learns from the answers' headers.
+
+    Attributes:
+        failures: how what the SDK raises is told.
 
     Raises:
         BackendError: the SDK is not installed.
@@ -88,60 +101,47 @@ class RemoteBackend(BaseBackend):
     """
 
     enforces = True
+    provider = ""  # its name, for errors and metadata
     select_params = SamplingParams()  # of the generation that makes a selection
 
     def __init__(
         self,
         model_name: str,
-        sdk: str,
-        failure: str,
-        connect: Callable[[Any], Any],
+        connect: Connector,
         profile: Profile | Callable[[], Profile],
         policy: Policy,
         capabilities: Capabilities | None,
         chat_template: ChatTemplate,
+        rate_limit: RateLimit | None = None,
     ) -> None:
         super().__init__()
-        name = type(self).__name__
         if policy not in POLICIES:
             raise ParameterError("policy", f"{policy!r:.60} is none.", hint=f"Use {', '.join(map(repr, POLICIES))}.")
+        if rate_limit is not None and not isinstance(rate_limit, RateLimit):
+            raise ParameterError("rate_limit", f"{rate_limit!r:.60} is no RateLimit.")
         self.policy, self._asking = policy, threading.Lock()
         self._find = _finder(profile, capabilities)
         self._found: tuple[Profile, Capabilities, TurnRules] | None = None
-        try:
-            self.sdk: Any = importlib.import_module(sdk)
-        except ImportError as error:
-            raise BackendError(f"{name} needs the {sdk} SDK.", hint=f"pip install 'sglang-lite[{sdk}]'") from error
         self.model_name, self.chat_template = model_name, chat_template
-        self._name = f"{name}({model_name!r})"
+        self._name = f"{type(self).__name__}({model_name!r})"
         self.token_usage = TokenUsage()
-        self._connect = connect
-        self._failure: type[Exception] = getattr(self.sdk, failure)
-        try:
-            self._client: Any = connect(self.sdk)
-        except self._failure as error:
-            raise ParameterError(name, str(error)) from error
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._connection = Connection(type(self).__name__, connect, rate_limit)
+        self.failures = self._connection.failures(self._name, Origin(self.provider, model_name))
+        self._given_back = GivenBack()
 
     def client(self) -> Any:
-        """The client. One that another event loop has used (before a fork of the process, say) is not used again."""
-        loop = asyncio.get_running_loop()
-        if self._client is None or self._loop not in (None, loop):
-            self._client = self._connect(self.sdk)
-        self._loop = loop
-        return self._client
+        """The SDK's client, for the event loop that runs."""
+        return self._connection.client()
 
     def shutdown(self) -> None:
         """Closes the connections; the next call would open new ones."""
-        client, loop, self._client, self._loop = self._client, self._loop, None, None
-        if loop is not None and loop is executor().loop:
-            asyncio.run_coroutine_threadsafe(client.close(), loop).result()
+        self._connection.close()
 
     def get_model_name(self) -> str:
         return self.model_name
 
     def identity(self) -> tuple[Any, ...]:
-        return *super().identity(), str(getattr(self._client, "base_url", ""))
+        return *super().identity(), self._connection.server
 
     # -------------------------------------------------------------------------------- what is served, and how
 
@@ -242,66 +242,76 @@ class RemoteBackend(BaseBackend):
                 f"{self._name} can't continue what stands in the assistant's turn already: {prompt.partial[-60:]!r}.",
                 hint="Say it in the user's turn, begin a new turn for each generation, or use a local engine.",
             )
-        outside = self._outside(prompt)
+        outside = text_outside(prompt, self.get_chat_template())
         if outside:
             raise CapabilityError(
                 f"{self._name} would not be shown the text outside the turns: {outside[:60]!r}.",
                 hint="Put it into a turn: sgl.system(…) or sgl.user(…).",
             )
 
-    def _outside(self, prompt: Prompt) -> str:
-        """The text before the first turn that does not follow on the one before it. Blanks don't count."""
-        template = self.get_chat_template()
-        assert template is not None
-        rest, roles = _squeezed(prompt.text), list[dict[str, str]]()
-        for message in (*prompt.messages, Message("assistant", (prompt.partial,))):
-            prefix, suffix = map(_squeezed, template.get_prefix_and_suffix(message.role, roles))
-            if not rest.startswith(prefix):
-                return rest.partition(prefix)[0]
-            end = _squeezed("".join(part for part in message.content if isinstance(part, str))) + suffix
-            at = rest.find(end, len(prefix))
-            if at > len(prefix) and message.role != "assistant":
-                return rest[len(prefix) : at]
-            if at < 0:  # the open turn, or one that is not all shown (reasoning)
-                break
-            rest = rest[at + len(end) :]
-            roles.append({"role": message.role, "content": ""})
-        return ""
-
     # --------------------------------------------------------------------------------------- answers
+
+    def question(self, target: Target, prompt: Prompt, params: SamplingParams, shape: Shape) -> Question:
+        """A question, with what the API wants to be given back of earlier turns."""
+        return Question(target, prompt, params, shape, self._given_back.of(prompt.messages))
 
     async def ask(
         self, api: Api, question: Question, *, constrained: bool, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        """Makes one call: the deltas of a stream, and the samples at its end.
+        """Asks a question: the deltas of a stream, and the samples at its end.
 
         Raises:
             BackendError: the call failed, or what came is no answer.
+            ValueValidationError: a constrained one was cut short, or made several calls.
         """
-        request, reader = api.request(question), api.reader()
+        reader = api.reader()
+        try:
+            with self.failures.told():
+                async with aclosing(self._read(api, question, reader, stream=stream)) as deltas:
+                    async for delta in deltas:
+                        yield delta
+            for each in self._samples(reader, question, constrained=constrained):
+                yield each
+        except SglError as error:
+            if error.origin is None:
+                error.origin = Origin(self.provider, self.model_name, reader.meta.get("id"))
+            raise
+
+    async def _read(self, api: Api, question: Question, reader: Reader, *, stream: bool) -> AsyncGenerator[Delta, None]:
+        """Makes the call, and those that go on where the model has paused."""
+        request = api.request(question)
+        waited = await self._connection.limit.wait(_estimate(question))
         began, first = time.perf_counter(), 0.0
-        with self.errors():
+        for _ in range(_MOST_PAUSES):
             create = api.create(self.client())
-            if stream:
+            if stream or api.always_streams:
                 async with await create(**request, **api.streamed) as events:
                     async for event in events:
                         for delta in reader.event(event):
                             first = first or time.perf_counter() - began
-                            if delta.text:
+                            if stream and (delta.text or delta.reasoning):
                                 yield delta
             else:
-                reader.whole(await create(**request))
+                said = await create(**request)
+                if isinstance(said, str):  # an SDK gives what is no JSON as it is
+                    raise self.unreadable(f"the answer is {shortened(said)[:200] or 'empty'}, and no JSON")
+                reader.whole(said)
+            if not reader.paused:
+                break
+            request = api.resumed(request, reader)
+        reader.meta |= {"provider": self.provider} | ({"waited_s": waited} if waited else {})
         times = {"first_token_s": first, "total_s": time.perf_counter() - began}
-        usage = msgspec.structs.replace(reader.usage, **times)
-        for each in self._samples(reader, question.params, usage, constrained=constrained):
-            yield each
+        reader.usage = msgspec.structs.replace(reader.usage, **times)
 
-    def _samples(
-        self, reader: Reader, params: SamplingParams, usage: Usage, *, constrained: bool
-    ) -> Iterator[Generation]:
-        """The samples of an answer that has been read."""
+    def _samples(self, reader: Reader, question: Question, *, constrained: bool) -> Iterator[Generation]:
+        """The samples of an answer that has been read. Their usage is added to the totals."""
+        self.token_usage.prompt_tokens += reader.usage.prompt_tokens
+        self.token_usage.completion_tokens += reader.usage.completion_tokens
         if reader.failure:
-            raise BackendError(f"{self._name}: {reader.failure} (response {reader.meta['id']})", hint="Try again.")
+            raise self.failures.failed(reader.failure)
+        if reader.paused:
+            raise self.unreadable(f"the model paused {_MOST_PAUSES} times")
+        params = question.params
         wanted = 1 if isinstance(params.n, Unset) else params.n
         if len(reader.samples) != wanted:
             raise self.unreadable(f"{len(reader.samples)} answers came where {wanted} should have")
@@ -309,97 +319,67 @@ class RemoteBackend(BaseBackend):
             if sample.reason is None:
                 raise self.unreadable("the stream ended before the answer was complete")
             # The cost is that of all samples together: the first one has it.
-            cost = Usage() if index else usage
-            yield self.generation(sample, params, cost, reader.meta, index, constrained=constrained)
+            usage = Usage() if index else reader.usage
+            text = self._text(sample, question, usage, constrained=constrained)
+            if sample.items and wanted == 1 and not question.prompt.partial:
+                self._given_back.keep(question.prompt.messages, text, sample.items)
+            yield Generation(
+                text,
+                finish_reason="length" if sample.cut else "stop",
+                matched=sample.matched,
+                usage=usage,
+                index=index,
+                output_logprobs=sample.logprobs,
+                meta=reader.meta,
+                reasoning=sample.thoughts,
+            )
 
-    def generation(
-        self,
-        said: PartialAnswer,
-        params: SamplingParams,
-        usage: Usage,
-        meta: Mapping[str, Any],
-        index: int = 0,
-        *,
-        constrained: bool,
-    ) -> Generation:
-        """A finished sample, as it was said. Its usage is added to the totals.
+    def _text(self, said: PartialAnswer, question: Question, usage: Usage, *, constrained: bool) -> str:
+        """The answer's text; of a call the object that spells it.
 
         Raises:
             RefusalError: there is no answer.
-            ValueValidationError: a constrained one was cut short.
+            ValueValidationError: a constrained one was cut short, or made several calls.
             BackendError: it is empty.
         """
-        self.token_usage.prompt_tokens += usage.prompt_tokens
-        self.token_usage.completion_tokens += usage.completion_tokens
         if said.refusal:
-            raise RefusalError(f"{self._name} refused to answer: {said.refusal}", hint="Change the prompt.")
+            raise self.failures.refused(said.refusal)
         if said.cut and constrained:
-            problem = f"{self._name} was cut short after {usage.completion_tokens} tokens."
+            thoughts = ", which reasoning may have used up" if not said.text and not said.calls else ""
+            problem = f"{self._name} was cut short after {usage.completion_tokens} tokens{thoughts}."
             raise ValueValidationError(problem, text=said.text, hint="Raise max_tokens.")
-        if not said.text and (said.cut or isinstance(params.stop, Unset)):
+        if isinstance(question.shape, Tools | JsonTool) and said.calls:
+            call = self._call(said)
+            return call.arguments if isinstance(question.shape, JsonTool) else call_object(call.name, call.arguments)
+        if not said.text and (said.cut or isinstance(question.params.stop, Unset)):
             spent = f" after {usage.completion_tokens} tokens, which reasoning may have used up" if said.cut else ""
             raise BackendError(
                 f"{self._name} answered with no text{spent}.", hint="Raise max_tokens, or change the prompt."
             )
-        return Generation(
-            said.text,
-            finish_reason="length" if said.cut else "stop",
-            matched=said.matched,
-            usage=usage,
-            index=index,
-            output_logprobs=said.logprobs,
-            meta=meta,
-        )
+        return answer_object(said.text) if isinstance(question.shape, Tools) else said.text
+
+    def _call(self, said: PartialAnswer) -> PartialCall:
+        """The one call of an answer."""
+        calls = [call for _, call in sorted(said.calls.items())]
+        if len(calls) > 1:
+            names = ", ".join(call.name for call in calls)
+            problem = f"{self._name} called {len(calls)} tools at once ({names}) where one was asked for."
+            raise ValueValidationError(problem, text=said.text, hint="Ask for one call in the prompt, or set retries.")
+        return calls[0]
 
     def unreadable(self, what: str) -> BackendError:
         """The error for an answer that is none."""
-        return BackendError(f"{self._name}: {what}.", hint="Check what listens at base_url, or try again.")
+        return self.failures.unreadable(what)
 
-    @contextlib.contextmanager
-    def errors(self) -> Iterator[None]:
-        """Turns what the SDK raises inside into one of our errors."""
-        import httpx2
 
-        try:
-            yield
-        except self._failure as error:
-            # An API may repeat its key: then not even the cause is shown.
-            raise self._translated(error) from (error if self._redacted(str(error)) == str(error) else None)
-        except httpx2.HTTPError as error:  # while an answer is read the SDKs leave it as it is
-            raise self.unreadable(f"the connection failed in the middle of the answer ({error})") from error
-        except json.JSONDecodeError as error:
-            raise self.unreadable(f"the answer is not JSON ({error})") from error
+_MOST_PAUSES = 16
 
-    def _translated(self, error: Exception) -> BackendError:
-        """Translates an error of the SDK, which has done its retries, into one of ours."""
-        retries = "max_retries= of the backend says how often it is tried again"
-        if isinstance(error, self.sdk.APITimeoutError):
-            return RequestTimeoutError(
-                f"{self._name} did not answer in time.", hint=f"timeout= sets the time, {retries}."
-            )
-        if isinstance(error, self.sdk.APIConnectionError):
-            why = f"{type(error.__cause__).__name__}: {error.__cause__}"
-            return BackendError(f"{self._name}: the connection failed ({why}).", hint=f"Check base_url; {retries}.")
-        status, body = getattr(error, "status_code", 0), getattr(error, "body", None)
-        told = body.get("error", body) if isinstance(body, dict) else body
-        told = told if isinstance(told, dict) else {"message": told}
-        kinds = {str(told.get("type")), str(told.get("code"))}
-        message = self._redacted(str(told.get("message") or getattr(error, "message", error))[:1000])
-        request = getattr(error, "request_id", None)
-        known = [f"HTTP {status}"] * (status >= 400) + [f"request {request}"] * bool(request)
-        text = f"{self._name}: {message}" + (f" ({', '.join(known)})" if known else "")
-        if kinds & _BUSY or (status in (429, 503, 529) and "insufficient_quota" not in kinds):
-            return OverloadedError(text, hint=f"Run fewer programs at a time (num_threads=); {retries}.")
-        if status in (408, 504):
-            return RequestTimeoutError(text, hint=f"timeout= sets the time, {retries}.")
-        hint = _HINTS.get(status, "Change what the message names." if 400 <= status < 500 else f"Try again; {retries}.")
-        return BackendError(text, hint=hint)
 
-    def _redacted(self, text: str) -> str:
-        for secret in (getattr(self._client, "api_key", None), getattr(self._client, "auth_token", None)):
-            if secret and len(str(secret)) > 8:
-                text = text.replace(str(secret), "…")
-        return text
+def _estimate(question: Question) -> float:
+    """About how many tokens a call takes."""
+    limit = question.params.max_tokens
+    chars = sum(len(span.text) for span in question.prompt.spans)
+    return chars / 4 + (0 if isinstance(limit, Unset) else limit)
 
 
 def _finder(profile: Profile | Callable[[], Profile], told: Capabilities | None) -> Callable[[], Profile]:
@@ -412,21 +392,6 @@ def _finder(profile: Profile | Callable[[], Profile], told: Capabilities | None)
     return find
 
 
-_BUSY = {"overloaded_error", "rate_limit_error", "rate_limit_exceeded"}
-_HINTS = {
-    401: "Check api_key=, or the variable of the environment that it is taken from.",
-    402: "Check the account's billing.",
-    403: "Check what the API key may do.",
-    404: "Check model_name= and base_url=.",
-    413: "Shorten the prompt.",
-    429: "Check the account's quota and billing.",
-}
-
-
 def without_marks(template: ChatTemplate) -> ChatTemplate:
     """A template for an API that renders turns itself: without stop strings and placeholders of images."""
     return replace(template, stop_str=(), image_token="") if isinstance(template, PlainTemplate) else template
-
-
-def _squeezed(text: str) -> str:
-    return "".join(text.split())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 from sglang_lite.protocol import Delta, Prompt, SamplingParams, TokenLogprob, Usage
@@ -16,10 +16,14 @@ class Target:
     Attributes:
         model: its name.
         limit: its server's name of `max_tokens`.
+        effort: how much it is to reason, in its provider's words; None: as much as it does by itself.
+        reasons: it may reason, so that what it thinks is asked for, to be given back.
     """
 
     model: str
     limit: str = "max_tokens"
+    effort: str | None = None
+    reasons: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +56,54 @@ class OwnField:
     fields: Mapping[str, Any]
 
 
-Shape: TypeAlias = JsonFormat | JsonTool | GrammarTool | OwnField | None  # how an answer is asked for; None: free text
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call.
+
+    Attributes:
+        schema: of its arguments, an object; one that is not strict is a hint.
+    """
+
+    name: str
+    description: str
+    schema: Mapping[str, Any]
+    strict: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """Tools of which the model calls one. `required`: it must, else it may answer instead."""
+
+    tools: tuple[Tool, ...]
+    required: bool
+
+
+# How an answer is asked for; None: free text.
+Shape: TypeAlias = JsonFormat | JsonTool | GrammarTool | OwnField | Tools | None
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Question of one call."""
+    """Question of one call.
+
+    Attributes:
+        items: what the API has given of earlier turns and wants to be given back, by their places in the messages.
+    """
 
     target: Target
     prompt: Prompt
     params: SamplingParams
     shape: Shape = None
+    items: Mapping[int, Sequence[Any]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class PartialCall:
+    """A call of a tool so far. `arguments` is JSON text, or what the model wrote instead."""
+
+    name: str = ""
+    arguments: str = ""
+    id: str = ""
 
 
 @dataclass(slots=True)
@@ -70,6 +111,9 @@ class PartialAnswer:
     """Answer of an API so far, for one sample.
 
     Attributes:
+        thoughts: reasoning that the API shows; None: it shows none.
+        calls: of tools, by their places.
+        items: what the API wants to be given back with this turn.
         refusal: why there is no answer, if there is none.
         reason: the API's word for how the sample ended, None while it has not.
         cut: it ended because a limit on tokens was reached.
@@ -77,6 +121,9 @@ class PartialAnswer:
     """
 
     text: str = ""
+    thoughts: str | None = None
+    calls: dict[int, PartialCall] = field(default_factory=dict)
+    items: list[Any] = field(default_factory=list)
     refusal: str = ""
     reason: str | None = None
     cut: bool = False
@@ -92,12 +139,14 @@ class Reader(Protocol):
         usage: of all samples together; without times.
         meta: anything else that the API tells.
         failure: the API's word for why there is no answer, if it says so in one; else empty.
+        paused: the model wants to be asked again, with what it has said, to continue.
     """
 
     samples: dict[int, PartialAnswer]
     usage: Usage
     meta: dict[str, Any]
     failure: str
+    paused: bool
 
     def whole(self, said: Any) -> None:
         """Reads an answer in one piece."""
@@ -115,9 +164,13 @@ class Api:
         create: the call, of a client.
         streamed: further arguments of a call that streams.
         reader: makes a reader of one answer.
+        always_streams: an answer is never asked for in one piece.
+        resumed: the arguments of a further call, where the model has paused.
     """
 
     request: Callable[[Question], dict[str, Any]]
     create: Callable[[Any], Callable[..., Awaitable[Any]]]
     streamed: Mapping[str, Any]
     reader: Callable[[], Reader]
+    always_streams: bool = False
+    resumed: Callable[[dict[str, Any], Any], dict[str, Any]] = lambda request, _: request

@@ -13,8 +13,9 @@ import msgspec
 from sglang_lite.constraints.emit.gbnf import to_gbnf
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.matching import validate
+from sglang_lite.errors import Origin
 from sglang_lite.lang.backend.ladder import REPAIRS, Rung
-from sglang_lite.lang.backend.remote_api import GrammarTool, JsonFormat, JsonTool, OwnField, Shape
+from sglang_lite.lang.backend.remote_api import GrammarTool, JsonFormat, JsonTool, OwnField, Shape, Tool, Tools
 from sglang_lite.lang.backend.structured import unwrapped
 from sglang_lite.protocol import (
     UNSET,
@@ -33,6 +34,8 @@ from sglang_lite.protocol import (
     ValueValidationError,
 )
 from sglang_lite.protocol.results import total_usage
+
+_CALLED = frozenset({"tools", "strict_tool", "regex_tool", "lark_tool"})  # whose answers are calls
 
 
 class Caller(Protocol):
@@ -68,7 +71,8 @@ async def served(
         assert constraint is not None
         yield await _repaired(caller, prompt, params, constraint, rung)
     else:
-        shown = stream and not rung.stops and (rung.form is None or not rung.form.wrapped)  # others when they are whole
+        whole = rung.stops or rung.name in _CALLED or (rung.form is not None and rung.form.wrapped)
+        shown = stream and not whole  # others when they are whole
         async for event in caller.call(prompt, params, rung, constrained=constraint is not None, stream=shown):
             if isinstance(event, Generation):
                 event = _finished(event, constraint, rung, 1)
@@ -93,7 +97,11 @@ def _finished(said: Generation, constraint: Constraint | None, rung: Rung, calls
     Raises:
         ValueValidationError: it breaks the constraint.
     """
-    text = said.text if constraint is None else _read(constraint, rung, said.text)
+    try:
+        text = said.text if constraint is None else _read(constraint, rung, said.text)
+    except ValueValidationError as error:
+        error.origin = Origin.of(said.meta)
+        raise
     found: dict[str, Any] = {"text": text}
     if rung.stops:
         at, stop = min(((text.find(stop), stop) for stop in rung.stops if stop in text), default=(-1, ""))
@@ -193,6 +201,12 @@ def shape_of(rung: Rung) -> Shape:
         case "json_schema" | "enum" | "repair" if rung.form is not None:
             schema = rung.fit.schema if rung.fit is not None else rung.form.constraint.schema
             return JsonFormat(json.loads(schema), strict=rung.strict)
+        case "tools":
+            required, functions = rung.field
+            tools = [
+                Tool(each.name, each.description, json.loads(schema), strict) for each, schema, strict in functions
+            ]
+            return Tools(tuple(tools), required)
         case "strict_tool":
             assert rung.fit is not None
             return JsonTool(json.loads(rung.fit.schema))

@@ -15,6 +15,7 @@ import msgspec
 
 from sglang_lite.constraints.matching import validate
 from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.rendering import rendered
 from sglang_lite.lang.concurrency.pool import elsewhere, in_pool
 from sglang_lite.lang.execution import blocking_hooks
 from sglang_lite.lang.execution.operations import GenOp, JoinOp, Op, SelectOp
@@ -241,6 +242,8 @@ async def _ask(branch: Player, op: GenOp, options: GenOptions, attempt: int, *, 
         events = _from_hooks(backend, branch, op, show)
     else:
         prompt = branch.transcript.prompt(same_model=options.backend is None)
+        if options.backend is not None and not backend.capabilities.continues:  # a chat, whose marks are others
+            prompt = rendered(prompt, backend.get_chat_template(), branch.run.template)
         constraint = _constraint(branch, op)
         if op.turn is None:
             events = backend.agenerate(prompt, params, constraint, stream=stream)
@@ -272,12 +275,12 @@ def _constraint(branch: Player, op: GenOp) -> Constraint | None:
 class _Show:
     """Puts an answer into the streams that are read, piece by piece: all of its text and metadata, none twice."""
 
-    __slots__ = ("_chars", "_early", "_ids", "_log", "_logprobs", "_op", "_parser")
+    __slots__ = ("_chars", "_early", "_ids", "_log", "_logprobs", "_op", "_parser", "_thoughts")
 
     def __init__(self, branch: Player, op: GenOp, reasoning: str | None) -> None:
         self._log, self._op = branch.log, op
         self._parser = None if reasoning is None else ReasoningParser(reasoning, once=op.node.constraint is not None)
-        self._chars = self._ids = self._logprobs = 0  # shown so far
+        self._chars = self._ids = self._logprobs = self._thoughts = 0  # shown so far
         self._early: dict[str, Any] = {}  # metadata whose text is yet to come
 
     def delta(self, delta: Delta) -> None:
@@ -290,7 +293,16 @@ class _Show:
         tokens = max(self._ids, self._logprobs)  # not every backend tells them
         if tokens and (delta.text or delta.logprobs):
             meta["completion_tokens"] = tokens
+        if delta.reasoning:
+            self._think(delta.reasoning)
         self.piece(delta.text, meta)
+
+    def _think(self, thought: str) -> None:
+        """Shows reasoning that is told apart: then there is none in the text."""
+        self._parser = None
+        self._thoughts += len(thought)
+        if self._op.thoughts_log is not None:
+            self._op.thoughts_log.append(thought)
 
     def piece(self, text: str, meta: dict[str, Any]) -> None:
         if self._log is None:
@@ -304,6 +316,8 @@ class _Show:
         """Shows what has not been shown of a finished answer."""
         if self._log is None:
             return
+        if generation.reasoning is not None:
+            self._think(generation.reasoning[self._thoughts :])
         self.delta(
             Delta(
                 generation.text[self._chars :],
@@ -345,7 +359,7 @@ def _values(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
     own = op.own
     texts = [g.text for g in generations]
     if own.options is not None and own.options.reasoning is not None:
-        texts = [_split(op, text)[1] for text in texts]
+        texts = [_split(op, g)[1] for g in generations]
     if own.value_type is not None:
         return [own.value_type.parse(text) for text in texts]
     if isinstance(own.node.constraint, JsonSchema):
@@ -380,11 +394,13 @@ def _hold(branch: Player, op: GenOp, generations: Sequence[Generation]) -> None:
             validate(constraint, generation.text)
 
 
-def _split(op: GenOp, text: str) -> tuple[str, str]:
+def _split(op: GenOp, generation: Generation) -> tuple[str, str]:
     """Reasoning and answer. In one that is constrained marks of reasoning may be part of a value."""
+    if generation.reasoning is not None:
+        return generation.reasoning, generation.text
     assert op.own.options is not None
     assert op.own.options.reasoning is not None
-    return ReasoningParser.split(op.own.options.reasoning, text, once=op.node.constraint is not None)
+    return ReasoningParser.split(op.own.options.reasoning, generation.text, once=op.node.constraint is not None)
 
 
 async def _check(check: Callable[[Any], Any], value: Any, text: str) -> None:
@@ -414,7 +430,7 @@ def _accept(branch: Player, op: GenOp, generations: Sequence[Generation], values
     own = options.backend is None
     spans = first.spans if first.spans and own else (Span(first.text, special=False),)
     if options.reasoning is not None:
-        thoughts, answers = zip(*(_split(op, g.text) for g in generations))
+        thoughts, answers = zip(*(_split(op, g) for g in generations))
         branch.transcript.append([Reasoned(spans, answers[0])])
         if op.thoughts is not None:
             op.thoughts.set(list(thoughts) if several else thoughts[0])

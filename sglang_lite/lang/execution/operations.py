@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from sglang_lite.errors import Origin, SglError
 from sglang_lite.lang.concurrency.variables import TextLog, Variable
 from sglang_lite.lang.expressions import SglGen, SglSelect
 from sglang_lite.program import nodes
@@ -60,6 +61,8 @@ class GenOp:
 
     def refuse(self, answers: Sequence[Generation], error: Exception) -> None:
         """Keeps an attempt that has failed."""
+        if isinstance(error, SglError) and error.origin is None and answers:
+            error.origin = Origin.of(answers[0].meta)
         self.refused = (*self.refused, Refused(tuple(answers), error))
 
 

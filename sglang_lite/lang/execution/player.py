@@ -17,6 +17,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -403,6 +404,8 @@ class Player:
                 self._at = at
                 return None
             failure = self._failure or located(error, _where(op))
+            if failure.origin is not None and failure.origin.node is None and isinstance(op, GenOp | SelectOp):
+                failure.origin = replace(failure.origin, node=op.node.name)
             back = next(filter(_goes_back, self._queue), None) if op is not None else None
             left, logs = list[Op](), list[TextLog]()
             while self._queue and self._queue[0] is not back:

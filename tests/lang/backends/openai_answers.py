@@ -1,13 +1,34 @@
 """Answers of OpenAI's APIs, made of the SDK's types, and a program that asks for one."""
 
+from typing import Any
+
 from api_server import Events, Reply
 from openai.types import CompletionUsage
-from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessage
+from openai.types.chat import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatCompletionMessage,
+    ChatCompletionMessageFunctionToolCall,
+)
 from openai.types.chat.chat_completion import Choice
 from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
 from openai.types.chat.chat_completion_chunk import ChoiceDelta
+from openai.types.chat.chat_completion_message_function_tool_call import Function
 from openai.types.completion_usage import CompletionTokensDetails, PromptTokensDetails
-from openai.types.responses import Response, ResponseCustomToolCall
+from openai.types.responses import (
+    Response,
+    ResponseCompletedEvent,
+    ResponseCreatedEvent,
+    ResponseCustomToolCall,
+    ResponseFunctionToolCall,
+    ResponseOutputMessage,
+    ResponseOutputRefusal,
+    ResponseOutputText,
+    ResponseReasoningItem,
+    ResponseReasoningSummaryTextDeltaEvent,
+    ResponseTextDeltaEvent,
+)
+from openai.types.responses.response_reasoning_item import Summary
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails, ResponseUsage
 
 import sglang_lite as sgl
@@ -41,6 +62,16 @@ def said(*texts, finish="stop", refusal=None, logprobs=None, usage=USAGE):
     )
 
 
+def calling(*calls):
+    """A chat completion that calls tools: of each its id, name and arguments."""
+    reply = said(None, finish="tool_calls")
+    reply.body.choices[0].message.tool_calls = [
+        ChatCompletionMessageFunctionToolCall(id=i, type="function", function=Function(name=name, arguments=arguments))
+        for i, name, arguments in calls
+    ]
+    return reply
+
+
 def chunk(text=None, finish=None, index=0, usage=None, choices=True, refusal=None):
     delta = ChoiceDelta(content=text, refusal=refusal)
     each = [ChunkChoice(index=index, delta=delta, finish_reason=finish)] if choices else []
@@ -54,9 +85,8 @@ def streamed(*pieces, finish="stop"):
     return Events([*[chunk(piece) for piece in pieces], *last])
 
 
-def called(*inputs, **fields):
-    """A response in which the custom tool is called."""
-    output = [ResponseCustomToolCall(call_id="c", input=i, name="answer", type="custom_tool_call") for i in inputs]
+def response(*output, **fields):
+    """A response with these items."""
     usage = ResponseUsage(
         input_tokens=20,
         output_tokens=9,
@@ -64,15 +94,50 @@ def called(*inputs, **fields):
         input_tokens_details=InputTokensDetails(cached_tokens=8, cache_write_tokens=0),
         output_tokens_details=OutputTokensDetails(reasoning_tokens=6),
     )
-    return Reply(
-        Response(
-            **{
-                **dict(id="resp-1", created_at=1, model="gpt-5", object="response", output=output, usage=usage),
-                **dict(parallel_tool_calls=False, tool_choice="auto", tools=[]),
-                **fields,
-            }
-        )
-    )
+    known = dict(id="resp-1", created_at=1, model="gpt-5", object="response", output=list(output), usage=usage)
+    return Response(**{**known, **dict(parallel_tool_calls=False, tool_choice="auto", tools=[]), **fields})
+
+
+def called(*inputs, **fields):
+    """A response in which the custom tool is called."""
+    calls = [ResponseCustomToolCall(call_id="c", input=i, name="answer", type="custom_tool_call") for i in inputs]
+    return Reply(response(*calls, **fields))
+
+
+THOUGHT = ResponseReasoningItem(
+    id="rs-1", type="reasoning", encrypted_content="c2VjcmV0", summary=[Summary(text="Hm.", type="summary_text")]
+)
+
+
+def message(text):
+    """An item of a response: text."""
+    content: list[ResponseOutputText | ResponseOutputRefusal] = [
+        ResponseOutputText(annotations=[], text=text, type="output_text")
+    ]
+    return ResponseOutputMessage(id="m-1", role="assistant", status="completed", type="message", content=content)
+
+
+def function_call(name, arguments):
+    """An item of a response: a call of a tool."""
+    return ResponseFunctionToolCall(call_id="call-1", name=name, arguments=arguments, type="function_call")
+
+
+def responded(*pieces, **fields):
+    """The events of a response that thinks and says the pieces."""
+    whole = response(THOUGHT, message("".join(pieces)), **fields)
+    place: dict[str, Any] = dict(content_index=0, item_id="m-1", output_index=1, sequence_number=0)
+    texts = [
+        ResponseTextDeltaEvent(delta=piece, logprobs=[], type="response.output_text.delta", **place) for piece in pieces
+    ]
+    return [
+        ResponseCreatedEvent(response=response(status="in_progress"), sequence_number=0, type="response.created"),
+        ResponseReasoningSummaryTextDeltaEvent(
+            delta="Hm.", item_id="rs-1", output_index=0, sequence_number=0, summary_index=0,
+            type="response.reasoning_summary_text.delta",
+        ),
+        *texts,
+        ResponseCompletedEvent(response=whole, sequence_number=9, type="response.completed"),
+    ]  # fmt: skip
 
 
 def failure(status, message, code=None, **headers):

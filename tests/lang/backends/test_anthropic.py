@@ -5,74 +5,21 @@ import traceback
 
 import pytest
 from anthropic.types import (
-    Message,
-    MessageDeltaUsage,
-    RawContentBlockDeltaEvent,
-    RawContentBlockStartEvent,
-    RawMessageDeltaEvent,
-    RawMessageStartEvent,
-    RawMessageStopEvent,
     RefusalStopDetails,
-    TextBlock,
-    TextDelta,
-    ThinkingBlock,
-    ThinkingDelta,
-    Usage,
 )
-from anthropic.types.raw_message_delta_event import Delta
+from anthropic_answers import calling, ended, piece, said, started
 from api_server import Drop, Events, Hold, Reply
 from pydantic import BaseModel, Field
 
 import sglang_lite as sgl
 from sglang_lite.lang.backend.anthropic import Anthropic
 from sglang_lite.lang.backend.capabilities import Capabilities
-from sglang_lite.lang.backend.remote import RefusalError
 
 NEW, OLD = "claude-opus-5", "claude-haiku-4-5"  # OLD continues a begun turn and takes sampling parameters
 PNG = (
     b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x00\x00\x00\x00:~\x9bU\x00\x00\x00\n"
     b"IDATx\x9cc\xf8\x0f\x00\x01\x01\x01\x00\x1b\xb6\xeeV\x00\x00\x00\x00IEND\xaeB`\x82"
 )
-
-
-def started():
-    usage = Usage(input_tokens=7, output_tokens=1, cache_read_input_tokens=4, cache_creation_input_tokens=2)
-    return RawMessageStartEvent(
-        type="message_start",
-        message=Message(id="msg-1", content=[], model="claude-x", role="assistant", type="message", usage=usage),
-    )
-
-
-def piece(text):
-    delta = TextDelta(text=text, type="text_delta")
-    return RawContentBlockDeltaEvent(type="content_block_delta", index=1, delta=delta)
-
-
-def ended(reason="end_turn", **fields):
-    delta = Delta(stop_reason=reason, **fields)
-    return RawMessageDeltaEvent(type="message_delta", delta=delta, usage=MessageDeltaUsage(output_tokens=5))
-
-
-def said(*pieces, reason="end_turn", **fields):
-    """A message that thinks, and then says the pieces."""
-    thought = ThinkingDelta(thinking="Hm.", type="thinking_delta")
-    return Events(
-        [
-            started(),
-            RawContentBlockStartEvent(
-                type="content_block_start",
-                index=0,
-                content_block=ThinkingBlock(thinking="", signature="", type="thinking"),
-            ),
-            RawContentBlockDeltaEvent(type="content_block_delta", index=0, delta=thought),
-            RawContentBlockStartEvent(
-                type="content_block_start", index=1, content_block=TextBlock(text="", type="text")
-            ),
-            *map(piece, pieces),
-            ended(reason, **fields),
-            RawMessageStopEvent(type="message_stop"),
-        ]
-    )
 
 
 def error_event(kind, message):
@@ -141,7 +88,10 @@ def test_the_system_prompt_stays_for_every_generation_and_in_the_state(api, clau
     messages = program.run(backend=claude()).messages()
     assert [m["role"] for m in messages] == ["system", "user", "assistant", "user", "assistant"]
     assert [r.body["system"] for r in api.requests] == ["Be brief.", "Be brief."]
-    assert api.last["messages"] == messages[1:-1]
+    user, answered, again = api.last["messages"]
+    assert [user, again] == [messages[1], messages[3]]
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": "sig"}
+    assert answered == {"role": "assistant", "content": [thought, {"type": "text", "text": "one"}]}
 
 
 def test_a_begun_turn_is_gone_on_with(api, claude):
@@ -299,11 +249,6 @@ def test_a_chat_is_not_asked_to_go_on_with_other_text(api, claude):
     refused(twice, "the turn before this one is not the user's")
     refused(intro, "not be shown the text outside the turns: 'Someintroduction.'")
     refused(shown, "no images in a system turn")
-    refused(
-        lambda s: s.__iadd__(sgl.user("x") + sgl.assistant("It is" + sgl.gen("a", type=int))),
-        "begun turn under a constraint",
-        OLD,
-    )
     bitmap = b"BM" + bytes(60)
     refused(
         lambda s: s.__iadd__(sgl.user(sgl.image(bitmap)) + sgl.assistant(sgl.gen("a"))), "no images of type image/bmp"
@@ -390,16 +335,16 @@ def test_text_may_be_cut_short_and_values_may_not(api, claude):
 @pytest.mark.parametrize(
     ("answer", "error", "message"),
     [
-        (said("I", reason="refusal"), RefusalError, "refused to answer: no reason is given"),
+        (said("I", reason="refusal"), sgl.RefusalError, "refused to answer: no reason is given"),
         (
             said(reason="refusal", stop_details=RefusalStopDetails(type="refusal", category="bio")),
-            RefusalError,
+            sgl.RefusalError,
             "refused to answer: bio",
         ),
         (said(reason="max_tokens"), sgl.BackendError, "no text after 5 tokens, which reasoning may have used up"),
         (said(reason="model_context_window_exceeded"), sgl.BackendError, "no text after 5 tokens"),
         (said(), sgl.BackendError, "answered with no text"),
-        (said("x", reason="pause_turn"), sgl.BackendError, "stopped for pause_turn"),
+        (said("x", reason="pause_turn"), sgl.BackendError, "the model paused 16 times"),
     ],
 )
 def test_an_answer_that_is_none_is_an_error(api, claude, answer, error, message):
@@ -473,3 +418,72 @@ def test_a_missing_key_is_told_at_once(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(sgl.ParameterError, match=r"api_key: there is none\. Give api_key=, or set ANTHROPIC_API_KEY"):
         Anthropic(NEW)
+
+
+# ------------------------------------------------------------------------------------------- tools, thoughts, pauses
+
+
+def add(a: int, b: int) -> int:
+    """Adds two numbers."""
+    return a + b
+
+
+def test_tools_are_the_apis_own_and_a_result_answers_the_call(api, claude):
+    api.answers = [calling(("c-1", "add", '{"a": 1, "b": 2}')), said("Three.")]
+
+    @sgl.function
+    def program(s):
+        s += sgl.user("1 + 2?")
+        assert sgl.use_tools(s, [add]) == "Three."
+
+    program.run(backend=claude())
+    (tool,) = api.last["tools"]
+    assert (tool["name"], tool["description"], tool["strict"]) == ("add", "Adds two numbers.", True)
+    assert api.last["tool_choice"] == {"type": "auto", "disable_parallel_tool_use": True}
+    assert "output_config" not in api.last
+    _, turn, result = api.last["messages"]
+    assert turn["content"] == [{"type": "tool_use", "id": "c-1", "name": "add", "input": {"a": 1, "b": 2}}]
+    assert result["content"] == [{"type": "tool_result", "tool_use_id": "c-1", "content": "Result of add: 3"}]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (calling(("c", "add", '{"a": 1')), "."),
+        (calling(("c", "sub", "{}")), "."),
+        (calling(("c", "add", '{"a": 1, "b": 2}'), ("d", "add", '{"a": 3, "b": 4}')), "called 2 tools at once"),
+        (calling(("c", "add", '{"a": 1'), reason="max_tokens"), "cut short"),
+    ],
+)
+def test_a_malformed_call_is_a_value_that_will_not_do(api, claude, answer, message):
+    api.answers = [answer]
+    with pytest.raises(sgl.ValueValidationError, match=message) as caught:
+        ask(claude(), tools=[add])
+    assert caught.value.origin.request_id == "msg-1"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_thoughts_are_told_apart(api, claude, stream):
+    api.answers = [said("Hel", "lo")]
+    state = run(claude(), reasoning="deepseek-r1", stream=stream)
+    assert (state["a"], state["a_reasoning_content"]) == ("Hello", "Hm.")
+    if stream:
+        assert list(state.text_iter("a_reasoning_content")) == ["Hm."]
+        assert list(state.text_iter("a")) == ["Hel", "lo"]
+
+
+def test_effort_is_asked_for_beside_a_schema(api, claude):
+    api.answers = [said('{"value": 42}')]
+    ask(claude(reasoning_effort="low"), type=int)
+    assert api.last["output_config"]["effort"] == "low"
+    assert "value" in schema_of(api)["properties"]
+
+
+def test_a_model_that_pauses_is_asked_to_continue(api, claude):
+    api.answers = [said("Hel", reason="pause_turn"), said("lo")]
+    state = run(claude(), stream=True)
+    assert list(state.text_iter("a")) == ["Hel", "lo"]
+    meta = state.get_meta_info("a")
+    assert (meta["prompt_tokens"], meta["completion_tokens"]) == (26, 10)  # of both calls
+    assert api.last["messages"][-1]["role"] == "assistant"
+    assert api.last["messages"][-1]["content"][-1] == {"type": "text", "text": "Hel"}

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 import sglang_lite as sgl
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.openai import OpenAI
-from sglang_lite.lang.backend.remote import RefusalError
+from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.protocol import Message, Prompt, SamplingParams
 
 
@@ -142,13 +142,13 @@ def test_a_chat_is_not_asked_to_go_on_with_other_text(api, openai):
 @pytest.mark.parametrize(
     ("reply", "error", "message"),
     [
-        (said("", refusal="I can't help."), RefusalError, "I can't help"),
-        (said("Well", finish="content_filter"), RefusalError, "content filter"),
+        (said("", refusal="I can't help."), sgl.RefusalError, "I can't help"),
+        (said("Well", finish="content_filter"), sgl.RefusalError, "content filter"),
         (said("", finish="length"), sgl.BackendError, "no text after 5 tokens, which reasoning may have used up"),
         (said(None), sgl.BackendError, "answered with no text"),
         (said(), sgl.BackendError, "0 answers came where 1 should have"),
         (Reply({"object": "chat.completion"}), sgl.BackendError, "0 answers came"),
-        (Reply("<html>hello</html>", headers={"Content-Type": "text/html"}), sgl.BackendError, "0 answers came"),
+        (Reply("<html>hello</html>", headers={"Content-Type": "text/html"}), sgl.BackendError, "a page of HTML"),
         (Reply("{broken"), sgl.BackendError, "not JSON"),
     ],
 )
@@ -269,3 +269,44 @@ def test_an_event_loop_is_not_given_the_connections_of_another(api, openai):
         loop.run_until_complete(client.close())
         loop.close()
     assert clients[0] is not clients[1]
+
+
+def test_a_ready_client_is_used_as_it_is_and_left_open(api):
+    import openai
+
+    api.answers = [said("x")]
+    client = openai.AsyncOpenAI(api_key="sk-ready-0123456789", base_url=api.url + "/v1", max_retries=0)
+    backend = OpenAI("gpt-4o", client=client)
+    assert ask(backend) == "x"
+    assert api.requests[0].headers["authorization"] == "Bearer sk-ready-0123456789"
+    backend.shutdown()
+    assert not client.is_closed()
+    assert ask(backend) == "x"
+    asyncio.run_coroutine_threadsafe(client.close(), executor().loop).result()
+
+
+def test_a_ready_client_has_no_arguments_and_is_asynchronous():
+    import openai
+
+    with pytest.raises(sgl.ParameterError, match="client: is ready"):
+        OpenAI("gpt-4o", client=openai.AsyncOpenAI(api_key="k"), base_url="http://x")
+    with pytest.raises(sgl.ParameterError, match="client: OpenAI is no AsyncOpenAI"):
+        OpenAI("gpt-4o", client=openai.OpenAI(api_key="k"))
+    with pytest.raises(sgl.ParameterError, match="api: 'grpc' is not one of"):
+        OpenAI("gpt-4o", api="grpc", api_key="k")  # type: ignore[arg-type] # what is refused
+
+
+def test_an_error_names_the_call_that_it_comes_from(api, openai):
+    api.answers = [failure(500, "Oops")]
+    with pytest.raises(sgl.BackendError) as caught:
+        ask(openai())
+    origin = caught.value.origin
+    assert (origin.provider, origin.model, origin.request_id, origin.node) == ("openai", "gpt-4o", "req-7", "a")
+    api.answers = [said("", refusal="No.")]
+    with pytest.raises(sgl.RefusalError) as refused:
+        ask(openai())
+    assert refused.value.origin.request_id == "chat-1"
+    api.answers = [said('{"name": 1}')]
+    with pytest.raises(sgl.ValueValidationError) as wrong:
+        ask(openai(), type=City)
+    assert (wrong.value.origin.request_id, wrong.value.origin.node) == ("chat-1", "a")

@@ -8,7 +8,7 @@ import pytest
 from api_server import Events, Hold
 from openai.types.chat.chat_completion import ChoiceLogprobs
 from openai.types.chat.chat_completion_token_logprob import ChatCompletionTokenLogprob, TopLogprob
-from openai_answers import PNG, USAGE, ask, chunk, run, said, streamed
+from openai_answers import PNG, USAGE, ask, calling, chunk, run, said, streamed
 from pydantic import BaseModel, Field
 
 import sglang_lite as sgl
@@ -220,14 +220,83 @@ def test_references_are_moved_with_a_wrapped_schema(api, openai):
     assert "Node" in format_of(api)["schema"]["$defs"]
 
 
-def test_tools_are_called_by_structured_output(api, openai):
-    def add(a: int, b: int) -> int:
-        """Adds."""
-        return a + b
+def add(a: int, b: int) -> int:
+    """Adds two numbers."""
+    return a + b
 
-    api.answers = [said('{"value": {"tool": "add", "arguments": {"a": 1, "b": 2}}}')]
-    assert ask(openai(), tools=[add]).run() == 3
-    assert format_of(api)["strict"] is True
+
+def test_tools_are_the_apis_own(api, openai):
+    api.answers = [calling(("c-1", "add", '{"a": 1, "b": 2}'))]
+    call = ask(openai(), tools=[add])
+    assert (call.name, call.arguments, call.run()) == ("add", {"a": 1, "b": 2}, 3)
+    (tool,) = api.last["tools"]
+    assert tool["type"] == "function"
+    assert tool["function"]["name"] == "add"
+    assert tool["function"]["description"] == "Adds two numbers."
+    assert tool["function"]["strict"] is True
+    assert tool["function"]["parameters"]["required"] == ["a", "b"]
+    assert (api.last["tool_choice"], api.last["parallel_tool_calls"]) == ("auto", False)
+    assert "response_format" not in api.last
+    api.answers = [said("Three.")]
+    assert ask(openai(), tools=[add]) == "Three."
+    api.answers = [calling(("c-1", "add", '{"a": 1, "b": 2}'))]
+    ask(openai(), tools=[add], tool_choice="required")
+    assert api.last["tool_choice"] == "required"
+
+
+def test_a_tools_result_answers_the_call(api, openai):
+    api.answers = [calling(("c-1", "add", '{"a": 1, "b": 2}')), said("Three.")]
+
+    @sgl.function
+    def program(s):
+        s += sgl.user("1 + 2?")
+        assert sgl.use_tools(s, [add]) == "Three."
+
+    program.run(backend=openai())
+    user, turn, result = api.last["messages"]
+    assert user["content"] == "1 + 2?"
+    assert turn["tool_calls"] == [
+        {"id": "c-1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+    ]
+    assert result == {"role": "tool", "tool_call_id": "c-1", "content": "Result of add: 3"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("calls", "message"),
+    [
+        ([("c", "add", '{"a": 1')], "no call of a tool"),
+        ([("c", "add", '{"a": "x", "b": 2}')], "no call of a tool|is not of type"),
+        ([("c", "sub", "{}")], "no call of a tool|is not valid|none of"),
+        ([("c", "add", '{"a": 1, "b": 2}'), ("d", "add", '{"a": 3, "b": 4}')], "called 2 tools at once"),
+    ],
+)
+def test_a_malformed_call_is_a_value_that_will_not_do(api, openai, calls, message, stream):
+    api.answers = [calling(*calls)]
+    with pytest.raises(sgl.ValueValidationError) as caught:
+        run(openai(), stream=stream, tools=[add])["a"]
+    assert caught.value.origin.request_id == "chat-1"
+
+
+def test_a_server_without_tools_is_asked_for_json(api, openai):
+    api.answers = [said('{"tool": "add", "arguments": {"a": 1, "b": 2}}')]
+    assert ask(openai("local", policy="emulate"), tools=[add]).run() == 3
+    assert "tools" not in api.last
+
+
+def test_what_a_compatible_server_says_of_its_thoughts_is_told_apart(api, openai):
+    thought = said("42")
+    thought.body.choices[0].message.reasoning_content = "Six times seven."
+    api.answers = [thought]
+    state = run(openai("local"), reasoning="deepseek-r1")
+    assert (state["a"], state["a_reasoning_content"]) == ("42", "Six times seven.")
+    assert state.get_meta_info("a")["reasoning_content"] == "Six times seven."
+    deltas = [chunk(), chunk("4"), chunk("2", finish="stop"), "[DONE]"]
+    deltas[0].choices[0].delta.reasoning_content = "Hm."
+    api.answers = [Events(deltas)]
+    state = run(openai("local"), reasoning="deepseek-r1", stream=True)
+    assert list(state.text_iter("a_reasoning_content")) == ["Hm."]
+    assert list(state.text_iter("a")) == ["4", "2"]
 
 
 def test_select_names_a_choice(api, openai):

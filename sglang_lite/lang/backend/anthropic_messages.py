@@ -1,0 +1,236 @@
+"""Anthropic's Messages API: requests and answers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from sglang_lite.lang.backend.remote_api import (
+    Api,
+    JsonFormat,
+    JsonTool,
+    PartialAnswer,
+    PartialCall,
+    Question,
+    Tool,
+    Tools,
+)
+from sglang_lite.lang.results import data_url
+from sglang_lite.protocol import CapabilityError, Delta, Image, Message, Usage
+from sglang_lite.protocol.sampling import given
+
+ANSWER = "answer"  # name of the tool that is called with the answer
+DEFAULT_MAX_TOKENS = 128  # of a generation that sets none, as everywhere; the API wants one
+_IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
+
+
+def request(question: Question) -> dict[str, Any]:
+    """Arguments of `messages.create`.
+
+    Raises:
+        CapabilityError: an image or a begun turn that the API does not take.
+    """
+    messages = _messages(question)
+    system = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
+    asked: dict[str, Any] = {
+        "model": question.target.model, "max_tokens": DEFAULT_MAX_TOKENS, "messages": messages[len(system) :]
+    }  # fmt: skip
+    if system:
+        asked["system"] = "\n\n".join(str(message["content"]) for message in system)
+    prefill = question.prompt.partial.rstrip()  # the API takes none that ends in blanks
+    if prefill:
+        if question.shape is not None:
+            raise CapabilityError(
+                f"{question.target.model} can't continue a begun turn under a constraint.",
+                hint="Say in the user's turn what stands before the value.",
+            )
+        asked["messages"].append({"role": "assistant", "content": prefill})
+    return asked | _parameters(question) | _shape(question)
+
+
+def _parameters(question: Question) -> dict[str, Any]:
+    asked: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
+    for name, value in given(question.params).items():
+        match name:
+            case "max_tokens":
+                asked["max_tokens"] = value
+            case "stop":
+                asked["stop_sequences"] = list(value)
+            case _:  # the SDK knows no parameter that only older models take
+                extra[name] = list(value) if isinstance(value, tuple) else value
+    return asked | ({"extra_body": extra} if extra else {})
+
+
+def _shape(question: Question) -> dict[str, Any]:
+    """How the answer is asked for."""
+    output: dict[str, Any] = {} if question.target.effort is None else {"effort": question.target.effort}
+    asked: dict[str, Any] = {}
+    match question.shape:
+        case JsonFormat(schema, _):
+            output["format"] = {"type": "json_schema", "schema": schema}
+        case JsonTool(schema):
+            asked["tools"] = [_tool(Tool(ANSWER, "Its input is your whole answer.", schema, strict=True))]
+            asked["tool_choice"] = {"type": "tool", "name": ANSWER, "disable_parallel_tool_use": True}
+        case Tools(tools, required):
+            asked["tools"] = [_tool(tool) for tool in tools]
+            asked["tool_choice"] = {"type": "any" if required else "auto", "disable_parallel_tool_use": True}
+    return asked | ({"output_config": output} if output else {})
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    described = {"description": tool.description} if tool.description else {}
+    return {"name": tool.name, **described, "input_schema": dict(tool.schema)} | (
+        {"strict": True} if tool.strict else {}
+    )
+
+
+def _messages(question: Question) -> list[dict[str, Any]]:
+    """The conversation as the API takes it: a turn with thoughts and calls as the model made it."""
+    messages: list[dict[str, Any]] = []
+    calls: list[str] = []  # of the turn before, whose results the user tells
+    for place, message in enumerate(question.prompt.messages):
+        if place in question.items:
+            blocks = list(question.items[place])
+            messages.append({"role": "assistant", "content": blocks})
+            calls = [block["id"] for block in blocks if block["type"] == "tool_use"]
+            continue
+        content = _content(message, question.target.model)
+        if calls and message.role == "user":
+            content = [{"type": "tool_result", "tool_use_id": call, "content": content} for call in calls]
+        messages.append({"role": message.role, "content": content})
+        calls = []
+    return messages
+
+
+def _content(message: Message, model: str) -> str | list[dict[str, Any]]:
+    if all(isinstance(part, str) for part in message.content):
+        return "".join(map(str, message.content))
+    if message.role == "system":
+        raise CapabilityError(f"{model} takes no images in a system turn.", hint="Move them to the user's.")
+    return [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "source": _source(part, model)}
+        for part in message.content
+        if part
+    ]
+
+
+def _source(image: Image, model: str) -> dict[str, str]:
+    if image.url and not image.url.startswith("data:"):
+        return {"type": "url", "url": image.url}
+    head, _, data = data_url(image).removeprefix("data:").partition(",")
+    media_type = head.partition(";")[0]
+    if media_type not in _IMAGES:
+        raise CapabilityError(f"{model} takes no images of type {media_type}.", hint=f"It takes: {', '.join(_IMAGES)}.")
+    return {"type": "base64", "media_type": media_type, "data": data}
+
+
+class MessagesReader:
+    """Reader of the events of a message, or of several of which each continues the one before."""
+
+    def __init__(self) -> None:
+        self._sample = PartialAnswer(thoughts="")
+        self.samples = {0: self._sample}
+        self.usage = Usage()
+        self.meta: dict[str, Any] = {}
+        self.failure = ""
+        self.paused = False
+        self._start: Any = None  # usage at the start of the message
+        self._first = 0  # its first block, after those of messages before it
+
+    def whole(self, said: Any) -> None:
+        raise AssertionError("a message always comes in events")
+
+    def event(self, said: Any) -> Sequence[Delta]:
+        sample = self._sample
+        match said.type:
+            case "message_start":
+                self.meta |= {"id": said.message.id, "model": said.message.model}
+                self._start, self._first, self.paused = said.message.usage, len(sample.items), False
+            case "content_block_start":
+                sample.items.append(said.content_block.to_dict(mode="json"))
+                if said.content_block.type == "tool_use":
+                    block = said.content_block
+                    sample.calls[len(sample.items) - 1] = PartialCall(block.name, "", block.id)
+            case "content_block_delta":
+                return self._add(said.delta, self._first + said.index)
+            case "message_delta":
+                self._end(said)
+        return ()
+
+    def _add(self, delta: Any, place: int) -> Sequence[Delta]:
+        """Adds what is new in a block."""
+        sample = self._sample
+        block = sample.items[place] if place < len(sample.items) else {}
+        match delta.type:
+            case "text_delta":
+                block["text"] = block.get("text", "") + delta.text
+                sample.text += delta.text
+                return [Delta(delta.text)]
+            case "thinking_delta":
+                block["thinking"] = block.get("thinking", "") + delta.thinking
+                sample.thoughts = f"{sample.thoughts}{delta.thinking}"
+                return [Delta("", reasoning=delta.thinking)]
+            case "signature_delta":
+                block["signature"] = delta.signature
+            case "input_json_delta" if place in sample.calls:
+                sample.calls[place].arguments += delta.partial_json
+        return ()
+
+    def _end(self, said: Any) -> None:
+        """Reads how the message ends."""
+        sample = self._sample
+        sample.reason, sample.matched = said.delta.stop_reason, said.delta.stop_sequence
+        sample.cut = sample.reason in ("max_tokens", "model_context_window_exceeded")
+        self.paused = sample.reason == "pause_turn"
+        if sample.reason == "refusal":
+            details = said.delta.stop_details
+            sample.refusal = (details and (details.explanation or details.category)) or "no reason is given"
+        for place, call in sample.calls.items():
+            sample.items[place]["input"] = _parsed(call.arguments)
+        if not any(block["type"] in ("thinking", "redacted_thinking", "tool_use") for block in sample.items):
+            plain, sample.items = sample.items, []  # its text says it all
+            if self.paused:
+                sample.items = plain
+        self.usage = _added(self.usage, _cost(self._start, said.usage))
+
+
+def _parsed(arguments: str) -> Any:
+    """A call's input, as the API wants it back. What is no JSON is refused where its value is read."""
+    try:
+        return json.loads(arguments or "{}")
+    except ValueError:
+        return {}
+
+
+def _resumed(asked: dict[str, Any], reader: Any) -> dict[str, Any]:
+    """A request with what the model has said so far, which it continues."""
+    said = {"role": "assistant", "content": list(reader.samples[0].items)}
+    return {**asked, "messages": [*asked["messages"], said]}
+
+
+def _cost(start: Any, end: Any) -> Usage:
+    """Usage of a message: told at its start, and again, for some of it, at its end."""
+
+    def tokens(name: str) -> int:
+        return getattr(end, name, None) or getattr(start, name, None) or 0
+
+    cached = tokens("cache_read_input_tokens")
+    prompt = tokens("input_tokens") + tokens("cache_creation_input_tokens") + cached
+    return Usage(prompt, cached, tokens("output_tokens"))
+
+
+def _added(one: Usage, other: Usage) -> Usage:
+    return Usage(
+        one.prompt_tokens + other.prompt_tokens,
+        one.cached_tokens + other.cached_tokens,
+        one.completion_tokens + other.completion_tokens,
+    )
+
+
+MESSAGES = Api(
+    request, lambda client: client.messages.create, {"stream": True}, MessagesReader,
+    always_streams=True, resumed=_resumed,  # the SDK refuses to wait for a long answer
+)  # fmt: skip

@@ -1,0 +1,137 @@
+"""Connection of a backend: the client of its SDK, one an event loop, and the limit on its calls."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_lite.errors import Origin
+from sglang_lite.lang.backend.rate_limit import RateLimit, shared_limit
+from sglang_lite.lang.backend.remote_errors import Failures
+from sglang_lite.lang.concurrency.loop import executor
+from sglang_lite.protocol import BackendError, ParameterError
+
+Errors = type[Exception] | tuple[type[Exception], ...]
+Heard = Callable[[int, Mapping[str, str]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Connector:
+    """Maker of an SDK's clients.
+
+    Attributes:
+        package: of the SDK.
+        extra: name of this package's extra that brings it.
+        make: a client, of the SDK; `heard` is to be called with the status and headers of each answer, and `client` is
+            the one that was made before, if any.
+        errors: the SDK's classes of errors: all, those for a time limit, those for a connection.
+        ready: a client that the user has made, and closes.
+    """
+
+    package: str
+    extra: str
+    make: Callable[[Any, Heard, Any], Any]
+    errors: Callable[[Any], tuple[Errors, Errors, Errors]]
+    ready: object = None
+
+
+class Connection:
+    """
+    Attributes:
+        sdk: the SDK's package.
+        limit: on the calls.
+        server: address that the client asks, as text.
+    """
+
+    def __init__(self, backend: str, connector: Connector, limit: RateLimit | None) -> None:
+        try:
+            self.sdk: Any = importlib.import_module(connector.package)
+        except ImportError as error:
+            raise BackendError(
+                f"{backend} needs the {connector.package} SDK.", hint=f"pip install 'sglang-lite[{connector.extra}]'"
+            ) from error
+        self._connector = connector
+        try:
+            self._client: Any = connector.make(self.sdk, self._heard, None)
+        except connector.errors(self.sdk)[0] as error:
+            raise ParameterError(backend, str(error)) from error
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._open = True
+        self.server = str(getattr(self._client, "base_url", ""))
+        key = getattr(self._client, "api_key", None)
+        self.limit = shared_limit(f"{connector.package} {self.server}", key) if limit is None else limit
+
+    def failures(self, name: str, origin: Origin) -> Failures:
+        """Translator of the SDK's errors."""
+        return Failures(name, origin, *self._connector.errors(self.sdk), self._secrets)
+
+    @property
+    def made(self) -> Any:
+        """The client that was made last."""
+        return self._client
+
+    def client(self) -> Any:
+        """The client. One that another event loop has used (before a fork of the process, say) is not used again."""
+        loop = asyncio.get_running_loop()
+        closed = not self._open and self._client is not self._connector.ready
+        if closed or self._loop not in (None, loop):
+            self._client = self._connector.make(self.sdk, self._heard, self._client)
+        self._loop, self._open = loop, True
+        return self._client
+
+    def close(self) -> None:
+        """Closes the connections; `client` opens new ones."""
+        if self._client is self._connector.ready:
+            return
+        loop, self._loop, was_open, self._open = self._loop, None, self._open, False
+        if was_open and loop is not None and loop is executor().loop:
+            asyncio.run_coroutine_threadsafe(self._client.close(), loop).result()
+
+    def _heard(self, status: int, headers: Mapping[str, str]) -> None:
+        self.limit.heard(status, headers)
+
+    def _secrets(self) -> Iterator[object]:
+        for name in ("api_key", "auth_token", "admin_api_key"):
+            yield getattr(self._client, name, None)
+
+
+def sdk_client(kind: str, args: Sequence[Any], options: Mapping[str, Any], client: object) -> Callable[..., Any]:
+    """Maker of clients of OpenAI's or Anthropic's SDK, which are alike.
+
+    Args:
+        kind: name of the client's class.
+        args, options: for the client.
+        client: one that is ready, instead; its connections are used, but on another event loop.
+
+    Raises:
+        ParameterError: both were given.
+    """
+    if client is not None and (args or options):
+        raise ParameterError("client", "is ready: arguments beside it would change nothing.", hint="Leave them out.")
+
+    def make(sdk: Any, heard: Heard, before: Any) -> Any:
+        async def hook(response: Any) -> None:
+            heard(response.status_code, response.headers)
+
+        if client is not None and not isinstance(client, getattr(sdk, kind)):
+            raise ParameterError("client", f"{type(client).__name__} is no {kind}.", hint="Give an asynchronous one.")
+        if client is not None and before is None:
+            return client
+        if "http_client" in options:  # its answers' headers are heard of failures alone
+            return getattr(sdk, kind)(*args, **options)
+        http = sdk.DefaultAsyncHttpxClient(event_hooks={"response": [hook]})
+        return (
+            before.copy(http_client=http)
+            if client is not None
+            else getattr(sdk, kind)(*args, http_client=http, **options)
+        )
+
+    return make
+
+
+def sdk_errors(base: str) -> Callable[[Any], tuple[Errors, Errors, Errors]]:
+    """Classes of errors of OpenAI's or Anthropic's SDK, of which `base` is the base."""
+    return lambda sdk: (getattr(sdk, base), sdk.APITimeoutError, sdk.APIConnectionError)

@@ -1,0 +1,131 @@
+"""`Fallback`: several backends, of which the next one is asked where one can't be reached or is busy."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import msgspec
+
+from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
+from sglang_lite.lang.backend.default import BackendLike, as_backend
+from sglang_lite.lang.backend.rendering import rendered
+from sglang_lite.protocol import (
+    BackendError,
+    Constraint,
+    Delta,
+    Generation,
+    Location,
+    ParameterError,
+    Prompt,
+    SamplingParams,
+    Selection,
+)
+
+_Answer = TypeVar("_Answer", Generation, Selection)
+
+
+class Fallback(BaseBackend):
+    """Backends in order: each node is asked of the first; where that fails with what may pass (`error.retryable`: it is
+    overloaded, late, not reached or broken), and nothing of an answer has been shown, of the next. A refusal, a bad
+    request and a bad value are errors at once. The metadata of a node says who answered (`backend`) and who did not
+    (`failed`: pairs of a backend and its error).
+
+    Args:
+        backends: at least two. What one of them can't honour is refused, as it could be the one to answer.
+
+    Raises:
+        ParameterError: fewer than two, or one with SGLang's blocking hooks.
+    """
+
+    def __init__(self, backends: Sequence[BackendLike]) -> None:
+        super().__init__()
+        if not isinstance(backends, list | tuple) or len(backends) < 2:
+            raise ParameterError("backends", "is not a list of at least two backends.")
+        self.backends = tuple(map(as_backend, backends))
+        for backend in self.backends:
+            if backend.blocking:
+                raise ParameterError("backends", f"{type(backend).__name__} has SGLang's blocking hooks.")
+        self.chat_template = self.backends[0].get_chat_template()
+        self.capabilities = _shared([backend.capabilities for backend in self.backends])
+        self.enforces = all(backend.enforces for backend in self.backends)
+
+    def get_model_name(self) -> str:
+        return ", ".join(backend.get_model_name() for backend in self.backends)
+
+    def identity(self) -> tuple[Any, ...]:
+        return *super().identity(), *(backend.identity() for backend in self.backends)
+
+    def check(
+        self, node: object, params: SamplingParams, constraint: Constraint | None, where: Location | None
+    ) -> None:
+        for backend in self.backends:
+            backend.check(node, params, constraint, where)
+
+    async def agenerate(
+        self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        failed = list[tuple[str, str]]()
+        for backend in self.backends:
+            begun = False
+            try:
+                asked = self._prompt(prompt, backend)
+                async with aclosing(backend.agenerate(asked, params, constraint, stream=stream)) as events:
+                    async for event in events:
+                        begun = True
+                        yield self._from(backend, event, failed) if isinstance(event, Generation) else event
+            except BackendError as error:
+                if begun or not error.retryable or backend is self.backends[-1]:
+                    raise
+                failed.append((_name(backend), str(error)))
+            else:
+                return
+
+    async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
+        failed = list[tuple[str, str]]()
+        for backend in self.backends[:-1]:
+            try:
+                picked = await backend.aselect(self._prompt(prompt, backend), choices, unconditional=unconditional)
+            except BackendError as error:
+                if not error.retryable:
+                    raise
+                failed.append((_name(backend), str(error)))
+            else:
+                return self._from(backend, picked, failed)
+        last = self.backends[-1]
+        picked = await last.aselect(self._prompt(prompt, last), choices, unconditional=unconditional)
+        return self._from(last, picked, failed)
+
+    def shutdown(self) -> None:
+        for backend in self.backends:
+            backend.shutdown()
+
+    def _prompt(self, prompt: Prompt, backend: BaseBackend) -> Prompt:
+        """The prompt as a backend's own template writes it."""
+        return (
+            prompt if backend is self.backends[0] else rendered(prompt, backend.get_chat_template(), self.chat_template)
+        )
+
+    def _from(self, backend: BaseBackend, answer: _Answer, failed: Sequence[Any]) -> _Answer:
+        known = {"failed": tuple(failed)} if failed else {}
+        meta = {**answer.meta, "backend": _name(backend), **known}
+        return msgspec.structs.replace(answer, meta=meta)
+
+
+def _name(backend: BaseBackend) -> str:
+    return f"{type(backend).__name__}({backend.get_model_name()!r})"
+
+
+def _shared(each: Sequence[Capabilities]) -> Capabilities:
+    """What all can."""
+    limited = [can.params for can in each if can.params is not None]
+    return Capabilities(
+        constraints=frozenset.intersection(*(can.constraints for can in each)),
+        params=frozenset.intersection(*limited) if limited else None,
+        select=all(can.select for can in each),
+        scores=all(can.scores for can in each),
+        continues=all(can.continues for can in each),
+        prefill=all(can.prefill for can in each),
+        images=all(can.images for can in each),
+    )

@@ -1,0 +1,157 @@
+"""Limits on how much a provider is asked: declared ones, and those that its answers tell in their headers.
+
+All programs of a process that ask one provider with one key share them. Times are of a monotonic clock. They belong to
+the executor loop: nothing here is shared between threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import email.utils
+import hashlib
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
+
+from sglang_lite.protocol import ParameterError
+
+_LONGEST_PAUSE_S = 600.0  # what a header may ask for at most
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Bucket of tokens that fills evenly, to be taken before a call.
+
+    Attributes:
+        per_minute: what it gains, and holds at most; None: there is no limit.
+        level: what it held at `at`. Below zero it owes what has been promised to callers that wait.
+    """
+
+    per_minute: float | None = None
+    level: float = 0.0
+    at: float = 0.0
+
+    def take(self, amount: float, now: float) -> float:
+        """Takes an amount. Returns the seconds to wait until it is there."""
+        if self.per_minute is None:
+            return 0.0
+        self._fill(now)
+        amount = min(amount, self.per_minute)  # what never fits waits for a full bucket
+        self.level -= amount
+        return max(0.0, -self.level * 60 / self.per_minute)
+
+    def limit(self, per_minute: float, now: float) -> None:
+        """Sets the limit. A new bucket is full."""
+        if self.per_minute is None:
+            self.level, self.at = per_minute, now
+        self.per_minute = per_minute
+
+    def lower(self, remaining: float, now: float) -> None:
+        """Learns that there is no more than this."""
+        if self.per_minute is not None:
+            self._fill(now)
+            self.level = min(self.level, remaining)
+
+    def _fill(self, now: float) -> None:
+        assert self.per_minute is not None
+        gained = max(0.0, now - self.at) * self.per_minute / 60
+        self.level, self.at = min(self.per_minute, self.level + gained), now
+
+
+@dataclass(slots=True, weakref_slot=True)
+class RateLimit:
+    """Limit on the calls to a provider. Give one to several backends (`rate_limit=`) to have them share it.
+
+    Args:
+        requests_per_minute, tokens_per_minute: None for what the provider's headers tell, if they do. Tokens are
+            estimated before a call: four characters of the prompt are one, and `max_tokens`.
+
+    Raises:
+        ParameterError: a limit that is not above 0.
+    """
+
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    now: Callable[[], float] = field(default=time.monotonic, repr=False)
+    sleep: Callable[[float], Awaitable[None]] = field(default=asyncio.sleep, repr=False)
+    _requests: Bucket = field(default_factory=Bucket, init=False, repr=False)
+    _tokens: Bucket = field(default_factory=Bucket, init=False, repr=False)
+    _paused_until: float = field(default=0.0, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, bucket in (("requests_per_minute", self._requests), ("tokens_per_minute", self._tokens)):
+            limit = getattr(self, name)
+            if limit is None:
+                continue
+            if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < float("inf"):
+                raise ParameterError(name, f"{limit!r} is not a number above 0.")
+            bucket.limit(limit, self.now())
+
+    async def wait(self, tokens: float) -> float:
+        """Waits until a call of about so many tokens may be made. Returns the seconds waited."""
+        now = self.now()
+        left = max(self._requests.take(1, now), self._tokens.take(tokens, now), self._paused_until - now)
+        waited = 0.0
+        while left > 0:
+            await self.sleep(left)
+            waited += left
+            left = self._paused_until - self.now()  # somebody else may have been told to wait meanwhile
+        return waited
+
+    def heard(self, status: int, headers: Mapping[str, str]) -> None:
+        """Learns from an answer."""
+        now = self.now()
+        if status in (429, 503, 529):
+            pause = retry_after(headers)
+            if pause is not None:
+                self._paused_until = max(self._paused_until, now + pause)
+        for kind, bucket, declared in (
+            ("requests", self._requests, self.requests_per_minute),
+            ("tokens", self._tokens, self.tokens_per_minute),
+        ):
+            limit, remaining = _number(headers, kind, "limit"), _number(headers, kind, "remaining")
+            if limit is not None and limit > 0 and declared is None:
+                bucket.limit(limit, now)
+            if remaining is not None:
+                bucket.lower(remaining, now)
+
+
+def _number(headers: Mapping[str, str], kind: str, what: str) -> float | None:
+    """A limit in the headers, in OpenAI's words (which others use) or Anthropic's."""
+    for name in (f"x-ratelimit-{what}-{kind}", f"anthropic-ratelimit-{kind}-{what}"):
+        text = headers.get(name, "")
+        if re.fullmatch(r"\d{1,12}(\.\d+)?", text):
+            return float(text)
+    return None
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds that an answer asks to wait for, None where it does not, or not readably."""
+    text = headers.get("retry-after-ms", "")
+    if re.fullmatch(r"\d{1,12}(\.\d+)?", text):
+        return min(float(text) / 1000, _LONGEST_PAUSE_S)
+    text = headers.get("retry-after", "")
+    if re.fullmatch(r"\d{1,12}(\.\d+)?", text):
+        return min(float(text), _LONGEST_PAUSE_S)
+    try:
+        until = email.utils.parsedate_to_datetime(text)
+        left = until - datetime.datetime.now(until.tzinfo)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return min(max(0.0, left.total_seconds()), _LONGEST_PAUSE_S)
+
+
+# One a provider and key, while a backend has it: what a process may ask does not depend on how many backends it makes.
+_shared: WeakValueDictionary[tuple[str, str], RateLimit] = WeakValueDictionary()
+
+
+def shared_limit(server: str, key: object) -> RateLimit:
+    """The limit of a server and a key (of which only a digest is held)."""
+    account = server, hashlib.sha256(str(key).encode()).hexdigest()
+    limit = _shared.get(account)
+    if limit is None:
+        limit = _shared[account] = RateLimit()
+    return limit

@@ -1,0 +1,161 @@
+"""Errors of a provider's SDK as ours: what failed, in which request, what to do; without any key.
+
+Timeouts and retries are the SDK's: what comes here has been tried as often as it was told to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from sglang_lite.errors import Origin
+from sglang_lite.lang.backend.rate_limit import retry_after
+from sglang_lite.protocol import BackendError, OverloadedError, RefusalError, RequestTimeoutError
+
+_BUSY = {"overloaded_error", "rate_limit_error", "rate_limit_exceeded", "RESOURCE_EXHAUSTED", "UNAVAILABLE"}
+_RETRIES = "max_retries= of the backend says how often it is tried again"
+_HINTS = {
+    401: "Check api_key=, or the variable of the environment that it is taken from.",
+    402: "Check the account's billing.",
+    403: "Check what the API key may do.",
+    404: "Check model_name= and base_url=.",
+    413: "Shorten the prompt.",
+    429: "Check the account's quota and billing.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """What one backend's SDK raises, and how it is told.
+
+    Attributes:
+        name: of the backend, for messages.
+        origin: provider and model.
+        base, timeout, connection: classes of the SDK's errors: of all, of those for a time limit, for a connection.
+        secrets: what must never be shown.
+    """
+
+    name: str
+    origin: Origin
+    base: type[Exception] | tuple[type[Exception], ...]
+    timeout: type[Exception] | tuple[type[Exception], ...]
+    connection: type[Exception] | tuple[type[Exception], ...]
+    secrets: Callable[[], Iterable[object]]
+
+    @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """Turns what is raised inside into one of our errors."""
+        import httpx2
+
+        try:
+            yield
+        except self.base as error:
+            raise self._translated(error) from self._cause(error)
+        except httpx2.TimeoutException as error:
+            raise self._late() from self._cause(error)
+        except httpx2.HTTPError as error:  # while an answer is read the SDKs leave it as it is
+            broken = self.unreadable(f"the connection failed in the middle of the answer ({error})")
+            broken.retryable = True
+            raise broken from self._cause(error)
+        except json.JSONDecodeError as error:
+            raise self.unreadable(f"the answer is not JSON ({error})") from self._cause(error)
+
+    def unreadable(self, what: str) -> BackendError:
+        """The error for an answer that is none."""
+        return BackendError(
+            f"{self.name}: {self.redacted(what)}.", hint="Check what listens at base_url, or try again."
+        )
+
+    def failed(self, why: str) -> BackendError:
+        """The error for an answer that says that it failed."""
+        ours = BackendError(f"{self.name}: {self.redacted(shortened(why))}", hint="Try again.")
+        ours.retryable = True
+        return ours
+
+    def refused(self, why: str) -> RefusalError:
+        return RefusalError(f"{self.name} refused to answer: {self.redacted(why)}", hint="Change the prompt.")
+
+    def redacted(self, text: str) -> str:
+        """A text without the secrets."""
+        for secret in self.secrets():
+            if secret and len(str(secret)) > 8:
+                text = text.replace(str(secret), "…")
+        return text
+
+    def _cause(self, error: Exception) -> Exception | None:
+        """The SDK's error, unless that shows a secret: an API may repeat its key."""
+        shown = f"{error} {error.__cause__} {error.__context__}"
+        return error if self.redacted(shown) == shown else None
+
+    def _late(self) -> RequestTimeoutError:
+        return RequestTimeoutError(f"{self.name} did not answer in time.", hint=f"timeout= sets the time, {_RETRIES}.")
+
+    def _translated(self, error: Exception) -> BackendError:
+        if isinstance(error, self.timeout):
+            return self._late()
+        if isinstance(error, self.connection):
+            why = self.redacted(f"{type(error.__cause__).__name__}: {error.__cause__}")
+            lost = BackendError(f"{self.name}: the connection failed ({why}).", hint=f"Check base_url; {_RETRIES}.")
+            lost.retryable = True
+            return lost
+        status, said = _status(error), _Said.by(error)
+        request = getattr(error, "request_id", None)
+        known = [f"HTTP {status}"] * (status >= 400) + [f"request {request}"] * bool(request)
+        text = f"{self.name}: {self.redacted(said.message)}" + (f" ({', '.join(known)})" if known else "")
+        ours = _kind(text, status, said)
+        ours.origin = Origin(self.origin.provider, self.origin.model, request)
+        ours.retry_after = retry_after(getattr(getattr(error, "response", None), "headers", None) or {})
+        return ours
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What an API says of a failure: `kinds` are its words for it."""
+
+    message: str
+    kinds: frozenset[str]
+
+    @classmethod
+    def by(cls, error: Exception) -> _Said:
+        body = getattr(error, "body", None)
+        told = body.get("error", body) if isinstance(body, dict) else body
+        told = told if isinstance(told, dict) else {"message": told}
+        message = str(told.get("message") or getattr(error, "message", error))
+        kinds = {str(told.get("type")), str(told.get("code")), str(getattr(error, "status", None))}
+        return cls(shortened(message), frozenset(kinds))
+
+
+def _status(error: Exception) -> int:
+    for name in ("status_code", "code"):
+        status = getattr(error, name, None)
+        if isinstance(status, int):
+            return status
+    return 0
+
+
+def _kind(text: str, status: int, said: _Said) -> BackendError:
+    """The error for what an API has answered."""
+    ours: BackendError
+    if said.kinds & _BUSY or (status in (429, 503, 529) and "insufficient_quota" not in said.kinds):
+        ours = OverloadedError(text, hint=f"Run fewer programs at a time (num_threads=); {_RETRIES}.")
+    elif status in (408, 504):
+        ours = RequestTimeoutError(text, hint=f"timeout= sets the time, {_RETRIES}.")
+    else:
+        again = "Change what the message names." if 400 <= status < 500 else f"Try again; {_RETRIES}."
+        ours = BackendError(text, hint=_HINTS.get(status, again))
+        ours.retryable = not 400 <= status < 500
+    return ours
+
+
+_TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
+
+
+def shortened(message: str) -> str:
+    """A message as it is shown: of a page of HTML its title alone."""
+    if not message.lstrip().startswith("<"):
+        return message[:1000]
+    title = _TITLE.search(message)
+    return f"a page of HTML ({' '.join(title[1].split())[:200]})" if title else "a page of HTML"

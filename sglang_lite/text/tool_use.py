@@ -1,0 +1,98 @@
+"""Calls of tools as one JSON object: `{"tool": name, "arguments": {…}}`, or `{"answer": text}`. The schema of such
+texts carries a mark, so that a provider with tools of its own can be asked for calls instead."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from sglang_lite.constraints.schema import json_schema
+from sglang_lite.protocol import Constraint, JsonSchema
+
+_MARK = "calls of tools"
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function that a model may call.
+
+    Attributes:
+        parameters: JSON Schema of its arguments, an object.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """Tools of a generation. `required`: one of them is called, else there may be an answer instead."""
+
+    functions: tuple[Function, ...]
+    required: bool
+
+
+def tool_use_schema(functions: Sequence[Function], shared: Mapping[str, Any], *, required: bool) -> JsonSchema:
+    """The schema of a call or an answer.
+
+    Args:
+        shared: definitions that the parameters refer to.
+    """
+    options = [
+        {"description": each.description, **_exactly(tool={"const": each.name}, arguments=each.parameters)}
+        for each in functions
+    ]
+    if not required:
+        options.append(_exactly(answer={"type": "string"}))
+    return json_schema({"$comment": _MARK, "anyOf": options, **shared})
+
+
+@lru_cache(maxsize=256)
+def tool_use_of(constraint: Constraint | None) -> ToolUse | None:
+    """The tools that a constraint was made of by `tool_use_schema`; None: it was not."""
+    if not isinstance(constraint, JsonSchema) or _MARK not in constraint.schema:
+        return None
+    schema = json.loads(constraint.schema)
+    if not isinstance(schema, dict) or schema.get("$comment") != _MARK:
+        return None
+    shared = {key: value for key, value in schema.items() if key not in ("$comment", "anyOf")}
+    calls = [option for option in schema["anyOf"] if "tool" in option["properties"]]
+    functions = tuple(
+        Function(
+            option["properties"]["tool"]["const"],
+            option["description"],
+            _object(option["properties"]["arguments"], shared),
+        )
+        for option in calls
+    )
+    return ToolUse(functions, required=len(calls) == len(schema["anyOf"]))
+
+
+def _object(parameters: dict[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters as the schema of an object, which a provider wants to see at the root; with what it refers to."""
+    definitions = shared.get("$defs", {})
+    name = str(parameters.get("$ref", "")).removeprefix("#/$defs/")
+    if name not in definitions:
+        return {**parameters, **shared}
+    used = json.dumps(definitions)
+    others = {other: schema for other, schema in definitions.items() if other != name or f'"#/$defs/{name}"' in used}
+    return {**definitions[name], **({"$defs": others} if others else {})}
+
+
+def call_object(name: str, arguments: str) -> str:
+    """The text of a call. `arguments`: JSON text, kept as it is where it is none, so that its reader says so."""
+    return f'{{"tool": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments.strip() or "{}"}}}'
+
+
+def answer_object(text: str) -> str:
+    """The text of an answer without a call."""
+    return json.dumps({"answer": text}, ensure_ascii=False)
+
+
+def _exactly(**properties: Any) -> dict[str, Any]:
+    """The schema of an object with these properties and no others."""
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
