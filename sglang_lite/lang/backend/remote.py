@@ -10,13 +10,15 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from sglang_lite.errors import Origin
 from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
 from sglang_lite.lang.backend.connection import Connection, Connector
+from sglang_lite.lang.backend.explain import Explanation, Paper, Price
+from sglang_lite.lang.backend.explain import explain as explained
 from sglang_lite.lang.backend.given_back import GivenBack
 from sglang_lite.lang.backend.ladder import (
     POLICIES,
@@ -65,6 +67,15 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.text.chat_template import ChatTemplate
 from sglang_lite.text.tool_use import answer_object, call_object
+
+
+class Traceable(Protocol):
+    """A program, as far as it is needed here."""
+
+    num_api_spec_tokens: int | None
+
+    def trace(self, *, backend: Any = None, explore: int | None = None, **kwargs: Any) -> Any:
+        """Its trace: what `sgl.function` made has it."""
 
 
 class TokenUsage:
@@ -170,6 +181,36 @@ class RemoteBackend(BaseBackend):
                     )  # fmt: skip
         return self._found
 
+    def explain(
+        self,
+        program: Traceable,
+        *,
+        explore: int = 16,
+        params: SamplingParams = SamplingParams(),
+        count: Callable[[str], int] | None = None,
+        price: Price | None = None,
+        **arguments: Any,
+    ) -> Explanation:
+        """Tells how a program's nodes would be served, before anything is asked: on which rung, with how many calls and
+        tokens, at what price, and what would be refused.
+
+        Args:
+            explore: ways through the body to follow, at most.
+            params: of the run, for what the nodes don't set.
+            count: tokens of a text; None: a quarter of its characters, about.
+            price: dollars for a usage of a model; None: not known.
+            **arguments: of the program; those that are not given are symbols, as in `program.trace`.
+
+        Raises:
+            TraceError: the body decides by what only a run knows, in a way that can't be explored.
+        """
+        graph = program.trace(backend=Paper(self.get_chat_template()), explore=explore, **arguments).graph()
+        speculates = program.num_api_spec_tokens is not None
+        return explained(
+            self, self._name, self.model_name, graph,
+            params=params, count=count, price=price, speculates=speculates,
+        )  # fmt: skip
+
     def rung(self, asked: Asked) -> Rung | Refusal:
         """The rung on which a node is served, or why it is not."""
         return rung_of(self.profile, self.policy, asked)
@@ -195,13 +236,17 @@ class RemoteBackend(BaseBackend):
         async for event in served(self, prompt, params, constraint, rung, stream=stream):
             yield event
 
-    async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
-        """Has the model choose: with probabilities where it has an endpoint for that, else it only picks."""
+    def selection(self, choices: Sequence[str], *, scores: bool = False) -> Asked:
+        """What a selection asks for."""
         params = self.select_params
         if self.profile.takes("temperature"):
             params = msgspec.structs.replace(params, temperature=0.0)
-        constraint = Choices(tuple(choices))
-        rung = self._rung(Asked("select", params, constraint))
+        return Asked("select", params, Choices(tuple(choices)), scores)
+
+    async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
+        """Has the model choose: with probabilities where it has an endpoint for that, else it only picks."""
+        asked = self.selection(choices)
+        rung = self._rung(asked)
         if unconditional:
             raise CapabilityError(
                 f"{self._name} scores nothing without the prompt.",
@@ -210,7 +255,7 @@ class RemoteBackend(BaseBackend):
         self.check_prompt(prompt)
         if rung.name == "decisions":
             return await self.decide(prompt, choices)
-        events = served(self, prompt, params, constraint, rung, stream=False)
+        events = served(self, prompt, asked.params, asked.constraint, rung, stream=False)
         (picked,) = [event async for event in events if isinstance(event, Generation)]
         return Selection((), picked.usage, picked.text, picked.meta)
 

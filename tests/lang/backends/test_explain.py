@@ -1,0 +1,118 @@
+"""`backend.explain`: the table, its data, sums and prices; that it asks nothing."""
+
+import json
+
+import pytest
+from plain_server import server
+from pydantic import BaseModel
+
+import sglang_lite as sgl
+
+
+class City(BaseModel):
+    name: str
+
+
+@sgl.function
+def program(s, question):
+    s += sgl.system("Be brief.")
+    s += sgl.user("About: " + question)
+    s += sgl.assistant(sgl.gen("city", type=City, max_tokens=50))
+    s += sgl.user("Which?")
+    s += sgl.assistant(sgl.select("pet", ["dog", "cat"]))
+    s += sgl.user("A code.")
+    s += sgl.assistant(sgl.gen("code", regex="[ab]+", max_tokens=10))
+
+
+def price(usage, model):
+    assert model == "gpt-4o"
+    return usage.prompt_tokens + 10 * usage.completion_tokens
+
+
+def test_each_node_has_its_rung_calls_tokens_and_line():
+    found = sgl.OpenAI("gpt-4o", api_key="key").explain(program)
+    city, pet, code = found.nodes
+    assert [(n.kind, n.name, n.mode, n.rung, n.calls) for n in found.nodes] == [
+        ("gen", "city", "native", "json_schema", (1, 1)),
+        ("select", "pet", "native", "enum", (1, 1)),
+        ("gen", "code", "refused", "", (0, 0)),
+    ]
+    assert 0 < city.prompt_tokens < pet.prompt_tokens < code.prompt_tokens
+    assert city.completion_tokens == 50
+    assert found.refused == (code,)
+    assert code.where.line == city.where.line + 4
+    assert "a regex" in code.refusal
+    assert found.complete
+    assert (found.calls, found.price) == ((2, 2), None)
+
+
+def test_emulation_is_priced_at_best_and_at_worst():
+    backend = sgl.OpenAI("gpt-4o", api_key="key", policy="emulate")
+    code = backend.explain(program, count=lambda text: 100, price=price).nodes[2]
+    assert (code.mode, code.rung, code.calls) == ("emulated", "repair", (1, 3))
+    assert code.price == (100, 3 * (100 + 100))
+    assert "told, checked" in code.warnings[0]
+
+
+def test_it_is_a_table_and_data():
+    found = sgl.OpenAI("gpt-4o", api_key="key").explain(program, price=price)
+    lines = str(found).splitlines()
+    assert lines[0] == "OpenAI('gpt-4o')"
+    assert lines[1].split() == ["line", "node", "served", "calls", "prompt", "tokens", "at", "most", "price"]
+    assert "json_schema (native)" in lines[2]
+    assert "refused" in lines[4]
+    assert lines[5].startswith("test_explain.py:")
+    data = json.loads(json.dumps(found.to_dict()))
+    assert [node["rung"] for node in data["nodes"]] == ["json_schema", "enum", ""]
+
+
+def test_nothing_is_asked_of_a_model():
+    with server({}) as (url, came):
+        sgl.OpenAI("gpt-4o", api_key="key", base_url=url).explain(program, question="Paris")
+        assert came == []
+
+
+def test_what_stands_in_a_wrong_place_is_refused_in_the_words_of_the_run():
+    @sgl.function
+    def outside(s):
+        s += "Some introduction."
+        s += sgl.user("x")
+        s += sgl.assistant(sgl.gen("a"))
+
+    (node,) = sgl.OpenAI("gpt-4o", api_key="key").explain(outside).nodes
+    assert "would not be shown the text outside the turns" in node.refusal
+
+
+def test_several_generations_of_a_turn_are_told_together():
+    @sgl.function
+    def fields(s):
+        s += sgl.user("x")
+        s += sgl.assistant("Name: " + sgl.gen("a", regex="[a-z]+") + " Year: " + sgl.gen("b", type=int))
+
+    nodes = sgl.OpenAI("gpt-4o", api_key="key", policy="emulate").explain(fields).nodes
+    assert [node.rung for node in nodes] == ["turn", "turn"]
+
+
+def test_all_ways_through_a_body_are_explained():
+    @sgl.function
+    def asks(s, hard):
+        s += sgl.user("x")
+        if hard:
+            s += sgl.assistant(sgl.gen("a", regex="a"))
+        else:
+            s += sgl.assistant(sgl.gen("b"))
+
+    found = sgl.OpenAI("gpt-4o", api_key="key").explain(asks)
+    assert sorted(node.mode for node in found.nodes) == ["native", "refused"]
+    assert [node.name for node in sgl.OpenAI("gpt-4o", api_key="key").explain(asks, hard=False).nodes] == ["b"]
+
+
+def test_a_body_that_decides_by_what_only_a_run_knows_is_an_error():
+    @sgl.function
+    def asks(s):
+        s += sgl.user("x")
+        s += sgl.assistant(sgl.gen("a"))
+        s += "x" * len(s["a"])
+
+    with pytest.raises(sgl.TraceError):
+        sgl.OpenAI("gpt-4o", api_key="key").explain(asks)
