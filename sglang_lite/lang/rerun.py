@@ -14,7 +14,6 @@ import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.stand_in import StandIn
-from sglang_lite.lang.backend.turns import TurnRules
 from sglang_lite.lang.execution.operations import ForkOp, GenOp, JoinOp, MarkOp, SelectOp
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.program.choosing import ChoicesDecision
@@ -94,10 +93,6 @@ class RememberingBackend(StandIn):
             return
         for answer in known:
             yield answer
-
-    @property
-    def turn_rules(self) -> TurnRules | None:
-        return self.backend.turn_rules
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
         known = self._known(Question(prompt.text, prompt.images).digest(tuple(choices), unconditional))

@@ -43,6 +43,8 @@ class Prompt(Record, frozen=True):
         role: the open turn's role, None outside a turn.
         partial: text already written in the open turn.
         images: images in the order of their placeholders in the text.
+        shared: how many of the messages begin other prompts of the program, too, as far as that is known: at forks, and
+            after turns that it has written alone. The likeliest first.
     """
 
     spans: tuple[Span, ...]
@@ -50,6 +52,7 @@ class Prompt(Record, frozen=True):
     role: str | None = None
     partial: str = ""
     images: tuple[Image, ...] = ()
+    shared: tuple[int, ...] = ()
 
     @property
     def text(self) -> str:

@@ -70,7 +70,7 @@ class Anthropic(RemoteBackend):
         made = self._connection.made
         if made.api_key is made.auth_token is made.credentials is None and "default_headers" not in kwargs:
             raise ParameterError("api_key", "there is none.", hint="Give api_key=, or set ANTHROPIC_API_KEY.")
-        self._target = Target(model_name, effort=reasoning_effort)
+        self._target = Target(model_name, effort=reasoning_effort, cached=known.takes("cache_control"))
 
     def check_prompt(self, prompt: Prompt) -> None:
         super().check_prompt(prompt)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from sglang_lite.lang.backend.prompt_cache import with_marks
 from sglang_lite.lang.backend.remote_api import (
     Api,
     JsonFormat,
@@ -47,7 +48,8 @@ def request(question: Question) -> dict[str, Any]:
                 hint="Say in the user's turn what stands before the value.",
             )
         asked["messages"].append({"role": "assistant", "content": prefill})
-    return asked | _parameters(question) | _shape(question)
+    asked |= _parameters(question) | _shape(question)
+    return with_marks(asked, question.prompt) if question.target.cached else asked
 
 
 def _parameters(question: Question) -> dict[str, Any]:

@@ -281,6 +281,12 @@ class BaseBackend:
     # ------------------------------------------------------------------------- what the interpreter asks
 
     @property
+    def caches_prompts(self) -> bool:
+        """True if what it is sent is kept by a provider, so that a prompt that begins alike is cheaper once the first
+        token of an answer has come."""
+        return False
+
+    @property
     def turn_rules(self) -> TurnRules | None:
         """Rules for several generations in one turn; None: each is asked for as if it were alone."""
         return None

@@ -59,7 +59,7 @@ def body_of(prompt: Prompt, params: SamplingParams, constraint: Constraint | Non
         sampling["logit_bias"] = {str(token): bias for token, bias in sampling["logit_bias"]}
     body: dict[str, Any] = {_REQUEST[name]: _plain(value) for name, value in values.items() if name in _REQUEST}
     if records:
-        body["prompt"] = msgspec.to_builtins(msgspec.structs.replace(prompt, messages=()))
+        body["prompt"] = msgspec.to_builtins(msgspec.structs.replace(prompt, messages=(), shared=()))
         if constraint is not None:
             body["constraint"] = msgspec.to_builtins(constraint)
     else:

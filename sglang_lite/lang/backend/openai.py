@@ -117,7 +117,8 @@ class OpenAI(RemoteBackend):
         api = RESPONSES if rung.api == "responses" else CHAT if self.is_chat_model else COMPLETIONS
         # Other servers may know only the older name.
         limit = "max_completion_tokens" if profile.takes("max_completion_tokens") else "max_tokens"
-        target = Target(self.model_name, limit, self._effort, reasons=profile.takes("reasoning_effort"))
+        reasons, cached = profile.takes("reasoning_effort"), profile.takes("prompt_cache_key")
+        target = Target(self.model_name, limit, self._effort, reasons=reasons, cached=cached)
         question = self.question(target, prompt, params, shape_of(rung))
         async with aclosing(self.ask(api, question, constrained=constrained, stream=stream)) as events:
             async for event in events:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sglang_lite.lang.backend.openai_usage import reasoning_of, usage_of
+from sglang_lite.lang.backend.prompt_cache import cache_key
 from sglang_lite.lang.backend.remote_api import (
     Api,
     JsonFormat,
@@ -44,6 +45,9 @@ def request(question: Question) -> dict[str, Any]:
             asked["parallel_tool_calls"] = False
         case OwnField(fields):
             asked["extra_body"] = {**asked.get("extra_body", {}), **fields}
+    key = cache_key(question.prompt) if question.target.cached else None
+    if key is not None:
+        asked["prompt_cache_key"] = key
     messages = _messages(question)
     if question.prompt.partial.strip():  # only servers whose models continue it are asked to
         messages.append({"role": "assistant", "content": question.prompt.partial})

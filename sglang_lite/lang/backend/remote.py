@@ -166,6 +166,10 @@ class RemoteBackend(BaseBackend):
         return self._known[1]
 
     @property
+    def caches_prompts(self) -> bool:
+        return self.profile.takes("cache_control") or self.profile.takes("prompt_cache_key")
+
+    @property
     def turn_rules(self) -> TurnRules:
         return self._known[2]
 

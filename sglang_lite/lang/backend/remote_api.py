@@ -18,12 +18,14 @@ class Target:
         limit: its server's name of `max_tokens`.
         effort: how much it is to reason, in its provider's words; None: as much as it does by itself.
         reasons: it may reason, so that what it thinks is asked for, to be given back.
+        cached: its provider is told where prompts begin alike, by marks or by a key.
     """
 
     model: str
     limit: str = "max_tokens"
     effort: str | None = None
     reasons: bool = False
+    cached: bool = False
 
 
 @dataclass(frozen=True, slots=True)

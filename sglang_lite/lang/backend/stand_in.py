@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.turns import TurnRules
 from sglang_lite.text.chat_template import ChatTemplate
 
 
@@ -23,6 +24,14 @@ class StandIn(BaseBackend):
     @property
     def trace_name(self) -> str:
         return self.backend.trace_name
+
+    @property
+    def caches_prompts(self) -> bool:
+        return self.backend.caches_prompts
+
+    @property
+    def turn_rules(self) -> TurnRules | None:
+        return self.backend.turn_rules
 
     def get_model_name(self) -> str:
         return self.backend.get_model_name()

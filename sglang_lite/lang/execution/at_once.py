@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sglang_lite.lang.backend.prompt_cache import LEAST
 from sglang_lite.lang.execution import generation
+from sglang_lite.lang.execution.first_token import LEAST_BRANCHES, FirstToken
 from sglang_lite.lang.execution.operations import ForkOp, GenOp, HookOp, JoinOp, MarkOp, ReadOp, ScopeOp, SelectOp
 from sglang_lite.lang.execution.transcript import Transcript
 from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ImagePart, ScopeBegin, TurnBegin, TurnEnd
@@ -23,10 +25,19 @@ def _scope(branch: Player, op: ScopeOp) -> bool:
 
 
 def _fork(branch: Player, op: ForkOp) -> bool:
+    gate = _gate(branch, op)
     for child in op.children:
         branch.transcript.fork(child.transcript)
+        child.gate = gate
         child.begin()
     return True
+
+
+def _gate(branch: Player, op: ForkOp) -> FirstToken | None:
+    """The gate of a fork over so much text that a provider keeps it, of so many branches that it pays to wait."""
+    if len(op.children) < LEAST_BRANCHES or not branch.backend.caches_prompts:
+        return None
+    return FirstToken() if len(branch.transcript.text()) >= LEAST else None
 
 
 def _join(branch: Player, op: JoinOp) -> bool:

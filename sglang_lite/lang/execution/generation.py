@@ -108,12 +108,30 @@ def take_answer(branch: Player, op: GenOp) -> bool:
 
 
 async def agenerate(branch: Player, op: GenOp) -> None:
-    """Plays a generation: asks the backend until the answer will do, and appends it."""
+    """Plays a generation, when its branch's gate is open."""
+    gate, branch.gate = branch.gate, None
+    if gate is None:
+        await _generate(branch, op, None)
+        return
+    leads = await gate.enter()
+    try:
+        await _generate(branch, op, gate.open if leads else None)
+    finally:
+        if leads:  # whatever has come of it
+            gate.open()
+
+
+async def _generate(branch: Player, op: GenOp, came: Callable[[], None] | None) -> None:
+    """Asks the backend until the answer will do, and appends it.
+
+    Args:
+        came: to be called when something of an answer has come.
+    """
     run = branch.run
     if branch.pushed is not None:
         branch.pushed.reach(op, branch.transcript.pieces)
     if op.own.options is None and run.plain:
-        generations = await _ask(branch, op, _NO_OPTIONS, 0, live=True)
+        generations = await _ask(branch, op, _NO_OPTIONS, 0, came, live=True)
         _accept(branch, op, generations, _checked(op, generations))
         return
     options = op.own.options or _NO_OPTIONS
@@ -129,7 +147,7 @@ async def agenerate(branch: Player, op: GenOp) -> None:
         began = time.monotonic()
         try:
             async with _limit(options.timeout, "no answer within the node's timeout of"):
-                answers = await _ask(branch, op, options, attempt, live=live)
+                answers = await _ask(branch, op, options, attempt, came, live=live)
             values = _values(op, answers)
             if options.check is not None:
                 left = None if options.timeout is None else began + options.timeout - time.monotonic()
@@ -224,14 +242,16 @@ def needs_loop(branch: Player, op: Op) -> bool:
     return isinstance(op, JoinOp)
 
 
-async def _ask(branch: Player, op: GenOp, options: GenOptions, attempt: int, *, live: bool) -> list[Generation]:
+async def _ask(
+    branch: Player, op: GenOp, options: GenOptions, attempt: int, came: Callable[[], None] | None, *, live: bool
+) -> list[Generation]:
     """Makes one attempt. Returns the samples, in order."""
     backend = branch.backend if options.backend is None else options.backend
     params = op.node.params
     if attempt and not isinstance(params.seed, Unset):  # the same draws would give the same answer
         params = msgspec.structs.replace(params, seed=reseeded(params.seed, attempt))
-    stream = branch.log is not None
-    show = _Show(branch, op, options.reasoning) if live and stream else None
+    stream = branch.log is not None or came is not None
+    show = _Show(branch, op, options.reasoning) if live and branch.log is not None else None
     done: list[Generation] = []
     if branch.pushed is not None and options.backend is None:
         first = op.asked if not attempt else None
@@ -251,6 +271,8 @@ async def _ask(branch: Player, op: GenOp, options: GenOptions, attempt: int, *, 
             turn, place = op.turn
             events = turn.answers(place, backend, prompt, params, constraint, attempt, stream=stream)
     async for event in events:  # to its end: only the generator itself, or cancelling it, ends it sooner
+        if came is not None:
+            came()
         if isinstance(event, Generation):
             done.append(event)
         elif show is not None and not event.index:

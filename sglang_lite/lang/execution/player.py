@@ -27,6 +27,7 @@ from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
 from sglang_lite.lang.execution import generation
 from sglang_lite.lang.execution.at_once import AT_ONCE
+from sglang_lite.lang.execution.first_token import FirstToken
 from sglang_lite.lang.execution.names import Names
 from sglang_lite.lang.execution.operations import (
     ForkOp,
@@ -65,6 +66,7 @@ class Player:
         names: of its variables; the submitting side's, too.
         transcript: what it has said so far; belongs to whoever plays it.
         children: that were forked from it.
+        gate: before its first generation; None: that waits for no other branch.
         played: operations that are done, in order, those included that were taken back or have failed: the log that a
             trace is made of. Belongs to whoever plays it.
         scope_starts: where open scopes began in the transcript, by their variables.
@@ -72,7 +74,7 @@ class Player:
 
     __slots__ = (
         "__weakref__", "_at", "_failure", "_failure_seen", "_lock", "_queue", "_sid", "_stopped", "_waiting", "backend",
-        "children", "names", "played", "pushed", "run", "scope_starts", "transcript",
+        "children", "gate", "names", "played", "pushed", "run", "scope_starts", "transcript",
     )  # fmt: skip
 
     def __init__(self, run: Run, pushed: PushedBranch | None = None, *, forked: bool = False) -> None:
@@ -80,6 +82,7 @@ class Player:
         self.names = Names()
         self.transcript = Transcript(TextLog() if run.settings.stream else None)
         self.children: list[Player] = []
+        self.gate: FirstToken | None = None
         self.played: list[Op] = []
         self._sid = ""
         self._lock = threading.Lock()
