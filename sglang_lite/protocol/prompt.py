@@ -44,7 +44,7 @@ class Prompt(Record, frozen=True):
         partial: text already written in the open turn.
         images: images in the order of their placeholders in the text.
         shared: how many of the messages begin other prompts of the program, too, as far as that is known: at forks, and
-            after turns that it has written alone. The likeliest first.
+            before turns of the user. The likeliest first.
     """
 
     spans: tuple[Span, ...]

@@ -49,7 +49,7 @@ class Transcript:
         log: gets the text while it grows; None: nobody reads a stream.
     """
 
-    __slots__ = ("_forks", "_generated", "_start", "_turn", "_walk", "_written", "log", "messages", "pieces")
+    __slots__ = ("_forks", "_start", "_turn", "_walk", "log", "messages", "pieces")
 
     def __init__(self, log: TextLog | None = None) -> None:
         self.pieces: list[Piece] = []
@@ -58,8 +58,6 @@ class Transcript:
         self._turn: tuple[str, int] | None = None  # the open turn's role and where its text starts
         self._walk: ByteMatcher | None = None  # through the open grammar
         self._start = 0  # where the branch was forked
-        self._generated = False  # the open turn has text that is not the program's
-        self._written: list[tuple[int, int]] = []  # lengths of turns that the program has written alone, and their ends
         self._forks: list[int] = []  # finished turns at forks
 
     # ------------------------------------------------------------------------------------------ writing
@@ -78,13 +76,11 @@ class Transcript:
     def choose(self, text: str) -> None:
         """Appends what was chosen. In a turn it names no special tokens."""
         self.write(Text(text, special=self._turn is None))
-        self._generated = True
 
     def append(self, pieces: Sequence[Piece]) -> None:
         """Appends what a backend has generated: its text was logged while it came."""
         start = len(self.pieces)
         self.pieces += pieces
-        self._generated = True
         if self._walk is not None:
             self._walk.push(self.text(start))
 
@@ -101,15 +97,12 @@ class Transcript:
         self.write(Text(node.text))
 
     def begin_turn(self, node: TurnBegin) -> None:
-        self._turn, self._generated = (node.role, len(self.pieces)), False
+        self._turn = node.role, len(self.pieces)
 
     def end_turn(self, node: TurnEnd) -> None:
         assert self._turn is not None
         role, start = self._turn
         self.messages.append(Message(role, _content(self.pieces[start:])))
-        if not self._generated:
-            length = sum(len(part) for part in self.messages[-1].content if isinstance(part, str))
-            self._written.append((length, len(self.messages)))
         self._turn = None
 
     def begin_grammar(self, node: GrammarBegin) -> None:
@@ -137,8 +130,7 @@ class Transcript:
         """Lets another one, which has nothing yet, continue from here."""
         other.pieces, other.messages = list(self.pieces), list(self.messages)
         other._turn, other._walk = self._turn, self._walk and self._walk.copy()
-        other._start, other._generated = len(self.pieces), self._generated
-        other._written, other._forks = list(self._written), [*self._forks, len(self.messages)]
+        other._start, other._forks = len(self.pieces), [*self._forks, len(self.messages)]
         if self.log is not None and other.log is not None:
             other.log.append(self.text())
 
@@ -148,8 +140,6 @@ class Transcript:
     def go_back(self, place: Place) -> None:
         self._turn, self._walk = place.turn, place.walk and place.walk.copy()
         del self.pieces[place.pieces :], self.messages[place.messages :]
-        self._generated = True  # nobody knows any more
-        self._written = [each for each in self._written if each[1] <= place.messages]
 
     # ------------------------------------------------------------------------------------------ reading
 
@@ -198,10 +188,16 @@ class Transcript:
         return Prompt(spans, tuple(self.messages), role, self.text(start), self.images, self._shared())
 
     def _shared(self) -> tuple[int, ...]:
-        """Numbers of messages that begin other prompts, too: at forks, the last first; after turns of the program, the
-        longest first, but for the last turn, which mostly is what one prompt is about."""
-        written = [count for _, count in sorted(self._written, reverse=True) if count < len(self.messages)]
-        return tuple(dict.fromkeys(count for count in (*reversed(self._forks), *written) if count))
+        """Numbers of messages that begin other prompts, too: at forks, the last first; before turns of the user, those
+        behind the longest text first. (The last turn mostly is what one prompt is about.)"""
+        found, length = list[tuple[int, int]](), 0
+        for count, message in enumerate(self.messages):
+            if count and message.role == "user":
+                found.append((length, count))
+                length = 0
+            length += sum(len(part) for part in message.content if isinstance(part, str))
+        before = [count for _, count in sorted(found, reverse=True)]
+        return tuple(dict.fromkeys(count for count in (*reversed(self._forks), *before) if count))
 
     def _spans(self, same_model: bool) -> tuple[Span, ...]:
         spans: list[Span] = []

@@ -70,7 +70,7 @@ def test_a_key_is_of_the_shortest_shared_prefix():
     assert cache_key(prompt(10, 10, shared=(1,))) is None  # nothing is cached of so little
 
 
-def test_what_a_program_writes_alone_is_shared_and_what_it_was_told_is_not():
+def test_what_is_shared_ends_at_forks_and_before_turns_of_the_user():
     backend = sgl.ScriptedBackend(default="x")
 
     @sgl.function
@@ -82,7 +82,7 @@ def test_what_a_program_writes_alone_is_shared_and_what_it_was_told_is_not():
             asked(branch, "Two?")
 
     program.run(backend=backend).sync()
-    assert [call.prompt.shared for call in backend.calls] == [(2, 1), (4, 2, 1, 3), (4, 2, 1, 3)]
+    assert [call.prompt.shared for call in backend.calls] == [(2, 1), (4, 2, 1), (4, 2, 1)]
 
 
 # --------------------------------------------------------------------------------------------------- on the wire
@@ -100,7 +100,7 @@ def test_claude_is_told_where_prefixes_end(connected):
 
     program.run(backend=claude).sync()
     assert [cached_after(request.body) for request in server.requests] == [
-        ["system"], ["system", "user", "assistant"], ["system", "user", "assistant"],
+        ["system"], ["system", "assistant"], ["system", "assistant"],
     ]  # fmt: skip
     assert server.requests[0].body["system"] == [{"type": "text", "text": LONG, "cache_control": MARK}]
 
