@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang_lite.lang.backend.openai_chat import ANSWER, function_tool, logprobs_of
 from sglang_lite.lang.backend.openai_usage import reasoning_of, usage_of
+from sglang_lite.lang.backend.prompt_cache import cache_key
 from sglang_lite.lang.backend.remote_api import (
     Api,
     GrammarTool,
@@ -38,6 +39,9 @@ def request(question: Question) -> dict[str, Any]:
         "store": False,
     }
     include = [_THOUGHTS] if target.reasons else []
+    key = cache_key(question.prompt) if target.cached else None
+    if key is not None:
+        asked["prompt_cache_key"] = key
     if target.effort is not None:
         asked["reasoning"] = {"effort": target.effort}
     extra: dict[str, Any] = {}
