@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sglang_lite.errors import (
         BackendError,
         BatchError,
+        BudgetError,
         CapabilityError,
         ConstraintError,
         DownloadError,
@@ -69,7 +70,10 @@ if TYPE_CHECKING:
     from sglang_lite.lang.backend.base_backend import BaseBackend
     from sglang_lite.lang.backend.fallback import Fallback
     from sglang_lite.lang.backend.openai import OpenAI
+    from sglang_lite.lang.backend.prices import Price, price
     from sglang_lite.lang.backend.rate_limit import RateLimit
+    from sglang_lite.lang.backend.recording import record
+    from sglang_lite.lang.backend.replay_backend import Replay
     from sglang_lite.lang.backend.runtime_endpoint import Runtime, RuntimeEndpoint
     from sglang_lite.lang.backend.scripted import ScriptedBackend
     from sglang_lite.lang.blanks import CompileError
@@ -92,7 +96,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "constraints.coerce": ("Grammar",),
     "errors": (
-        "BackendError", "BatchError", "CapabilityError", "ConstraintError", "DownloadError",
+        "BackendError", "BatchError", "BudgetError", "CapabilityError", "ConstraintError", "DownloadError",
         "EngineClosedError", "ModelError", "OverloadedError", "ParameterError", "ProgramError", "RefusalError",
         "RequestAbortedError", "RequestTimeoutError", "SglError", "TemplateError", "UnknownVariableError",
         "ValueValidationError",
@@ -107,6 +111,9 @@ _HOMES = {
     "lang.backend.base_backend": ("BaseBackend",),
     "lang.backend.fallback": ("Fallback",),
     "lang.backend.openai": ("OpenAI",),
+    "lang.backend.prices": ("Price", "price"),
+    "lang.backend.recording": ("record",),
+    "lang.backend.replay_backend": ("Replay",),
     "lang.backend.rate_limit": ("RateLimit",),
     "lang.backend.runtime_endpoint": ("Runtime", "RuntimeEndpoint"),
     "lang.backend.scripted": ("ScriptedBackend",),
@@ -129,14 +136,15 @@ _HOMES = {
 _HOME = {name: f"sglang_lite.{home}" for home, names in _HOMES.items() for name in names}
 
 __all__ = [  # written out, as type checkers read it
-    "Anthropic", "BackendError", "BaseBackend", "BatchError", "CapabilityError", "Choices", "CompileError",
-    "ConstraintError", "DownloadError", "Engine", "EngineClosedError", "EngineConfig", "Fallback", "Grammar", "Graph",
-    "ModelError", "Multi", "OpenAI", "OverloadedError", "ParameterError", "ProgramError", "ProgramState",
-    "ProgramStateGroup", "RateLimit", "RefusalError", "Regex", "RequestAbortedError", "RequestTimeoutError", "Runtime",
-    "RuntimeEndpoint", "SamplingParams", "ScriptedBackend", "SglError", "TemplateError", "ToolCall", "ToolError",
-    "TraceError", "UnknownVariableError", "ValueValidationError",
+    "Anthropic", "BackendError", "BaseBackend", "BatchError", "BudgetError", "CapabilityError", "Choices",
+    "CompileError", "ConstraintError", "DownloadError", "Engine", "EngineClosedError", "EngineConfig", "Fallback",
+    "Grammar", "Graph", "ModelError", "Multi", "OpenAI", "OverloadedError", "ParameterError", "Price", "ProgramError",
+    "ProgramState", "ProgramStateGroup", "RateLimit", "RefusalError", "Regex", "Replay", "RequestAbortedError",
+    "RequestTimeoutError", "Runtime", "RuntimeEndpoint", "SamplingParams", "ScriptedBackend", "SglError",
+    "TemplateError", "ToolCall", "ToolError", "TraceError", "UnknownVariableError", "ValueValidationError",
     "__version__", "assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int",
-    "gen_string", "get_server_info", "global_config", "grammar", "greedy_token_selection", "image", "load", "select",
+    "gen_string", "get_server_info", "global_config", "grammar", "greedy_token_selection", "image", "load", "price",
+    "record", "select",
     "separate_reasoning", "server_for_tests", "set_default_backend", "system", "system_begin", "system_end",
     "token_length_normalized", "unconditional_likelihood_normalized", "use_tools", "user", "user_begin", "user_end",
     "video",

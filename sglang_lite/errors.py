@@ -9,7 +9,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sglang_lite.protocol.results import Generation
+    from sglang_lite.protocol.results import Generation, Usage
 
 
 def shown(value: object) -> str:
@@ -105,10 +105,12 @@ class SglError(Exception):
     Attributes:
         retryable: the same may succeed later.
         origin: the call to a provider that failed, or whose answer will not do; None where it was none.
+        usage: of a call that failed after it was answered; None: nobody knows of any.
     """
 
     retryable: bool = False
     origin: Origin | None = None
+    usage: Usage | None = None
 
     def __init__(self, message: str, *, hint: str = "", where: Location | None = None) -> None:
         super().__init__(message)
@@ -217,6 +219,23 @@ class ValueValidationError(SglError, ValueError):
         super().__init__(message, hint=hint, where=where)
         self.text = text
         self.value = value
+
+
+class BudgetError(SglError):
+    """A call was not made, as it could have gone beyond a limit of its run: `max_cost` or `max_total_tokens`.
+
+    Attributes:
+        limit: its name.
+        state: the state of the run, with all that was done before; None where there is none (in another process).
+    """
+
+    def __init__(self, limit: str, problem: str, *, hint: str = "", where: Location | None = None) -> None:
+        super().__init__(f"{limit}: {problem}", hint=hint, where=where)
+        self.limit = limit
+        self.state: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return restored, (type(self), self.args, {**self.__dict__, "state": None})  # it stays with its backend
 
 
 class BackendError(SglError):

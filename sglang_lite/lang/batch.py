@@ -110,6 +110,9 @@ def plan_of(
             )  # fmt: skip
         if options["backend"] is not None:
             raise ParameterError("cluster", "has engines of its own.", hint="Leave backend out.", where=user_location())
+        for name in ("max_cost", "max_total_tokens"):
+            if options[name] is not None:
+                raise ParameterError(name, "can't be watched over several machines.", where=user_location())
         batch_kwargs = cluster.rows(batch_kwargs)
     if isinstance(batch_kwargs, str) or not isinstance(batch_kwargs, Iterable):
         raise ParameterError("batch_kwargs", f"{batch_kwargs!r:.60} is not a list of arguments.", where=user_location())

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
+from functools import partial
 from threading import Thread
 from types import TracebackType
 from typing import Any
@@ -20,6 +22,13 @@ from sglang_lite.lang.execution.run import Calling, Run, RunSettings, current_ru
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.protocol import Location, ProgramError, RequestAbortedError
+
+
+def _wait_for(ref: weakref.ref[Player]) -> None:
+    """Waits until all that was added to a run has been played."""
+    player = ref()
+    if player is not None:
+        finished(player).wait()
 
 
 class _Body:
@@ -69,8 +78,11 @@ class Call:
         run.speculation = None if program.speculation.tokens is None else program.speculation
         run.speculates = program.speculation.on
         self.state = ProgramState(Branch(Player(run, run.pushed())))
+        run.state = weakref.ref(self.state)
         if outer is not None:
             outer.contain(self.state.branch)
+        if "begin_run" in backend.hooks:
+            backend.begin_run(partial(_wait_for, weakref.ref(self.state.branch.player)))
         self.state.branch.tell("begin_program")
 
     def run(self) -> ProgramState:

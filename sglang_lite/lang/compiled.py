@@ -81,6 +81,8 @@ class Compiled:
         push_down = settings.push_down and (outer is None or outer.push_down)
         if settings.stream or settings.retries or not push_down or not backend.plays_programs:
             return None
+        if settings.budget is not None:
+            return None
         settings.check_priority(backend)
         form = self.form(backend, settings)
         if form.compiled.held is not None or (form.compiled.decision is not None and not backend.plays_decisions):

@@ -162,6 +162,8 @@ class SglFunction(BaseProgram):
         retries: int = 0,
         push_down: bool = True,
         priority: int = DefaultInt(0),
+        max_cost: float | None = None,
+        max_total_tokens: int | None = None,
         **kwargs: Any,
     ) -> ProgramState:
         """Runs the program.
@@ -182,6 +184,9 @@ class SglFunction(BaseProgram):
                 asks it node by node, which gives the same, slower: to find mistakes, or to measure.
             priority: of the run at its engine, where the engine's policy is "priority": of what waits, higher ones are
                 admitted first. Programs that the body runs by themselves have it, too.
+            max_cost, max_total_tokens: dollars, and tokens of prompts and answers, that the run may use, programs
+                inside it included. A call that could go beyond is not made: it fails with BudgetError, which has the
+                state. The run is asked node by node then (docs/backends.md).
 
         Returns:
             The state, when the body has returned. Reading from it waits for what is still being generated.
@@ -247,6 +252,8 @@ class SglFunction(BaseProgram):
         retries: int = 0,
         push_down: bool = True,
         priority: int = DefaultInt(0),
+        max_cost: float | None = None,
+        max_total_tokens: int | None = None,
         on_error: OnError = "raise",
         ordered: bool = True,
         checkpoint: str | Path | None = None,
@@ -260,6 +267,7 @@ class SglFunction(BaseProgram):
             batch_kwargs: each run's arguments: by name (a mapping) or in order (a sequence). They are not changed.
             max_new_tokens … return_text_in_logprobs, backend, seed, timeout, retries, priority: as for `run`, for every
                 item.
+            max_cost, max_total_tokens: as for `run`, for all items together.
             num_threads: how many programs are under way at a time; "auto": 96, or 16 a CPU if that is more.
             progress_bar: show one, with tokens per second and the share of prompt tokens that were cached.
             generator_style: return an iterator of states. It starts what fits into the window, and more as the
@@ -305,8 +313,10 @@ class SglFunction(BaseProgram):
 
     def run_again(self, called: Calling, backend: BaseBackend, settings: RunSettings) -> ProgramState:
         """Runs it once more, as it was called, on another backend."""
+        budget = None if settings.budget is None else settings.budget.afresh()
         with _trimmed:
-            settings = replace(settings, stream=False, priority=0)  # what is known of it is asked node by node
+            # What is known of it is asked node by node, so that no priority can be had.
+            settings = replace(settings, stream=False, priority=0, budget=budget)
             call = Call(self, called.args, dict(called.kwargs), backend, settings)
             return self._run_here(call)
 

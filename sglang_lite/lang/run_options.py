@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.default import backend_for
+from sglang_lite.lang.execution.budget import Budget
 from sglang_lite.lang.execution.run import NO_PARAMS, RunSettings, current_run
 from sglang_lite.lang.sampling_keywords import check_flags, check_limits, run_params
 from sglang_lite.protocol import ParameterError, SamplingParams
@@ -59,6 +60,7 @@ def settings_of(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> RunS
     given = {name: options[name] for name in _PARAMS if is_said(options[name], defaults[name])}
     plain = not given and not options["stream"] and options["seed"] is options["timeout"] is None
     plain = plain and options["push_down"] is True and options["priority"] is defaults["priority"]
+    plain = plain and options["max_cost"] is options["max_total_tokens"] is None
     if plain and not options["retries"]:
         return _PLAIN
     timeout, retries = options["timeout"], options["retries"]
@@ -72,4 +74,8 @@ def settings_of(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> RunS
     priority = options["priority"]
     if isinstance(priority, bool) or not isinstance(priority, int):
         raise ParameterError("priority", f"{priority!r:.60} is not a whole number.")
-    return RunSettings(params, options["stream"], seed, timeout, retries, options["push_down"], int(priority))
+    budget = None
+    if options["max_cost"] is not None or options["max_total_tokens"] is not None:
+        budget = Budget(options["max_cost"], options["max_total_tokens"])
+    push_down = options["push_down"]
+    return RunSettings(params, options["stream"], seed, timeout, retries, push_down, int(priority), budget)

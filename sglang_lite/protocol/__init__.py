@@ -6,6 +6,7 @@ Data only. Nothing here knows how a prompt is rendered, how a model is run or ho
 from sglang_lite.errors import (
     BackendError,
     BatchError,
+    BudgetError,
     CapabilityError,
     ConstraintError,
     DownloadError,
@@ -70,6 +71,7 @@ __all__ = [
     "Attempt",
     "BackendError",
     "BatchError",
+    "BudgetError",
     "CacheMiss",
     "CapabilityError",
     "ChoiceScore",

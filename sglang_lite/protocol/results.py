@@ -23,6 +23,9 @@ class Usage(Record, frozen=True):
         queue_s: waiting before the first computation.
         first_token_s: submission to the first token.
         total_s: submission to the end.
+        reasoning_tokens: those of `completion_tokens` that are reasoning which the text does not show.
+        written_tokens: those of `prompt_tokens` that were written to the provider's cache.
+        thrown_away_tokens: those of `completion_tokens` that were generated in vain: by attempts that failed.
     """
 
     prompt_tokens: int = 0
@@ -32,6 +35,9 @@ class Usage(Record, frozen=True):
     queue_s: float = 0.0
     first_token_s: float = 0.0
     total_s: float = 0.0
+    reasoning_tokens: int = 0
+    written_tokens: int = 0
+    thrown_away_tokens: int = 0
 
 
 class TokenLogprob(Record, frozen=True):
@@ -148,4 +154,7 @@ def total_usage(usages: Iterable[Usage]) -> Usage:
         queue_s=max((u.queue_s for u in usages), default=0.0),
         first_token_s=max((u.first_token_s for u in usages), default=0.0),
         total_s=max((u.total_s for u in usages), default=0.0),
+        reasoning_tokens=sum(u.reasoning_tokens for u in usages),
+        written_tokens=sum(u.written_tokens for u in usages),
+        thrown_away_tokens=sum(u.thrown_away_tokens for u in usages),
     )

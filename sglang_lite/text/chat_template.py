@@ -44,7 +44,7 @@ class JinjaTemplate:
         name: for messages.
 
     Attributes:
-        source: as given.
+        source, special_tokens: as given.
 
     Raises:
         TemplateError: the text is no valid template.
@@ -64,7 +64,7 @@ class JinjaTemplate:
         if len(source) > MAX_TEMPLATE_CHARS:
             raise TemplateError(f"{name}: {len(source):,} characters, the limit is {MAX_TEMPLATE_CHARS:,}.")
         self.name, self.source = name, source
-        self._special_tokens = dict(special_tokens or {})
+        self.special_tokens = dict(special_tokens or {})
         environment = BoundedEnvironment(
             {"tojson": to_json}, {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         )
@@ -94,7 +94,7 @@ class JinjaTemplate:
         try:
             with self._metered():
                 return self._template.render(
-                    **{**variables, **self._special_tokens},
+                    **{**variables, **self.special_tokens},
                     messages=list(messages),
                     add_generation_prompt=add_generation_prompt,
                 )

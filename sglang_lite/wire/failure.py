@@ -14,7 +14,8 @@ from sglang_lite.wire.plain_data import is_plain
 ERRORS: Final = {
     kind.__name__: kind
     for kind in (
-        SglError, errors.BackendError, errors.BatchError, errors.CapabilityError, errors.ConstraintError,
+        SglError, errors.BackendError, errors.BatchError, errors.BudgetError, errors.CapabilityError,
+        errors.ConstraintError,
         errors.DownloadError, errors.EngineClosedError, errors.ModelError, errors.OverloadedError,
         errors.ParameterError, errors.ProgramError, errors.RefusalError, errors.RequestAbortedError,
         errors.RequestTimeoutError, errors.TemplateError, errors.UnknownVariableError, errors.ValueValidationError,
@@ -29,6 +30,7 @@ _OWN: Final[dict[type[SglError], dict[str, bool]]] = {  # what single classes ad
     errors.ValueValidationError: {"text": True, "value": False},
     errors.RequestAbortedError: {"partial": False},
     errors.BatchError: {"results": True},
+    errors.BudgetError: {"limit": True},
 }
 _LONGEST_TEXT = 100_000  # characters of each text
 _LONGEST_REPR = 200
@@ -48,12 +50,13 @@ class Failure(Variant, frozen=True, tag="Error"):
     value: Any = None
     partial: Generation | None = None
     results: tuple[Failure | None, ...] | None = None
+    limit: str | None = None
 
 
 def as_failure(error: SglError) -> Failure:
     kind: Any = next(kind for kind in type(error).__mro__ if ERRORS.get(kind.__name__) is kind)
     own: dict[str, Any] = {name: getattr(error, name, None) for name in _OWN.get(kind, ())}
-    for name in ("parameter", "pointer", "text"):
+    for name in ("parameter", "pointer", "text", "limit"):
         if own.get(name) is not None:
             own[name] = _text(own[name])
     if not is_plain(own.get("value"), LIMITS):
@@ -97,7 +100,7 @@ def as_error(failure: Failure) -> SglError:
         raise WireError(f"{failure.type!r:.80} is no error", pointer="/data/type", hint=f"Use {', '.join(ERRORS)}.")
     names = _OWN.get(kind, {})
     own: dict[str, Any] = {}
-    for name in ("parameter", "pointer", "text", "value", "partial", "results"):
+    for name in ("parameter", "pointer", "text", "value", "partial", "results", "limit"):
         value = getattr(failure, name)
         if value is not None and name not in names:
             raise WireError(f"a {kind.__name__} has no `{name}`", pointer=f"/data/{name}")
@@ -107,6 +110,8 @@ def as_error(failure: Failure) -> SglError:
             own[name] = value
     if failure.results is not None:
         own["results"] = [each and as_error(each) for each in failure.results]
+    if kind is errors.BudgetError:
+        own["state"] = None
     where = None if failure.where is None else Location.named(*failure.where)
     attributes = {"message": failure.message, "hint": failure.hint, "where": where, **own}
     error = restored(kind, (failure.message,), attributes)

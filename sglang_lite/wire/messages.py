@@ -10,7 +10,7 @@ import msgspec
 
 from sglang_lite.errors import Location, ParameterError, SglError, WireError
 from sglang_lite.program import compiled, graph, nodes
-from sglang_lite.protocol import constraints, prompt, results, sampling, saved, trace
+from sglang_lite.protocol import constraints, prompt, recording, results, sampling, saved, trace
 from sglang_lite.protocol.record import Record
 from sglang_lite.protocol.results import Delta, Generation, Played, Selection
 from sglang_lite.wire.failure import Failure, as_error, as_failure
@@ -22,6 +22,12 @@ VERSION: Final = 1
 
 Form: TypeAlias = Literal["msgpack", "json"]
 Message: TypeAlias = Record | SglError
+
+
+class RecordedCallData(recording.RecordedCall, frozen=True):
+    """RecordedCall, with an error as data."""
+
+    error: Failure | None = None  # type: ignore[assignment] # as data
 
 
 class PlayedData(Record, frozen=True):
@@ -42,7 +48,9 @@ TYPES: Final[dict[str, type[Record]]] = {
         constraints.StructuralTag, constraints.Tag, constraints.TaggedObject, constraints.Tags,
         prompt.Image, prompt.Message, prompt.Prompt, prompt.Span,
         results.ChoiceScore, Delta, Generation, Played, results.ProgramResult, Selection, results.TokenLogprob,
-        results.Usage, saved.SavedAnswer, saved.SavedChoice, saved.SavedPiece, saved.SavedRun, saved.SavedSamples,
+        results.Usage, recording.RecordedCall, recording.RecordedEvent, recording.RecordedRequest,
+        recording.RecordedTemplate, recording.RecordingEnd, recording.RecordingHead,
+        saved.SavedAnswer, saved.SavedChoice, saved.SavedPiece, saved.SavedRun, saved.SavedSamples,
         saved.SavedVariable, trace.Attempt, trace.CacheMiss, trace.TraceHead, trace.TraceNode,
         compiled.CompiledProgram, compiled.Hole, compiled.Parameter, compiled.Seed,
         graph.Branching, graph.Call, graph.Change, graph.GraphNode, graph.GraphRecord, graph.Picture, graph.Problem,
@@ -52,7 +60,9 @@ TYPES: Final[dict[str, type[Record]]] = {
         nodes.ScopeBegin, nodes.ScopeEnd, nodes.Select, nodes.Text, nodes.TurnBegin, nodes.TurnEnd,
     )
 }  # fmt: skip
-_READ: Final[dict[str, type[Record]]] = {**TYPES, "Played": PlayedData, "Error": Failure}
+_READ: Final[dict[str, type[Record]]] = {
+    **TYPES, "Played": PlayedData, "RecordedCall": RecordedCallData, "Error": Failure
+}  # fmt: skip
 _FLOATS: Final = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
 _ENVELOPE: Final = {"version", "type", "data"}
 
@@ -101,6 +111,9 @@ def decode(data: bytes | bytearray | memoryview, *, form: Form = "msgpack", limi
         raise too_deep(["data"], limits) from None
     if isinstance(found, Failure):
         return as_error(found)
+    if isinstance(found, RecordedCallData):
+        told = {each: getattr(found, each) for each in found.__struct_fields__}
+        return recording.RecordedCall(**{**told, "error": None if found.error is None else as_error(found.error)})
     if isinstance(found, PlayedData):
         event = as_error(found.event) if isinstance(found.event, Failure) else found.event
         return Played(found.path, found.name, event)
@@ -131,6 +144,10 @@ def _named(message: Message) -> tuple[str, Record]:
         raise WireError(f"a {name} can't be sent", hint=f"Send one of {', '.join(TYPES)}, or an SglError.")
     if isinstance(message, Played) and isinstance(message.event, SglError):
         return name, PlayedData(message.path, message.name, as_failure(message.event))
+    if isinstance(message, recording.RecordedCall):
+        told = {each: getattr(message, each) for each in message.__struct_fields__}
+        error = None if message.error is None else as_failure(message.error)
+        return name, RecordedCallData(**{**told, "error": error})
     return name, message
 
 

@@ -19,7 +19,7 @@ from sglang_lite.lang.backend.remote_api import (
     Tools,
 )
 from sglang_lite.lang.results import data_url
-from sglang_lite.protocol import CapabilityError, Delta, Image, Message, Usage
+from sglang_lite.protocol import CapabilityError, Delta, Image, Message, Usage, total_usage
 from sglang_lite.protocol.sampling import given
 
 ANSWER = "answer"  # name of the tool that is called with the answer
@@ -196,7 +196,7 @@ class MessagesReader:
             plain, sample.items = sample.items, []  # its text says it all
             if self.paused:
                 sample.items = plain
-        self.usage = _added(self.usage, _cost(self._start, said.usage))
+        self.usage = total_usage((self.usage, _cost(self._start, said.usage)))
 
 
 def _parsed(arguments: str) -> Any:
@@ -220,16 +220,11 @@ def _cost(start: Any, end: Any) -> Usage:
         return getattr(end, name, None) or getattr(start, name, None) or 0
 
     cached = tokens("cache_read_input_tokens")
-    prompt = tokens("input_tokens") + tokens("cache_creation_input_tokens") + cached
-    return Usage(prompt, cached, tokens("output_tokens"))
-
-
-def _added(one: Usage, other: Usage) -> Usage:
-    return Usage(
-        one.prompt_tokens + other.prompt_tokens,
-        one.cached_tokens + other.cached_tokens,
-        one.completion_tokens + other.completion_tokens,
-    )
+    written = tokens("cache_creation_input_tokens")
+    details = getattr(end, "output_tokens_details", None) or getattr(start, "output_tokens_details", None)
+    thoughts = getattr(details, "thinking_tokens", None) or 0
+    prompt = tokens("input_tokens") + written + cached
+    return Usage(prompt, cached, tokens("output_tokens"), reasoning_tokens=thoughts, written_tokens=written)
 
 
 MESSAGES = Api(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_lite.lang.backend.capabilities import EVERYTHING as EVERYTHING
 from sglang_lite.lang.backend.capabilities import Capabilities as Capabilities
+from sglang_lite.lang.backend.prices import Price, price_of
 from sglang_lite.lang.backend.turns import TurnRules
 from sglang_lite.lang.concurrency.pool import ThreadPool
 from sglang_lite.program.choosing import ChoicesDecision, ChoicesSamplingMethod
@@ -41,6 +42,7 @@ from sglang_lite.protocol import (
     SglError,
     StructuralTag,
     TaggedObject,
+    Usage,
 )
 from sglang_lite.protocol.sampling import given
 from sglang_lite.text.chat_template import ChatTemplate
@@ -68,12 +70,16 @@ class BaseBackend:
         chat_template: how roles become text.
         support_concate_and_append: SGLang's flag for joining KV caches. Texts are joined, whatever it says.
         max_threads: of the pool that runs blocking hooks.
+        unset_max_tokens: how long a generation gets that sets no `max_tokens`; None: as long as it likes.
+        price: of its tokens, where that is not known by the model's name, or another.
     """
 
     capabilities: Capabilities = EVERYTHING
     enforces = False
     support_concate_and_append = False
     max_threads = 64
+    price: Price | None = None
+    unset_max_tokens: int | None = 128
 
     def __init__(self) -> None:
         self.chat_template: ChatTemplate | None = None
@@ -190,6 +196,10 @@ class BaseBackend:
         """Answers that an earlier run had to this question, to be used once; None: there are none."""
         return None
 
+    def begin_run(self, wait: Callable[[], object]) -> None:
+        """A run begins, of which a backend that defines this is told at once. `wait` waits until all that was added to
+        the run so far has been played."""
+
     # -------------------------------------------------------------------------- SGLang's blocking hooks
 
     def generate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> tuple[Any, Any]:
@@ -216,6 +226,11 @@ class BaseBackend:
 
     def get_model_name(self) -> str:
         return type(self).__name__
+
+    def cost(self, usage: Usage) -> float | None:
+        """Dollars that a usage of one call costs; None: that is not known."""
+        price = self.price or price_of(self.get_model_name())
+        return None if price is None else price.of(usage)
 
     def identity(self) -> tuple[Any, ...]:
         """Data that its answers depend on beside the prompt and its parameters, plain and the same in every

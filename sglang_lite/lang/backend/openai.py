@@ -60,6 +60,7 @@ class OpenAI(RemoteBackend):
     """
 
     provider = "openai"
+    unset_max_tokens = None  # the API has no limit of its own
 
     def __init__(
         self,

@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from sglang_lite.lang.backend.openai_responses import items_of
 from sglang_lite.lang.backend.openai_usage import usage_of
 from sglang_lite.protocol import BackendError, ChoiceScore, Prompt, RefusalError, Selection
-from sglang_lite.protocol.results import Usage
 
 _QUESTION = "Which of these texts is what the assistant says next?"
 _LEAST = -1e4  # instead of the logarithm of 0
@@ -41,5 +42,5 @@ def decision(said: Any, choices: Sequence[str], name: str, seconds: float) -> Se
         for place, choice in enumerate(choices)
     )
     usage = usage_of(said.usage)
-    usage = Usage(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, total_s=seconds)
+    usage = msgspec.structs.replace(usage, total_s=seconds)
     return Selection(scores, usage, meta={"model": said.model, "rung": "decisions", "calls": 1})

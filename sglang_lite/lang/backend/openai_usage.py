@@ -12,7 +12,11 @@ def usage_of(said: Any) -> Usage:
     prompt = getattr(said, "prompt_tokens", None) or getattr(said, "input_tokens", None) or 0
     completion = getattr(said, "completion_tokens", None) or getattr(said, "output_tokens", None) or 0
     details = getattr(said, "prompt_tokens_details", None) or getattr(said, "input_tokens_details", None)
-    return Usage(prompt, getattr(details, "cached_tokens", None) or 0, completion)
+    return Usage(
+        prompt, getattr(details, "cached_tokens", None) or 0, completion,
+        written_tokens=getattr(details, "cache_write_tokens", None) or 0,
+        reasoning_tokens=reasoning_of(said).get("reasoning_tokens", 0),
+    )  # fmt: skip
 
 
 def reasoning_of(said: Any) -> dict[str, int]:

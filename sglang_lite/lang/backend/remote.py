@@ -324,6 +324,7 @@ class RemoteBackend(BaseBackend):
         except SglError as error:
             if error.origin is None:
                 error.origin = Origin(self.provider, self.model_name, reader.meta.get("id"))
+            error.usage = reader.usage
             raise
 
     async def _read(self, api: Api, question: Question, reader: Reader, *, stream: bool) -> AsyncGenerator[Delta, None]:

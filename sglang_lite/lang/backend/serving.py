@@ -100,7 +100,7 @@ def _finished(said: Generation, constraint: Constraint | None, rung: Rung, calls
     try:
         text = said.text if constraint is None else _read(constraint, rung, said.text)
     except ValueValidationError as error:
-        error.origin = Origin.of(said.meta)
+        error.origin, error.usage = Origin.of(said.meta), said.usage
         raise
     found: dict[str, Any] = {"text": text}
     if rung.stops:
@@ -145,10 +145,13 @@ async def _repaired(
         try:
             return _finished(plain, constraint, rung, attempt + 1)
         except ValueValidationError as error:
+            usages[-1] = msgspec.structs.replace(said.usage, thrown_away_tokens=said.usage.completion_tokens)
             if attempt == REPAIRS:
                 problem = f"{attempt + 1} answers broke the constraint; the last one: {error.message}"
                 hint = "Say more plainly what is wanted, or use a model that keeps the constraint."
-                raise ValueValidationError(problem, text=plain.text, hint=hint) from error
+                last = ValueValidationError(problem, text=plain.text, hint=hint)
+                last.usage = total_usage(usages)
+                raise last from error
             wrong = f"That is not valid: {error.message} Answer again, with nothing else."
             answer = Message("assistant", (said.text,))
             asked = msgspec.structs.replace(told, messages=(*told.messages, answer, Message("user", (wrong,))))

@@ -227,7 +227,7 @@ class Branch:
         node = msgspec.structs.replace(
             node, method=None if held else node.method, seed=self.node_seed(), special=self._role is None, where=where
         )
-        return SelectOp(node, own, variable, log)
+        return SelectOp(node, own, variable, log, place=f"{self.path}/{self.node_count}")
 
     def _gen(self, own: SglGen, where: Location | None) -> GenOp:
         options = own.options
@@ -256,7 +256,8 @@ class Branch:
                     raise backend.refusal(own, field, "SGLang's blocking hooks have no such parameter.", where)
         kind = None if own.value_type is None else own.value_type.annotation
         variable, log = self._declare(own.node.name, where, kind)
-        op = GenOp(Gen(own.node.name, params, constraint, self._held(own), where=where), own, variable, log)
+        node = Gen(own.node.name, params, constraint, self._held(own), where=where)
+        op = GenOp(node, own, variable, log, place=f"{self.path}/{self.node_count}")
         self._ahead = None
         if reasoning is not None:
             name = f"{own.node.name}_reasoning_content" if own.node.name is not None else None

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 import msgspec
 
 from sglang_lite.constraints.matching import validate
+from sglang_lite.lang.backend.asked import AskedNode, asked_node
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.rendering import rendered
 from sglang_lite.lang.concurrency.pool import elsewhere, in_pool
 from sglang_lite.lang.execution import blocking_hooks
+from sglang_lite.lang.execution.budget import most_of_generation, most_of_selection
 from sglang_lite.lang.execution.operations import GenOp, JoinOp, Op, SelectOp
 from sglang_lite.lang.execution.transcript import Reasoned
 from sglang_lite.lang.expressions import GenOptions
@@ -26,6 +28,7 @@ from sglang_lite.program.choosing import ChoicesDecision, decide
 from sglang_lite.program.nodes import Select
 from sglang_lite.program.seeds import reseeded
 from sglang_lite.protocol import (
+    BudgetError,
     CapabilityError,
     Constraint,
     ConstraintError,
@@ -43,6 +46,7 @@ from sglang_lite.protocol import (
     TemplateError,
     Unset,
     ValueValidationError,
+    total_usage,
 )
 from sglang_lite.text.reasoning import ReasoningParser
 
@@ -51,7 +55,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _NO_OPTIONS = GenOptions()
-_HOPELESS = (ParameterError, ConstraintError, CapabilityError, TemplateError, EngineClosedError)
+_HOPELESS = (BudgetError, ParameterError, ConstraintError, CapabilityError, TemplateError, EngineClosedError)
 _STOPS = ("stop", "stop_token_ids", "stop_regex")
 _SAME_AGAIN = "It was not tried again, as `retries` at temperature 0 give the same answer: set a temperature."
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts, doubling
@@ -65,11 +69,20 @@ def at_once(branch: Player, op: GenOp) -> bool:
     backend = branch.backend
     if not backend.answers_now or _decides(op.own.options) or branch.log is not None or not branch.run.plain:
         return False
+    _says_what_asks(branch, op)
     generations = backend.answer_now(branch.transcript.prompt(), op.node.params, _constraint(branch, op))
     if generations is None:
         return False
-    _accept(branch, op, generations, _checked(op, generations))
+    if not backend.enforces:
+        _hold(branch, op, generations)
+    _accept(branch, op, generations, _checked(branch, op, generations))
     return True
+
+
+def _says_what_asks(branch: Player, op: GenOp | SelectOp) -> None:
+    """Lets the backend know which node asks."""
+    called = branch.run.called
+    asked_node.set(AskedNode("" if called is None else called.program.name, op.place, op.node.name))
 
 
 def _decides(options: GenOptions | None) -> bool:
@@ -103,7 +116,7 @@ def take_answer(branch: Player, op: GenOp) -> bool:
         raise answer
     if not branch.backend.enforces:
         _hold(branch, op, [answer])
-    _accept(branch, op, [answer], _checked(op, [answer]))
+    _accept(branch, op, [answer], _checked(branch, op, [answer]))
     return True
 
 
@@ -132,7 +145,7 @@ async def _generate(branch: Player, op: GenOp, came: Callable[[], None] | None) 
         branch.pushed.reach(op, branch.transcript.pieces)
     if op.own.options is None and run.plain:
         generations = await _ask(branch, op, _NO_OPTIONS, 0, came, live=True)
-        _accept(branch, op, generations, _checked(op, generations))
+        _accept(branch, op, generations, _checked(branch, op, generations))
         return
     options = op.own.options or _NO_OPTIONS
     retries = run.settings.retries if options.retries is None else options.retries
@@ -155,7 +168,7 @@ async def _generate(branch: Player, op: GenOp, came: Callable[[], None] | None) 
                     for value, answer in zip(values, answers):
                         await _check(options.check, value, answer.text)
         except Exception as error:  # noted, and raised on
-            op.refuse(answers, error)
+            _refuse(branch, op, answers, error)
             raise
         return answers, values
 
@@ -230,7 +243,7 @@ def generate(branch: Player, op: GenOp) -> None:
     _hold(branch, op, generations)
     if show is not None:
         show.end(generations[0])
-    _accept(branch, op, generations, _checked(op, generations))
+    _accept(branch, op, generations, _checked(branch, op, generations))
 
 
 def needs_loop(branch: Player, op: Op) -> bool:
@@ -245,7 +258,21 @@ def needs_loop(branch: Player, op: Op) -> bool:
 async def _ask(
     branch: Player, op: GenOp, options: GenOptions, attempt: int, came: Callable[[], None] | None, *, live: bool
 ) -> list[Generation]:
-    """Makes one attempt. Returns the samples, in order."""
+    """Makes one attempt, if the budgets allow it. Returns the samples, in order."""
+    if not branch.run.budgets:
+        return await _call(branch, op, options, attempt, came, live=live)
+    backend = branch.backend if options.backend is None else options.backend
+    prompt = branch.transcript.prompt(same_model=options.backend is None)
+    with branch.run.within_budget(backend, partial(most_of_generation, backend, prompt, op.node.params)) as used:
+        answers = await _call(branch, op, options, attempt, came, live=live)
+        used += [answer.usage for answer in answers]
+    return answers
+
+
+async def _call(
+    branch: Player, op: GenOp, options: GenOptions, attempt: int, came: Callable[[], None] | None, *, live: bool
+) -> list[Generation]:
+    """Asks the backend once. Returns the samples, in order."""
     backend = branch.backend if options.backend is None else options.backend
     params = op.node.params
     if attempt and not isinstance(params.seed, Unset):  # the same draws would give the same answer
@@ -261,6 +288,7 @@ async def _ask(
     elif backend.blocking:
         events = _from_hooks(backend, branch, op, show)
     else:
+        _says_what_asks(branch, op)
         prompt = branch.transcript.prompt(same_model=options.backend is None)
         if options.backend is not None and not backend.capabilities.continues:  # a chat, whose marks are others
             prompt = rendered(prompt, backend.get_chat_template(), branch.run.template)
@@ -270,19 +298,28 @@ async def _ask(
         else:
             turn, place = op.turn
             events = turn.answers(place, backend, prompt, params, constraint, attempt, stream=stream)
-    async for event in events:  # to its end: only the generator itself, or cancelling it, ends it sooner
-        if came is not None:
-            came()
-        if isinstance(event, Generation):
-            done.append(event)
-        elif show is not None and not event.index:
-            show.delta(event)
+    try:
+        async for event in events:  # to its end: only the generator itself, or cancelling it, ends it sooner
+            if came is not None:
+                came()
+            if isinstance(event, Generation):
+                done.append(event)
+            elif show is not None and not event.index:
+                show.delta(event)
+    except SglError as error:
+        branch.run.failed([error.usage])
+        raise
     if len(done) > 1:
         done.sort(key=lambda g: g.index)
     if not done:
         raise ProgramError(f"{type(backend).__name__} ended without an answer.")
     if not backend.enforces:
-        _hold(branch, op, done)
+        try:
+            _hold(branch, op, done)
+        except SglError as error:
+            error.usage = total_usage(answer.usage for answer in done)
+            branch.run.failed([error.usage])
+            raise
     if show is not None:
         show.end(done[0])
     return done
@@ -363,13 +400,18 @@ class _Show:
             op.log.append(answer, meta)
 
 
-def _checked(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
+def _checked(branch: Player, op: GenOp, generations: Sequence[Generation]) -> list[Any]:
     """`_values` of an only attempt."""
     try:
         return _values(op, generations)
     except Exception as error:  # as in `ask`
-        op.refuse(generations, error)
+        _refuse(branch, op, generations, error)
         raise
+
+
+def _refuse(branch: Player, op: GenOp, answers: Sequence[Generation], error: Exception) -> None:
+    op.refuse(answers, error)
+    branch.run.failed(answer.usage for answer in answers)
 
 
 def _values(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
@@ -485,6 +527,7 @@ def select_at_once(branch: Player, op: SelectOp) -> bool:
     if not branch.backend.answers_now or op.own.multi is not None or branch.log is not None or not branch.run.plain:
         return False
     unconditional = op.own.choices_method.requires_unconditional_logprobs
+    _says_what_asks(branch, op)
     selection = branch.backend.select_now(
         branch.transcript.prompt(), _choices(branch, op.node), unconditional=unconditional
     )
@@ -500,14 +543,20 @@ async def aselect(branch: Player, op: SelectOp) -> None:
     if branch.pushed is not None:
         branch.pushed.reach(op, branch.transcript.pieces)
     if backend.blocking:
-        hook = partial(blocking_hooks.select, branch, op)
-        decision = await _retried(branch, op, lambda _: in_pool(backend.pool, hook))
+        decision = await _retried(branch, op, lambda _: _by_hook(branch, op))
         _picked(branch, op, None, decision)
     elif op.own.multi is None:
         selection = await _score(branch, op, _choices(branch, op.node))
         _picked(branch, op, selection, _decided(op, selection))
     else:
         await _select_several(branch, op)
+
+
+async def _by_hook(branch: Player, op: SelectOp) -> ChoicesDecision:
+    prompt, choices = branch.transcript.prompt(), op.node.choices
+    with branch.run.within_budget(branch.backend, partial(most_of_selection, prompt, choices)):
+        decision: ChoicesDecision = await in_pool(branch.backend.pool, partial(blocking_hooks.select, branch, op))
+        return decision
 
 
 def _decided(op: SelectOp, selection: Selection) -> ChoicesDecision:
@@ -541,11 +590,8 @@ async def _retried(branch: Player, op: SelectOp, ask: Callable[[int], Awaitable[
 async def _score(branch: Player, op: SelectOp, texts: Sequence[str]) -> Selection:
     unconditional = op.own.choices_method.requires_unconditional_logprobs
     if branch.pushed is None:
-        backend, prompt = branch.backend, branch.transcript.prompt()
-        if op.turn is not None:
-            turn, place = op.turn
-            return await _retried(branch, op, partial(turn.selection, place, backend, prompt, texts))
-        return await _retried(branch, op, lambda _: backend.aselect(prompt, texts, unconditional=unconditional))
+        _says_what_asks(branch, op)
+        return await _retried(branch, op, partial(_select_once, branch, op, texts, unconditional=unconditional))
 
     async def ask(_: int) -> Selection:
         assert branch.pushed is not None
@@ -559,6 +605,25 @@ async def _score(branch: Player, op: SelectOp, texts: Sequence[str]) -> Selectio
         return selection
 
     return await _retried(branch, op, ask)
+
+
+async def _select_once(
+    branch: Player, op: SelectOp, texts: Sequence[str], attempt: int, *, unconditional: bool
+) -> Selection:
+    """Asks the backend for scores, if the budgets allow it."""
+    prompt, run, backend = branch.transcript.prompt(), branch.run, branch.backend
+    with run.within_budget(backend, partial(most_of_selection, prompt, texts)) as used:
+        try:
+            if op.turn is None:
+                selection = await backend.aselect(prompt, texts, unconditional=unconditional)
+            else:
+                turn, place = op.turn
+                selection = await turn.selection(place, backend, prompt, texts, attempt)
+        except SglError as error:
+            run.failed([error.usage])
+            raise
+        used.append(selection.usage)
+    return selection
 
 
 async def _select_several(branch: Player, op: SelectOp) -> None:

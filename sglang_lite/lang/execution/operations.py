@@ -58,6 +58,7 @@ class GenOp:
     ended: float = 0.0  # when it had its answer, or failed
     refused: tuple[Refused, ...] = ()  # attempts before that one
     turn: tuple[Turn, int] | None = None  # that it is part of, and its place there; None: it is asked for as if alone
+    place: str = ""  # in the tree of forks
 
     def refuse(self, answers: Sequence[Generation], error: Exception) -> None:
         """Keeps an attempt that has failed."""
@@ -78,6 +79,7 @@ class SelectOp:
     ended: float = 0.0
     refused: tuple[Refused, ...] = ()
     turn: tuple[Turn, int] | None = None  # as of a generation
+    place: str = ""
 
     def refuse(self, error: Exception) -> None:
         """As of a generation."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,12 +18,14 @@ import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.concurrency.loop import forks
+from sglang_lite.lang.execution.budget import Budget
 from sglang_lite.lang.execution.push_down import PushedBranch, PushedProgram
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.results import usages_of
 from sglang_lite.program.seeds import derived_seed
 from sglang_lite.protocol import (
     UNSET,
+    BudgetError,
     CapabilityError,
     Generation,
     RequestTimeoutError,
@@ -55,6 +58,7 @@ class RunSettings:
         retries: how often a node whose backend failed is tried again.
         push_down: hand the run over as one program, where the backend plays programs.
         priority: of that program at its engine.
+        budget: limits on what it may use; runs may share one. It is asked node by node then.
     """
 
     params: SamplingParams = NO_PARAMS
@@ -64,6 +68,7 @@ class RunSettings:
     retries: int = 0
     push_down: bool = True
     priority: int = 0
+    budget: Budget | None = None
 
     def check_priority(self, backend: BaseBackend) -> None:
         """Raises CapabilityError: a priority, which only who is handed the run as a program may take."""
@@ -108,7 +113,9 @@ class Run:
         loop: the event loop that a coroutine body runs on, where that is the caller's.
         made: `forks()` when it began.
         new_state: makes what a body holds of a branch; None: the run has no body.
-        plain: neither retries nor a timeout are to be watched.
+        plain: neither retries, a timeout nor a budget are to be watched.
+        budgets: its own, and those of the runs that it is inside.
+        state: what the body holds of the first branch; None: there is no body.
         push_down: as set, for this run and those that it is inside.
         context: of whoever has run it: what is played elsewhere is played in copies of it.
         replayed: its nodes were played elsewhere, so only how long each took is known.
@@ -116,9 +123,10 @@ class Run:
     """
 
     __slots__ = (
-        "_inside", "_last_end", "_records", "_seeds", "_stopped", "_template", "backend", "body", "body_open", "called",
-        "context", "deadline", "is_async", "loop", "made", "new_state", "plain", "push_down", "remembered", "replayed",
-        "settings", "speculates", "speculation", "started", "timeout",
+        "__weakref__", "_failed", "_inside", "_last_end", "_records", "_seeds", "_stopped", "_template", "backend",
+        "body", "body_open", "budgets", "called", "context", "deadline", "is_async", "loop", "made", "new_state",
+        "plain", "push_down", "remembered", "replayed", "settings", "speculates", "speculation", "started", "state",
+        "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -132,8 +140,13 @@ class Run:
     ) -> None:
         self.backend, self.settings, self.is_async, self.new_state = backend, settings, is_async, new_state
         self.deadline, self.timeout = deadline_of(settings.timeout, outer)
-        self.plain = self.deadline is None and not settings.retries
-        self.push_down: bool = settings.push_down and (outer is None or outer.push_down)
+        self.budgets: tuple[Budget, ...] = () if outer is None else outer.budgets
+        if settings.budget is not None:
+            self.budgets = (settings.budget, *self.budgets)
+        for budget in self.budgets:
+            budget.check(backend)
+        self.plain = self.deadline is None and not settings.retries and not self.budgets
+        self.push_down: bool = settings.push_down and not self.budgets and (outer is None or outer.push_down)
         self.body_open, self.made, self.replayed = True, forks(), False
         self.body: Any = None
         self.called: Calling | None = None
@@ -144,6 +157,8 @@ class Run:
         self.context = _NO_CONTEXT
         self._template: ChatTemplate | None = None
         self._records: list[Any] = []
+        self._failed: list[Usage] = []  # of attempts that failed
+        self.state: Callable[[], Any] = _no_state
         self._seeds = itertools.count(1)
         self._inside: set[weakref.ref[Inner]] = set()
         self._stopped: SglError | None = None  # for good
@@ -180,6 +195,30 @@ class Run:
         self._last_end = now = time.perf_counter()
         return now
 
+    def failed(self, usages: Iterable[Usage | None]) -> None:
+        """Keeps what an attempt has used that failed."""
+        for usage in usages:
+            if usage is not None:
+                self._failed.append(msgspec.structs.replace(usage, thrown_away_tokens=usage.completion_tokens))
+
+    @contextlib.contextmanager
+    def within_budget(self, backend: BaseBackend, most: Callable[[], Usage]) -> Iterator[list[Usage]]:
+        """Books a call with all budgets, which is made inside; as `Budget.call`."""
+        if not self.budgets:
+            yield []
+            return
+        needed = most()
+        with contextlib.ExitStack() as booked:
+            try:
+                used = [booked.enter_context(budget.call(backend, needed)) for budget in self.budgets]
+            except BudgetError as error:
+                error.state = self.state()
+                raise
+            told: list[Usage] = []
+            yield told
+            for each in used:
+                each += told
+
     def restore(self, usage: Usage) -> None:
         """Takes over what an earlier run has used."""
         self.played(Generation("", usage=usage))
@@ -214,7 +253,12 @@ class Run:
                 inner.stop(error)
 
     def usage(self) -> Usage:
-        return msgspec.structs.replace(total_usage(usages_of(self._records[:])), total_s=self._last_end - self.started)
+        total = total_usage([*usages_of(self._records[:]), *self._failed[:]])
+        return msgspec.structs.replace(total, total_s=self._last_end - self.started)
+
+
+def _no_state() -> None:
+    """What nobody holds."""
 
 
 def deadline_of(timeout: float | None, outer: Run | None) -> tuple[float | None, float | None]:

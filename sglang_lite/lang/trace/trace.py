@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from sglang_lite.errors import WireError
 from sglang_lite.protocol import ParameterError, TraceHead, TraceNode, Usage, total_usage
 from sglang_lite.protocol.record import Record
@@ -36,13 +38,12 @@ class Trace:
 
     @property
     def usage(self) -> Usage:
-        """Tokens of all nodes, those included that were taken back; `total_s` is from the start of the run to its
-        end."""
-        total = total_usage(result.usage for node in self.nodes for result in node.results)
-        return Usage(
-            total.prompt_tokens, total.cached_tokens, total.completion_tokens, total.forced_tokens, total.queue_s,
-            total.first_token_s, self.head.seconds,
-        )  # fmt: skip
+        """Tokens of all nodes, those included that failed or were taken back; `total_s` is from the start of the run to
+        its end."""
+        kept = [result.usage for node in self.nodes for result in node.results]
+        failed = [answer.usage for node in self.nodes for attempt in node.attempts for answer in attempt.answers]
+        total = total_usage([*kept, *failed])
+        return msgspec.structs.replace(total, total_s=self.head.seconds, thrown_away_tokens=self.thrown_away)
 
     @property
     def thrown_away(self) -> int:

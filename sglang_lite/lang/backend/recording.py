@@ -1,0 +1,284 @@
+"""`sgl.record`: a backend that keeps in a file what it was asked and what came of it."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+import os
+import re
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from sglang_lite import wire
+from sglang_lite.lang.backend.asked import AskedNode, asked_node
+from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.default import BackendLike, backend_for
+from sglang_lite.lang.backend.stand_in import StandIn
+from sglang_lite.lang.backend.turns import TurnRules
+from sglang_lite.lang.chat_template import ChatTemplate as PlainTemplate
+from sglang_lite.lang.chat_template import ChatTemplateStyle
+from sglang_lite.protocol import (
+    BackendError,
+    CapabilityError,
+    Constraint,
+    Delta,
+    Generation,
+    Image,
+    Location,
+    Message,
+    ParameterError,
+    Prompt,
+    RequestAbortedError,
+    SamplingParams,
+    Selection,
+    SglError,
+    Span,
+    Usage,
+)
+from sglang_lite.protocol.recording import (
+    RecordedCall,
+    RecordedEvent,
+    RecordedRequest,
+    RecordedTemplate,
+    RecordingEnd,
+    RecordingHead,
+)
+from sglang_lite.text.chat_template import ChatTemplate, JinjaTemplate
+
+_QUERY = re.compile(r"(\bhttps?://[^\s?#'\"<>]*)[?#][^\s'\"<>]*")
+_KEY = re.compile(r"\b(sk|pk|key|AIza|ghp|hf|Bearer)([-_ ]?)[A-Za-z0-9._\-]{12,}")
+_SECRETS = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$")  # names of variables of the environment
+_SHORTEST_SECRET = 8
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call that is under way."""
+
+    number: int
+    request: RecordedRequest
+    node: AskedNode
+    stream: bool
+    began: float
+    events: list[RecordedEvent] = field(default_factory=list)
+
+    def add(self, event: Delta | Generation | Selection) -> None:
+        self.events.append(RecordedEvent(time.perf_counter() - self.began, event))
+
+
+class Recording(StandIn):
+    """A backend that asks another one, and keeps each request with all that came of it. It is a context manager: at its
+    end the file is complete.
+
+    Args:
+        path: of the file, which is written anew.
+        backend: to be asked.
+
+    Raises:
+        ParameterError: the file can't be written.
+        CapabilityError: the backend has SGLang's blocking hooks, which see the state and not a request.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], backend: BaseBackend) -> None:
+        super().__init__(backend)
+        if backend.blocking:
+            raise backend.refusal("record", "being recorded, with SGLang's hooks", "Write agenerate and aselect.", None)
+        self.enforces, self.unset_max_tokens = backend.enforces, backend.unset_max_tokens
+        self._numbers, self._lock, self._after, self._calls = itertools.count(), threading.Lock(), "", 0
+        self._runs: list[Callable[[], object]] = []  # wait for runs on it
+        self._secrets = [
+            value for name, value in os.environ.items() if _SECRETS.search(name) and len(value) >= _SHORTEST_SECRET
+        ]
+        try:
+            self._file = open(path, "wb")  # noqa: SIM115 # closed by close
+        except OSError as error:
+            raise ParameterError("path", f"{os.fspath(path)!r} can't be written: {error}") from error
+        self._began, turns = time.perf_counter(), backend.turn_rules
+        self._write(
+            RecordingHead(
+                backend.trace_name, backend.get_model_name(), backend.enforces,
+                _template(backend.get_chat_template()), backend.tool_family(), time.time(),
+                tuple(sorted(kind.__name__ for kind in backend.capabilities.constraints)),
+                None if turns is None else turns.begun, turns is not None and turns.objects,
+            )
+        )  # fmt: skip
+
+    def __enter__(self) -> Recording:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            for wait in self._runs:
+                wait()
+        self.close()
+
+    def begin_run(self, wait: Callable[[], object]) -> None:
+        self._runs.append(wait)
+
+    def close(self) -> None:
+        """Completes the file, without waiting for calls under way; further ones are refused."""
+        with self._lock:
+            if not self._file.closed:
+                self._write(RecordingEnd(self._calls, self._after))
+                self._file.close()
+
+    def shutdown(self) -> None:
+        """Completes the file, and shuts the other backend down."""
+        self.close()
+        self.backend.shutdown()
+
+    def _write(self, record: RecordingHead | RecordedCall | RecordingEnd) -> None:
+        line = wire.encode(record, form="json")
+        self._after = digest_of(line)
+        self._file.write(line + b"\n")
+        self._file.flush()
+
+    # ------------------------------------------------------------------------------------------------- asking
+
+    async def agenerate(
+        self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        call = self._begun(RecordedRequest(recorded_prompt(prompt), params, constraint), stream=stream)
+        try:
+            async for event in self.backend.agenerate(prompt, params, constraint, stream=stream):
+                call.add(event)
+                yield event
+        except BaseException as error:
+            self._ended(call, error)
+            raise
+        self._ended(call, None)
+
+    async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
+        request = RecordedRequest(recorded_prompt(prompt), choices=tuple(choices), unconditional=unconditional)
+        call = self._begun(request, stream=False)
+        try:
+            selection = await self.backend.aselect(prompt, choices, unconditional=unconditional)
+        except BaseException as error:
+            self._ended(call, error)
+            raise
+        call.add(selection)
+        self._ended(call, None)
+        return selection
+
+    def _begun(self, request: RecordedRequest, *, stream: bool) -> _Call:
+        if self._file.closed:
+            raise CapabilityError(
+                "the recording has ended.", hint="Run programs, and read their streams, inside `with sgl.record(…)`."
+            )
+        return _Call(next(self._numbers), request, asked_node.get(), stream, time.perf_counter())
+
+    def _ended(self, call: _Call, error: BaseException | None) -> None:
+        ended = time.perf_counter() - call.began
+        with self._lock:
+            if self._file.closed:
+                return
+            self._calls += 1
+            self._write(
+                RecordedCall(
+                    call.number, self._after, call.request, *call.node, call.stream, call.began - self._began,
+                    tuple(call.events), None if error is None else self._clean(error), ended,
+                )
+            )  # fmt: skip
+
+    def _clean(self, error: BaseException) -> SglError:
+        """An error as the file has it: without keys and queries of addresses, and without its cause, which may have
+        them."""
+        if isinstance(error, SglError):
+            clean: SglError = copy.copy(error)
+        elif isinstance(error, Exception):
+            clean = BackendError(f"{type(error).__name__}: {error}")
+        else:
+            clean = RequestAbortedError("the call was cancelled.")
+        clean.message, clean.hint = self._redacted(clean.message), self._redacted(clean.hint)
+        clean.args, clean.where = (clean.message,), None
+        clean.__dict__.pop("__notes__", None)
+        return clean
+
+    def _redacted(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, "…")
+        return _KEY.sub(r"\1\2…", _QUERY.sub(r"\1", text))
+
+    # ------------------------------------------------------------------------------------- what the other one is
+
+    @property
+    def turn_rules(self) -> TurnRules | None:
+        return self.backend.turn_rules
+
+    def cost(self, usage: Usage) -> float | None:
+        return self.backend.cost(usage)
+
+    def check(
+        self, node: object, params: SamplingParams, constraint: Constraint | None, where: Location | None
+    ) -> None:
+        self.backend.check(node, params, constraint, where)
+
+
+def record(path: str | os.PathLike[str], backend: BackendLike | None = None) -> Recording:
+    """A backend that asks another one and keeps what it was asked and what came of it, for `sgl.Replay`:
+
+        with sgl.record("run.jsonl", sgl.OpenAI("gpt-4o")) as backend:
+            program.run(backend=backend)
+
+    The file has prompts, parameters, answers and errors with their times. It has no keys, headers, queries of
+    addresses, or images (but their digests).
+
+    Args:
+        path: of the file, which is written anew; the end of the `with` waits for runs on the backend, and completes it.
+        backend: to be asked; None: the default backend. It is asked node by node.
+
+    Raises:
+        ParameterError: the file can't be written.
+        CapabilityError: the backend has SGLang's blocking hooks.
+    """
+    return Recording(path, backend_for(backend))
+
+
+def recorded_prompt(prompt: Prompt) -> Prompt:
+    """A prompt as a recording has it: text without token ids, images as digests."""
+    spans = tuple(
+        Span("".join(span.text for span in spans), special=special)
+        for special, spans in itertools.groupby(prompt.spans, key=lambda span: span.special)
+    )
+    messages = prompt.messages
+    if prompt.images or any(isinstance(part, Image) for message in messages for part in message.content):
+        messages = tuple(
+            Message(each.role, tuple(_picture(part) if isinstance(part, Image) else part for part in each.content))
+            for each in messages
+        )
+    return Prompt(spans, messages, prompt.role, prompt.partial, tuple(map(_picture, prompt.images)))
+
+
+def _picture(image: Image) -> Image:
+    if image.data or image.url.startswith("data:"):
+        content = image.data or image.url.encode()
+        return Image(media_type=image.media_type, url=f"sha256:{hashlib.sha256(content).hexdigest()}")
+    return Image(url=re.split("[?#]", image.url, maxsplit=1)[0], media_type=image.media_type)
+
+
+def digest_of(line: bytes) -> str:
+    """Digest of a line of a recording."""
+    return hashlib.sha256(line).hexdigest()[:32]
+
+
+def request_key(request: RecordedRequest) -> bytes:
+    """Digest of a request: the same for equal ones."""
+    return hashlib.sha256(msgspec.msgpack.encode(request)).digest()
+
+
+def _template(template: ChatTemplate | None) -> RecordedTemplate | None:
+    if isinstance(template, JinjaTemplate):
+        return RecordedTemplate(template.name, template.source, tuple(template.special_tokens.items()))
+    if isinstance(template, PlainTemplate):
+        turns = tuple((role, *texts) for role, texts in template.role_prefix_and_suffix.items())
+        return RecordedTemplate(
+            template.name, turns=turns, default_system_prompt=template.default_system_prompt,
+            stop_str=tuple(template.stop_str), image_token=template.image_token,
+            llama2=template.style is ChatTemplateStyle.LLAMA2,
+        )  # fmt: skip
+    return None

@@ -1,0 +1,329 @@
+"""`sgl.Replay`: a recorded run as a backend, which answers offline."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import defaultdict, deque
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from sglang_lite import wire
+from sglang_lite.lang.backend.asked import AskedNode, asked_node
+from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
+from sglang_lite.lang.backend.recording import digest_of, recorded_prompt, request_key
+from sglang_lite.lang.backend.turns import TurnRules
+from sglang_lite.lang.chat_template import ChatTemplate as PlainTemplate
+from sglang_lite.lang.chat_template import ChatTemplateStyle
+from sglang_lite.protocol import (
+    CapabilityError,
+    Constraint,
+    Delta,
+    Generation,
+    Location,
+    ParameterError,
+    Prompt,
+    SamplingParams,
+    Selection,
+    WireError,
+)
+from sglang_lite.protocol.recording import (
+    RecordedCall,
+    RecordedRequest,
+    RecordedTemplate,
+    RecordingEnd,
+    RecordingHead,
+)
+from sglang_lite.text.chat_template import ChatTemplate, JinjaTemplate
+
+_LONGEST_LINE = wire.LIMITS.bytes
+_SHOWN = 40  # characters of a text on each side of where it differs
+
+
+class Replay(BaseBackend):
+    """A recorded run (`sgl.record`), which answers as the backend did then: no network, no key, no SDK.
+
+    Args:
+        path: of the recording.
+        match: "request": a request has to be equal to a recorded one, and takes the answers of equal ones in turn; else
+            it is refused, with the first difference. "node": where none is equal, the node that asked takes the next
+            answer of the same node (program, place in the tree of forks, variable), so that prompts may have changed.
+        timing: wait as long as each answer, and each piece of a stream, took; False: everything is there at once.
+        partial: take what there is of a recording that was cut short.
+        chat_template: how roles become text, where the recording's own template could not be kept.
+
+    Attributes:
+        left: how many recorded answers nobody has asked for yet.
+
+    Raises:
+        ParameterError: there is no such file, or a bad argument.
+        WireError: it is no recording, of another version, cut short or changed since; the error has the line.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        match: Literal["request", "node"] = "request",
+        timing: bool = False,
+        partial: bool = False,
+        chat_template: ChatTemplate | None = None,
+    ) -> None:
+        super().__init__()
+        if match not in ("request", "node"):
+            raise ParameterError("match", f"{match!r:.60} is neither 'request' nor 'node'.")
+        self._name, self._by_node, self._timing = f"Replay({os.fspath(path)!r})", match == "node", timing
+        self._head, self._calls = _read(Path(path), partial=partial)
+        constraints = frozenset(kind for kind in ALL_CONSTRAINTS if kind.__name__ in self._head.constraints)
+        self.capabilities = Capabilities(constraints, images=True)
+        self.enforces = self._head.enforces and not self._by_node
+        self.chat_template = chat_template or _template(self._head.template)
+        self._lock = threading.Lock()
+        self._of_request: defaultdict[bytes, deque[RecordedCall]] = defaultdict(deque)
+        self._of_node: defaultdict[AskedNode, deque[RecordedCall]] = defaultdict(deque)
+        for call in self._calls:
+            self._of_request[request_key(call.request)].append(call)
+            self._of_node[_node_of(call)].append(call)
+        self._used: set[int] = set()
+
+    @property
+    def left(self) -> int:
+        return len(self._calls) - len(self._used)
+
+    @property
+    def trace_name(self) -> str:
+        return self._head.backend
+
+    def get_model_name(self) -> str:
+        return self._head.model
+
+    @property
+    def turn_rules(self) -> TurnRules | None:
+        return None if self._head.begun is None else TurnRules(self._head.begun, self._head.objects)
+
+    def check(
+        self, node: object, params: SamplingParams, constraint: Constraint | None, where: Location | None
+    ) -> None:
+        """Refuses nothing: what was not recorded has no answer."""
+
+    def tool_family(self) -> str | None:
+        return self._head.tool_family
+
+    # ------------------------------------------------------------------------------------------------ answering
+
+    def answer_now(
+        self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
+    ) -> Sequence[Generation] | None:
+        if self._timing:
+            return None
+        call = self._take(RecordedRequest(recorded_prompt(prompt), params, constraint))
+        found = [each.event for each in call.events if isinstance(each.event, Generation)]
+        if call.error is not None:
+            raise call.error
+        return found if len(found) < 2 else sorted(found, key=lambda each: each.index)
+
+    def select_now(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection | None:
+        return None if self._timing else self._selection(self._selected(prompt, choices, unconditional))
+
+    async def agenerate(
+        self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        call = self._take(RecordedRequest(recorded_prompt(prompt), params, constraint))
+        now = 0.0
+        for each in call.events:
+            now = await self._wait(now, each.at)
+            if isinstance(each.event, Generation) or (stream and isinstance(each.event, Delta)):
+                yield each.event
+        await self._wait(now, call.ended)
+        if call.error is not None:
+            raise call.error
+
+    async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
+        call = self._selected(prompt, choices, unconditional)
+        await self._wait(0.0, call.ended)
+        return self._selection(call)
+
+    async def _wait(self, now: float, until: float) -> float:
+        if self._timing and until > now:
+            await asyncio.sleep(until - now)
+        return until
+
+    def _selected(self, prompt: Prompt, choices: Sequence[str], unconditional: bool) -> RecordedCall:
+        return self._take(RecordedRequest(recorded_prompt(prompt), choices=tuple(choices), unconditional=unconditional))
+
+    def _selection(self, call: RecordedCall) -> Selection:
+        if call.error is not None:
+            raise call.error
+        (event,) = call.events
+        assert isinstance(event.event, Selection)
+        return event.event
+
+    # ------------------------------------------------------------------------------------------------ finding
+
+    def _take(self, request: RecordedRequest) -> RecordedCall:
+        """The recorded call that answers a request, which answers no other."""
+        node, key = asked_node.get(), request_key(request)
+        with self._lock:
+            call = self._next(self._of_request.get(key), request)
+            if call is None and self._by_node:
+                call = self._next(self._of_node.get(node), request)
+            if call is not None:
+                self._used.add(call.number)
+                return call
+            raise self._refusal(request, key, node)
+
+    def _next(self, calls: deque[RecordedCall] | None, request: RecordedRequest) -> RecordedCall | None:
+        while calls:
+            call = calls.popleft()
+            if call.number not in self._used and call.request.choices == request.choices:
+                return call
+        return None
+
+    def _refusal(self, request: RecordedRequest, key: bytes, node: AskedNode) -> CapabilityError:
+        """The error for a request that was not recorded, or not so often."""
+        asked = sum(request_key(call.request) == key for call in self._calls)
+        what = f"node {node.place!r}{f', variable {node.name!r}' if node.name else ''}"
+        if asked:
+            return CapabilityError(
+                f"{self._name}: {what} asks once more for what was recorded {asked} times.", hint="Record it again."
+            )
+        other = self._nearest(request, node)
+        if other is None:
+            return CapabilityError(f"{self._name}: {what} asks, and nothing is recorded.", hint="Record it again.")
+        pointer, before, now = next(differences(told(other.request), told(request)))
+        return CapabilityError(
+            f"{self._name}: the request of {what} was not recorded. The nearest is call {other.number}; first "
+            f"difference at {pointer}: {before} was recorded, {now} is asked.",
+            hint="Record it again, or match='node'.",
+        )  # fmt: skip
+
+    def _nearest(self, request: RecordedRequest, node: AskedNode) -> RecordedCall | None:
+        """The recorded call that a request was probably meant to be: of the same node, or the one whose prompt begins
+        the same for longest."""
+        same = [call for call in self._calls if _node_of(call) == node and call.number not in self._used]
+        text = request.prompt.text
+        return max(same or self._calls, key=lambda call: _common(call.request.prompt.text, text), default=None)
+
+
+def _node_of(call: RecordedCall) -> AskedNode:
+    return AskedNode(call.program, call.place, call.name)
+
+
+def _common(one: str, other: str) -> int:
+    """Length of the common beginning."""
+    for at, (first, second) in enumerate(zip(one, other)):
+        if first != second:
+            return at
+    return min(len(one), len(other))
+
+
+def told(request: RecordedRequest) -> dict[str, Any]:
+    """A request as plain data, its prompt's text in one piece."""
+    data: dict[str, Any] = msgspec.to_builtins(request)
+    data["prompt"] = {"text": request.prompt.text, **data["prompt"]}
+    return data
+
+
+def differences(before: Any, now: Any, pointer: str = "") -> Iterator[tuple[str, str, str]]:
+    """Places where plain data differs, as JSON Pointers, with what stands there."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in {**before, **now}:
+            yield from differences(before.get(name), now.get(name), f"{pointer}/{name}")
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for i, (one, other) in enumerate(zip(before, now)):
+            yield from differences(one, other, f"{pointer}/{i}")
+    elif isinstance(before, str) and isinstance(now, str) and before != now:
+        start = max(_common(before, now) - _SHOWN, 0)
+        shown = slice(start, start + 2 * _SHOWN)
+        dots = "…" * bool(start)
+        yield pointer, f"{dots}{before[shown]!r}", f"{dots}{now[shown]!r}"
+    elif before != now:
+        yield pointer, "nothing" if before is None else f"{before!r:.80}", "nothing" if now is None else f"{now!r:.80}"
+
+
+# ------------------------------------------------------------------------------------------------------ the file
+
+
+def _read(path: Path, *, partial: bool) -> tuple[RecordingHead, list[RecordedCall]]:
+    """The head and the calls of a recording, in the order in which they were made."""
+    try:
+        with open(path, "rb") as file:
+            head, calls = _read_lines(path, iter(lambda: file.readline(_LONGEST_LINE + 1), b""), partial=partial)
+    except OSError as error:
+        raise ParameterError("path", f"{str(path)!r} can't be read: {error}") from error
+    return head, sorted(calls, key=lambda call: call.number)
+
+
+def _read_lines(
+    path: Path, lines: Iterator[bytes], *, partial: bool
+) -> tuple[RecordingHead, list[RecordedCall]]:  # fmt: skip
+    head: RecordingHead | None = None
+    calls: list[RecordedCall] = []
+    after, number = "", 0
+    for number, line in enumerate(lines, 1):
+        if not line.endswith(b"\n") and len(line) <= _LONGEST_LINE:
+            break  # it was being written
+        record = _decoded(path, number, line)
+        if number == 1:
+            if not isinstance(record, RecordingHead):
+                raise _wrong(path, number, f"a {type(record).__name__} is no head of a recording")
+            head = record
+        elif not isinstance(record, RecordedCall | RecordingEnd):
+            raise _wrong(path, number, f"a {type(record).__name__} is no recorded call")
+        elif record.after != after:
+            raise _wrong(path, number, "the line before it is not the one that was recorded", "/data/after")
+        elif isinstance(record, RecordingEnd):
+            if record.calls != len(calls) or next(lines, None) is not None:
+                raise _wrong(path, number, f"the recording ends with call {record.calls}, which is not here")
+            assert head is not None
+            return head, calls
+        else:
+            _check(path, number, record)
+            calls.append(record)
+        after = digest_of(line[:-1])
+    if head is None:
+        raise _wrong(path, 1, "the file is empty, or its first line is cut short")
+    if not partial:
+        raise WireError(
+            f"{path}: the recording is cut short after {len(calls)} calls",
+            hint="Replay(path, partial=True) takes what there is.",
+        )
+    return head, calls
+
+
+def _decoded(path: Path, number: int, line: bytes) -> Any:
+    try:
+        return wire.decode(line, form="json")
+    except WireError as error:
+        reason = error.message.removeprefix("wire: ").rpartition(" (at ")[0]
+        raise WireError(f"{path}, line {number}: {reason}", pointer=error.pointer, hint=error.hint) from None
+
+
+def _check(path: Path, number: int, call: RecordedCall) -> None:
+    """Raises WireError: a call has answers of another kind than its request."""
+    answers = [each.event for each in call.events if not isinstance(each.event, Delta)]
+    wanted = Selection if call.request.choices is not None else Generation
+    if not all(isinstance(each, wanted) for each in answers) or (
+        call.error is None and (not answers or (wanted is Selection and len(answers) > 1))
+    ):
+        raise _wrong(path, number, f"its answers are not those of a {wanted.__name__.lower()}", "/data/events")
+
+
+def _wrong(path: Path, number: int, problem: str, pointer: str = "") -> WireError:
+    return WireError(f"{path}, line {number}: {problem}", pointer=pointer, hint="Record it again.")
+
+
+def _template(template: RecordedTemplate | None) -> ChatTemplate | None:
+    if template is None:
+        return None
+    if template.source:
+        return JinjaTemplate(template.source, dict(template.special_tokens), template.name)
+    return PlainTemplate(
+        template.name, template.default_system_prompt, {role: (start, end) for role, start, end in template.turns},
+        template.stop_str, template.image_token,
+        style=ChatTemplateStyle.LLAMA2 if template.llama2 else ChatTemplateStyle.PLAIN,
+    )  # fmt: skip

@@ -1,0 +1,151 @@
+"""Limits on what runs may use: a call that could go beyond one is not made."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.protocol import (
+    BudgetError,
+    ParameterError,
+    Prompt,
+    SamplingParams,
+    SglError,
+    Unset,
+    Usage,
+    total_usage,
+)
+
+_BYTES_A_TOKEN = 3  # of a prompt; English has four, source code about three
+_OF_A_MESSAGE = 8  # tokens around a turn
+_OF_AN_IMAGE = 1_500
+_AROUND_A_CHOICE = 16  # of the object that an API writes a choice into
+
+
+class Budget:
+    """Limits that runs share, and what they have used. Any thread may use it.
+
+    Before a call its prompt is estimated (a token for three bytes) and its answer counted at its longest; with what has
+    been used, and what the calls under way may use, that must be within the limits. When it has ended, what it has used
+    counts.
+
+    Args:
+        max_cost: dollars; None for no limit.
+        max_total_tokens: of prompts and answers together; None for no limit.
+
+    Raises:
+        ParameterError: a limit that is none.
+    """
+
+    def __init__(self, max_cost: float | None, max_total_tokens: int | None) -> None:
+        if max_cost is not None:
+            real = isinstance(max_cost, int | float) and not isinstance(max_cost, bool)
+            if not real or not 0 < max_cost < math.inf:
+                raise ParameterError("max_cost", f"{max_cost!r:.60} is not a number of dollars above 0.")
+        if max_total_tokens is not None and (
+            isinstance(max_total_tokens, bool) or not isinstance(max_total_tokens, int) or max_total_tokens < 1
+        ):
+            raise ParameterError("max_total_tokens", f"{max_total_tokens!r:.60} is not a whole number of at least 1.")
+        self.max_cost, self.max_total_tokens = max_cost, max_total_tokens
+        self._lock = threading.Lock()
+        self._cost, self._tokens = 0.0, 0  # used, and booked for calls that are under way
+
+    def afresh(self) -> Budget:
+        """The same limits, with nothing used."""
+        return Budget(self.max_cost, self.max_total_tokens)
+
+    def check(self, backend: BaseBackend) -> None:
+        """Raises ParameterError: nobody knows what a call of the backend costs."""
+        if self.max_cost is not None and backend.cost(Usage(1, 0, 1)) is None:
+            raise ParameterError(
+                "max_cost", f"no price is known of the model {backend.get_model_name()!r}.",
+                hint="Say it (backend.price = sgl.Price(…)), or limit max_total_tokens.",
+            )  # fmt: skip
+
+    @contextlib.contextmanager
+    def call(self, backend: BaseBackend, most: Usage) -> Iterator[list[Usage]]:
+        """Books a call, which is made inside.
+
+        Args:
+            most: that it may use.
+
+        Returns:
+            To be filled with what it has used; an error tells that itself.
+
+        Raises:
+            BudgetError: it could go beyond a limit.
+        """
+        self.check(backend)
+        cost = self._cost_of(backend, most, 0.0)
+        self._book(cost, most.prompt_tokens + most.completion_tokens)
+        used: list[Usage] = []
+        try:
+            yield used
+        except SglError as error:
+            used += [error.usage] if error.usage is not None else []
+            raise
+        finally:
+            total = total_usage(used)
+            with self._lock:
+                self._cost += (self._cost_of(backend, total, cost) if used else 0.0) - cost
+                self._tokens += total.prompt_tokens + total.completion_tokens
+                self._tokens -= most.prompt_tokens + most.completion_tokens
+
+    def _book(self, cost: float, tokens: int) -> None:
+        with self._lock:
+            if self.max_total_tokens is not None and self._tokens + tokens > self.max_total_tokens:
+                told = f"{self._tokens:,} of {self.max_total_tokens:,} tokens are used or booked"
+                raise _over("max_total_tokens", f"{told}, and this call may use {tokens:,}.")
+            if self.max_cost is not None and self._cost + cost > self.max_cost:
+                told = f"${self._cost:.6g} of ${self.max_cost:.6g} are used or booked"
+                raise _over("max_cost", f"{told}, and this call may cost ${cost:.6g}.")
+            self._cost += cost
+            self._tokens += tokens
+
+    def _cost_of(self, backend: BaseBackend, usage: Usage, otherwise: float) -> float:
+        """Dollars of a usage; where the price of cached tokens is not known, as if they were none."""
+        if self.max_cost is None:
+            return 0.0
+        cost = backend.cost(usage)
+        if cost is None:
+            cost = backend.cost(msgspec.structs.replace(usage, cached_tokens=0, written_tokens=0))
+        return otherwise if cost is None else cost
+
+
+def _over(limit: str, problem: str) -> BudgetError:
+    return BudgetError(
+        limit, problem, hint=f"Raise {limit}, or lower max_tokens: done answers are in the error's state."
+    )
+
+
+def most_of_generation(backend: BaseBackend, prompt: Prompt, params: SamplingParams) -> Usage:
+    """The most that a generation is expected to use.
+
+    Raises:
+        ParameterError: nothing limits its answer.
+    """
+    longest = backend.unset_max_tokens if isinstance(params.max_tokens, Unset) else params.max_tokens
+    if longest is None:
+        raise ParameterError(
+            "max_tokens", "a generation without it has no end here, so no budget could hold.",
+            hint="Set it: gen(max_tokens=…), or run(max_new_tokens=…) for all.",
+        )  # fmt: skip
+    samples = 1 if isinstance(params.n, Unset) else params.n
+    return Usage(estimated_tokens(prompt), 0, longest * samples)
+
+
+def most_of_selection(prompt: Prompt, choices: Sequence[str]) -> Usage:
+    """The most that a selection is expected to use."""
+    longest = max((len(choice.encode("utf-8", "replace")) for choice in choices), default=0)
+    return Usage(estimated_tokens(prompt), 0, longest // _BYTES_A_TOKEN + _AROUND_A_CHOICE)
+
+
+def estimated_tokens(prompt: Prompt) -> int:
+    """Tokens of a prompt, rather too many than too few."""
+    text = len(prompt.text.encode("utf-8", "replace"))
+    return text // _BYTES_A_TOKEN + 1 + _OF_A_MESSAGE * (len(prompt.messages) + 1) + _OF_AN_IMAGE * len(prompt.images)
