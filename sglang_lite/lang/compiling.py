@@ -239,6 +239,8 @@ def _without_seams(nodes: Sequence[Node]) -> list[Any]:
     found: list[Any] = []
     for node in nodes:
         last = found[-1] if found else None
+        if isinstance(node, Text) and not node.text:  # of an argument
+            continue
         if isinstance(node, Text) and isinstance(last, Text) and node.special == last.special:
             found[-1] = msgspec.structs.replace(last, text=last.text + node.text)
         elif isinstance(node, Fork):

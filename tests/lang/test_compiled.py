@@ -362,6 +362,21 @@ def test_an_argument_can_be_all_choices_and_a_whole_pattern(backend):
             compiled.run(wrong, "a", backend=backend)
 
 
+def test_an_empty_argument_is_no_difference(backend):
+    compiled = one.compile(backend)
+    with pytest.raises(sgl.ParameterError, match="is empty"):
+        compiled.run("", backend=backend)["a"]
+
+    @sgl.function
+    def program(s, x):
+        s += "a" + sgl.gen("a", max_tokens=1) + f"{x}" + sgl.gen("b", max_tokens=1)
+
+    assert (
+        program.compile(backend).run("", backend=backend, seed=1).text()
+        == program.run("", backend=backend, seed=1).text()
+    )
+
+
 def test_bound_arguments_are_constants_that_bodies_may_decide_by(backend):
     @sgl.function
     def program(s, n, x):

@@ -94,6 +94,22 @@ def test_a_loop_ends_by_what_a_node_brings_without_a_round_trip(backend):
     assert after["requests_submitted"] == before["requests_submitted"]
 
 
+def test_what_comes_by_a_decision_is_played_from_the_pages_that_are_there(backend):
+    @sgl.function
+    def program(s, between):
+        s += "p" * 100 + sgl.gen("x", regex="[ab]")
+        if s["x"] == "a":
+            s += f"{between}" + sgl.gen("y", max_tokens=2, ignore_eos=True)
+        else:
+            s += f"{between}" + sgl.gen("y", max_tokens=3, ignore_eos=True)
+
+    for between in ("", " then "):
+        backend.engine.flush_cache()
+        usage = program.compile(backend).run(between, backend=backend).usage("y")
+        assert usage.cached_tokens >= 100
+        assert usage.prompt_tokens - usage.cached_tokens <= len(between) + 1
+
+
 def test_decisions_by_selections_take_no_way_that_can_not_be(backend):
     @sgl.function
     def program(s):

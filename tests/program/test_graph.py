@@ -9,7 +9,7 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.lang.graph import Graph
 from sglang_lite.program.graph import Branching, Edge, GraphRecord, Use
-from sglang_lite.program.nodes import Fork, Join
+from sglang_lite.program.nodes import Fork, Gen, Join, Select
 from tests.conformance import random_programs
 from tests.conformance import random_steps as rp
 from tests.conformance.case import cases
@@ -60,6 +60,18 @@ def test_edges_of_data_go_from_who_makes_a_value_to_who_uses_it():
     assert found.nodes[b].node.choices == ("{a}", "no")
     assert found.nodes[c].node.constraint is None
     assert set(found.read) == {a, b, c}
+
+
+def test_a_symbol_can_be_all_choices_or_a_pattern():
+    @sgl.function
+    def program(s, options, pattern):
+        s += sgl.select("a", options) + sgl.gen("b", regex=pattern)
+
+    found = program.trace().graph()
+    uses = [(type(node.node), [(use.name, use.into) for use in node.uses]) for node in found.nodes]
+    assert uses == [(Select, [("options", "choices")]), (Gen, [("pattern", "constraint")])]
+    assert found.check() == ()
+    assert sgl.Graph.from_json(found.to_json()) == found
 
 
 def test_edges_of_order_go_along_branches_from_forks_and_to_joins():
