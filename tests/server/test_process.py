@@ -13,6 +13,7 @@ import httpx2
 import pytest
 
 from tests.server.conftest import TEMPLATE
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow  # each starts two processes
 LONG = {"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True}}
@@ -31,7 +32,8 @@ def launched(folder, *flags, module="sglang_lite.launch_server", ready=True):
         line = process.stdout.readline()
         assert line.startswith("Serving"), line
         url = line.split()[-1]
-        while ready and httpx2.get(f"{url}/ready").status_code != 200:
+        if ready:
+            until(lambda: process.poll() is not None or httpx2.get(f"{url}/ready").status_code == 200)
             assert process.poll() is None
         yield process, url
     finally:
@@ -47,12 +49,13 @@ def children_of(pid):
 
 def gone(pid):
     """Waits until a process has ended."""
-    with contextlib.suppress(ProcessLookupError):
-        while True:
-            os.kill(pid, 0)
-            with open(f"/proc/{pid}/stat") as file:
-                if file.read().rpartition(")")[2].split()[0] == "Z":
-                    return
+
+    def ended():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+        return True
+
+    until(ended)
 
 
 def events(response):
@@ -126,8 +129,7 @@ def test_an_engine_that_stands_still_is_unhealthy_and_holds_up_no_end(folder):
     with launched(folder, "--health-timeout-s", "1") as (process, url):
         (engine,) = children_of(process.pid)
         os.kill(engine, signal.SIGSTOP)
-        while httpx2.get(f"{url}/health").status_code != 503:
-            assert process.poll() is None
+        until(lambda: httpx2.get(f"{url}/health").status_code == 503)
         asked = httpx2.get(f"{url}/v1/loads", timeout=60)
         assert asked.status_code == 504
         assert "no sign" in asked.json()["error"]["message"]
@@ -142,10 +144,13 @@ def test_an_engine_that_died_is_started_again_where_that_is_wanted(folder):
         (engine,) = children_of(process.pid)
         os.kill(engine, signal.SIGKILL)
         gone(engine)
-        status = 503
-        while status != 200:
+
+        def serves():
             status = httpx2.post(f"{url}/generate", json={"text": "a"}, timeout=60).status_code
             assert status in (200, 503)
+            return status == 200
+
+        until(serves)
         assert httpx2.get(f"{url}/health").status_code == 200
 
 
