@@ -25,8 +25,8 @@ _SAMPLING = {"temperature": 1, "top_p": 1, "presence_penalty": 0, "frequency_pen
 _NEVER_WHILE_REASONING = ("logprobs", "top_logprobs", "logit_bias", "stop")
 _MAX_STOPS = 4
 
-_NO_SAMPLERS = re.compile(r"claude-(opus-4-[78]|\w+-5|mythos)")
-_NO_PREFILL = re.compile(r"claude-(\w+-4-[678]|\w+-5|mythos)")
+_NO_SAMPLERS = re.compile(r"claude-(opus-4-[78]|[a-z]+-5|mythos)")
+_NO_PREFILL = re.compile(r"claude-(\w+-4-[678]|[a-z]+-5|mythos)")
 _ONE_SAMPLER = re.compile(r"claude-(opus-4-1|\w+-4-[56])")
 _NO_OUTPUT_FORMAT = re.compile(r"claude-(instant|2|3)|claude-(opus|sonnet)-4-(0|2025)")
 

@@ -314,12 +314,16 @@ def _pattern(constraint: Constraint) -> str | None:
         case Number(kind):
             return PATTERNS[kind]
         case Choices(options):
-            return "|".join(map(_literally, options))
+            return f"({'|'.join(map(_literally, options))})"
     return None
 
 
+_WRITTEN: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+
+
 def _literally(text: str) -> str:
-    return re.sub(r"[^\w ]", lambda found: "\\" + found[0], text)
+    """A text as a regex that matches it, in what all engines' dialects share."""
+    return re.sub(r"[^\w ]", lambda found: _WRITTEN.get(found[0], "\\" + found[0]), text)
 
 
 def _grammar(name: str, profile: Profile, constraint: Constraint, put: Any) -> Iterator[Rung]:

@@ -93,6 +93,27 @@ def test_several_generations_of_a_turn_are_told_together():
     assert [node.rung for node in nodes] == ["turn", "turn"]
 
 
+def add(a: int, b: int) -> int:
+    """Adds two numbers."""
+    return a + b
+
+
+@pytest.mark.parametrize("model", ["gpt-4o", "gpt-5", "claude-opus-5", "claude-sonnet-5-5"])
+def test_tools_are_served_as_explained(model):
+    @sgl.function
+    def calls(s):
+        s += sgl.user("1 and 2?")
+        s += sgl.assistant(sgl.gen("call", tools=[add]))
+
+    with sgl.server_for_tests(None) as running:
+        kind, arguments = (sgl.Anthropic, running.anthropic) if "claude" in model else (sgl.OpenAI, running.openai)
+        backend = kind(model, max_retries=0, **arguments)
+        (node,) = backend.explain(calls).nodes
+        state = calls.run(backend=backend)
+        assert state.get_meta_info("call")["rung"] == node.rung
+        backend.shutdown()
+
+
 def test_all_ways_through_a_body_are_explained():
     @sgl.function
     def asks(s, hard):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import re
 
 import pytest
 from api_server import Reply
@@ -180,6 +181,15 @@ def test_a_dialects_own_field_is_sent(api, openai, profile, options, answer, fie
     assert body.keys() - {"model", "messages", "max_tokens"} == fields.keys()
     assert (meta["calls"], "warnings" in meta) == (1, False)
     assert [meta["rung"]] == list(fields)
+
+
+def test_choices_are_a_regex_that_matches_them_alone(api, openai):
+    texts = ("a.b", "c|d", "(e)", "f\ng", "é h")
+    for text in texts:
+        api.answers = [said(text)]
+        assert run(openai("local", profile="sglang"), constraint=Choices(texts))["a"] == text
+        assert re.fullmatch(api.last["regex"], text)
+    assert re.fullmatch(api.last["regex"], "axb") is None
 
 
 def test_schemas_go_to_engines_as_they_are(api, openai):

@@ -9,6 +9,8 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.profile import FEATURES, named, profile_of, profiles, providers
+from sglang_lite.testing.anthropic import Messages
+from sglang_lite.testing.openai_chat import Chat
 
 DATA = importlib.resources.files("sglang_lite.lang.backend") / "profiles"
 
@@ -85,3 +87,30 @@ def test_what_the_user_says_wins():
     assert told.params == {"top_k"}
     assert not told.takes("images")
     assert told.takes("json_schema")
+
+
+SPELLED = {
+    "temperature": {"temperature": 0.5},
+    "top_p": {"top_p": 0.5},
+    "top_k": {"top_k": 3},
+    "n": {"n": 2},
+    "seed": {"seed": 1},
+    "frequency_penalty": {"frequency_penalty": 0.5},
+    "presence_penalty": {"presence_penalty": 0.5},
+    "logit_bias": {"logit_bias": {"1": 1}},
+    "return_logprob": {"logprobs": True},
+}
+
+
+@pytest.mark.parametrize(("provider", "api"), [("openai", Chat()), ("anthropic", Messages())])
+def test_the_server_for_tests_refuses_nothing_that_a_profile_takes(provider, api):
+    """Two accounts of the same providers, written apart."""
+    for profile in profiles(provider):
+        if profile.api not in ("chat", "messages"):
+            continue
+        plain = {"model": profile.model or "new", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
+        if provider == "openai":
+            plain["max_completion_tokens"] = plain.pop("max_tokens")
+        for name, fields in SPELLED.items():
+            if profile.takes(name):
+                assert api.refusal({**plain, **fields}, compatible=False) is None, (profile.name, name)
