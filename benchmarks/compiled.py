@@ -6,8 +6,8 @@ caller   default model in a process of its own, rows of four generations of one 
          caller a row of `run_batch`, every variable read
 plain    the same rows on a backend that answers at once, and costs nothing else: programs a processor second
 latency  default model: seconds of a program of eight generations of two tokens (and of 16), and of 64 of them at once
-http     rows of four generations on a scripted engine of 1 ms a step: in this process, and in one of its own with a
-         server, behind a line of 20 ms each way: requests, seconds, processor microseconds a row of each process
+http     rows of four generations on a scripted engine of 1 and of 20 ms a step: in this process, and in one of its own
+         with a server, behind a line of 20 ms each way: requests, seconds, processor microseconds a row of each process
 
 Processor time is of this process alone. Ratios are of medians of the same run.
 """
@@ -170,7 +170,7 @@ import gc, sys
 from serve import serving
 from sglang_lite.bench.scripted_core import scripted_engine
 from sglang_lite.runtime.config import DEFAULT_MODEL
-with scripted_engine(DEFAULT_MODEL, 0.001) as engine, serving(engine) as url:
+with scripted_engine(DEFAULT_MODEL, float(sys.argv[1])) as engine, serving(engine) as url:
     gc.collect()
     gc.freeze()
     print(url, flush=True)
@@ -208,14 +208,14 @@ def spent(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def http(count: int, repeat: int) -> None:
+def http(count: int, repeat: int, step_s: float) -> None:
     given = rows(count)
-    with scripted_engine(DEFAULT_MODEL, 0.001) as engine:
+    with scripted_engine(DEFAULT_MODEL, step_s) as engine:
         local = LocalBackend(engine)
         here = four.compile(local)
         alone = processor(lambda: here.run_batch(given, backend=local), repeat)
         in_process = median([elapsed(lambda: here.run_batch(given, backend=local)) for _ in range(repeat)])
-    with other(_SERVER) as server, other(_LINE, printed(server)) as line:
+    with other(_SERVER, str(step_s)) as server, other(_LINE, printed(server)) as line:
         remote = sgl.RuntimeEndpoint(printed(line))
         there = four.compile(remote)
         work = partial(there.run_batch, given, backend=remote)
@@ -227,9 +227,9 @@ def http(count: int, repeat: int) -> None:
         remote.shutdown()
         asked = int(line.communicate()[0].split()[-1]) / (2 * repeat + 2)
     ratio = over / in_process
-    print(f"http: {count} rows in {asked:g} requests, {over:.3f} s, {in_process:.3f} s in process: {ratio:.2f}x; "
-          f"processor us a row: client {client / count * 1e6:.0f}, server with engine {served / count * 1e6:.0f}, "
-          f"in process {alone / count * 1e6:.0f}", flush=True)  # fmt: skip
+    print(f"http, {step_s * 1e3:g} ms a step: {count} rows in {asked:g} requests, {over:.3f} s, {in_process:.3f} s in "
+          f"process: {ratio:.2f}x; processor us a row: client {client / count * 1e6:.0f}, server with engine "
+          f"{served / count * 1e6:.0f}, in process {alone / count * 1e6:.0f}", flush=True)  # fmt: skip
 
 
 def main() -> None:
@@ -251,7 +251,8 @@ def main() -> None:
     if "latency" in only:
         latency(options.repeat)
     if "http" in only:
-        http(options.rows, options.repeat)
+        http(options.rows, options.repeat, 0.001)
+        http(options.rows, options.repeat, 0.02)
 
 
 if __name__ == "__main__":

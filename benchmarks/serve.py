@@ -245,9 +245,10 @@ class Line:
         await asyncio.gather(self._carry(reader, back, count=True), self._carry(there, writer, count=False))
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, count: bool) -> None:
-        while part := await reader.read(1 << 16):
-            self.requests += count and part.startswith(b"POST ")
-            self._loop.call_later(_DELAY_S, writer.write, part)
+        with contextlib.suppress(ConnectionError):  # an end that has gone
+            while part := await reader.read(1 << 16):
+                self.requests += count and part.startswith(b"POST ")
+                self._loop.call_later(_DELAY_S, writer.write, part)
         self._loop.call_later(_DELAY_S, writer.close)
 
     def close(self) -> None:
