@@ -3,6 +3,7 @@
 import datetime
 import importlib.resources
 import tomllib
+from typing import Any
 
 import pytest
 
@@ -89,7 +90,7 @@ def test_what_the_user_says_wins():
     assert told.takes("json_schema")
 
 
-SPELLED = {
+SPELLED: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 0.5},
     "top_p": {"top_p": 0.5},
     "top_k": {"top_k": 3},
