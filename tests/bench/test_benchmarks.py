@@ -36,6 +36,7 @@ SMALL = {
     "programs.py": ["--only", "shared,crowded", "--size", "0.05"],
     "quality.py": ["--dtypes", "bfloat16", "--tokens", "32"],
     "reproducible.py": ["--help"],  # test_reproducible.py runs it, with a small model
+    "remote.py": ["--programs", "4", "--latency", "0.001", "--rounds", "1"],
     "replicas.py": ["--help"],  # it needs a gateway, which the tests do not install
     "serve_gpu.py": ["--shape", "small", "--streams", "2", "--tokens", "4", "--repeat", "1"],
     "serve.py": ["--only", "events,first", "--repeat", "1", "--seconds", "0.1", "--streams", "4"],

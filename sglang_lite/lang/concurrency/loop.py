@@ -7,7 +7,10 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+_LOOKUPS = 2  # threads for what blocks in libraries that run on the loop
 
 
 class Mailbox:
@@ -90,6 +93,8 @@ def forks() -> int:
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
+    # SDKs look up names and the like in threads: asyncio would start one a look-up, up to four more than CPUs.
+    loop.set_default_executor(ThreadPoolExecutor(_LOOKUPS, "sglang_lite-lookups"))
     loop.run_forever()
 
 
