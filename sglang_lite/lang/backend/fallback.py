@@ -11,6 +11,7 @@ import msgspec
 from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
 from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.backend.rendering import rendered
+from sglang_lite.lang.backend.turns import TurnRules
 from sglang_lite.protocol import (
     BackendError,
     Constraint,
@@ -53,6 +54,16 @@ class Fallback(BaseBackend):
 
     def get_model_name(self) -> str:
         return ", ".join(backend.get_model_name() for backend in self.backends)
+
+    @property
+    def caches_prompts(self) -> bool:
+        return self.backends[0].caches_prompts
+
+    @property
+    def turn_rules(self) -> TurnRules | None:
+        """Those of all backends, where they are the same."""
+        rules = {backend.turn_rules for backend in self.backends}
+        return rules.pop() if len(rules) == 1 else None
 
     def identity(self) -> tuple[Any, ...]:
         return *super().identity(), *(backend.identity() for backend in self.backends)

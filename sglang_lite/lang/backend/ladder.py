@@ -177,7 +177,8 @@ def turn_rules_of(profile: Profile, policy: Policy) -> TurnRules:
     """What a backend of the profile does with several generations in a turn."""
     can = capabilities_of(profile, policy)
     begun: Begun = "continued" if can.continues or can.prefill else "refused" if policy == "strict" else "asked"
-    return TurnRules(begun, JsonSchema in kinds_served(profile, "strict"))
+    constrained = can.continues or profile.takes("continue_final_message")
+    return TurnRules(begun, JsonSchema in kinds_served(profile, "strict"), constrained)
 
 
 def kinds_served(profile: Profile, policy: Policy) -> frozenset[type]:

@@ -25,10 +25,12 @@ class TurnRules:
         begun: what it does with a turn that has begun: "continued" by the model, which is shown it so; "asked": it is
             shown the turn as its own message, and asked to go on; "refused".
         objects: it enforces JSON schemas, so that values can come as one object.
+        constrained: it continues a begun turn under a constraint, too.
     """
 
     begun: Begun
     objects: bool
+    constrained: bool = False
 
 
 def from_start(prompt: Prompt) -> Prompt:

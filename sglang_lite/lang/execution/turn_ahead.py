@@ -204,7 +204,8 @@ def _turn(span: _Span, setting: Setting, stops: tuple[str, ...]) -> Turn | None:
     rules = setting.backend.turn_rules
     assert rules is not None
     drawn = _drawn_alike(span.asked, setting.params)
-    if span.begun and drawn is not None and rules.objects and not setting.backend.capabilities.continues:
+    needed = len(span.asked) > 1 or not rules.constrained  # one alone is continued where that can be
+    if span.begun and drawn is not None and rules.objects and needed:
         fields = _fields(span, setting, free=rules.begun == "asked")
         if fields:
             return Turn(span, setting, stops, drawn, fields=fields)

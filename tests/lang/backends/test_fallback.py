@@ -141,3 +141,18 @@ def test_a_node_may_run_on_another_provider(api, other, connected):
 
     state = program.run(backend=first)
     assert (state["a"], state["b"]) == ("one", "two")
+
+
+def test_the_next_one_is_asked_for_a_turn_as_the_first_is(api, other, connected):
+    """Several generations of one call."""
+    first, second = connected(OpenAI, "gpt-4o", path="/v1"), connected(OpenAI, "gpt-4.1", base_url=f"{other.url}/v1")
+
+    @sgl.function(num_api_spec_tokens=32)
+    def program(s):
+        s += sgl.user("Who?")
+        s += sgl.assistant("Name:" + sgl.gen("name", stop="\n") + "\nCity:" + sgl.gen("city", stop="\n"))
+
+    api.answers, other.answers = [failure(503, "Busy")], [said("Name: Ann\nCity: Rome")]
+    state = program.run(backend=sgl.Fallback([first, second]))
+    assert (state["name"], state["city"]) == (" Ann", " Rome")
+    assert len(other.requests) == 1
