@@ -68,7 +68,9 @@ if TYPE_CHECKING:
     )
     from sglang_lite.lang.backend.anthropic import Anthropic
     from sglang_lite.lang.backend.base_backend import BaseBackend
+    from sglang_lite.lang.backend.crusoe import Crusoe
     from sglang_lite.lang.backend.fallback import Fallback
+    from sglang_lite.lang.backend.litellm import LiteLLM
     from sglang_lite.lang.backend.openai import OpenAI
     from sglang_lite.lang.backend.prices import Price, price
     from sglang_lite.lang.backend.rate_limit import RateLimit
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.backend.replay_backend import Replay
     from sglang_lite.lang.backend.runtime_endpoint import Runtime, RuntimeEndpoint
     from sglang_lite.lang.backend.scripted import ScriptedBackend
+    from sglang_lite.lang.backend.vertexai import VertexAI
     from sglang_lite.lang.blanks import CompileError
     from sglang_lite.lang.choices import (
         greedy_token_selection,
@@ -109,7 +112,10 @@ _HOMES = {
     ),
     "lang.backend.anthropic": ("Anthropic",),
     "lang.backend.base_backend": ("BaseBackend",),
+    "lang.backend.crusoe": ("Crusoe",),
     "lang.backend.fallback": ("Fallback",),
+    "lang.backend.litellm": ("LiteLLM",),
+    "lang.backend.vertexai": ("VertexAI",),
     "lang.backend.openai": ("OpenAI",),
     "lang.backend.prices": ("Price", "price"),
     "lang.backend.recording": ("record",),
@@ -137,17 +143,17 @@ _HOME = {name: f"sglang_lite.{home}" for home, names in _HOMES.items() for name 
 
 __all__ = [  # written out, as type checkers read it
     "Anthropic", "BackendError", "BaseBackend", "BatchError", "BudgetError", "CapabilityError", "Choices",
-    "CompileError", "ConstraintError", "DownloadError", "Engine", "EngineClosedError", "EngineConfig", "Fallback",
-    "Grammar", "Graph", "ModelError", "Multi", "OpenAI", "OverloadedError", "ParameterError", "Price", "ProgramError",
-    "ProgramState", "ProgramStateGroup", "RateLimit", "RefusalError", "Regex", "Replay", "RequestAbortedError",
-    "RequestTimeoutError", "Runtime", "RuntimeEndpoint", "SamplingParams", "ScriptedBackend", "SglError",
-    "TemplateError", "ToolCall", "ToolError", "TraceError", "UnknownVariableError", "ValueValidationError",
+    "CompileError", "ConstraintError", "Crusoe", "DownloadError", "Engine", "EngineClosedError", "EngineConfig",
+    "Fallback", "Grammar", "Graph", "LiteLLM", "ModelError", "Multi", "OpenAI", "OverloadedError", "ParameterError",
+    "Price", "ProgramError", "ProgramState", "ProgramStateGroup", "RateLimit", "RefusalError", "Regex", "Replay",
+    "RequestAbortedError", "RequestTimeoutError", "Runtime", "RuntimeEndpoint", "SamplingParams", "ScriptedBackend",
+    "SglError", "TemplateError", "ToolCall", "ToolError", "TraceError", "UnknownVariableError", "ValueValidationError",
+    "VertexAI",
     "__version__", "assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int",
     "gen_string", "get_server_info", "global_config", "grammar", "greedy_token_selection", "image", "load", "price",
-    "record", "select",
-    "separate_reasoning", "server_for_tests", "set_default_backend", "system", "system_begin", "system_end",
-    "token_length_normalized", "unconditional_likelihood_normalized", "use_tools", "user", "user_begin", "user_end",
-    "video",
+    "record", "select", "separate_reasoning", "server_for_tests", "set_default_backend", "system", "system_begin",
+    "system_end", "token_length_normalized", "unconditional_likelihood_normalized", "use_tools", "user", "user_begin",
+    "user_end", "video",
 ]  # fmt: skip
 
 

@@ -148,6 +148,12 @@ SIGNATURES = {
         "model_name, is_chat_model=None, chat_template=None, is_azure=False, *args, **kwargs"
     ),
     "lang.backend.anthropic:Anthropic": "model_name, *args, **kwargs",
+    "lang.backend.vertexai:VertexAI": "model_name, safety_settings=None",
+    "lang.backend.crusoe:Crusoe": "model_name, api_key=None, base_url=None, chat_template=None, **kwargs",
+    "lang.backend.litellm:LiteLLM": (
+        "model_name, chat_template=None, api_key=None, organization=None, base_url=None, timeout=600, "
+        "max_retries=None, default_headers=None"
+    ),
     "utils:read_jsonl": "filename",
     "utils:dump_state_text": "filename, states, mode='w'",
     "utils:download_and_cache_file": "url, filename=None",
@@ -160,13 +166,13 @@ SIGNATURES = {
 }
 
 TOP_LEVEL = (
-    "Anthropic", "Engine", "OpenAI", "Runtime", "RuntimeEndpoint", "__version__", "assistant", "assistant_begin",
+    "Anthropic", "Crusoe", "Engine", "LiteLLM", "OpenAI", "Runtime", "RuntimeEndpoint", "VertexAI", "__version__", "assistant", "assistant_begin",
     "assistant_end", "flush_cache", "function", "gen", "gen_int", "gen_string", "get_server_info", "global_config",
     "greedy_token_selection", "image", "select", "separate_reasoning", "set_default_backend", "system",
     "system_begin", "system_end", "token_length_normalized", "unconditional_likelihood_normalized", "user",
     "user_begin", "user_end", "video",
 )  # fmt: skip
-NOT_YET = ("LiteLLM", "VertexAI", "Crusoe", "ServerArgs")
+NOT_YET = ("ServerArgs",)
 MODULES = {
     "lang.api": "function gen gen_int gen_string select image video system user assistant set_default_backend",
     "lang.backend.base_backend": "BaseBackend",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+import weakref
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +31,7 @@ class Connector:
             the one that was made before, if any.
         errors: the SDK's classes of errors: all, those for a time limit, those for a connection.
         ready: a client that the user has made, and closes.
+        close: closes a client.
     """
 
     package: str
@@ -36,6 +39,7 @@ class Connector:
     make: Callable[[Any, Heard, Any], Any]
     errors: Callable[[Any], tuple[Errors, Errors, Errors]]
     ready: object = None
+    close: Callable[[Any], Coroutine[Any, Any, object]] = lambda client: client.close()
 
 
 class Connection:
@@ -55,11 +59,12 @@ class Connection:
             ) from error
         self._connector = connector
         try:
-            self._client: Any = connector.make(self.sdk, self._heard, None)
+            self._client: Any = connector.make(self.sdk, self._hears(), None)
         except connector.errors(self.sdk)[0] as error:
             raise ParameterError(backend, str(error)) from error
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open = True
+        self._end: weakref.finalize[..., Any] | None = None  # closes what is open when nobody has the backend any more
         self.server = str(getattr(self._client, "base_url", ""))
         key = getattr(self._client, "api_key", None)
         self.limit = shared_limit(f"{connector.package} {self.server}", key) if limit is None else limit
@@ -78,24 +83,50 @@ class Connection:
         loop = asyncio.get_running_loop()
         closed = not self._open and self._client is not self._connector.ready
         if closed or self._loop not in (None, loop):
-            self._client = self._connector.make(self.sdk, self._heard, self._client)
+            self._client = self._connector.make(self.sdk, self._hears(), self._client)
+        if self._loop is not loop and self._client is not self._connector.ready:
+            self._ends_with(loop)
         self._loop, self._open = loop, True
         return self._client
+
+    def _ends_with(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._end is not None:
+            self._end.detach()
+        self._end = weakref.finalize(self, _close_later, self._connector.close, self._client, loop, os.getpid())
+        self._end.atexit = False
 
     def close(self) -> None:
         """Closes the connections; `client` opens new ones."""
         if self._client is self._connector.ready:
             return
         loop, self._loop, was_open, self._open = self._loop, None, self._open, False
+        if self._end is not None:
+            self._end.detach()
         if was_open and loop is not None and loop is executor().loop:
-            asyncio.run_coroutine_threadsafe(self._client.close(), loop).result()
+            asyncio.run_coroutine_threadsafe(self._connector.close(self._client), loop).result()
 
-    def _heard(self, status: int, headers: Mapping[str, str]) -> None:
-        self.limit.heard(status, headers)
+    def _hears(self) -> Heard:
+        """Has the limit learn from answers, while this lives: a client does not keep it alive."""
+        mine = weakref.ref(self)
+
+        def heard(status: int, headers: Mapping[str, str]) -> None:
+            connection = mine()
+            if connection is not None:
+                connection.limit.heard(status, headers)
+
+        return heard
 
     def _secrets(self) -> Iterator[object]:
         for name in ("api_key", "auth_token", "admin_api_key"):
             yield getattr(self._client, name, None)
+
+
+def _close_later(
+    close: Callable[[Any], Coroutine[Any, Any, object]], client: Any, loop: asyncio.AbstractEventLoop, process: int
+) -> None:
+    """Closes a client that nobody has any more, on its loop, if that still runs in this process."""
+    if os.getpid() == process and loop.is_running():
+        asyncio.run_coroutine_threadsafe(close(client), loop)
 
 
 def sdk_client(kind: str, args: Sequence[Any], options: Mapping[str, Any], client: object) -> Callable[..., Any]:

@@ -163,7 +163,7 @@ class ChatReader:
             sample.thoughts = (sample.thoughts or "") + thought
         for call in getattr(message, "tool_calls", None) or ():
             _add_call(sample, call)
-        return Delta(message.content or "", logprobs=logprobs_of(choice.logprobs), index=choice.index,
+        return Delta(message.content or "", logprobs=logprobs_of(getattr(choice, "logprobs", None)), index=choice.index,
                      reasoning=thought or "")  # fmt: skip
 
 

@@ -19,6 +19,7 @@ class Target:
         effort: how much it is to reason, in its provider's words; None: as much as it does by itself.
         reasons: it may reason, so that what it thinks is asked for, to be given back.
         cached: its provider is told where prompts begin alike, by marks or by a key.
+        extra: settings that go with every request.
     """
 
     model: str
@@ -26,6 +27,7 @@ class Target:
     effort: str | None = None
     reasons: bool = False
     cached: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,8 @@ class Failures:
         if isinstance(error, self.timeout):
             return self._late()
         if isinstance(error, self.connection):
-            why = self.redacted(f"{type(error.__cause__).__name__}: {error.__cause__}")
+            cause = error.__cause__ or error
+            why = self.redacted(f"{type(cause).__name__}: {cause}")
             lost = BackendError(f"{self.name}: the connection failed ({why}).", hint=f"Check base_url; {_RETRIES}.")
             lost.retryable = True
             return lost

@@ -1,0 +1,49 @@
+"""Crusoe's managed inference: a profile of the compatible backend."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from sglang_lite.lang.backend.openai import OpenAI
+from sglang_lite.protocol import ParameterError
+from sglang_lite.text.chat_template import ChatTemplate
+
+# docs.vllm.ai/en/latest/deployment/frameworks/crusoe and docs.crusoecloud.com, read on 2026-11-22
+BASE_URL = "https://api.inference.crusoecloud.com/v1"
+
+
+class Crusoe(OpenAI):
+    """A model behind Crusoe's managed inference, which speaks OpenAI's chat API as vLLM does.
+
+    Args:
+        model_name: the model.
+        api_key: None for CRUSOE_API_KEY of the environment.
+        base_url: None for Crusoe's own.
+        chat_template: how roles become text in `state.text()`.
+        **kwargs: as of `OpenAI`: `profile`, `policy`, `client`, `timeout`, `max_retries` …
+
+    Raises:
+        BackendError: the SDK is not installed.
+        ParameterError: the SDK refuses the arguments, or there is no API key.
+    """
+
+    provider = "crusoe"
+
+    def __init__(
+        self,
+        model_name: str,
+        api_key: str | None = None,
+        base_url: str | None = None,
+        chat_template: ChatTemplate | None = None,
+        **kwargs: Any,
+    ) -> None:
+        given: dict[str, Any] = {}
+        if kwargs.get("client") is None:
+            key = api_key or os.environ.get("CRUSOE_API_KEY")
+            if not key:
+                raise ParameterError("api_key", "there is none.", hint="Give api_key=, or set CRUSOE_API_KEY.")
+            given = {"api_key": key, "base_url": base_url or BASE_URL}
+        elif api_key is not None or base_url is not None:
+            raise ParameterError("client", "is ready: api_key and base_url beside it would change nothing.")
+        super().__init__(model_name, True, chat_template, **{"profile": "crusoe", **given, **kwargs})

@@ -1,0 +1,230 @@
+"""Gemini's generateContent, by Google's Gen AI SDK: requests and answers."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import mimetypes
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from sglang_lite.lang.backend.remote_api import (
+    Api,
+    JsonFormat,
+    JsonTool,
+    PartialAnswer,
+    PartialCall,
+    Question,
+    Tool,
+    Tools,
+)
+from sglang_lite.protocol import CapabilityError, Delta, Image, Message, TokenLogprob, Usage
+from sglang_lite.protocol.sampling import given
+
+_ANSWER = Tool("answer", "Its arguments are your whole answer.", {}, strict=False)
+_NAMES = {  # of parameters, ours and the API's
+    "max_tokens": "max_output_tokens", "temperature": "temperature", "top_p": "top_p", "top_k": "top_k",
+    "n": "candidate_count", "seed": "seed", "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty", "return_logprob": "response_logprobs", "top_logprobs_num": "logprobs",
+}  # fmt: skip
+_CUT = "MAX_TOKENS"
+_REFUSED = frozenset({
+    "SAFETY", "RECITATION", "LANGUAGE", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "IMAGE_SAFETY",
+    "IMAGE_PROHIBITED_CONTENT", "IMAGE_RECITATION",
+})  # fmt: skip
+
+
+def request(question: Question) -> dict[str, Any]:
+    """Arguments of `models.generate_content`.
+
+    Raises:
+        CapabilityError: an image or a system turn that the API does not take.
+    """
+    messages = question.prompt.messages
+    system = list(itertools.takewhile(lambda message: message.role == "system", messages))
+    config: dict[str, Any] = {**question.target.extra, **_parameters(question), **_shape(question)}
+    if system:
+        config["system_instruction"] = "\n\n".join(_text(message) for message in system)
+    if question.target.effort is not None:
+        config["thinking_config"] = {"thinking_level": question.target.effort.upper()}
+    contents = _contents(question, len(system))
+    return {"model": question.target.model, "contents": contents, "config": config}
+
+
+def _parameters(question: Question) -> dict[str, Any]:
+    config: dict[str, Any] = {}
+    for name, value in given(question.params).items():
+        if name == "stop":
+            config["stop_sequences"] = list(value)
+        elif name == "seed":
+            config["seed"] = value % 2**31  # theirs are of 32 bits, signed
+        elif name in _NAMES:
+            config[_NAMES[name]] = value
+    return config
+
+
+def _shape(question: Question) -> dict[str, Any]:
+    """How the answer is asked for."""
+    match question.shape:
+        case JsonFormat(schema, _):
+            return {"response_mime_type": "application/json", "response_json_schema": schema}
+        case JsonTool(schema):
+            return _tools([Tool(_ANSWER.name, _ANSWER.description, schema, strict=True)], "ANY")
+        case Tools(tools, required):
+            return _tools(tools, "ANY" if required else "AUTO")
+    return {}
+
+
+def _tools(tools: Sequence[Tool], mode: str) -> dict[str, Any]:
+    declared = [
+        {"name": tool.name, "description": tool.description, "parameters_json_schema": dict(tool.schema)}
+        for tool in tools
+    ]
+    return {
+        "tools": [{"function_declarations": declared}],
+        "tool_config": {"function_calling_config": {"mode": mode}},
+        "automatic_function_calling": {"disable": True},
+    }
+
+
+def _contents(question: Question, start: int) -> list[dict[str, Any]]:
+    """The conversation as the API takes it: a turn with calls or signed thoughts as the model made it."""
+    contents: list[dict[str, Any]] = []
+    calls: list[Mapping[str, Any]] = []  # of the turn before, whose results the user tells
+    for place, message in enumerate(question.prompt.messages[start:], start):
+        if message.role == "system":
+            raise CapabilityError(
+                f"{question.target.model} takes no system turn after others.", hint="Put it first, or into a user's."
+            )
+        if place in question.items:
+            parts = list(question.items[place])
+            contents.append({"role": "model", "parts": parts})
+            calls = [part["function_call"] for part in parts if "function_call" in part]
+            continue
+        if calls and message.role == "user":
+            parts = [_result(call, message) for call in calls]
+        else:
+            parts = [_part(part, question.target.model) for part in message.content if part]
+        contents.append({"role": "model" if message.role == "assistant" else "user", "parts": parts})
+        calls = []
+    return contents
+
+
+def _result(call: Mapping[str, Any], message: Message) -> dict[str, Any]:
+    known = {key: call[key] for key in ("id", "name") if call.get(key)}
+    return {"function_response": {**known, "response": {"output": _text(message)}}}
+
+
+def _text(message: Message) -> str:
+    if any(isinstance(part, Image) for part in message.content):
+        raise CapabilityError("an image stands where the API takes text alone.", hint="Move it to a user's turn.")
+    return "".join(str(part) for part in message.content)
+
+
+def _part(part: str | Image, model: str) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"text": part}
+    if part.url.startswith("data:"):
+        head, _, data = part.url.removeprefix("data:").partition(",")
+        return {"inline_data": {"mime_type": head.partition(";")[0], "data": data}}
+    if not part.url:
+        return {"inline_data": {"mime_type": part.media_type, "data": base64.b64encode(part.data).decode()}}
+    kind, _ = mimetypes.guess_type(part.url)
+    if kind is None:
+        raise CapabilityError(
+            f"{model} has to be told what the image at {part.url[:80]} is.", hint="Give its bytes, or a data URL."
+        )
+    return {"file_data": {"file_uri": part.url, "mime_type": kind}}
+
+
+class GenerateContentReader:
+    """Reader of an answer, or of its pieces, which are of the same form."""
+
+    def __init__(self) -> None:
+        self.samples: dict[int, PartialAnswer] = {}
+        self.usage = Usage()
+        self.meta: dict[str, Any] = {}
+        self.failure = ""
+        self.paused = False
+
+    def whole(self, said: Any) -> None:
+        self.event(said)
+
+    def event(self, said: Any) -> Sequence[Delta]:
+        self.meta |= {"id": said.response_id, "model": said.model_version}
+        if said.usage_metadata is not None:
+            self._count(said.usage_metadata)
+        blocked = said.prompt_feedback and said.prompt_feedback.block_reason
+        if blocked:
+            self.samples[0] = PartialAnswer(refusal=f"the prompt was blocked ({blocked.value})", reason="blocked")
+        deltas = list[Delta]()
+        for place, candidate in enumerate(said.candidates or ()):
+            deltas += self._add(place if candidate.index is None else candidate.index, candidate)
+        return deltas
+
+    def _count(self, said: Any) -> None:
+        thoughts = said.thoughts_token_count or 0
+        completion = (said.candidates_token_count or 0) + thoughts
+        self.usage = Usage(said.prompt_token_count or 0, said.cached_content_token_count or 0, completion)
+        if thoughts:
+            self.meta["reasoning_tokens"] = thoughts
+
+    def _add(self, index: int, candidate: Any) -> list[Delta]:
+        """Adds what a candidate, whole or a part, has brought."""
+        sample = self.samples.setdefault(index, PartialAnswer(thoughts=""))
+        deltas = list[Delta]()
+        for part in (candidate.content and candidate.content.parts) or ():
+            sample.items.append(part.model_dump(mode="json", exclude_none=True))
+            if part.function_call is not None:
+                call = part.function_call
+                sample.calls[len(sample.calls)] = PartialCall(
+                    call.name or "", json.dumps(call.args or {}), call.id or ""
+                )
+            elif part.text and part.thought:
+                sample.thoughts = f"{sample.thoughts}{part.text}"
+                deltas.append(Delta("", index=index, reasoning=part.text))
+            elif part.text:
+                sample.text += part.text
+                deltas.append(Delta(part.text, index=index))
+        sample.logprobs += _logprobs(candidate.logprobs_result)
+        if candidate.finish_reason is not None:
+            self._end(sample, candidate)
+        return deltas
+
+    def _end(self, sample: PartialAnswer, candidate: Any) -> None:
+        sample.reason = candidate.finish_reason.value
+        sample.cut = sample.reason == _CUT
+        if sample.reason in _REFUSED:
+            sample.refusal = candidate.finish_message or sample.reason
+        elif sample.reason not in ("STOP", _CUT):
+            self.failure = f"the answer ended with {sample.reason}: {candidate.finish_message or 'no more is said'}"
+        if not any("function_call" in part or "thought_signature" in part for part in sample.items):
+            sample.items = []  # its text says it all
+
+
+def _logprobs(said: Any) -> tuple[TokenLogprob, ...]:
+    chosen = (said and said.chosen_candidates) or ()
+    tops = (said and said.top_candidates) or [None] * len(chosen)
+    return tuple(
+        TokenLogprob(each.log_probability, each.token_id or -1, each.token, _top(top))
+        for each, top in zip(chosen, tops)
+    )
+
+
+def _top(said: Any) -> tuple[tuple[float, int, str | None], ...]:
+    candidates = (said and said.candidates) or ()
+    return tuple((each.log_probability, each.token_id or -1, each.token) for each in candidates)
+
+
+def _create(client: Any) -> Any:
+    async def create(*, stream: bool = False, **asked: Any) -> Any:
+        if stream:
+            return aclosing(await client.aio.models.generate_content_stream(**asked))
+        return await client.aio.models.generate_content(**asked)
+
+    return create
+
+
+GENERATE_CONTENT = Api(request, _create, {"stream": True}, GenerateContentReader)

@@ -1,0 +1,110 @@
+"""Every provider that LiteLLM knows, by its own package."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from types import SimpleNamespace
+from typing import Any
+
+from sglang_lite.lang.backend.capabilities import Capabilities
+from sglang_lite.lang.backend.connection import Connector, Heard
+from sglang_lite.lang.backend.ladder import Policy, Rung
+from sglang_lite.lang.backend.openai_chat import CHAT
+from sglang_lite.lang.backend.profile import Profile, named, profile_of
+from sglang_lite.lang.backend.rate_limit import RateLimit
+from sglang_lite.lang.backend.remote import RemoteBackend, without_marks
+from sglang_lite.lang.backend.remote_api import Api, Target
+from sglang_lite.lang.backend.serving import shape_of
+from sglang_lite.lang.chat_template import get_chat_template
+from sglang_lite.protocol import Delta, Generation, Prompt, SamplingParams
+from sglang_lite.text.chat_template import ChatTemplate
+
+
+class LiteLLM(RemoteBackend):
+    """A model of any provider that LiteLLM knows, asked as by OpenAI's chat API. What a model takes, only its provider
+    knows: `profile=` says it ("openai/gpt-4o", "anthropic/claude-opus-5" …); without one it has the parameters of
+    OpenAI's protocol and keeps no constraint.
+
+    Args:
+        model_name: as LiteLLM calls it: "groq/llama-3.3-70b", "gemini/gemini-2.5-pro" …
+        chat_template: how roles become text in `state.text()`.
+        api_key, organization, base_url, timeout, max_retries, default_headers: of each call; None for LiteLLM's own.
+        profile: what the model takes, by name or as a Profile.
+        policy: "strict" (which refuses what the model does not take), "emulate" or "warn": see docs/backends.md.
+        capabilities: what the model can do, where that is known better: it wins.
+        reasoning_effort: how much a model that reasons is to.
+        rate_limit: see RateLimit.
+
+    Attributes:
+        token_usage: `prompt_tokens` and `completion_tokens` so far; `reset()` starts anew.
+
+    Raises:
+        BackendError: the SDK is not installed.
+        ParameterError: a parameter that can't be honoured.
+    """
+
+    provider = "litellm"
+
+    def __init__(
+        self,
+        model_name: str,
+        chat_template: ChatTemplate | None = None,
+        api_key: str | None = None,
+        organization: str | None = None,
+        base_url: str | None = None,
+        timeout: float | None = 600,
+        max_retries: int | None = None,
+        default_headers: Mapping[str, str] | None = None,
+        *,
+        profile: str | Profile | None = None,
+        policy: Policy = "strict",
+        capabilities: Capabilities | None = None,
+        reasoning_effort: str | None = None,
+        rate_limit: RateLimit | None = None,
+    ) -> None:
+        given = {
+            "api_key": api_key, "organization": organization, "base_url": base_url, "timeout": timeout,
+            "max_retries": max_retries, "extra_headers": default_headers and dict(default_headers),
+        }  # fmt: skip
+        options = {name: value for name, value in given.items() if value is not None}
+
+        def make(sdk: Any, heard: Heard, before: Any) -> Any:
+            return SimpleNamespace(completion=sdk.acompletion, options=options, api_key=api_key, base_url=base_url)
+
+        known = profile if isinstance(profile, Profile) else named(profile) if profile else None
+        super().__init__(
+            model_name, Connector("litellm", "litellm", make, _errors, close=_nothing),
+            known or profile_of("compatible", model_name), policy, capabilities,
+            without_marks(chat_template or get_chat_template("default")), rate_limit,
+        )  # fmt: skip
+        self._target = Target(model_name, effort=reasoning_effort)
+
+    async def call(
+        self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        question = self.question(self._target, prompt, params, shape_of(rung))
+        async with aclosing(self.ask(LITELLM, question, constrained=constrained, stream=stream)) as events:
+            async for event in events:
+                yield event
+
+
+def _create(client: Any) -> Any:
+    async def create(**asked: Any) -> Any:
+        said = await client.completion(**asked, **client.options)
+        return aclosing(said) if asked.get("stream") else said
+
+    return create
+
+
+def _errors(sdk: Any) -> Any:
+    import openai  # whose errors LiteLLM's are
+
+    return openai.OpenAIError, openai.APITimeoutError, openai.APIConnectionError
+
+
+async def _nothing(client: Any) -> None:
+    """LiteLLM keeps its connections by itself."""
+
+
+LITELLM = Api(CHAT.request, _create, CHAT.streamed, CHAT.reader)

@@ -1,0 +1,123 @@
+"""Gemini on Vertex AI, by Google's Gen AI SDK (`google-genai`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from sglang_lite.lang.backend.capabilities import Capabilities
+from sglang_lite.lang.backend.connection import Connector, Heard
+from sglang_lite.lang.backend.generate_content import GENERATE_CONTENT
+from sglang_lite.lang.backend.ladder import Policy, Rung
+from sglang_lite.lang.backend.profile import Profile, named, profile_of
+from sglang_lite.lang.backend.rate_limit import RateLimit
+from sglang_lite.lang.backend.remote import RemoteBackend, without_marks
+from sglang_lite.lang.backend.remote_api import Target
+from sglang_lite.lang.backend.serving import shape_of
+from sglang_lite.lang.chat_template import get_chat_template
+from sglang_lite.protocol import Delta, Generation, ParameterError, Prompt, SamplingParams
+
+
+class VertexAI(RemoteBackend):
+    """A Gemini model on Vertex AI. Schemas, types and choices are native structured outputs, tools the API's own. Only
+    parameters that were set are sent.
+
+    Args:
+        model_name: the model.
+        safety_settings: of the API: a list of dicts with `category` and `threshold`, or a dict from one to the other.
+        profile: what the model takes, by name or as a Profile; None: its name decides.
+        policy: "strict" (which refuses what the model does not take), "emulate" or "warn": see docs/backends.md.
+        capabilities: what the model can do, where that is known better: it wins.
+        reasoning_effort: how much it is to think: "minimal", "low", "medium" or "high"; None: as much as it does by
+            itself.
+        client: a ready `google.genai.Client`, instead of arguments for one.
+        rate_limit: see RateLimit.
+        **kwargs: for the SDK's client: `credentials`, `http_options`, `api_key` (of the Gemini API, with
+            `vertexai=False`) … The project is `project=`, or GCP_PROJECT_ID of the environment; the location
+            `location=`, or GCP_LOCATION.
+
+    Attributes:
+        token_usage: `prompt_tokens` and `completion_tokens` so far; `reset()` starts anew.
+
+    Raises:
+        BackendError: the SDK is not installed.
+        ParameterError: there is no project, or the SDK refuses the arguments.
+    """
+
+    provider = "vertexai"
+
+    def __init__(
+        self,
+        model_name: str,
+        safety_settings: Sequence[Mapping[str, Any]] | Mapping[str, str] | None = None,
+        *,
+        profile: str | Profile | None = None,
+        policy: Policy = "strict",
+        capabilities: Capabilities | None = None,
+        reasoning_effort: str | None = None,
+        client: Any = None,
+        rate_limit: RateLimit | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if client is not None and kwargs:
+            raise ParameterError(
+                "client", "is ready: arguments beside it would change nothing.", hint="Leave them out."
+            )
+        options = {"vertexai": True, **kwargs}
+        if client is None and options["vertexai"] and "api_key" not in options:
+            options.setdefault("project", os.environ.get("GCP_PROJECT_ID"))
+            options.setdefault("location", os.environ.get("GCP_LOCATION"))
+            if not options["project"]:
+                raise ParameterError("project", "there is none.", hint="Give project=, or set GCP_PROJECT_ID.")
+        known = profile if isinstance(profile, Profile) else named(profile) if profile else None
+        super().__init__(
+            model_name, Connector("google.genai", "vertexai", _maker(options, client), _errors, client, _close),
+            known or profile_of("vertexai", model_name), policy, capabilities,
+            without_marks(get_chat_template("default")), rate_limit,
+        )  # fmt: skip
+        safety = _settings(safety_settings)
+        extra = {"safety_settings": safety} if safety else {}
+        self._target = Target(model_name, effort=reasoning_effort, extra=extra)
+
+    async def call(
+        self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        question = self.question(self._target, prompt, params, shape_of(rung))
+        async with aclosing(self.ask(GENERATE_CONTENT, question, constrained=constrained, stream=stream)) as events:
+            async for event in events:
+                yield event
+
+
+def _maker(options: Mapping[str, Any], client: Any) -> Any:
+    def make(sdk: Any, heard: Heard, before: Any) -> Any:
+        if client is not None and not isinstance(client, sdk.Client):
+            raise ParameterError("client", f"{type(client).__name__} is no google.genai.Client.")
+        try:
+            return sdk.Client(**options) if client is None else client
+        except ValueError as error:
+            raise ParameterError("VertexAI", str(error)) from error
+
+    return make
+
+
+def _errors(sdk: Any) -> Any:
+    import httpx
+    import httpx2
+    from google.auth.exceptions import GoogleAuthError
+
+    late = (httpx.TimeoutException, httpx2.TimeoutException)
+    lost = (httpx.TransportError, httpx2.TransportError)
+    return (sdk.errors.APIError, GoogleAuthError, *late, *lost), late, lost
+
+
+async def _close(client: Any) -> None:
+    await client.aio.aclose()
+    client.close()
+
+
+def _settings(given: Sequence[Mapping[str, Any]] | Mapping[str, str] | None) -> list[dict[str, Any]]:
+    if isinstance(given, Mapping):
+        return [{"category": category, "threshold": threshold} for category, threshold in given.items()]
+    return [dict(each) for each in given or ()]
