@@ -1,5 +1,7 @@
 """Gemini on Vertex AI through Google's own SDK, against a local server that speaks the protocol."""
 
+import asyncio
+
 import pytest
 from api_server import Drop, Events, Hold, Reply
 from google.genai import Client, types
@@ -7,6 +9,7 @@ from google.oauth2.credentials import Credentials
 from pydantic import BaseModel
 
 import sglang_lite as sgl
+from sglang_lite.lang.concurrency.loop import executor
 
 PNG = (
     b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x00\x00\x00\x00:~\x9bU\x00\x00\x00\n"
@@ -266,6 +269,7 @@ def test_a_ready_client_is_used(api):
     assert "/projects/p-3/" in api.requests[0].path
     with pytest.raises(sgl.ParameterError, match="client: is ready"):
         sgl.VertexAI("gemini-3.8-flash", client=client, project="x")
+    asyncio.run_coroutine_threadsafe(client.aio.aclose(), executor().loop).result()
     client.close()
 
 
