@@ -128,7 +128,7 @@ def finished(engine, prompt, params, constraint, output_ids):
 
 @pytest.mark.slow
 def test_forced_text_of_several_letters_a_token_continues_as_it_was_spelled(engine):
-    fields = {"name": {"type": "string", "maxLength": 12}, "favourite_city": {"enum": ["Paris", "London"]},
+    fields = {"name": {"type": "string", "maxLength": 4}, "favourite_city": {"enum": ["Paris", "London"]},
               "employed": {"type": "boolean"}}  # fmt: skip
     schema = json_schema({"type": "object", "properties": fields, "required": list(fields)})
     params = SamplingParams(temperature=1.0, seed=11, max_tokens=80)
