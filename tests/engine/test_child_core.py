@@ -177,7 +177,8 @@ def test_programs_are_aborted_whatever_they_are_at(own):
     unused = own.open_program(sink=three)
     unused.close()
     own.open_program(sink=never).abort()
-    assert [type(sink.end()) for sink in (one, two, never)] == [sgl.RequestAbortedError] * 3
+    ends = [sink.end() for sink in (one, two, never)]
+    assert [type(end) for end in ends] == [sgl.RequestAbortedError] * 3, ends
     assert isinstance(three.end(), ProgramResult)
     assert busy(own) == (0, 0)
 
