@@ -196,6 +196,7 @@ class _Branch(Branch):
         again = 0 if greedy else own.options.retries or 0
         place, live = len(self.nodes), len(self._live)
         self._record(Mark())
+        refused: list[Path] = []
         for attempt in range(again + 1):
             path = (*self.at, len(self.nodes))
             drawn = msgspec.structs.replace(params, seed=reseeded(params.seed, attempt))
@@ -207,9 +208,11 @@ class _Branch(Branch):
                 break
             self._record(Rollback(place, where=node.where))
             del self._live[live + 1 :]
+            refused.append(path)
         self._seed = None
         action: Any = self.recorder.script.actions[number]
-        self.recorder.script.actions[number] = replace(action, expression=replace(own, options=None))
+        asked = replace(own, options=None)
+        self.recorder.script.actions[number] = replace(action, expression=asked, refused=tuple(refused))
         self._asked(op, node, path, number)
 
     def _record(self, node: Any) -> Any:

@@ -43,6 +43,7 @@ from sglang_lite.protocol import (
     SamplingParams,
     Selection,
     SglError,
+    Usage,
 )
 
 Brought: TypeAlias = "Generation | list[Generation] | Selection | SglError"
@@ -123,6 +124,11 @@ class Answers(StandIn):
         assert isinstance(found, Selection)
         return found
 
+    def usages(self, paths: Sequence[Path]) -> list[Usage | None]:
+        """What generations have used."""
+        found = (self._result.brought.get(path) for path in paths)
+        return [each.usage for each in found if isinstance(each, Generation)]
+
     def _brought(self) -> Brought:
         found = None if self.path is None else self._result.brought.get(self.path)
         if found is None:
@@ -188,6 +194,7 @@ def _redo(
     branch = state.branch
     match action:
         case Submitted(expression=expression, where=where, path=path):
+            branch.run.failed(answers.usages(action.refused))
             answers.path = path
             if isinstance(expression, Blank):
                 expression = str(resolved(expression, of))

@@ -13,13 +13,19 @@ from sglang_lite.protocol import Location
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """An expression that was added to a branch. `path`: of the generation or selection that it is."""
+    """An expression that was added to a branch.
+
+    Attributes:
+        path: of the generation or selection that it is.
+        refused: paths of attempts at it whose values could not be read.
+    """
 
     branch: int
     expression: Any  # an Expression or text, with holes in it
     where: Location | None
     path: Path | None
     holes: bool
+    refused: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

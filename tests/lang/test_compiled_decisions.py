@@ -160,7 +160,8 @@ def test_a_typed_value_that_can_not_be_read_is_tried_again_by_the_engine(backend
         (state,) = each.run_batch([{}], backend=backend, on_error="return", **settings)
         if isinstance(state, Exception):
             return type(state)
-        return state.text(), state["n"], state["b"], state["rest"], state.usage().completion_tokens
+        used = state.usage()
+        return state.text(), state["n"], state["b"], state["rest"], used.completion_tokens, used.thrown_away_tokens
 
     once, found = program.bind(retries=0), []
     for seed in range(20):
