@@ -527,30 +527,6 @@ def test_events_count_for_the_room_of_the_store(engine):
             client.responses.retrieve(plain[0].id)
 
 
-# ------------------------------------------------------------------------------------------------ counting tokens
-
-
-@pytest.mark.parametrize("options", [
-    {}, {"instructions": "Be short."}, {"tools": [WEATHER, TIME]}, {"text": {"format": {"type": "text"}}},
-])  # fmt: skip
-def test_counted_tokens_are_those_that_a_response_has_read(client, options):
-    answer = ask(client, **options)
-    counted = client.responses.input_tokens.count(model="", input=SAID, **options)
-    assert (counted.object, counted.input_tokens) == ("response.input_tokens", answer.usage.input_tokens)
-    options = {**options, "previous_response_id": answer.id}
-    counted = client.responses.input_tokens.count(model="", input="more", **options)
-    assert counted.input_tokens == ask(client, "more", **options).usage.input_tokens
-
-
-def test_what_is_not_served_says_so(client):
-    with pytest.raises(openai.BadRequestError, match="none is compacted"):
-        client.responses.compact(model="", input=SAID)
-    with pytest.raises(openai.BadRequestError, match="background: is not supported"):
-        ask(client, background=True)
-    with pytest.raises(openai.BadRequestError, match="conversation: is not supported"):
-        client.responses.input_tokens.count(model="", input=SAID, conversation="conv_1")
-
-
 # ------------------------------------------------------------------------------------------------------ bad input
 
 
