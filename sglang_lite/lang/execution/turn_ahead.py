@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -409,9 +409,11 @@ class Turn:
             turn = {"by": "found", "saved_tokens": said.usage.prompt_tokens}
             if i == 0:
                 turn = {"by": "ahead", "found": saved, "thrown_tokens": reading.thrown}
+            usage = Usage() if i else _with_thrown(said.usage, reading.thrown)
+            reason: Literal["stop", "length"] = "length" if value.cut else "stop"
             own = msgspec.structs.replace(
-                said, text=value.text, matched=value.matched, finish_reason="length" if value.cut else "stop",
-                output_logprobs=(), usage=Usage() if i else said.usage, meta={**said.meta, "turn": turn},
+                said, text=value.text, matched=value.matched, finish_reason=reason, output_logprobs=(), usage=usage,
+                meta={**said.meta, "turn": turn},
             )  # fmt: skip
             self._found[place + i] = own if i else self._with_spent(own)
         if not found:
@@ -459,10 +461,11 @@ class Turn:
         spent, self._spent = self._spent, []
         if not spent:
             return said
-        thrown = sum(each.usage.completion_tokens for each in spent)
+        usages = [_with_thrown(each.usage, each.usage.completion_tokens) for each in spent]
+        thrown = sum(each.completion_tokens for each in usages)
         turn = dict(said.meta.get("turn", {"by": "own"}))
         turn["thrown_tokens"] = turn.get("thrown_tokens", 0) + thrown
-        usage = total_usage([*(each.usage for each in spent), said.usage])
+        usage = total_usage([*usages, said.usage])
         return msgspec.structs.replace(said, usage=usage, meta={**said.meta, "turn": turn})
 
 
@@ -496,6 +499,11 @@ async def _answer(
     events: AsyncGenerator[Any, None] = backend.agenerate(prompt, params, constraint, stream=False)
     (said,) = [event async for event in events if isinstance(event, Generation)]
     return said
+
+
+def _with_thrown(usage: Usage, tokens: int) -> Usage:
+    """A usage of which so many tokens were generated in vain."""
+    return msgspec.structs.replace(usage, thrown_away_tokens=usage.thrown_away_tokens + tokens)
 
 
 def _template(backend: BaseBackend) -> Any:
