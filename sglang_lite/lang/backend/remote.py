@@ -30,6 +30,7 @@ from sglang_lite.lang.backend.ladder import (
     rung_of,
     turn_rules_of,
 )
+from sglang_lite.lang.backend.prices import price as known_price
 from sglang_lite.lang.backend.profile import Profile
 from sglang_lite.lang.backend.rate_limit import RateLimit
 from sglang_lite.lang.backend.remote_api import (
@@ -192,7 +193,7 @@ class RemoteBackend(BaseBackend):
         explore: int = 16,
         params: SamplingParams = SamplingParams(),
         count: Callable[[str], int] | None = None,
-        price: Price | None = None,
+        price: Price | None = known_price,
         **arguments: Any,
     ) -> Explanation:
         """Tells how a program's nodes would be served, before anything is asked: on which rung, with how many calls and
@@ -202,7 +203,7 @@ class RemoteBackend(BaseBackend):
             explore: ways through the body to follow, at most.
             params: of the run, for what the nodes don't set.
             count: tokens of a text; None: a quarter of its characters, about.
-            price: dollars for a usage of a model; None: not known.
+            price: dollars for a usage of a model; as profiles/prices.toml has it, unless given. None: none are told.
             **arguments: of the program; those that are not given are symbols, as in `program.trace`.
 
         Raises:
@@ -238,7 +239,11 @@ class RemoteBackend(BaseBackend):
         rung = self._rung(Asked("gen", params, constraint))
         self.check_prompt(prompt)
         async for event in served(self, prompt, params, constraint, rung, stream=stream):
-            yield event
+            yield self._priced(event) if isinstance(event, Generation) else event
+
+    def _priced(self, said: Generation) -> Generation:
+        """An answer whose metadata has its cost in dollars; None where a price is not known."""
+        return msgspec.structs.replace(said, meta={**said.meta, "cost": known_price(said.usage, self.model_name)})
 
     def selection(self, choices: Sequence[str], *, scores: bool = False) -> Asked:
         """What a selection asks for."""
@@ -260,7 +265,7 @@ class RemoteBackend(BaseBackend):
         if rung.name == "decisions":
             return await self.decide(prompt, choices)
         events = served(self, prompt, asked.params, asked.constraint, rung, stream=False)
-        (picked,) = [event async for event in events if isinstance(event, Generation)]
+        (picked,) = [self._priced(event) async for event in events if isinstance(event, Generation)]
         return Selection((), picked.usage, picked.text, picked.meta)
 
     def call(

@@ -7,6 +7,8 @@ from plain_server import server
 from pydantic import BaseModel
 
 import sglang_lite as sgl
+from sglang_lite.lang.backend.prices import price as price_known
+from sglang_lite.protocol import Usage
 
 
 class City(BaseModel):
@@ -43,7 +45,9 @@ def test_each_node_has_its_rung_calls_tokens_and_line():
     assert code.where.line == city.where.line + 4
     assert "a regex" in code.refusal
     assert found.complete
-    assert (found.calls, found.price) == ((2, 2), None)
+    assert (found.calls, found.price) == ((2, 2), None)  # of the selection no limit is set
+    tokens = Usage(city.prompt_tokens), Usage(city.prompt_tokens, completion_tokens=50)
+    assert city.price == tuple(price_known(each, "gpt-4o") for each in tokens)
 
 
 def test_emulation_is_priced_at_best_and_at_worst():

@@ -26,6 +26,7 @@ from sglang_lite.lang.backend.anthropic import Anthropic
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.ladder import POLICIES, Asked, Refusal, kinds_served, rung_of
 from sglang_lite.lang.backend.openai import OpenAI
+from sglang_lite.lang.backend.prices import price as known_price
 from sglang_lite.lang.backend.profile import named, profiles, providers
 from sglang_lite.protocol import (
     Choices,
@@ -177,6 +178,7 @@ def asked_with(openai, api, profile, answer, **options):
 def test_a_dialects_own_field_is_sent(api, openai, profile, options, answer, fields):
     value, body, meta = asked_with(openai, api, profile, answer, **options)
     assert value == answer
+    assert meta["cost"] is None  # nobody knows what it costs
     assert {name: body[name] for name in fields} == fields
     assert body.keys() - {"model", "messages", "max_tokens"} == fields.keys()
     assert (meta["calls"], "warnings" in meta) == (1, False)
@@ -312,6 +314,8 @@ def test_a_broken_answer_is_shown_with_what_was_wrong(api, openai):
     assert second[-1]["content"].startswith("That is not valid: 'It is c.' is not what Regex")
     meta = state.get_meta_info("a")
     assert (meta["rung"], meta["calls"], meta["prompt_tokens"]) == ("repair", 2, 20)
+    assert meta["cost"] == known_price(state.usage("a"), "gpt-4o")
+    assert meta["cost"] > 0
     assert "is told, checked" in meta["warnings"][0]
     assert state.messages()[-2]["content"] == "Hi"
 
