@@ -17,6 +17,7 @@ import sglang_lite as sgl
 from sglang_lite import errors, protocol, wire
 from sglang_lite.program import graph, nodes
 from sglang_lite.protocol.record import Record, Variant
+from sglang_lite.protocol.recording import RecordedCall
 from sglang_lite.protocol.sampling import PARAMETERS, Deferred
 from sglang_lite.wire import failure, messages
 
@@ -134,6 +135,8 @@ def content(message):
         return type(message), str(message), {name: content(value) for name, value in vars(message).items()}
     if isinstance(message, protocol.Played):
         return message.path, message.name, content(message.event)
+    if isinstance(message, RecordedCall):
+        return msgspec.structs.replace(message, error=None), content(message.error)
     return [content(each) for each in message] if isinstance(message, list) else message
 
 
