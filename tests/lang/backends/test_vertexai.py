@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 import sglang_lite as sgl
 from sglang_lite.lang.concurrency.loop import executor
+from sglang_lite.testing import ServerForTests
 
 PNG = (
     b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x00\x00\x00\x00:~\x9bU\x00\x00\x00\n"
@@ -50,6 +51,19 @@ THOUGHT = types.Part(text="Hm.", thought=True)
 CALL = types.Part(
     function_call=types.FunctionCall(name="add", args={"a": 1, "b": 2}, id="call-1"), thought_signature=b"sig"
 )
+
+
+class GoogleServer(ServerForTests):
+    """A server that gives its answers at any address."""
+
+    def answer(self, request):
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+@pytest.fixture
+def api():
+    with GoogleServer([], None, None, 0, compatible=False) as server:
+        yield server
 
 
 @pytest.fixture
@@ -111,7 +125,7 @@ def test_safety_settings_and_effort_go_with_each_request(api, gemini):
     settings = {"HARM_CATEGORY_HARASSMENT": "BLOCK_NONE"}
     ask(gemini(safety_settings=settings, reasoning_effort="low"))
     assert api.last["safetySettings"] == [{"category": "HARM_CATEGORY_HARASSMENT", "threshold": "BLOCK_NONE"}]
-    assert api.last["generationConfig"]["thinkingConfig"] == {"thinkingLevel": "LOW"}
+    assert api.last["generationConfig"]["thinkingConfig"] == {"thinking_level": "LOW"}
 
 
 def test_several_turns_and_images(api, gemini):
@@ -127,9 +141,9 @@ def test_several_turns_and_images(api, gemini):
     assert program.run(backend=gemini())["b"] == "two"
     first, said, second = api.last["contents"]
     assert [turn["role"] for turn in (first, said, second)] == ["user", "model", "user"]
-    assert first["parts"][0]["inlineData"]["mimeType"] == "image/png"
+    assert first["parts"][0]["inlineData"]["mime_type"] == "image/png"
     assert said["parts"] == [{"text": "one"}]
-    assert second["parts"][0]["fileData"] == {"fileUri": "https://x.test/i.png", "mimeType": "image/png"}
+    assert second["parts"][0]["fileData"] == {"file_uri": "https://x.test/i.png", "mime_type": "image/png"}
 
 
 def test_a_schema_is_native(api, gemini):
