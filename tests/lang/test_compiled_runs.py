@@ -175,7 +175,7 @@ def test_what_runs_inside_a_body_has_its_runs_time(work, rows):
     assert len(found) == 2 * rows
     assert {type(each) for each in found} == {sgl.RequestTimeoutError}
     assert "the run took longer than its timeout of 0.05 s" in str(found[0])
-    assert silent.started == silent.ended
+    until(lambda: silent.started == silent.ended)
 
 
 def test_what_runs_inside_a_body_is_asked_node_by_node_with_it(backend):

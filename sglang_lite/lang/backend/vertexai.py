@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -103,12 +104,12 @@ def _maker(options: Mapping[str, Any], client: Any) -> Any:
 
 
 def _errors(sdk: Any) -> Any:
-    import httpx
-    import httpx2
     from google.auth.exceptions import GoogleAuthError
 
-    late = (httpx.TimeoutException, httpx2.TimeoutException)
-    lost = (httpx.TransportError, httpx2.TransportError)
+    # The SDK takes the one of these that is there.
+    clients = [importlib.import_module(name) for name in ("httpx2", "httpx") if importlib.util.find_spec(name)]
+    late = tuple(client.TimeoutException for client in clients)
+    lost = tuple(client.TransportError for client in clients)
     return (sdk.errors.APIError, GoogleAuthError, *late, *lost), late, lost
 
 
