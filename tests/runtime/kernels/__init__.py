@@ -63,3 +63,7 @@ def _run() -> bool:
 needs_kernels = pytest.mark.skipif(
     not _run(), reason=f"the interpreter of Triton {triton.__version__} does not run loops with numpy {np.__version__}"
 )
+
+needs_hopper = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="no Hopper GPU"
+)

@@ -1,17 +1,17 @@
 """Prefill attention for Hopper GPUs: against its twin on one, and compiled for one without any."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
 
+from tests.runtime.kernels import needs_hopper
 from tests.runtime.kernels.test_kernels import DEVICE, Rows, close, normal
 
 hopper = pytest.importorskip("sglang_lite.runtime.kernels.prefill_attention_hopper", reason="Triton is too old")
 pytestmark = pytest.mark.slow
-needs_hopper = pytest.mark.skipif(
-    DEVICE.type != "cuda" or torch.cuda.get_device_capability()[0] != 9, reason="no Hopper GPU"
-)
 PAGE = 16
 
 
@@ -42,26 +42,8 @@ def test_prefill_attends_to_the_pages_before_it(start, count, heads, dim, dtype)
     close(out, expected, dtype)
 
 
-@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 def test_it_compiles_for_a_hopper_gpu():
-    from triton.experimental.gluon._runtime import GluonASTSource
-
-    fn = hopper.prefill_kernel
-    copies = f"tensordesc<bf16[{PAGE}, 64],{hopper.SHARED.value!r}>"
-    types = {
-        "q": "*bf16", "q_stride": "i32", "keys": copies, "values": copies, "token_slots": "i32", "out": "*bf16",
-        "plan_blocks": "*i32", "page_table": "*i32", "pages_per_slot": "i32", "scale": "fp32",
-    }  # fmt: skip
-    constants = {"G": 4, "DIM": 128, "PAGE": PAGE, "HEADS": 32}
-    names = fn.arg_names
-    aligned = [i for i, name in enumerate(names) if types.get(name, "").startswith("*") or name == "q_stride"]
-    source = GluonASTSource(
-        fn,
-        {name: types.get(name, "constexpr") for name in names},
-        {(names.index(name),): value for name, value in constants.items()},
-        {(i,): [["tt.divisibility", 16]] for i in aligned},
-    )
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
-    assert compiled.metadata.shared <= 227 * 1024
-    assert "wgmma.mma_async" in compiled.asm["ptx"]
-    assert "cp.async.bulk.tensor" in compiled.asm["ptx"]
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.runtime.kernels.compile_for_hopper"]
+    ran = subprocess.run(command, env=kept, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr

@@ -17,7 +17,7 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.reference.decode_attention import split_work
 from sglang_lite.runtime.kernels.reference.fp8 import quantise_rows
 from sglang_lite.runtime.kernels.reference.prefix_attention import prefix_attention
-from tests.runtime.kernels import needs_kernels
+from tests.runtime.kernels import needs_hopper, needs_kernels
 from tests.runtime.kernels.test_kernels import DEVICE, PAGE, Rows, normal, sampling
 
 
@@ -66,7 +66,7 @@ def parameters(function):
 def test_every_file_with_a_kernel_has_a_launch():
     """Jitted functions without an underscore are parts of other files' kernels."""
     files = Path(kernels.__file__).parent.glob("*.py")
-    assert {f.stem for f in files if re.search(r"@triton\.jit.*\ndef _", f.read_text())} == set(FOUND.values())
+    assert {f.stem for f in files if re.search(r"@(triton|gluon)\.jit.*\ndef _", f.read_text())} == set(FOUND.values())
 
 
 @pytest.mark.parametrize("name", sorted(FOUND))
@@ -228,6 +228,15 @@ def prefilled(run):
     return results
 
 
+def prefilled_on_hopper(run):
+    rows = Rows([300, 140], (4, 2), 128, torch.bfloat16, page=16)
+    blocks = [(0, 128, 0, 100), (128, 72, 0, 228), (200, 40, 1, 100)]
+    plan = rows.plan(0, [0] * 200 + [1] * 40, [*range(100, 300), *range(100, 140)], blocks, 128)
+    out = torch.zeros(240, 4, 128, device=DEVICE, dtype=torch.bfloat16)
+    run(normal(240, 4, 128, dtype=torch.bfloat16), rows.cache, 0, plan, out, scale=0.1)
+    return out
+
+
 def drawn(run):
     """Rows of all kinds: greedy, drawn, filtered, masked, and broken ones."""
     count, size = 8, 4200
@@ -256,7 +265,7 @@ CASES = {
     "gated": gated, "gated_fp8": gated, "quantise_rows": quantised, "linear_one": one_row, "FewRows": few_rows,
     "linear_tiled": tiled, "embed": embedded, "update_pages": page_table, "KVCopy": copied, "rope_store": stored,
     "split_work": split, "prefix_attention": prefixes, "decode_attention": decoded, "prefill_attention": prefilled,
-    "draw": drawn,
+    "prefill_attention_hopper": prefilled_on_hopper, "draw": drawn,
 }  # fmt: skip
 
 
@@ -272,7 +281,9 @@ def tensors(result):
 
 @pytest.mark.slow
 @needs_kernels
-@pytest.mark.parametrize("name", sorted(FOUND))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=needs_hopper if name.endswith("hopper") else ()) for name in sorted(FOUND)]
+)
 def test_a_kernel_gives_what_its_twin_gives(name):
     results = []
     for function in kernel_and_twin(name):
