@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES
 from sglang_lite.lang.backend.capabilities import EVERYTHING as EVERYTHING
 from sglang_lite.lang.backend.capabilities import Capabilities as Capabilities
 from sglang_lite.lang.backend.prices import Price, price_of
@@ -20,28 +21,16 @@ from sglang_lite.program.compiled import CompiledProgram
 from sglang_lite.program.nodes import Program
 from sglang_lite.protocol import (
     CapabilityError,
-    Choices,
     Constraint,
-    Continuation,
     Delta,
-    Ebnf,
     Generation,
-    InOrder,
-    JsonSchema,
-    Lark,
     Location,
-    Number,
-    OneOf,
     Played,
     ProgramResult,
     Prompt,
-    Regex,
-    Repeated,
     SamplingParams,
     Selection,
     SglError,
-    StructuralTag,
-    TaggedObject,
     Usage,
 )
 from sglang_lite.protocol.sampling import given
@@ -351,7 +340,7 @@ class BaseBackend:
         """
         can = self.capabilities
         if constraint is not None and type(constraint) not in can.constraints:
-            raise self.refusal(node, _NAMES[type(constraint)], _kinds(can.constraints), where)
+            raise self.refusal(node, CONSTRAINT_NAMES[type(constraint)], _kinds(can.constraints), where)
         if can.params is not None:
             for name in given(params):
                 if name not in can.params:
@@ -364,24 +353,10 @@ class BaseBackend:
         return CapabilityError(f"{node!r}: {name} can't honour {feature}.", hint=instead, where=where)
 
 
-_NAMES: dict[type, str] = {
-    Regex: "a regex",
-    JsonSchema: "a JSON schema",
-    TaggedObject: "an object between tags",
-    Number: "a number in free text",
-    Choices: "a list of choices",
-    Ebnf: "an EBNF grammar",
-    Lark: "a Lark grammar",
-    StructuralTag: "a structural tag",
-    InOrder: "constraints in order",
-    OneOf: "one of several constraints",
-    Repeated: "a repeated constraint",
-    Continuation: "a grammar over several nodes",
-}
-ALL_CONSTRAINTS = frozenset(_NAMES)
+ALL_CONSTRAINTS = frozenset(CONSTRAINT_NAMES)
 
 
 def _kinds(kinds: frozenset[type]) -> str:
     if not kinds:
         return "Leave the constraint out, or run this node on another backend: gen(backend=…)."
-    return f"It enforces: {', '.join(sorted(_NAMES[k] for k in kinds))}. Or: gen(backend=…)."
+    return f"It enforces: {', '.join(sorted(CONSTRAINT_NAMES[k] for k in kinds))}. Or: gen(backend=…)."

@@ -3,8 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from sglang_lite.protocol import Choices, JsonSchema, Regex
+from sglang_lite.protocol import (
+    Choices,
+    Continuation,
+    Ebnf,
+    InOrder,
+    JsonSchema,
+    Lark,
+    Number,
+    OneOf,
+    Regex,
+    Repeated,
+    StructuralTag,
+    TaggedObject,
+)
+
+CONSTRAINT_NAMES: Final[dict[type, str]] = {
+    Regex: "a regex",
+    JsonSchema: "a JSON schema",
+    TaggedObject: "an object between tags",
+    Number: "a number in free text",
+    Choices: "a list of choices",
+    Ebnf: "an EBNF grammar",
+    Lark: "a Lark grammar",
+    StructuralTag: "a structural tag",
+    InOrder: "constraints in order",
+    OneOf: "one of several constraints",
+    Repeated: "a repeated constraint",
+    Continuation: "a grammar over several nodes",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from sglang_lite.constraints.emit.regex import to_rust
 from sglang_lite.constraints.free_numbers import PATTERNS
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.syntax.regex import parse
-from sglang_lite.lang.backend.capabilities import Capabilities
+from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES, Capabilities
 from sglang_lite.lang.backend.profile import ApiName, Profile
 from sglang_lite.lang.backend.schema_fit import Fit, fitted
 from sglang_lite.lang.backend.structured import NUMBERS, Form, form_of
@@ -51,23 +51,9 @@ REPAIRS: Final = 2  # at most, of an answer that breaks its constraint
 # Parameters of OpenAI's Responses API (openai 3.54.0: types/responses/response_create_params.py).
 RESPONSES_PARAMS: Final = frozenset({"max_tokens", "temperature", "top_p"})
 _OF_TEXT: Final = frozenset({"return_logprob", "top_logprobs_num", "return_text_in_logprobs"})  # there, of text alone
-_NAMES: Final[dict[type, str]] = {
-    Regex: "a regex",
-    JsonSchema: "a JSON schema",
-    TaggedObject: "an object between tags",
-    Number: "a number in free text",
-    Choices: "a list of choices",
-    Ebnf: "an EBNF grammar",
-    Lark: "a Lark grammar",
-    StructuralTag: "a structural tag",
-    InOrder: "constraints in order",
-    OneOf: "one of several constraints",
-    Repeated: "a repeated constraint",
-    Continuation: "a grammar over several nodes",
-}
 # Kinds that are ever served remotely. (One over several nodes is continued in mid-turn; what stands in order is how
 # reasoning before a value is written, and such servers send that apart.)
-SERVED: Final = frozenset(_NAMES) - {Continuation, InOrder}
+SERVED: Final = frozenset(CONSTRAINT_NAMES) - {Continuation, InOrder}
 ANY_CHOICE: Final = Choices(("a", "b"))
 
 
@@ -160,7 +146,7 @@ def _stops_a_value(asked: Asked) -> bool:
 
 def constraint_name(constraint: Constraint) -> str:
     """A constraint's kind in words."""
-    return _NAMES[type(constraint)]
+    return CONSTRAINT_NAMES[type(constraint)]
 
 
 def capabilities_of(profile: Profile, policy: Policy) -> Capabilities:
@@ -206,7 +192,7 @@ def _constrained(profile: Profile, policy: Policy, asked: Asked) -> Rung | Refus
     ):  # a base model is told nothing
         return _repaired(profile, asked)
     unfit = next((way for way in possible if isinstance(way, Refusal)), None)
-    return unfit or Refusal(_NAMES[type(constraint)], _instead(profile))
+    return unfit or Refusal(CONSTRAINT_NAMES[type(constraint)], _instead(profile))
 
 
 def _native(profile: Profile, asked: Asked) -> Iterator[Rung | Refusal]:
@@ -421,7 +407,7 @@ def _instead(profile: Profile) -> str:
     if not kinds:
         known = "" if profile.refuses("json_schema") else "That it keeps one is not known: profile= says which it is. "
         return f'{known}Leave it out, use policy="emulate", or another backend for this node: gen(backend=…).'
-    enforced = ", ".join(sorted(_NAMES[kind] for kind in kinds))
+    enforced = ", ".join(sorted(CONSTRAINT_NAMES[kind] for kind in kinds))
     return f'It enforces: {enforced}. Or: policy="emulate", which checks and asks again, or gen(backend=…).'
 
 

@@ -356,7 +356,7 @@ def test_a_template_of_ones_own_has_to_be_given_again(file):
     first = recorded(file, backend)
     with pytest.raises(sgl.TemplateError):
         story.run(backend=sgl.Replay(file)).sync()
-    assert story.run(backend=sgl.Replay(file, chat_template=Plain())).text() == first.text()  # type: ignore[arg-type]
+    assert story.run(backend=sgl.Replay(file, chat_template=Plain())).text() == first.text()  # type: ignore[arg-type] # as above
     assert get_chat_template("chatml").name == "chatml"
 
 
