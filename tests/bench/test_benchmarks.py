@@ -20,6 +20,7 @@ SMALL = {
     "constraints_suite.py": ["--schemas", "2", "--groups", "2"],
     "cpu_decode.py": ["--batches", "1", "--new", "2", "--systems", "sglang_lite auto"],
     "engine_process.py": ["--only", "program,streams", "--repeat", "1", "--tokens", "2"],
+    "experts.py": ["--small"],
     "extraction.py": ["--texts", "1", "--max-tokens", "2"],
     "frontend_overhead.py": ["--seconds", "0.01", "--programs", "4"],
     "fresh_text.py": ["--rows", "2", "--trials", "1"],

@@ -24,6 +24,19 @@ def activated(x, KIND: tl.constexpr):
 
 
 @triton.jit
+def gated_pair(gate, up, alpha, limit, KIND: tl.constexpr):
+    """act(gate) * up, of float32. "clamped" (gpt-oss): gate * sigmoid(alpha * gate) * (up + 1), of gates of at most
+    `limit`, and of the others between -limit and limit."""
+    if KIND == "clamped":
+        gate = tl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.clamp(up, -limit, limit, propagate_nan=tl.PropagateNan.ALL) + 1.0
+        gate = gate * tl.sigmoid(alpha * gate)
+    else:
+        gate = activated(gate, KIND)
+    return gate * up
+
+
+@triton.jit
 def _gated(
     gate_up, row_scales, scales, out, out_scales, size,
     SCALED: tl.constexpr, EIGHT: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,

@@ -15,6 +15,7 @@ from sglang_lite.runtime.kernels.attention_metadata import SharedPrefixes
 from sglang_lite.runtime.kernels.fp8 import Fp8Rows, Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.reference.decode_attention import split_work
+from sglang_lite.runtime.kernels.reference.experts_order import experts_order
 from sglang_lite.runtime.kernels.reference.fp8 import quantise_rows
 from sglang_lite.runtime.kernels.reference.prefix_attention import prefix_attention
 from tests.runtime.kernels import needs_hopper, needs_kernels
@@ -260,12 +261,108 @@ def drawn(run):
     return results
 
 
+def routed(run):
+    logits = normal(4, 24)
+    logits[3, 7] = float("nan")
+    return [
+        run(logits, 3),
+        run(logits, 3, scoring="sigmoid", correction=normal(24), groups=4, kept_groups=2, group_top=2, scale=2.5),
+        run(logits, 3, groups=4, kept_groups=2, normalise=False),
+    ]
+
+
+EXPERT_IDS = [[1, 4], [4, 0], [1, 3], [4, 1], [3, 1]]
+
+
+def ordered(run):
+    blocks = run(numbers(*EXPERT_IDS), 6, 2)
+    return blocks.experts, blocks.pairs[: int((blocks.experts >= 0).sum()) * blocks.size]
+
+
+def by_experts(dtype=torch.float32):
+    """Experts' matrices, in `dtype`, with biases, or in 8 bits, with scales."""
+    return [
+        (normal(5, 2 * 24, 40, dtype=dtype), normal(5, 40, 24, dtype=dtype), None, None, normal(5, 48), normal(5, 40)),
+        (
+            normal(5, 2 * 128, 256).to(torch.float8_e4m3fn), normal(5, 256, 128).to(torch.float8_e4m3fn),
+            torch.rand(5, 2, 2, device=DEVICE), torch.rand(5, 2, 1, device=DEVICE), None, None,
+        ),
+    ]  # fmt: skip
+
+
+def gated_few(run):
+    return [
+        run(
+            normal(2, gate_up.shape[2]),
+            gate_up,
+            numbers(*EXPERT_IDS[:2]),
+            kind,
+            scales=by,
+            bias=bias,
+            alpha=1.7,
+            limit=1.0,
+        )
+        for gate_up, _, by, _, bias, _ in by_experts()
+        for kind in ("silu", "clamped")
+    ]
+
+
+def summed_few(run):
+    ids, weights = numbers(*EXPERT_IDS[:2]), torch.rand(2, 2, device=DEVICE)
+    return [
+        run(normal(4, down.shape[2]), down, ids, weights, scales=by, bias=bias, base=base and normal(2, down.shape[1]))
+        for _, down, _, by, _, bias in by_experts()
+        for base in (None, True)
+    ]
+
+
+def of_pairs(rows, blocks):
+    """Rows that have a pair."""
+    used = int((blocks.experts >= 0).sum()) * blocks.size
+    return rows[:used][blocks.pairs[:used] < 10]
+
+
+def gated_by_tiles(run):
+    blocks, results = experts_order(numbers(*EXPERT_IDS), 5, 16), []
+    for gate_up, _, by, _, bias, _ in by_experts():
+        x = normal(5, gate_up.shape[2])
+        rows = run(
+            x if by is None else quantise_rows(x),
+            gate_up,
+            blocks,
+            2,
+            "clamped",
+            scales=by,
+            bias=bias,
+            alpha=1.7,
+            limit=1.0,
+        )
+        results.append(of_pairs(rows, blocks))
+    return results
+
+
+def down_by_tiles(run):
+    blocks, results = experts_order(numbers(*EXPERT_IDS), 5, 16), []
+    for _, down, _, by, _, bias in by_experts():
+        hidden = normal(len(blocks.pairs), down.shape[2])
+        weights = torch.rand(5, 2, device=DEVICE)
+        hidden = hidden if by is None else quantise_rows(hidden)
+        results.append(run(hidden, down, blocks, weights, scales=by, bias=bias))
+    return results
+
+
+def summed(run):
+    return run(normal(6, 70), 2), run(normal(6, 70), 3, normal(2, 70))
+
+
 CASES = {
     "rms_norm": norm, "rms_norm_fp8": norm_fp8, "add_rms_norm": add_norm, "add_rms_norm_fp8": add_norm,
     "gated": gated, "gated_fp8": gated, "quantise_rows": quantised, "linear_one": one_row, "FewRows": few_rows,
     "linear_tiled": tiled, "embed": embedded, "update_pages": page_table, "KVCopy": copied, "rope_store": stored,
     "split_work": split, "prefix_attention": prefixes, "decode_attention": decoded, "prefill_attention": prefilled,
-    "prefill_attention_hopper": prefilled_on_hopper, "draw": drawn,
+    "prefill_attention_hopper": prefilled_on_hopper, "draw": drawn, "experts_route": routed, "experts_order": ordered,
+    "experts_gate_up_few": gated_few, "experts_down_few": summed_few, "experts_gate_up": gated_by_tiles,
+    "experts_down": down_by_tiles, "experts_sum": summed,
 }  # fmt: skip
 
 

@@ -27,3 +27,10 @@ def activated(x: torch.Tensor, kind: str) -> torch.Tensor:
     if kind == "silu":
         return F.silu(x)
     return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+
+
+def gated_pair(gate: torch.Tensor, up: torch.Tensor, alpha: float, limit: float, kind: str) -> torch.Tensor:
+    if kind == "clamped":
+        gate = gate.clamp(max=limit)
+        return (up.clamp(-limit, limit) + 1) * gate * torch.sigmoid(alpha * gate)
+    return activated(gate, kind) * up

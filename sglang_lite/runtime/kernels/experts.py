@@ -1,0 +1,84 @@
+"""The experts of a layer, by the kernels that are fastest for the number of tokens.
+
+out[t] = base[t] + sum over the token's experts e of weights[t, e] * down[e] (act(gate[e] x[t]) * (up[e] x[t]))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sglang_lite.runtime.kernels.experts_few import experts_down_few, experts_gate_up_few
+from sglang_lite.runtime.kernels.experts_order import experts_order
+from sglang_lite.runtime.kernels.experts_tiled import (
+    block_rows,
+    can_tile_experts,
+    experts_down,
+    experts_gate_up,
+    experts_sum,
+)
+from sglang_lite.runtime.kernels.fp8 import quantise_rows
+
+MOST_FEW = 4  # tokens that are multiplied pair by pair
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMatrices:
+    """Weights of a layer's experts, contiguous.
+
+    Attributes:
+        gate_up: [E, 2 I, H], gates first.
+        down: [E, H, I].
+        gate_up_bias: [E, 2 I] or None.
+        down_bias: [E, H] or None.
+        gate_up_scales: float32 [E, 2 I / 128, H / 128] where weights are in 8 bits (e4m3), else None.
+        down_scales: float32 [E, H / 128, I / 128], likewise.
+    """
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    gate_up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+    gate_up_scales: torch.Tensor | None = None
+    down_scales: torch.Tensor | None = None
+
+
+def apply_experts(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    matrices: ExpertMatrices,
+    activation: str,
+    *,
+    alpha: float = 1.0,
+    limit: float = 0.0,
+    base: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The layer's output [T, H]. Launches only, of a fixed size for T: a graph can hold it.
+
+    Args:
+        x: [T, H], contiguous.
+        ids, weights: int32 and float32 [T, top], contiguous, as `experts_route` gives them.
+        activation: "silu", "gelu", "gelu_tanh" or "clamped".
+        alpha, limit: of "clamped".
+        base: [T, H], contiguous, added (what shared experts made), or None.
+    """
+    own, top = matrices, ids.shape[1]
+    if len(x) <= MOST_FEW or not (can_tile_experts(own.gate_up) and can_tile_experts(own.down)):
+        hidden = experts_gate_up_few(
+            x, own.gate_up, ids, activation,
+            scales=own.gate_up_scales, bias=own.gate_up_bias, alpha=alpha, limit=limit,
+        )  # fmt: skip
+        return experts_down_few(hidden, own.down, ids, weights, scales=own.down_scales, bias=own.down_bias, base=base)
+    blocks = experts_order(ids, len(own.gate_up), block_rows(len(x), top, len(own.gate_up)))
+    eight = own.gate_up_scales is not None
+    hidden = experts_gate_up(
+        quantise_rows(x) if eight else x, own.gate_up, blocks, top, activation,
+        scales=own.gate_up_scales, bias=own.gate_up_bias, alpha=alpha, limit=limit,
+    )  # fmt: skip
+    y = experts_down(
+        quantise_rows(hidden) if eight else hidden, own.down, blocks, weights,
+        scales=own.down_scales, bias=own.down_bias,
+    )  # fmt: skip
+    return experts_sum(y, top, base)

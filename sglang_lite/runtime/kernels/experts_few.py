@@ -1,0 +1,187 @@
+"""Products of a few tokens with the matrices of their experts, pair by pair: the weights are all that takes time.
+
+    hidden[t, j] = act(gate[e] x[t]) * (up[e] x[t])         e = ids[t, j], the token's j-th expert
+    out[t] = base[t] + sum over j of weights[t, j] * (down[e] hidden[t, j])
+
+A pair is token * top + j, as in `experts_order`. Programs of tokens that chose the same expert run side by side, so
+that most of its weights are read once. Sums are in float32 and always in the same order.
+
+Weights may be in 8 bits (e4m3) with a scale for each block of 128 by 128.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from sglang_lite.runtime.kernels.activation import gated_pair
+from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+
+SCALED_BLOCK = 128  # rows and columns of weights in 8 bits that have a scale in common
+
+
+@triton.jit
+def _weights(at, there, inside, WHOLE: tl.constexpr):
+    """Weights [N, K] in float32. Nothing reads them again soon."""
+    if WHOLE:
+        matrix = tl.load(at, eviction_policy="evict_first")
+    else:
+        matrix = tl.load(at, mask=there[:, None] & inside[None, :], other=0.0, eviction_policy="evict_first")
+    return matrix.to(tl.float32)
+
+
+@triton.jit
+def _gate_up(
+    x, ids, w, scales, bias, out, alpha, limit,
+    TOP: tl.constexpr, K: tl.constexpr, N: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    wait(PDL)
+    pair = tl.program_id(0)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    expert = tl.load(ids + pair).to(tl.int64)
+    gates = w + expert * (2 * N * K) + n[:, None] * K + k[None, :]
+    row = x + (pair // TOP).to(tl.int64) * K
+    gate = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    up = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    for at in tl.static_range(0, K, BLOCK_K):
+        inside = at + k < K
+        gate_weights = _weights(gates + at, n < N, inside, N % BLOCK_N == 0 and at + BLOCK_K <= K)
+        up_weights = _weights(gates + (N * K + at), n < N, inside, N % BLOCK_N == 0 and at + BLOCK_K <= K)
+        value = tl.load(row + at + k, mask=inside, other=0.0).to(tl.float32)
+        gate_value = value
+        up_value = value
+        if SCALED:  # a program's outputs lie in one row of blocks
+            blocks = scales + expert * ((2 * N // 128) * (K // 128)) + (at + k) // 128
+            first = tl.program_id(1) * BLOCK_N
+            gate_value *= tl.load(blocks + first // 128 * (K // 128), mask=inside, other=0.0)
+            up_value *= tl.load(blocks + (N + first) // 128 * (K // 128), mask=inside, other=0.0)
+        gate += gate_weights * gate_value[None, :]
+        up += up_weights * up_value[None, :]
+    start_next(PDL)  # no sooner: programs that wait would take the room of those that have yet to begin
+    gates = tl.sum(gate, 1)
+    ups = tl.sum(up, 1)
+    if BIAS:
+        gates += tl.load(bias + expert * (2 * N) + n, mask=n < N, other=0.0).to(tl.float32)
+        ups += tl.load(bias + expert * (2 * N) + N + n, mask=n < N, other=0.0).to(tl.float32)
+    result = gated_pair(gates, ups, alpha, limit, KIND)
+    tl.store(out + pair.to(tl.int64) * N + n, result.to(out.dtype.element_ty), mask=n < N)
+
+
+@triton.jit
+def _down(
+    hidden, ids, weights, w, scales, bias, base, out,
+    TOP: tl.constexpr, K: tl.constexpr, N: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr, BASE: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    wait(PDL)
+    token = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    total = tl.zeros((BLOCK_N,), tl.float32)
+    if BASE:
+        total += tl.load(base + token * N + n, mask=n < N, other=0.0).to(tl.float32)
+    for j in tl.static_range(TOP):
+        pair = token * TOP + j
+        expert = tl.load(ids + pair).to(tl.int64)
+        weight = tl.load(weights + pair)
+        rows = w + expert * (N * K) + n[:, None] * K + k[None, :]
+        for at in tl.static_range(0, K, BLOCK_K):
+            inside = at + k < K
+            matrix = _weights(rows + at, n < N, inside, N % BLOCK_N == 0 and at + BLOCK_K <= K)
+            value = tl.load(hidden + pair * K + at + k, mask=inside, other=0.0).to(tl.float32) * weight
+            if SCALED:
+                blocks = scales + (expert * (N // 128) + tl.program_id(1) * BLOCK_N // 128) * (K // 128)
+                value *= tl.load(blocks + (at + k) // 128, mask=inside, other=0.0)
+            acc += matrix * value[None, :]
+        if BIAS:
+            total += weight * tl.load(bias + expert * N + n, mask=n < N, other=0.0).to(tl.float32)
+    start_next(PDL)
+    total += tl.sum(acc, 1)
+    tl.store(out + token * N + n, total.to(out.dtype.element_ty), mask=n < N)
+
+
+def experts_gate_up_few(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    ids: torch.Tensor,
+    activation: str,
+    *,
+    scales: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    limit: float = 0.0,
+) -> torch.Tensor:
+    """act(gate) * up of each token for each of its experts. Reads 2 N K elements of weights for each expert that is
+    chosen.
+
+    Args:
+        x: [T, K], contiguous.
+        weight: [E, 2 N, K], gates first.
+        ids: int32 [T, top], contiguous.
+        activation: "silu", "gelu", "gelu_tanh" or "clamped".
+        scales: float32 [E, 2 N / 128, K / 128], of weights in 8 bits.
+        bias: [E, 2 N] or None.
+        alpha, limit: of "clamped".
+
+    Returns:
+        [T * top, N], by pair.
+    """
+    pairs, outputs, inputs = ids.numel(), weight.shape[1] // 2, weight.shape[2]
+    out = torch.empty((pairs, outputs), dtype=x.dtype, device=x.device)
+    block_n, block_k, warps = _gate_up_launch(weight)
+    _gate_up[(pairs, triton.cdiv(outputs, block_n))](
+        x, ids, weight, scales, bias, out, alpha, limit,
+        TOP=ids.shape[1], K=inputs, N=outputs, SCALED=scales is not None, BIAS=bias is not None, KIND=activation,
+        BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, **overlapped(x.device),
+    )  # fmt: skip
+    return out
+
+
+def experts_down_few(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    *,
+    scales: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    base: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Weighted sum over each token's experts of what they make of its hidden states. Reads N K elements of weights for
+    each expert that is chosen.
+
+    Args:
+        hidden: [T * top, K], contiguous, by pair.
+        weight: [E, N, K].
+        ids, weights: int32 and float32 [T, top], contiguous.
+        scales: float32 [E, N / 128, K / 128], of weights in 8 bits.
+        bias: [E, N] or None.
+        base: [T, N], contiguous, added to the sum, or None.
+
+    Returns:
+        [T, N].
+    """
+    tokens, outputs, inputs = len(ids), weight.shape[1], weight.shape[2]
+    out = torch.empty((tokens, outputs), dtype=hidden.dtype, device=hidden.device)
+    block_n, block_k, warps = _down_launch(weight)
+    _down[(tokens, triton.cdiv(outputs, block_n))](
+        hidden, ids, weights, weight, scales, bias, base, out,
+        TOP=ids.shape[1], K=inputs, N=outputs,
+        SCALED=scales is not None, BIAS=bias is not None, BASE=base is not None,
+        BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, **overlapped(hidden.device),
+    )  # fmt: skip
+    return out
+
+
+def _gate_up_launch(weight: torch.Tensor) -> tuple[int, int, int]:
+    """BLOCK_N, BLOCK_K and warps."""
+    return 4, min(1024, triton.next_power_of_2(weight.shape[2])), 4
+
+
+def _down_launch(weight: torch.Tensor) -> tuple[int, int, int]:
+    """BLOCK_N, BLOCK_K and warps."""
+    return 4, min(1024, triton.next_power_of_2(weight.shape[2])), 4

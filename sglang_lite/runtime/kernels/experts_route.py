@@ -1,0 +1,124 @@
+"""The choice of experts, from a router's logits to each token's experts and their weights.
+
+    score = softmax(logits) or sigmoid(logits)                        in float32, over all experts
+    choice = score + correction                                       of the experts in the best groups
+    ids = the `top_k` largest of choice                                 of equal ones the first
+    weight = scale * score[ids] (/ sum of score[ids], if normalised)
+
+A softmax over the logits of chosen experts alone is the normalised one. A group's rank is the sum of its best choices
+(one in DeepSeek-V2, arXiv:2405.04434; two in V3, arXiv:2412.19437).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+
+
+@triton.jit
+def _route(
+    logits, correction, ids, weights, scale,
+    SIGMOID: tl.constexpr, CORRECTED: tl.constexpr, NORMALISE: tl.constexpr, TOP: tl.constexpr,
+    GROUPS: tl.constexpr, KEPT: tl.constexpr, GROUP_TOP: tl.constexpr, SIZE: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    start_next(PDL)
+    wait(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.arange(0, BLOCK_G)
+    member = tl.arange(0, BLOCK_S)
+    there = (group < GROUPS)[:, None] & (member < SIZE)[None, :]
+    expert = group[:, None] * SIZE + member[None, :]
+    x = tl.load(logits + row * (GROUPS * SIZE) + expert, mask=there, other=float("-inf")).to(tl.float32)
+    if SIGMOID:
+        score = tl.sigmoid(x)
+    else:
+        x = tl.where(x == float("inf"), float("nan"), x)  # as it would become
+        score = tl.exp(x - tl.max(tl.max(x, 1), 0))
+        score = score / tl.sum(tl.sum(score, 1), 0)
+    choice = score
+    if CORRECTED:
+        choice += tl.load(correction + expert, mask=there, other=0.0).to(tl.float32)
+    bad = tl.max(tl.max((there & (choice != choice)).to(tl.int32), 1), 0) > 0
+    # Only an expert that can't be chosen has -inf, so that one is always found.
+    choice = tl.where(there, tl.maximum(choice, -1.0e30), float("-inf"))
+    if KEPT < GROUPS:
+        best, at = tl.max(choice, 1, return_indices=True)
+        rank = best
+        for _ in tl.static_range(GROUP_TOP - 1):
+            others = tl.where(member[None, :] == at[:, None], float("-inf"), choice)
+            best, at = tl.max(others, 1, return_indices=True)
+            rank += best
+        kept = group < 0
+        for _ in tl.static_range(KEPT):
+            _, chosen = tl.max(tl.where(kept, float("-inf"), rank), 0, return_indices=True)
+            kept = kept | (group == chosen)
+        choice = tl.where(kept[:, None], choice, float("-inf"))
+    # One row, in the order of experts.
+    choice = tl.reshape(choice, [BLOCK_G * BLOCK_S])
+    score = tl.reshape(score, [BLOCK_G * BLOCK_S])
+    place = tl.arange(0, BLOCK_G * BLOCK_S)
+    k = tl.arange(0, BLOCK_K)
+    own_ids = k
+    own_weights = tl.zeros((BLOCK_K,), tl.float32)
+    for i in tl.static_range(TOP):
+        best, at = tl.max(choice, 0, return_indices=True)
+        if CORRECTED:
+            best = tl.sum(tl.where(place == at, score, 0.0), 0)
+        own_ids = tl.where(k == i, at // BLOCK_S * SIZE + at % BLOCK_S, own_ids)
+        own_weights = tl.where(k == i, best, own_weights)
+        choice = tl.where(place == at, float("-inf"), choice)
+    if NORMALISE:
+        own_weights = own_weights / (tl.sum(own_weights, 0) + 1e-20)
+    own_ids = tl.where(bad, k, own_ids)
+    own_weights = tl.where(bad, float("nan"), own_weights * scale)
+    tl.store(ids + row * TOP + k, own_ids, mask=k < TOP)
+    tl.store(weights + row * TOP + k, own_weights, mask=k < TOP)
+
+
+def experts_route(
+    logits: torch.Tensor,
+    top_k: int,
+    *,
+    scoring: str = "softmax",
+    correction: torch.Tensor | None = None,
+    groups: int = 1,
+    kept_groups: int = 1,
+    group_top: int = 1,
+    normalise: bool = True,
+    scale: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Experts of each token and their weights. Reads T E elements, writes 2 T top_k.
+
+    Args:
+        logits: [T, E], contiguous, of any floating type.
+        top_k: experts of a token; at most those in the kept groups.
+        scoring: "softmax" or "sigmoid", which makes scores of logits.
+        correction: [E], added to scores where experts are chosen, not to weights.
+        groups: of experts, of one size; experts of a group lie side by side.
+        kept_groups: that a token chooses from.
+        group_top: best choices of a group whose sum is its rank.
+        normalise: weights are divided by their sum.
+        scale: of all weights.
+
+    Returns:
+        int32 and float32 [T, top_k], the largest choice first. A row whose scores are not all numbers has the first
+        experts, and NaN for weights.
+    """
+    tokens, experts = logits.shape
+    ids = torch.empty((tokens, top_k), dtype=torch.int32, device=logits.device)
+    weights = torch.empty((tokens, top_k), dtype=torch.float32, device=logits.device)
+    size = experts // groups
+    block = triton.next_power_of_2(groups) * triton.next_power_of_2(size)
+    _route[(tokens,)](
+        logits, correction, ids, weights, scale,
+        SIGMOID=scoring == "sigmoid", CORRECTED=correction is not None, NORMALISE=normalise, TOP=top_k,
+        GROUPS=groups, KEPT=kept_groups, GROUP_TOP=group_top, SIZE=size,
+        BLOCK_G=triton.next_power_of_2(groups), BLOCK_S=triton.next_power_of_2(size),
+        BLOCK_K=triton.next_power_of_2(top_k),
+        num_warps=min(max(block // 256, 1), 8), **overlapped(logits.device),
+    )  # fmt: skip
+    return ids, weights

@@ -1,0 +1,275 @@
+"""Products by expert of tokens in blocks (`experts_order`), with tiles of weights that the copy engine brings (TMA).
+
+    hidden[row] = act(gate[e] x[t]) * (up[e] x[t])          e: the expert of the row's block, t: the token of its pair
+    y[pair] = weights[pair] * (down[e] hidden[row])
+    out[t] = base[t] + sum over j of y[t * top + j]
+
+An expert's matrix is read once for each of its blocks, by programs side by side. The grid is for as many blocks as
+there can be; programs of unused ones end at once. Rows are multiplied as columns, so that even a few fill the tensor
+cores' 64 (weights) by 8. Products are summed in float32 and stored in the format of x, `out` in the order of j.
+
+Weights may be in 8 bits (e4m3) with a scale for each block of 128 by 128, tokens then are with a scale each.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from sglang_lite.runtime.kernels.activation import gated_pair
+from sglang_lite.runtime.kernels.experts_order import ExpertBlocks
+from sglang_lite.runtime.kernels.fp8 import Fp8Rows
+from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+
+_TOGETHER: tl.constexpr = tl.constexpr(8)  # blocks whose programs follow each other for a tile of outputs
+
+
+@triton.jit
+def _place(blocks, TILES: tl.constexpr):
+    """Block and tile of outputs of this program."""
+    program = tl.program_id(0)
+    group = program // (_TOGETHER * TILES)
+    inside = program % (_TOGETHER * TILES)
+    size = tl.minimum(blocks - group * _TOGETHER, _TOGETHER)
+    return group * _TOGETHER + inside % size, inside // size
+
+
+@triton.jit
+def _add_product(acc, w, row, at, columns, scales, EIGHT: tl.constexpr):
+    """acc plus a tile of weights times columns; `scales` are of the tile's row of blocks."""
+    weights = w.load([row, at])
+    if EIGHT:
+        return acc + tl.dot(weights, columns) * tl.load(scales + at // 128)
+    return tl.dot(weights, columns, acc, input_precision="ieee")
+
+
+@triton.jit(do_not_specialize=["blocks", "count"])
+def _gate_up(
+    x, x_scales, w, scales, bias, pairs, block_experts, out, blocks, count, alpha, limit,
+    TOP: tl.constexpr, K: tl.constexpr, N: tl.constexpr, EIGHT: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    wait(PDL)
+    block, tile = _place(blocks, (N + BLOCK_N - 1) // BLOCK_N)
+    expert = tl.load(block_experts + block)
+    first = tile * BLOCK_N
+    m = tl.arange(0, BLOCK_M)
+    n = first + tl.arange(0, BLOCK_N)
+    place = out + (block * BLOCK_M + m).to(tl.int64)[None, :] * N + n[:, None]
+    if expert >= 0:
+        k = tl.arange(0, BLOCK_K)
+        pair = tl.load(pairs + block * BLOCK_M + m)
+        there = pair < count
+        token = tl.where(there, pair // TOP, 0)
+        rows = x + token.to(tl.int64)[:, None] * K + k[None, :]
+        gate_row = expert * (2 * N) + first
+        gate_scales = scales
+        up_scales = scales
+        if EIGHT:
+            gate_scales += gate_row // 128 * (K // 128)
+            up_scales += (gate_row + N) // 128 * (K // 128)
+        acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        up = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        for at in range(0, K, BLOCK_K):
+            if K % BLOCK_K == 0:
+                values = tl.load(rows + at, mask=there[:, None], other=0.0)
+            else:
+                values = tl.load(rows + at, mask=there[:, None] & (at + k < K)[None, :], other=0.0)
+            acc = _add_product(acc, w, gate_row, at, values.T, gate_scales, EIGHT)
+            up = _add_product(up, w, gate_row + N, at, values.T, up_scales, EIGHT)
+        start_next(PDL)  # no sooner: there are more programs than find room at a time
+        if EIGHT:
+            factors = tl.load(x_scales + token)[None, :]
+            acc *= factors
+            up *= factors
+        if BIAS:
+            own = bias + expert * (2 * N) + n
+            acc += tl.load(own, mask=n < N, other=0.0).to(tl.float32)[:, None]
+            up += tl.load(own + N, mask=n < N, other=0.0).to(tl.float32)[:, None]
+        result = gated_pair(acc, up, alpha, limit, KIND).to(out.dtype.element_ty)
+        if N % BLOCK_N == 0:
+            tl.store(place, result)
+        else:
+            tl.store(place, result, mask=(n < N)[:, None])
+    elif EIGHT:  # all rows are brought to 8 bits
+        tl.store(place, tl.zeros((BLOCK_N, BLOCK_M), out.dtype.element_ty), mask=(n < N)[:, None])
+
+
+@triton.jit(do_not_specialize=["blocks", "count"])
+def _down(
+    hidden, hidden_scales, w, scales, bias, weights, pairs, block_experts, out, blocks, count,
+    K: tl.constexpr, N: tl.constexpr, EIGHT: tl.constexpr, BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    wait(PDL)
+    block, tile = _place(blocks, (N + BLOCK_N - 1) // BLOCK_N)
+    expert = tl.load(block_experts + block)
+    if expert >= 0:
+        first = tile * BLOCK_N
+        row = expert * N + first
+        if EIGHT:
+            scales += row // 128 * (K // 128)
+        acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        for at in range(0, K, BLOCK_K):
+            values = hidden.load([block * BLOCK_M, at])
+            acc = _add_product(acc, w, row, at, values.T, scales, EIGHT)
+        start_next(PDL)
+        m = block * BLOCK_M + tl.arange(0, BLOCK_M)
+        if EIGHT:
+            acc *= tl.load(hidden_scales + m)[None, :]
+        n = first + tl.arange(0, BLOCK_N)
+        if BIAS:
+            acc += tl.load(bias + expert * N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+        pair = tl.load(pairs + m)
+        there = pair < count
+        acc *= tl.load(weights + pair, mask=there, other=0.0)[None, :]
+        place = out + pair.to(tl.int64)[None, :] * N + n[:, None]
+        tl.store(place, acc.to(out.dtype.element_ty), mask=there[None, :] & (n < N)[:, None])
+
+
+@triton.jit
+def _sum(y, base, out, N, TOP: tl.constexpr, BASE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    start_next(PDL)
+    wait(PDL)
+    token = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    if BASE:
+        total += tl.load(base + token * N + n, mask=n < N, other=0.0).to(tl.float32)
+    for j in tl.static_range(TOP):
+        total += tl.load(y + (token * TOP + j) * N + n, mask=n < N, other=0.0).to(tl.float32)
+    tl.store(out + token * N + n, total.to(out.dtype.element_ty), mask=n < N)
+
+
+def can_tile_experts(weight: torch.Tensor) -> bool:
+    """True where matrices of experts can be multiplied with by tiles: their rows are of whole 16 bytes."""
+    return weight.shape[2] * weight.element_size() % 16 == 0
+
+
+def block_rows(tokens: int, top: int, experts: int) -> int:
+    """Rows of a block for which few experts need two, and few rows are without a token."""
+    mean = tokens * top / experts
+    return next((size for size in (16, 32, 64) if mean + 2.5 * mean**0.5 <= size), 128)
+
+
+def experts_gate_up(
+    x: torch.Tensor | Fp8Rows,
+    weight: torch.Tensor,
+    blocks: ExpertBlocks,
+    top: int,
+    activation: str,
+    *,
+    scales: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    limit: float = 0.0,
+) -> torch.Tensor:
+    """act(gate) * up of the blocks' rows. Reads 2 N K elements of weights and a block of x for each block that is used.
+
+    Args:
+        x: [T, K], contiguous; in 8 bits where weights are.
+        weight: [E, 2 N, K], contiguous, gates first; that `can_tile_experts`.
+        blocks: of the tokens' pairs.
+        top: experts of a token.
+        activation: "silu", "gelu", "gelu_tanh" or "clamped".
+        scales: float32 [E, 2 N / 128, K / 128], of weights in 8 bits.
+        bias: [E, 2 N] or None.
+        alpha, limit: of "clamped".
+
+    Returns:
+        [blocks * size, N], of x in 8 bits in bfloat16. Rows without a pair mean nothing.
+    """
+    experts, both, inputs = weight.shape
+    outputs, count = both // 2, len(blocks.experts)
+    rows, values, row_scales, dtype = _parts(x)
+    out = torch.empty((len(blocks.pairs), outputs), dtype=dtype, device=values.device)
+    block_n, block_k, warps, stages = _gate_up_launch(blocks.size, values.element_size())
+    _gate_up[(count * triton.cdiv(outputs, block_n),)](
+        values, row_scales, TensorDescriptor(weight, [experts * both, inputs], [inputs, 1], [block_n, block_k]),
+        scales, bias, blocks.pairs, blocks.experts, out, count, rows * top, alpha, limit,
+        TOP=top, K=inputs, N=outputs, EIGHT=scales is not None, BIAS=bias is not None, KIND=activation,
+        BLOCK_M=blocks.size, BLOCK_N=block_n, BLOCK_K=block_k,
+        num_warps=warps, num_stages=stages, **overlapped(out.device),
+    )  # fmt: skip
+    return out
+
+
+def experts_down(
+    hidden: torch.Tensor | Fp8Rows,
+    weight: torch.Tensor,
+    blocks: ExpertBlocks,
+    weights: torch.Tensor,
+    *,
+    scales: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What experts make of the blocks' hidden states, weighted. Reads N K elements of weights and a block of hidden
+    states for each block that is used.
+
+    Args:
+        hidden: [blocks * size, K], contiguous; in 8 bits where weights are.
+        weight: [E, N, K], contiguous; that `can_tile_experts`.
+        blocks: of the tokens' pairs.
+        weights: float32 [T, top], contiguous.
+        scales: float32 [E, N / 128, K / 128], of weights in 8 bits.
+        bias: [E, N] or None.
+
+    Returns:
+        [T * top, N], by pair, in the format of `experts_gate_up`.
+    """
+    experts, outputs, inputs = weight.shape
+    pairs, count = weights.numel(), len(blocks.experts)
+    _, values, row_scales, dtype = _parts(hidden)
+    out = torch.empty((pairs, outputs), dtype=dtype, device=values.device)
+    block_n, block_k, warps, stages = _down_launch(blocks.size, values.element_size())
+    _down[(count * triton.cdiv(outputs, block_n),)](
+        TensorDescriptor(values, list(values.shape), [inputs, 1], [blocks.size, block_k]), row_scales,
+        TensorDescriptor(weight, [experts * outputs, inputs], [inputs, 1], [block_n, block_k]), scales,
+        bias, weights, blocks.pairs, blocks.experts, out, count, pairs,
+        K=inputs, N=outputs, EIGHT=scales is not None, BIAS=bias is not None,
+        BLOCK_M=blocks.size, BLOCK_N=block_n, BLOCK_K=block_k,
+        num_warps=warps, num_stages=stages, **overlapped(out.device),
+    )  # fmt: skip
+    return out
+
+
+def experts_sum(y: torch.Tensor, top: int, base: torch.Tensor | None = None) -> torch.Tensor:
+    """Sum of y [T * top, N] over each token's pairs, and base [T, N]: [T, N]. Moves (top + 1) T N elements."""
+    tokens, outputs = len(y) // top, y.shape[1]
+    out = torch.empty((tokens, outputs), dtype=y.dtype, device=y.device)
+    block = min(1024, triton.next_power_of_2(outputs))
+    _sum[(tokens, triton.cdiv(outputs, block))](
+        y, base, out, outputs, TOP=top, BASE=base is not None, BLOCK=block, num_warps=4, **overlapped(y.device)
+    )
+    return out
+
+
+def _parts(x: torch.Tensor | Fp8Rows) -> tuple[int, torch.Tensor, torch.Tensor | None, torch.dtype]:
+    """Rows, their values and scales, and the format of products."""
+    if isinstance(x, Fp8Rows):
+        return x.rows, x.values, x.scales, torch.bfloat16
+    return len(x), x, None, x.dtype
+
+
+def _gate_up_launch(rows: int, item: int) -> tuple[int, int, int, int]:
+    """BLOCK_N, BLOCK_K, warps and stages for blocks of so many rows, of elements of so many bytes."""
+    if item > 2:
+        return 32, 32, 4, 2
+    if item == 1:
+        return (64, 128, 4, 5) if rows <= 64 else (128, 128, 8, 3)
+    if rows <= 64:
+        return 64, 128, 4, 4 if rows <= 32 else 3
+    return 128, 64, 8, 4
+
+
+def _down_launch(rows: int, item: int) -> tuple[int, int, int, int]:
+    """As `_gate_up_launch`."""
+    if item > 2:
+        return 32, 32, 4, 2
+    if item == 1:
+        return (64, 128, 4, 6) if rows <= 64 else (128, 128, 8, 4)
+    if rows <= 64:
+        return 64, 128, 4, 6
+    return 128, 64, 8, 4

@@ -1,0 +1,75 @@
+"""Torch twin of `kernels.experts_tiled`."""
+
+from __future__ import annotations
+
+import torch
+
+from sglang_lite.runtime.kernels.experts_order import ExpertBlocks
+from sglang_lite.runtime.kernels.fp8 import Fp8Rows
+from sglang_lite.runtime.kernels.reference.activation import gated_pair
+from sglang_lite.runtime.kernels.reference.experts_few import decoded
+
+
+def experts_gate_up(
+    x: torch.Tensor | Fp8Rows,
+    weight: torch.Tensor,
+    blocks: ExpertBlocks,
+    top: int,
+    activation: str,
+    *,
+    scales: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    limit: float = 0.0,
+) -> torch.Tensor:
+    values, dtype = _decoded_rows(x)
+    out = torch.empty((len(blocks.pairs), weight.shape[1] // 2), dtype=dtype, device=values.device)
+    for rows, pairs, expert in _rows(blocks, len(values) * top):
+        y = values[pairs // top] @ decoded(weight, scales, expert).T
+        if bias is not None:
+            y = y + bias[expert].float()
+        gate, up = y.chunk(2, -1)
+        out[rows] = gated_pair(gate, up, alpha, limit, activation).to(dtype)
+    return out
+
+
+def experts_down(
+    hidden: torch.Tensor | Fp8Rows,
+    weight: torch.Tensor,
+    blocks: ExpertBlocks,
+    weights: torch.Tensor,
+    *,
+    scales: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    values, dtype = _decoded_rows(hidden)
+    out = torch.empty((weights.numel(), weight.shape[1]), dtype=dtype, device=values.device)
+    for rows, pairs, expert in _rows(blocks, weights.numel()):
+        y = values[rows] @ decoded(weight, scales, expert).T
+        if bias is not None:
+            y = y + bias[expert].float()
+        out[pairs] = (y * weights.flatten()[pairs].unsqueeze(-1)).to(dtype)
+    return out
+
+
+def experts_sum(y: torch.Tensor, top: int, base: torch.Tensor | None = None) -> torch.Tensor:
+    total = y.float().view(-1, top, y.shape[1]).sum(1)
+    return (total if base is None else total + base.float()).to(y.dtype)
+
+
+def _decoded_rows(x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, torch.dtype]:
+    """x in float32, and the format of its products."""
+    if isinstance(x, Fp8Rows):
+        return x.values[: x.rows].float() * x.scales[: x.rows].unsqueeze(-1), torch.bfloat16
+    return x.float(), x.dtype
+
+
+def _rows(blocks: ExpertBlocks, count: int) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
+    """Of each block that is used: its rows that have a pair, the pairs, and the expert."""
+    found = []
+    for i, expert in enumerate(blocks.experts.tolist()):
+        if expert >= 0:
+            rows = torch.arange(i * blocks.size, (i + 1) * blocks.size, device=blocks.pairs.device)
+            rows = rows[blocks.pairs[rows] < count]
+            found.append((rows, blocks.pairs[rows].long(), expert))
+    return found
