@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import hypothesis
@@ -19,6 +22,30 @@ import sglang_lite as sgl
 
 hypothesis.settings.register_profile("no deadline", deadline=None)  # other work on the machine is no failure
 hypothesis.settings.load_profile("no deadline")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test marked `sampled(n)` every n-th case is run, with each commit others: all of them are many of a kind. All
+    are run with `SGLANG_LITE_CASES=all`, and where tests are chosen by name."""
+    if os.environ.get("SGLANG_LITE_CASES", "some") == "all" or config.option.keyword or "::" in "".join(config.args):
+        return
+    seen: Counter[str] = Counter()
+    left_out = set()
+    for item in items:
+        if mark := item.get_closest_marker("sampled"):
+            test = item.nodeid.partition("[")[0]
+            seen[test] += 1
+            if (seen[test] + _commit()) % mark.args[0]:
+                left_out.add(item)
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
+
+
+@cache
+def _commit() -> int:
+    """A number that changes with the commit; 0 outside of a repository."""
+    asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
+    return int(asked.stdout[:8], 16) if asked.returncode == 0 else 0
 
 
 def pytest_collection_finish() -> None:

@@ -51,6 +51,7 @@ def test_every_benchmark_is_run():
     assert {path.name for path in FOLDER.glob("*.py") if "def main" in path.read_text()} == set(SMALL)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SMALL)
 def test_a_benchmark_runs(name, model_file, monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)

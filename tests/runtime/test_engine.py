@@ -220,9 +220,9 @@ def test_selection_without_a_prompt_and_without_condition(engine):
 @pytest.mark.slow
 def test_a_small_engine_queues_retracts_and_answers_everything(model_file):
     """Pages for two requests at most: the others wait or are put back, and all texts are those of a roomy engine."""
-    prompts = [f"Question {i}: what is {i} plus one?\nAnswer:" for i in range(6)]
+    prompts = [f"Question {i}: what is {i} plus one?\nAnswer:" for i in range(4)]
     with sgl.Engine(
-        dtype="float32", max_running=4, max_total_tokens=120, context_length=100, step_tokens=16, in_process=True
+        dtype="float32", max_running=3, max_total_tokens=120, context_length=100, step_tokens=16, in_process=True
     ) as small:
         results: dict[int, Generation] = {}
         done = threading.Event()
@@ -245,6 +245,7 @@ def test_a_small_engine_queues_retracts_and_answers_everything(model_file):
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("step_tokens", [7, 512])
 def test_pages_and_chunks_do_not_change_the_text(model_file, page_size, step_tokens):
@@ -259,10 +260,7 @@ def test_pages_and_chunks_do_not_change_the_text(model_file, page_size, step_tok
     ) as engine:
         first = engine.complete(CHAT * 3, greedy(ignore_eos=True))
         again = engine.complete(CHAT * 3, greedy(ignore_eos=True))
-    assert (
-        first.text == again.text == "The capital of France is Paris.\n\nThe Paris Peace Conference"[: len(first.text)]
-        or first.text == again.text
-    )
+    assert first.text == again.text
     assert again.usage.cached_tokens == again.usage.prompt_tokens - 1
 
 

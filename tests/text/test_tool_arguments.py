@@ -98,6 +98,7 @@ def hurried(request, monkeypatch):
     memo.clear()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("family", TAGGED)
 def test_arguments_that_were_written_are_allowed(family):

@@ -225,6 +225,7 @@ def test_xgrammars_own_templates_allow_the_same(family, choice):
             check(parse_answer(family, text, tools=TOOLS), "auto")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", [family for family in TAGGED if family in XGRAMMARS])
 def test_xgrammars_own_templates_allow_the_same_arguments_between_tags(family):
     """And what only they allow (other blanks) is read as a call that is valid."""
@@ -364,6 +365,7 @@ def test_a_random_model_writes_arguments_between_tags(tiny, family):
     assert called > 3
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", FORMATS)
 def test_a_random_model_that_is_held_to_a_format_calls_the_tools(tiny, family):
     called = 0

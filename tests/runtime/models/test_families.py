@@ -114,6 +114,7 @@ def test_logits_equal_those_of_transformers(family, step_tokens):
 
 
 @needs_kernels
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("family", "attention"),
     [*((name, "triton") for name in FAMILIES), ("qwen3", "torch"), ("gemma2", "torch")],
