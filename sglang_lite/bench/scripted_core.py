@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from sglang_lite.engine.core import OpenProgram, ProgramSink
 from sglang_lite.engine.engine import Engine
@@ -33,6 +33,7 @@ from sglang_lite.runtime.checkpoint import open_checkpoint
 from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
 from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest
+from sglang_lite.runtime.encoding.request import EncodeRequest, reads_no_text
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.output_builder import Sink
 from sglang_lite.runtime.resolved_params import resolve_params
@@ -70,6 +71,11 @@ class ScriptedCore:
         self._thread.start()
 
     # ------------------------------------------------------------------------------------------- submitting
+
+    encoder = None
+
+    def encode(self, _: EncodeRequest) -> NoReturn:
+        raise reads_no_text(self.model_name)
 
     def submit(self, asked: GenerateRequest, sink: Sink) -> Ticket:
         asked.check()

@@ -17,12 +17,16 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
 from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sglang_lite.engine import switch_interval
 from sglang_lite.engine.child_process import PATIENCE_S
@@ -36,6 +40,7 @@ from sglang_lite.engine.frames import (
     Close,
     Command,
     Drop,
+    Encode,
     Extend,
     Failed,
     Log,
@@ -61,7 +66,7 @@ from sglang_lite.protocol import (
     SglError,
 )
 from sglang_lite.runtime import messages
-from sglang_lite.runtime.checkpoint import Checkpoint, open_checkpoint
+from sglang_lite.runtime.checkpoint import open_checkpoint
 from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
 from sglang_lite.runtime.core.inbox import in_a_copy, waits_for_itself
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
@@ -74,9 +79,12 @@ from sglang_lite.runtime.core.submission import (
     check_nodes,
     check_priority,
 )
+from sglang_lite.runtime.encoding.request import EncodeRequest, generates_no_text, reads_no_text
+from sglang_lite.runtime.encoding.spec import encoder_spec, is_encoder
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.output_builder import Sink
 from sglang_lite.runtime.resolved_params import LogitProcessor, shown
+from sglang_lite.runtime.tokens.from_folder import word_tokenizer_from_folder
 from sglang_lite.wire.failure import as_failure
 
 if TYPE_CHECKING:
@@ -124,17 +132,23 @@ class ChildCore:
         self._listen()
         _running.add(self)
         try:
-            checkpoint = open_checkpoint(path)  # while the process loads
+            # While the process loads.
+            self.encoder = encoder_spec(path) if is_encoder(path) else None
+            if self.encoder is None:
+                checkpoint = open_checkpoint(path)
+                self.tokenizer = checkpoint.tokenizer
+            else:
+                self.tokenizer = word_tokenizer_from_folder(path)
             ready = self._process.ready.result()
         except BaseException:
             self.close()
             raise
-        self._take_ready(ready, checkpoint)
+        self._take_ready(ready)
 
-    def _take_ready(self, ready: Ready, checkpoint: Checkpoint) -> None:
+    def _take_ready(self, ready: Ready) -> None:
         config = self.config
         self.model_name, self.vocab_size, self.description = ready.model_name, ready.vocab_size, ready.description
-        self.tokenizer, self._eos_ids = checkpoint.tokenizer, frozenset(ready.eos_ids)
+        self._eos_ids = frozenset(ready.eos_ids)
         self.capacity = Capacity(Sizes(*ready.sizes), ready.context_length, ready.pages, ready.longest)
         self._builder = RequestBuilder(
             ready.model_name, self.tokenizer, ready.vocab_size, self._eos_ids, ready.longest, config.seed,
@@ -214,6 +228,18 @@ class ChildCore:
             nodes = [_without_params(node) if i in refused else node for i, node in enumerate(nodes)]
         self.send(Extend(number, path, tuple(nodes), {i: as_failure(error) for i, error in refused.items()}))
 
+    def encode(self, asked: EncodeRequest) -> Future[NDArray[np.float32]]:
+        """Reads texts: float32 [N, width]."""
+        self.check_open()
+        encoder = self.encoder
+        if encoder is None:
+            raise reads_no_text(self.model_name)
+        number = next(self._ids)
+        data = frame([Encode(number, asked.ids.tobytes(), asked.types.tobytes(), asked.lengths.tobytes())])
+        found: Future[NDArray[np.float32]] = Future()
+        self._call(number, data).add_done_callback(partial(_as_vectors, found, encoder.width))
+        return found
+
     def abort(self, rid: str) -> None:
         """Ends the request of this name: see `Engine.abort`."""
         self._check_process()
@@ -221,6 +247,7 @@ class ChildCore:
 
     def compile_grammar(self, constraint: Constraint) -> CompiledGrammar:
         """Makes a constraint ready, there and here: see `Engine.compile_grammar`."""
+        self._check_generates()
         self.check_wait("compile_grammar")
         from sglang_lite.runtime.structured_output.compiler import Compiler  # and a grammar engine
 
@@ -353,6 +380,7 @@ class ChildCore:
         Args:
             counted: counts it as open, and gives its sink.
         """
+        self._check_generates()
         data = frame([message])
         with self._lock:
             self.check_open()
@@ -387,12 +415,19 @@ class ChildCore:
         options: Mapping[str, bool] = MappingProxyType({}),
     ) -> Any:
         number = next(self._ids)
-        data = frame([Ask(number, what, path, constraint, dict(options))])
+        return self._call(number, frame([Ask(number, what, path, constraint, dict(options))])).result()
+
+    def _call(self, number: int, data: bytes) -> Future[Any]:
+        """Sends what is answered once."""
         with self._lock:
             self.check_open()
             future = self._events.ask(number, self._process)
             self._send_on(self._process, data)
-        return future.result()
+        return future
+
+    def _check_generates(self) -> None:
+        if self.encoder is not None:
+            raise generates_no_text(self.model_name)
 
     # ------------------------------------------------------------------------------------ the reader's thread
 
@@ -484,6 +519,15 @@ class _OpenProgram:
 
     def abort(self) -> None:
         self._core.send(Abort(self._number))
+
+
+def _as_vectors(found: Future[NDArray[np.float32]], width: int, answer: Future[bytes]) -> None:
+    error = answer.exception()
+    with contextlib.suppress(InvalidStateError):  # it was cancelled
+        if error is not None:
+            found.set_exception(error)
+        else:
+            found.set_result(np.frombuffer(answer.result(), np.float32).reshape(-1, width))
 
 
 def _without_params(node: Node) -> Gen:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from sglang_lite.protocol import Constraint, Played, ProgramResult, Selection, SglError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from sglang_lite.program.nodes import Node, Path
     from sglang_lite.runtime.config import Capacity, EngineConfig
     from sglang_lite.runtime.core.open_requests import Ticket
     from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest
+    from sglang_lite.runtime.encoding.request import EncodeRequest
+    from sglang_lite.runtime.encoding.spec import EncoderSpec
     from sglang_lite.runtime.output_builder import Sink
     from sglang_lite.runtime.structured_output.base import CompiledGrammar
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -45,6 +51,10 @@ class Core(Protocol):
     @property
     def description(self) -> str: ...
 
+    @property
+    def encoder(self) -> EncoderSpec | None: ...
+
+    def encode(self, asked: EncodeRequest) -> Future[NDArray[np.float32]]: ...
     def submit(self, asked: GenerateRequest, sink: Sink) -> Ticket: ...
     def submit_select(self, asked: SelectRequest, sink: Callable[[Selection | SglError], None]) -> Ticket: ...
     def open_program(

@@ -11,12 +11,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from sglang_lite.engine import sglang_api, sglang_generate
+from sglang_lite.engine import encoding, sglang_api, sglang_generate
 from sglang_lite.engine.engine_process import EngineProcess
 from sglang_lite.program.nodes import Program
 from sglang_lite.protocol import (
     BackendError,
-    CapabilityError,
     ChoiceScore,
     Constraint,
     Generation,
@@ -31,6 +30,7 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime import messages
 from sglang_lite.runtime.config import FIELDS, EngineConfig, takes_fields
 from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest
+from sglang_lite.runtime.encoding.spec import is_encoder
 from sglang_lite.runtime.installed import check_installed
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.version import __version__
@@ -69,10 +69,15 @@ class Engine:
     ) -> None:
         if model is not None:
             config["model"] = os.fspath(model)
+        is_embedding = config.pop("is_embedding", None)
         settings = EngineConfig.make(**sglang_api.engine_settings(config))
         check_installed("an engine")
         messages.set_level(settings.log_level)
         path = resolve(settings.model, settings.revision)
+        if is_embedding is not None and bool(is_embedding) != is_encoder(path):
+            raise ParameterError(
+                "is_embedding", f"{settings.model} is {'no' if is_embedding else 'an'} embedding model."
+            )
         started = time.perf_counter()
         self.core = _started(self, settings, path)
         seconds = time.perf_counter() - started
@@ -301,9 +306,11 @@ class Engine:
         """
         self.core.abort(rid)
 
-    def encode(self, prompt: str | Sequence[str]) -> NoReturn:
-        """Embeddings. Raises CapabilityError: no embedding model is supported."""
-        raise CapabilityError(f"{self.model_name} generates text; encode needs an embedding model.")
+    # ------------------------------------------------------------------------------- models that read texts
+
+    encode = encoding.encode
+    score_pairs = encoding.score_pairs
+    classify = encoding.classify
 
     def get_server_info(self) -> dict[str, object]:
         """The settings, the model's limits, and `stats`."""
@@ -414,9 +421,9 @@ def _started(engine: Engine, config: EngineConfig, path: Path) -> Core:
         config = replace(config, in_process=True)
     if config.in_process:
         from sglang_lite.runtime.core import engine_thread  # and torch
-        from sglang_lite.runtime.load import load_model
+        from sglang_lite.runtime.load import load
 
-        return engine_thread.start(engine, config, lambda: load_model(config, path))
+        return engine_thread.start(engine, config, lambda: load(config, path))
     process = EngineProcess(config, path)
     from sglang_lite.engine.child_core import ChildCore  # while that starts
 

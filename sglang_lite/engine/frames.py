@@ -64,6 +64,15 @@ class Score(_Message, frozen=True, tag="score"):
     namespace: str
 
 
+class Encode(_Message, frozen=True, tag="encode"):
+    """Texts to be read: `Core.encode`. All are int32. It is answered once."""
+
+    id: int
+    ids: bytes
+    types: bytes
+    lengths: bytes
+
+
 class Open(_Message, frozen=True, tag="open"):
     """A program that will grow: `Engine.open_program`."""
 
@@ -122,7 +131,7 @@ class Ask(_Message, frozen=True, tag="ask"):
     options: dict[str, bool] = {}
 
 
-Command: TypeAlias = Start | Submit | Score | Open | Play | Extend | Drop | Close | Abort | Ask
+Command: TypeAlias = Start | Submit | Score | Encode | Open | Play | Extend | Drop | Close | Abort | Ask
 
 
 # ---------------------------------------------------------------------------------------- from the engine

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from sglang_lite.engine.connection import BrokenFrameError, Connection
 from sglang_lite.engine.frames import (
@@ -31,6 +33,7 @@ from sglang_lite.engine.frames import (
     Close,
     Command,
     Drop,
+    Encode,
     Ended,
     Extend,
     Failed,
@@ -65,10 +68,12 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.open_requests import Ticket
 from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest
+from sglang_lite.runtime.encoding.request import EncodeRequest
 from sglang_lite.runtime.resolved_params import LogitProcessor
 from sglang_lite.wire.failure import Failure
 
 if TYPE_CHECKING:
+    from sglang_lite.runtime.core.encoding_core import EncodingCore
     from sglang_lite.runtime.core.engine_core import EngineCore
     from sglang_lite.runtime.core.program_player import Player
     from sglang_lite.runtime.structured_output.base import CompiledGrammar
@@ -108,7 +113,7 @@ def main(descriptor: int) -> None:
         threading.Event().wait()  # the handle closes the line when it has read that
         raise AssertionError from error
     outgoing.post(_ready(core))
-    if core.runner.model.device.type == "cpu":
+    if core.device.type == "cpu":
         sys.setswitchinterval(_TURN_S)
     served.begin(core)
     threading.Thread(target=watch_steps, args=(core.loop, start.config["stall_timeout_s"]), daemon=True).start()
@@ -159,9 +164,9 @@ def _forward_logs(outgoing: Outgoing) -> None:
     ours.propagate = False
 
 
-def _loaded(start: Start, outgoing: Outgoing) -> EngineCore:
+def _loaded(start: Start, outgoing: Outgoing) -> EngineCore | EncodingCore:
     from sglang_lite.runtime.core.engine_thread import build  # which loads torch
-    from sglang_lite.runtime.load import load_model
+    from sglang_lite.runtime.load import load
 
     config = EngineConfig(**start.config)
 
@@ -172,10 +177,10 @@ def _loaded(start: Start, outgoing: Outgoing) -> EngineCore:
             yield part
         outgoing.post(Progress(len(every), len(every)))
 
-    return build(config, lambda: load_model(config, Path(start.model_path), progress))
+    return build(config, lambda: load(config, Path(start.model_path), progress))
 
 
-def _ready(core: EngineCore) -> Ready:
+def _ready(core: EngineCore | EncodingCore) -> Ready:
     capacity = core.capacity
     sizes = (capacity.sizes.max_running, capacity.sizes.step_tokens, capacity.sizes.page_size)
     return Ready(
@@ -218,12 +223,12 @@ class Served:
     def __init__(self, outgoing: Outgoing) -> None:
         self._outgoing = outgoing
         self._ready = threading.Event()
-        self._core: EngineCore | None = None
+        self._core: Any = None  # of either kind: it is asked for nothing that it has not, or refuses it
         self._open: dict[int, _Submission] = {}
         self._programs: dict[int, Player] = {}
         self._calls = ThreadPoolExecutor(1, "sglang_lite-calls")
 
-    def begin(self, core: EngineCore) -> None:
+    def begin(self, core: EngineCore | EncodingCore) -> None:
         """Starts on the commands, which may have come before."""
         self._core = core
         self._ready.set()
@@ -252,6 +257,11 @@ class Served:
                     message.prompt, message.program, message.stream, message.namespace, message.priority
                 )
                 self._admit(core, _Submission(message.id), partial(core.run_program, whole))
+            case Encode():
+                texts: Future[NDArray[np.float32]] = core.encode(
+                    EncodeRequest(*(np.frombuffer(a, np.int32) for a in (message.ids, message.types, message.lengths)))
+                )
+                texts.add_done_callback(partial(self._encoded, message.id))
             case Open():
                 submission = self._open[message.id] = _Submission(message.id)
                 self._programs[message.id] = core.open_program(
@@ -374,6 +384,12 @@ class Served:
             self._outgoing.post(Answer(message.id, failure=failure_of(error)))
         else:
             self._outgoing.post(Answer(message.id, value))
+
+    def _encoded(self, number: int, texts: Future[NDArray[np.float32]]) -> None:
+        if error := texts.exception():
+            self._outgoing.post(Answer(number, failure=failure_of(error)))
+        else:
+            self._outgoing.post(Answer(number, texts.result().tobytes()))
 
     def _compiled(self, number: int, compiled: Future[CompiledGrammar]) -> None:
         error = compiled.exception()

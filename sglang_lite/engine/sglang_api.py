@@ -58,7 +58,7 @@ REVERSED = {  # switches that turn off what a setting of ours turns on
 # What this engine always does: said by a script, it changes nothing; anything else is refused.
 ALWAYS: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("tp_size", "dp_size", "pp_size", "ep_size", "nnodes"), (1,)),
-    **dict.fromkeys(("trust_remote_code", "is_embedding", "enable_lora"), (False,)),
+    **dict.fromkeys(("trust_remote_code", "enable_lora"), (False,)),
     "skip_tokenizer_init": (False, True),  # token ids are taken and given with it and without
 }
 _NO_EQUIVALENT = {

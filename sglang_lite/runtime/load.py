@@ -14,6 +14,8 @@ from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime import messages
 from sglang_lite.runtime.checkpoint import Checkpoint, open_checkpoint
 from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.encoding.load import LoadedEncoder, load_encoder
+from sglang_lite.runtime.encoding.spec import is_encoder
 from sglang_lite.runtime.models.config_fields import read_json
 from sglang_lite.runtime.models.decoder import Decoder, Precision
 from sglang_lite.runtime.models.kv_scales import kv_scales
@@ -37,6 +39,23 @@ class LoadedModel:
     vocab_size: int
     eos_ids: frozenset[int]
     context_length: int
+
+
+def load(
+    config: EngineConfig, path: Path, progress: Callable[[Iterable[int]], Iterable[int]] | None = None
+) -> LoadedModel | LoadedEncoder:
+    """Loads what is at `path`: a model that generates, or one that reads.
+
+    Args:
+        progress: gets the parts that are loaded and gives them back one by one; None for a bar.
+
+    Raises:
+        ModelError: damaged or not supported.
+    """
+    if is_encoder(path):
+        bar = progress or partial(messages.progress, level=config.log_level)
+        return load_encoder(config, path, pick_device(config), bar)
+    return load_model(config, path, progress)
 
 
 def load_model(

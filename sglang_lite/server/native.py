@@ -16,7 +16,6 @@ from starlette.responses import Response
 
 from sglang_lite.engine import sglang_api
 from sglang_lite.protocol import (
-    CapabilityError,
     Constraint,
     ModelError,
     ParameterError,
@@ -194,7 +193,10 @@ async def ready(service: Service, _: Call) -> Response:
 
 
 async def health_generate(service: Service, _: Call) -> Response:
-    """Makes a token."""
+    """Makes a token, where the model generates."""
+    if service.engine.core.encoder is not None:
+        service.check_health()
+        return Response(status_code=200)
     await service.running.results(GenerateRequest([0], SamplingParams(max_tokens=1, ignore_eos=True)))
     return Response(status_code=200)
 
@@ -382,11 +384,6 @@ async def stop_profile(service: Service, _: Call) -> Response:
     return answer({"success": True, "path": await service.ask(service.engine.stop_profile, at_most_s=_LONGEST_S)})
 
 
-async def needs_embeddings(service: Service, _: Call) -> Response:
-    """Refuses: no model that is served can do it."""
-    raise CapabilityError(f"{service.model_name} generates text; this route needs an embedding model.")
-
-
 def _read(call: Call, kind: type[Any]) -> Any:
     return call.read(Fields(kind, {}, {}))
 
@@ -422,8 +419,4 @@ ROUTES = (
     ),
     Route("/start_profile", start_profile, "Start a profile", _ASK, fields=PROFILE, access="admin"),
     Route("/stop_profile", stop_profile, "End the profile", _ASK, access="admin"),
-    *(
-        Route(path, needs_embeddings, "Needs an embedding model: refused", protocol="openai")
-        for path in ("/v1/embeddings", "/encode", "/v1/rerank", "/classify")
-    ),
 )  # fmt: skip

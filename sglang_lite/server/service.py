@@ -161,6 +161,10 @@ class Service:
 
     async def _warm_up(self) -> None:
         with contextlib.suppress(SglError):
+            if self.engine.core.encoder is not None:
+                await self.ask(self.engine.core.check_open)
+                self._warm = time.monotonic()
+                return
             await self.running.results(GenerateRequest([0], SamplingParams(max_tokens=1, ignore_eos=True)))
             self._warm = time.monotonic()
 

@@ -382,7 +382,7 @@ def test_the_rest_of_the_offline_engine(small):
     assert (info["served_model_name"], info["max_running"], info["vocab_size"]) == ("scripted", 64, scripted.VOCAB)
     assert info["internal_states"][0]["running"] == 0
     assert small.flush_cache() >= 0
-    with pytest.raises(sgl.CapabilityError, match="encode needs an embedding model"):
+    with pytest.raises(sgl.CapabilityError, match="this needs an embedding model"):
         small.encode("ab")
     score = small.score("ab", ["c", "dd"])
     assert [len(s.logprobs) for s in score] == [1, 2]

@@ -15,7 +15,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sglang_lite.protocol import (
     BackendError,
@@ -44,6 +46,8 @@ from sglang_lite.runtime.core.submission import (
     check_kind,
     check_priority,
 )
+from sglang_lite.runtime.encoding.request import EncodeRequest, reads_no_text
+from sglang_lite.runtime.encoding.spec import EncoderSpec
 from sglang_lite.runtime.executor import make_runner
 from sglang_lite.runtime.executor.sampler import SamplingTable
 from sglang_lite.runtime.kv_cache.eviction import EVICTION
@@ -87,11 +91,13 @@ class EngineCore:
         ParameterError, ModelError: there is no room for the model under this configuration.
     """
 
+    encoder: EncoderSpec | None = None  # a model that reads texts
+
     def __init__(self, config: EngineConfig, loaded: LoadedModel, encoder: Executor | None = None) -> None:
         self.thread = threading.current_thread()
         self.config, self.model_name = config, loaded.name
         self.tokenizer, self.vocab_size, self.eos_ids = loaded.tokenizer, loaded.vocab_size, loaded.eos_ids
-        self.capacity = capacity_of(config, loaded)
+        self.capacity, self.device = capacity_of(config, loaded), loaded.model.device
         kind = str(getattr(getattr(loaded.model, "precision", None), "compute", config.dtype)).removeprefix("torch.")
         self.description = (
             f"{loaded.name} on {loaded.model.device}, {kind}, room for {self.capacity.tokens:,} tokens"
@@ -219,6 +225,10 @@ class EngineCore:
         else:
             player.decide(asked.program.decision, parts)
         return Ticket(player.abort)
+
+    def encode(self, _: EncodeRequest) -> Future[NDArray[np.float32]]:
+        """Raises CapabilityError: the model generates text."""
+        raise reads_no_text(self.model_name)
 
     def abort(self, rid: str) -> None:
         """Ends the request of this name: see `Engine.abort`."""

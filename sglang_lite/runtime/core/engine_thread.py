@@ -13,13 +13,18 @@ import torch
 
 from sglang_lite.protocol import EngineClosedError
 from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.core.encoding_core import EncodingCore
+from sglang_lite.runtime.core.encoding_loop import EncodingLoop
 from sglang_lite.runtime.core.engine_core import EngineCore
 from sglang_lite.runtime.core.step_loop import StepLoop
+from sglang_lite.runtime.encoding.load import LoadedEncoder
 from sglang_lite.runtime.executor import memory
 from sglang_lite.runtime.load import LoadedModel
 
 
-def start(handle: object, config: EngineConfig, load: Callable[[], LoadedModel]) -> EngineCore:
+def start(
+    handle: object, config: EngineConfig, load: Callable[[], LoadedModel | LoadedEncoder]
+) -> EngineCore | EncodingCore:
     """Starts an engine's thread and waits until it is ready.
 
     All work with tensors, loading too, is done on that one thread: OpenMP keeps a team of threads for every thread
@@ -33,7 +38,7 @@ def start(handle: object, config: EngineConfig, load: Callable[[], LoadedModel])
     Raises:
         SglError: of loading and building.
     """
-    ready: Future[EngineCore] = Future()
+    ready: Future[EngineCore | EncodingCore] = Future()
     thread = threading.Thread(
         target=_run, args=(weakref.ref(handle), config, load, ready), name="sglang_lite-engine", daemon=True
     )
@@ -44,11 +49,14 @@ def start(handle: object, config: EngineConfig, load: Callable[[], LoadedModel])
         del ready  # a failure refers to this frame: no cycle
 
 
-_running: dict[threading.Thread, StepLoop] = {}
+_running: dict[threading.Thread, StepLoop | EncodingLoop] = {}
 
 
 def _run(
-    handle: weakref.ref[object], config: EngineConfig, load: Callable[[], LoadedModel], ready: Future[EngineCore]
+    handle: weakref.ref[object],
+    config: EngineConfig,
+    load: Callable[[], LoadedModel | LoadedEncoder],
+    ready: Future[EngineCore | EncodingCore],
 ) -> None:
     """The thread. It never has a reference to the handle while the loop runs: the handle's end is the loop's end."""
     thread = threading.current_thread()
@@ -69,7 +77,7 @@ def _run(
     del _running[thread]
 
 
-def build(config: EngineConfig, load: Callable[[], LoadedModel]) -> EngineCore:
+def build(config: EngineConfig, load: Callable[[], LoadedModel | LoadedEncoder]) -> EngineCore | EncodingCore:
     """An engine's core, on the thread that will run its loop.
 
     Args:
@@ -81,7 +89,8 @@ def build(config: EngineConfig, load: Callable[[], LoadedModel]) -> EngineCore:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     try:
-        return EngineCore(config, load())
+        loaded = load()
+        return EncodingCore(config, loaded) if isinstance(loaded, LoadedEncoder) else EngineCore(config, loaded)
     except BaseException as error:
         traceback.clear_frames(error.__traceback__)  # whoever keeps the error keeps no tensors
         raise memory.explained(error) from error.__cause__

@@ -41,16 +41,35 @@ def tokenizer_from_folder(folder: Path, most: int | None = None) -> Tokenizer:
         return _from_folder(folder, most)
 
 
-def _from_folder(folder: Path, most: int | None) -> Tokenizer:
+def word_tokenizer_from_folder(folder: Path) -> Tokenizer:
+    """Reads the tokenizer of a model that only reads texts, which may be of any kind: its tokens decode to their names.
+
+    Raises:
+        ModelError: as `tokenizer_from_folder`.
+    """
+    with foreign(str(folder)):
+        backend = _backend(folder)
+        size = backend.get_vocab_size(with_added_tokens=True)
+        if not 0 < size < MOST_TOKENS:
+            raise ModelError(f"{folder}: the tokenizer has {size:,} tokens.")
+        added = json.loads(backend.to_str()).get("added_tokens", ())
+        pieces = [(backend.id_to_token(i) or "").encode() for i in range(size)]
+        return Tokenizer(backend, pieces, [token["id"] for token in added if token["special"]])
+
+
+def _backend(folder: Path) -> Backend:
     path = folder / "tokenizer.json"
-    if path.exists():
-        text = read_text(path)
-        try:
-            backend = Backend.from_str(text)
-        except Exception as error:  # tokenizers raises bare Exception
-            raise ModelError(f"{path}: not a tokenizer: {error}") from error
-    else:
-        backend = _converted(folder)
+    if not path.exists():
+        return _converted(folder)
+    text = read_text(path)
+    try:
+        return Backend.from_str(text)
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ModelError(f"{path}: not a tokenizer: {error}") from error
+
+
+def _from_folder(folder: Path, most: int | None) -> Tokenizer:
+    backend = _backend(folder)
     largest = max(backend.get_vocab(with_added_tokens=False).values(), default=-1)
     if not 0 <= largest < MOST_TOKENS:
         raise ModelError(f"{folder}: the tokenizer has no tokens, or one with the id {largest:,}.")

@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 from starlette.responses import Response
 
+from sglang_lite.engine import encoding
 from sglang_lite.protocol import Generation, ParameterError, SamplingParams
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.fields import GATEWAY_NEUTRAL, Fields
 from sglang_lite.server.routes import Call, Route, answer
 from sglang_lite.server.service import Service
 
+_LONGEST_S = 600.0
 _MOST_TEXTS = 1024  # that are scored together: each is a request of the engine
 
 
 class ScoreRequest(msgspec.Struct, kw_only=True):
-    """Texts that are to be scored: our `continuations` of a `prompt`, or labels after SGLang's `query` and `items`."""
+    """Texts that are to be scored: our `continuations` of a `prompt`; labels after SGLang's `query` and `items`; or
+    vLLM's pairs of `text_1` and `text_2`, by a cross-encoder."""
 
     model: str | None = None
     prompt: str | None = None
@@ -29,6 +33,8 @@ class ScoreRequest(msgspec.Struct, kw_only=True):
     label_token_ids: list[int] | None = None
     apply_softmax: bool | None = None
     item_first: bool | None = None
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
 
 
 SCORE: Fields[ScoreRequest] = Fields(ScoreRequest, GATEWAY_NEUTRAL, {})
@@ -48,6 +54,8 @@ async def score(service: Service, call: Call) -> Response:
     """Scores texts."""
     body = call.read(SCORE)
     service.check_model(body.model)
+    if body.text_1 is not None or body.text_2 is not None:
+        return await _pairs(service, body)
     ours = {"prompt": body.prompt, "continuations": body.continuations}
     theirs = {
         "query": body.query, "items": body.items, "label_token_ids": body.label_token_ids,
@@ -62,6 +70,28 @@ async def score(service: Service, call: Call) -> Response:
         if theirs[name] is None:
             raise ParameterError(name, "is missing.", hint="Or give prompt and continuations.")
     return await _labels(service, body)
+
+
+async def _pairs(service: Service, body: ScoreRequest) -> Response:
+    """Scores of pairs; one text against several, or as many against as many."""
+    for name in ("prompt", "continuations", "query", "items", "label_token_ids", "apply_softmax", "item_first"):
+        if getattr(body, name) is not None:
+            raise ParameterError(name, "and text_1 are both given.", hint="Give text_1 and text_2.")
+    for name in ("text_1", "text_2"):
+        if not getattr(body, name):
+            raise ParameterError(name, "is missing.")
+    first, second = ([text] if isinstance(text, str) else text or [] for text in (body.text_1, body.text_2))
+    if isinstance(body.text_1, str):
+        first *= len(second)
+    if len(first) != len(second):
+        raise ParameterError("text_2", f"has {len(second)} texts, text_1 has {len(first)}.")
+    if len(first) > _MOST_TEXTS:
+        raise ParameterError("text_2", f"has {len(second):,} texts; 1 to {_MOST_TEXTS:,} are taken.")
+    read = partial(encoding.pair_scores, service.engine, list(zip(first, second)), field="text_2")
+    scores, tokens = await service.ask(read, at_most_s=_LONGEST_S)
+    data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores.tolist())]
+    usage = {"prompt_tokens": sum(tokens), "completion_tokens": 0, "total_tokens": sum(tokens)}
+    return answer({"object": "list", "model": service.model_name, "data": data, "usage": usage})
 
 
 async def _continuations(service: Service, body: ScoreRequest) -> Response:

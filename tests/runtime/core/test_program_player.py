@@ -21,6 +21,7 @@ from sglang_lite.protocol import (
     Span,
 )
 from tests.runtime.scripted import SteppedEngine, ended
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -342,6 +343,7 @@ def test_a_branch_that_fails_fails_its_readers_only():
     opened = Opened(engine)
     bad = Gen("bad", greedy(2), Regex("("))
     opened.extend(Text("a"), Fork(((bad,), (Gen("good", greedy(3)),))), Gen("main", greedy(3)), Join(1, (1, 1)))
+    until(lambda: engine.drain() or opened.at(1, 0, 0))  # it is compiled on another thread
     (failed,) = opened.at(1, 0, 0)
     assert isinstance(failed, sgl.ConstraintError)
     assert isinstance(opened.at(1, 1, 0)[0], Generation)

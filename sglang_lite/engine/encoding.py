@@ -1,0 +1,191 @@
+"""`Engine.encode`, `score_pairs` and `classify`: the calls of models that read texts and generate none."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_lite.protocol import CapabilityError, ParameterError
+from sglang_lite.runtime.encoding.request import reads_no_text, tokenised
+from sglang_lite.runtime.encoding.spec import Classifier, EncoderSpec
+
+if TYPE_CHECKING:
+    from sglang_lite.engine.engine import Engine
+
+_TEXTS = 4096  # that cross to the engine's process at a time
+
+
+def encode(
+    self: Engine, prompt: str | Sequence[str], *, dimensions: int | None = None, truncate: bool = False
+) -> Any:  # a dictionary, or a list of them: by the shape of the prompt
+    """Embeddings of texts, as the model's folder says how they are made (mean, first or last token; normalised).
+
+    Args:
+        prompt: a text, or several.
+        dimensions: the first numbers of each vector alone, normalised again where the model normalises; None for all.
+            For models that were trained so ("Matryoshka").
+        truncate: cut texts that are longer than the model reads, instead of refusing them.
+
+    Returns:
+        As SGLang's: a dictionary with `embedding` (a list of floats) and `meta_info`; a list of them for a list.
+
+    Raises:
+        CapabilityError: the model gives no embeddings.
+        ParameterError: no texts; one is empty or too long; more dimensions than the model has.
+        EngineClosedError: the engine is closed.
+    """
+    single = isinstance(prompt, str)
+    started = time.perf_counter()
+    vectors, tokens = embeddings(self, [prompt] if isinstance(prompt, str) else prompt, dimensions, truncate=truncate)
+    seconds = time.perf_counter() - started
+    found = [
+        {
+            "embedding": vector,
+            "meta_info": {
+                "id": uuid.uuid4().hex, "finish_reason": {"type": "stop"}, "prompt_tokens": count,
+                "e2e_latency": seconds,
+            },
+        }
+        for vector, count in zip(vectors.tolist(), tokens)
+    ]  # fmt: skip
+    return found[0] if single else found
+
+
+def embeddings(
+    engine: Engine,
+    texts: Sequence[str],
+    dimensions: int | None = None,
+    *,
+    truncate: bool = False,
+    field: str = "prompt",
+) -> tuple[NDArray[np.float32], list[int]]:
+    """float32 [N, dimensions] of texts, and the tokens of each.
+
+    Args:
+        field: what the caller calls the texts, for messages.
+
+    Raises:
+        As `encode`.
+    """
+    spec = _spec(engine)
+    if spec.classifier is not None:
+        raise CapabilityError(f"{engine.model_name} gives scores or classes.", hint="Use score_pairs or classify.")
+    if dimensions is not None and not 1 <= dimensions <= spec.width:
+        raise ParameterError("dimensions", f"{dimensions} is not between 1 and {spec.width}, which the model has.")
+    vectors, tokens = _read(engine, texts, truncate=truncate, field=field)
+    if dimensions is not None:
+        vectors = vectors[:, :dimensions]
+    if spec.normalise:
+        vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    return vectors, tokens
+
+
+def score_pairs(self: Engine, pairs: Sequence[tuple[str, str]], *, truncate: bool = False) -> list[float]:
+    """Scores of pairs of texts (a query and a document) by a cross-encoder: between 0 and 1, or as the model gives
+    them where its config says so.
+
+    Args:
+        pairs: at least one.
+        truncate: cut pairs that are longer than the model reads, the longer text of each first.
+
+    Raises:
+        CapabilityError: the model gives no single score.
+        ParameterError: no pairs; a text is empty, or a pair too long.
+        EngineClosedError: the engine is closed.
+    """
+    scores: list[float] = pair_scores(self, pairs, truncate=truncate)[0].tolist()
+    return scores
+
+
+def pair_scores(
+    engine: Engine, pairs: Sequence[tuple[str, str]], *, truncate: bool = False, field: str = "pairs"
+) -> tuple[NDArray[np.float32], list[int]]:
+    """float32 [N] scores of pairs, and the tokens of each. Raises as `score_pairs`."""
+    classifier = _classifier(engine)
+    if len(classifier.labels) > 1:
+        raise CapabilityError(f"{engine.model_name} has {len(classifier.labels)} labels.", hint="Use classify.")
+    for index, pair in enumerate(pairs):
+        if isinstance(pair, str) or len(pair) != 2:
+            raise ParameterError(f"{field}[{index}]", "is no pair of texts.")
+    logits, tokens = _read(engine, [(first, second) for first, second in pairs], truncate=truncate, field=field)
+    return (logits[:, 0] if classifier.plain else _sigmoid(logits[:, 0])), tokens
+
+
+def classify(self: Engine, prompt: str | Sequence[str], *, truncate: bool = False) -> Any:  # as `encode`'s
+    """Probabilities of a classifier's labels.
+
+    Args:
+        prompt, truncate: as of `encode`.
+
+    Returns:
+        A dictionary with `label` (the likeliest) and `probs` (by label); a list of them for a list. Where labels don't
+        exclude each other, each probability is its own.
+
+    Raises:
+        CapabilityError: the model has no labels.
+        ParameterError, EngineClosedError: as `encode`.
+    """
+    found = classes(self, [prompt] if isinstance(prompt, str) else prompt, truncate=truncate)[0]
+    return found[0] if isinstance(prompt, str) else found
+
+
+def classes(
+    engine: Engine, texts: Sequence[str], *, truncate: bool = False, field: str = "prompt"
+) -> tuple[list[dict[str, Any]], list[int]]:
+    """Labels of texts as `classify` gives them, and the tokens of each text."""
+    classifier = _classifier(engine)
+    logits, tokens = _read(engine, texts, truncate=truncate, field=field)
+    if classifier.several or logits.shape[1] == 1:
+        shares = _sigmoid(logits)
+    else:
+        exponents = np.exp(logits - logits.max(1, keepdims=True))
+        shares = exponents / exponents.sum(1, keepdims=True)
+    found = [
+        {"label": classifier.labels[int(row.argmax())], "probs": dict(zip(classifier.labels, row.tolist()))}
+        for row in shares
+    ]
+    return found, tokens
+
+
+def _spec(engine: Engine) -> EncoderSpec:
+    spec = engine.core.encoder
+    if spec is None:
+        raise reads_no_text(engine.model_name)
+    return spec
+
+
+def _classifier(engine: Engine) -> Classifier:
+    classifier = _spec(engine).classifier
+    if classifier is None:
+        raise CapabilityError(f"{engine.model_name} gives embeddings.", hint="Use encode.")
+    return classifier
+
+
+def _read(
+    engine: Engine, texts: Sequence[str] | Sequence[tuple[str, str]], *, truncate: bool, field: str
+) -> tuple[NDArray[np.float32], list[int]]:
+    """The numbers of texts or pairs: float32 [N, width], and the tokens of each."""
+    engine.core.check_wait("encode")
+    spec = _spec(engine)
+    requests = [
+        tokenised(texts[start : start + _TEXTS], engine.tokenizer, spec, truncate=truncate, field=field, first=start)
+        for start in range(0, max(len(texts), 1), _TEXTS)
+    ]
+    futures = [engine.core.encode(request) for request in requests]
+    try:
+        found = [future.result() for future in futures]
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        raise
+    return np.concatenate(found), [length for request in requests for length in request.lengths.tolist()]
+
+
+def _sigmoid(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    shares: NDArray[np.float32] = 0.5 * (1 + np.tanh(0.5 * x))
+    return shares

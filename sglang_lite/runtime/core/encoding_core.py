@@ -1,0 +1,138 @@
+"""Core of an engine whose model reads texts and generates none."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, NoReturn
+
+from sglang_lite.protocol import CapabilityError, EngineClosedError, OverloadedError
+from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
+from sglang_lite.runtime.core.encoding_loop import EncodingLoop, Vectors
+from sglang_lite.runtime.encoding.load import LoadedEncoder
+from sglang_lite.runtime.encoding.request import EncodeRequest, generates_no_text
+
+_STEP_TOKENS = {"cpu": 4096, "cuda": 65_536}
+
+
+class EncodingCore:
+    """
+    To be built on the thread that runs its loop.
+
+    Args:
+        config: of the engine.
+        loaded: its model.
+
+    Attributes: as of `Core`.
+    """
+
+    eos_ids: frozenset[int] = frozenset()
+
+    def __init__(self, config: EngineConfig, loaded: LoadedEncoder) -> None:
+        self.thread = threading.current_thread()
+        self.config, self.model_name, self.encoder = config, loaded.name, loaded.model.spec
+        self.tokenizer, self.vocab_size = loaded.tokenizer, self.encoder.vocab_size
+        self.device = loaded.model.device
+        tokens = config.step_tokens or _STEP_TOKENS[self.device.type]
+        limit = self.encoder.limit
+        self.capacity = Capacity(Sizes(config.max_queued, tokens, 1), limit, 0, limit)
+        kind = str(loaded.model.dtype).removeprefix("torch.")
+        self.description = f"{loaded.name} on {self.device}, {kind}, reads texts of {limit:,} tokens"
+        self.loop = EncodingLoop(loaded.model, tokens)
+        self._lock = threading.Lock()
+        self._requests = 0  # that have not ended; under the lock
+        self._closed = False
+
+    def encode(self, asked: EncodeRequest) -> Future[Vectors]:
+        """Reads texts: float32 [N, width].
+
+        Raises:
+            OverloadedError: too many requests are waiting.
+            EngineClosedError: the engine is closed.
+        """
+        self.check_open()
+        with self._lock:
+            if self._requests >= self.config.max_queued:
+                raise OverloadedError(f"{self._requests:,} requests wait.", hint="Try again later.")
+            self._requests += 1
+        try:
+            found = self.loop.submit(asked)
+        except BaseException:
+            self._ended()
+            raise
+        found.add_done_callback(self._ended)
+        return found
+
+    def _ended(self, _: object = None) -> None:
+        with self._lock:
+            self._requests -= 1
+
+    def flushed(self, sink: Callable[[Any], object], flush: Callable[[], object] | None) -> Callable[[Any], None]:
+        """A sink with `flush` called after it."""
+
+        def tell(event: object) -> None:
+            sink(event)
+            if flush is not None:
+                flush()
+
+        return tell
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise generates_no_text(self.model_name)
+
+    submit = submit_select = open_program = run_program = compile_grammar = checked_ids = admitted = _refuse
+    wait_for_room = leave = abort = _refuse
+
+    def _refuse_here(self, *_: object, **__: object) -> NoReturn:
+        raise CapabilityError("an engine of an embedding model can't do that.", hint="Start another engine.")
+
+    update_weights = start_profile = stop_profile = _refuse_here
+
+    def later(self, call: Callable[[], object]) -> None:
+        """Calls back on the loop's thread, unless that has ended. Takes no lock."""
+        self.loop.inbox.later(call)
+
+    def check_open(self) -> None:
+        """
+        Raises:
+            EngineClosedError: the engine is closed, or runs in another process.
+        """
+        self.loop.inbox.check_process()
+        if self._closed:
+            raise EngineClosedError("the engine is closed.")
+
+    def check_wait(self, name: str) -> None:
+        """
+        Raises:
+            BackendError: `name` would wait for the thread that it was called on.
+            EngineClosedError: as `check_open`.
+        """
+        self.loop.inbox.check_wait(name)
+        self.check_open()
+
+    def flush_cache(self) -> int:
+        """Tokens that were freed: none, as nothing is kept."""
+        self.check_open()
+        return 0
+
+    def stats(self) -> dict[str, Any]:  # counts are int, seconds float
+        """Counts, taken between two steps: see `Engine.stats`."""
+        self.check_wait("stats")
+        return self.loop.inbox.call(self._count)
+
+    def _count(self) -> dict[str, Any]:
+        loop = self.loop
+        return {
+            "waiting": loop.waiting, "running": 0, "cached_tokens": 0, "free_tokens": 0, "total_tokens": 0,
+            "steps": loop.steps, "requests_submitted": loop.requests, "texts": loop.texts, "tokens": loop.tokens,
+        }  # fmt: skip
+
+    def close(self) -> None:
+        """Ends the loop; in a forked copy nothing, as it is the other process's."""
+        self._closed = True
+        if self.loop.inbox.is_copy:
+            return
+        self.loop.inbox.close()
+        if threading.current_thread() is not self.thread:
+            self.thread.join()

@@ -1,0 +1,144 @@
+"""The loop of an encoder: texts of all requests that wait, packed into steps by length, on one thread."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import deque
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sglang_lite.protocol import BackendError, EngineClosedError, SglError
+from sglang_lite.runtime.core.inbox import Inbox
+from sglang_lite.runtime.encoding.encoder import Encoder
+from sglang_lite.runtime.encoding.request import EncodeRequest
+
+logger = logging.getLogger("sglang_lite")
+Vectors: TypeAlias = NDArray[np.float32]
+
+
+class _Open:
+    """A request whose texts are not all read."""
+
+    def __init__(self, request: EncodeRequest, width: int, future: Future[Vectors]) -> None:
+        self.future = future
+        self.vectors = np.empty((len(request.lengths), width), np.float32)
+        self.left = len(request.lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    of: _Open
+    index: int
+    ids: NDArray[np.int32]
+    types: NDArray[np.int32]
+
+
+class EncodingLoop:
+    """
+    Args:
+        encoder: reads the texts.
+        step_tokens: of a step, at most; a longer text is a step of its own.
+
+    Attributes:
+        stepping_since: when the step began that runs, by the monotonic clock.
+        steps, requests, texts, tokens: so far.
+    """
+
+    def __init__(self, encoder: Encoder, step_tokens: int) -> None:
+        self.inbox = Inbox()
+        self.stepping_since: float | None = None
+        self.steps = self.requests = self.texts = self.tokens = 0
+        self._encoder, self._step_tokens = encoder, step_tokens
+        self._waiting: deque[_Text] = deque()
+
+    def submit(self, request: EncodeRequest) -> Future[Vectors]:
+        """float32 [N, width], once all texts are read; cancelled, those that are left are not. Any thread.
+
+        Raises:
+            EngineClosedError: the loop has ended.
+        """
+        future: Future[Vectors] = Future()
+        opened = _Open(request, self._encoder.spec.width, future)
+        texts = [_Text(opened, index, *each) for index, each in enumerate(request.texts())]
+        # Texts of a length lie beside each other in a step.
+        texts.sort(key=lambda text: len(text.ids))
+        self.inbox.post(partial(self._receive, texts))
+        return future
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def _receive(self, texts: list[_Text]) -> None:
+        self.requests += 1
+        self._waiting.extend(texts)
+
+    def run(self) -> None:
+        """Runs until the inbox is closed. To be called once, on the thread that the encoder was loaded on."""
+        self.inbox.claim()
+        try:
+            while not self.inbox.closing:
+                if not self._waiting:
+                    self.inbox.wait()
+                self.inbox.run()
+                self._step()
+        except BaseException as error:
+            self.inbox.crash = error
+            logger.exception("the engine's loop has crashed")
+            raise
+        finally:
+            self.inbox.end()
+            self.inbox.run()
+            closed = EngineClosedError("the engine was closed before the request finished.")
+            for text in self._waiting:
+                _fail(text.of.future, closed)
+
+    def _step(self) -> None:
+        texts = self._planned()
+        if not texts:
+            return
+        self.stepping_since = time.monotonic()
+        try:
+            with torch.inference_mode():
+                vectors = self._encoder(
+                    np.concatenate([text.ids for text in texts]), np.concatenate([text.types for text in texts]),
+                    [len(text.ids) for text in texts],
+                ).cpu().numpy()  # fmt: skip
+        except Exception as error:  # no room for this step, say: those that follow may have it
+            logger.exception("a step of the encoder failed")
+            for text in texts:
+                _fail(text.of.future, BackendError(f"the model could not read the texts: {error}"))
+            return
+        finally:
+            self.stepping_since = None
+        self.steps, self.texts = self.steps + 1, self.texts + len(texts)
+        self.tokens += sum(len(text.ids) for text in texts)
+        for text, vector in zip(texts, vectors):
+            text.of.vectors[text.index] = vector
+            text.of.left -= 1
+            if not text.of.left and text.of.future.set_running_or_notify_cancel():
+                text.of.future.set_result(text.of.vectors)
+
+    def _planned(self) -> list[_Text]:
+        """The texts of the next step, in the order in which they came, then by length."""
+        texts: list[_Text] = []
+        tokens = 0
+        while self._waiting and (not texts or tokens + len(self._waiting[0].ids) <= self._step_tokens):
+            text = self._waiting.popleft()
+            if not text.of.future.cancelled() and not text.of.future.done():
+                texts.append(text)
+                tokens += len(text.ids)
+        return sorted(texts, key=lambda text: len(text.ids))
+
+
+def _fail(future: Future[Vectors], error: SglError) -> None:
+    with contextlib.suppress(InvalidStateError):  # it has failed with another text, or was cancelled
+        future.set_exception(error)
