@@ -5,7 +5,7 @@
 
 With `--shape`: random weights, texts of one length. With `--model`: the folder's own tokenizer and weights; texts are
 pieces of docs/, 3 to 400 words, cut to what the model reads; beside it, in turn, sentence-transformers where it is
-installed, and the least cosine between the vectors of both. Tokens are counted with those that enclose a text. Medians of
+installed, and the least cosine between the vectors of both. Tokens that enclose a text are counted, too. Medians of
 `--repeat` runs after a first one.
 """
 
