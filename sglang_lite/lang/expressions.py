@@ -41,7 +41,7 @@ from sglang_lite.protocol.sampling import given, named
 if TYPE_CHECKING:
     from sglang_lite.constraints.python_types.value_type import ValueType
     from sglang_lite.lang.execution.branch import Branch
-    from sglang_lite.lang.execution.turn_ahead import ApiSpeculation
+    from sglang_lite.lang.execution.api_speculation import ApiSpeculation
     from sglang_lite.lang.tools import Toolbox
 
 # Patterns of values that Python reads: what `dtype=bool` and `str` stand for, and numbers on backends that can't end

@@ -13,7 +13,7 @@ import msgspec
 from sglang_lite.errors import Location
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend
 from sglang_lite.lang.backend.capabilities import Capabilities
-from sglang_lite.lang.backend.ladder import Asked, Refusal, Rung
+from sglang_lite.lang.backend.rung import Asked, Refusal, Rung
 from sglang_lite.lang.backend.turns import TurnRules, from_start
 from sglang_lite.lang.expressions import NUMBER_STOPS, number_as_regex
 from sglang_lite.program.graph import Call, GraphNode, GraphRecord, Picture, Value, Way

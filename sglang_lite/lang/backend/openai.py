@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.connection import Connector, sdk_client, sdk_errors
-from sglang_lite.lang.backend.ladder import Policy, Rung
 from sglang_lite.lang.backend.openai_chat import CHAT
 from sglang_lite.lang.backend.openai_completions import COMPLETIONS
 from sglang_lite.lang.backend.openai_decisions import decision, decision_request
@@ -19,6 +18,7 @@ from sglang_lite.lang.backend.profile import Profile, named, profile_of
 from sglang_lite.lang.backend.rate_limit import RateLimit
 from sglang_lite.lang.backend.remote import RemoteBackend, without_marks
 from sglang_lite.lang.backend.remote_api import Target
+from sglang_lite.lang.backend.rung import Policy, Rung
 from sglang_lite.lang.backend.server_kind import kind_of_server
 from sglang_lite.lang.backend.serving import shape_of
 from sglang_lite.lang.chat_template import get_chat_template

@@ -20,16 +20,7 @@ from sglang_lite.lang.backend.connection import Connection, Connector
 from sglang_lite.lang.backend.explain import Explanation, Paper, Price
 from sglang_lite.lang.backend.explain import explain as explained
 from sglang_lite.lang.backend.given_back import GivenBack
-from sglang_lite.lang.backend.ladder import (
-    POLICIES,
-    Asked,
-    Policy,
-    Refusal,
-    Rung,
-    capabilities_of,
-    rung_of,
-    turn_rules_of,
-)
+from sglang_lite.lang.backend.ladder import capabilities_of, rung_of, turn_rules_of
 from sglang_lite.lang.backend.prices import price as known_price
 from sglang_lite.lang.backend.profile import Profile
 from sglang_lite.lang.backend.rate_limit import RateLimit
@@ -46,6 +37,7 @@ from sglang_lite.lang.backend.remote_api import (
 )
 from sglang_lite.lang.backend.remote_errors import shortened
 from sglang_lite.lang.backend.rendering import text_outside
+from sglang_lite.lang.backend.rung import POLICIES, Asked, Policy, Refusal, Rung
 from sglang_lite.lang.backend.serving import served
 from sglang_lite.lang.backend.turns import TurnRules
 from sglang_lite.lang.chat_template import ChatTemplate as PlainTemplate

@@ -14,8 +14,8 @@ from sglang_lite.constraints.emit.gbnf import to_gbnf
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.matching import validate
 from sglang_lite.errors import Origin
-from sglang_lite.lang.backend.ladder import REPAIRS, Rung
 from sglang_lite.lang.backend.remote_api import GrammarTool, JsonFormat, JsonTool, OwnField, Shape, Tool, Tools
+from sglang_lite.lang.backend.rung import REPAIRS, Rung
 from sglang_lite.lang.backend.structured import unwrapped
 from sglang_lite.protocol import (
     UNSET,

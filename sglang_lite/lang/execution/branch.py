@@ -31,7 +31,8 @@ from sglang_lite.lang.execution.reading import added, when_finished
 from sglang_lite.lang.execution.run import NO_PARAMS, merge
 from sglang_lite.lang.execution.stream_executor import StreamExecutor
 from sglang_lite.lang.execution.transcript import Piece
-from sglang_lite.lang.execution.turn_ahead import Setting, Turn, plan
+from sglang_lite.lang.execution.turn_ahead import Turn, turns_of
+from sglang_lite.lang.execution.turn_plan import Setting
 from sglang_lite.lang.expressions import (
     NUMBER_STOPS,
     SglCall,
@@ -132,7 +133,7 @@ class Branch:
         role = None if self._role is None else self._role[0]
         run = self.run
         setting = Setting(self.backend, role, run.settings.params, run.speculation, run.speculates, where)
-        turns = plan(parts, setting)
+        turns = turns_of(parts, setting)
         for i, part in enumerate(parts):
             self._submit_part(part, where, turns.get(i))
 

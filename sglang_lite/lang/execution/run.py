@@ -40,7 +40,7 @@ from sglang_lite.text.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
     from sglang_lite.lang.execution.branch import Branch
-    from sglang_lite.lang.execution.turn_ahead import ApiSpeculation
+    from sglang_lite.lang.execution.api_speculation import ApiSpeculation
 
 NO_PARAMS = SamplingParams()
 _NO_CONTEXT = Context()

@@ -24,10 +24,11 @@ from pydantic import BaseModel
 import sglang_lite as sgl
 from sglang_lite.lang.backend.anthropic import Anthropic
 from sglang_lite.lang.backend.capabilities import Capabilities
-from sglang_lite.lang.backend.ladder import POLICIES, Asked, Refusal, kinds_served, rung_of
+from sglang_lite.lang.backend.ladder import kinds_served, rung_of
 from sglang_lite.lang.backend.openai import OpenAI
 from sglang_lite.lang.backend.prices import price as known_price
 from sglang_lite.lang.backend.profile import named, profiles, providers
+from sglang_lite.lang.backend.rung import POLICIES, Asked, Refusal
 from sglang_lite.protocol import (
     Choices,
     Constraint,

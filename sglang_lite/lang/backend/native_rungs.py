@@ -1,0 +1,76 @@
+"""Native rungs: the ways in which a model is known to keep a constraint by itself, in the order in which they are tried."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from sglang_lite.lang.backend.own_fields import as_field, as_tool
+from sglang_lite.lang.backend.profile import Profile
+from sglang_lite.lang.backend.rung import Asked, Refusal, Rung
+from sglang_lite.lang.backend.schema_fit import Fit, fitted
+from sglang_lite.lang.backend.structured import form_of
+from sglang_lite.protocol import Choices, Constraint
+from sglang_lite.text.tool_use import Function, ToolUse, tool_use_of
+
+
+def native_rungs(profile: Profile, asked: Asked) -> Iterator[Rung | Refusal]:
+    """Ways that the model is known to have, in the order in which they are tried; a Refusal where a schema does not
+    fit."""
+    constraint = asked.constraint
+    assert constraint is not None
+    use = tool_use_of(constraint)
+    if use is not None and profile.takes("tools") and (not use.required or profile.takes("forced_tools")):
+        yield Rung("tools", profile.api, field=_tools(use, profile))
+    if asked.kind == "select":
+        yield from _decisions(profile, constraint)
+        if asked.scores:
+            return
+    if profile.schema is not None:
+        yield from _as_json(profile, asked)
+    yield from as_tool(profile, constraint)
+    yield from as_field(profile, constraint)
+
+
+def _tools(use: ToolUse, profile: Profile) -> tuple[bool, tuple[tuple[Function, str, bool], ...]]:
+    """Whether one is called, and functions with the schemas of their arguments; those that the provider does not take
+    as strict ones are hints, and the arguments are checked."""
+    found = list[tuple[Function, str, bool]]()
+    for function in use.functions:
+        plain = json.dumps(function.parameters)
+        fit = fitted(plain, profile.schema) if profile.schema is not None else None
+        strict = fit is not None and not fit.refused
+        found.append((function, fit.schema if fit is not None and strict else plain, strict))
+    return use.required, tuple(found)
+
+
+def _decisions(profile: Profile, constraint: Constraint) -> Iterator[Rung]:
+    assert isinstance(constraint, Choices)
+    most = profile.limits.get("choices", 0)
+    if profile.takes("decisions") and 2 <= len(constraint.options) <= most:
+        yield Rung("decisions", profile.api)
+
+
+def _as_json(profile: Profile, asked: Asked) -> Iterator[Rung | Refusal]:
+    """Strict outputs, and the arguments of a strict tool: JSON of a schema that is fitted to the provider."""
+    form = form_of(asked.constraint)
+    if form is None:
+        return
+    assert profile.schema is not None
+    fit = fitted(form.constraint.schema, profile.schema)
+    if form.wrapped:
+        fit = fit.below("/properties/value")
+    for name in ("json_schema", "strict_tool"):
+        if not profile.takes(name) or (name == "strict_tool" and not profile.takes("forced_tools")):
+            continue
+        if fit.refused:
+            yield Refusal("this JSON schema", _unfit(fit), fit.refused)
+        else:
+            chosen = "enum" if asked.kind == "select" and name == "json_schema" else name
+            yield Rung(chosen, profile.api, form=form, fit=fit)
+
+
+def _unfit(fit: Fit) -> str:
+    told = "; ".join(f"{pointer or '/'}: {why}" for pointer, why in fit.refused[:3])
+    more = f" (and {len(fit.refused) - 3} more)" if len(fit.refused) > 3 else ""
+    return f'Change {told}{more}. Or, to have it checked and asked for again: policy="emulate".'

@@ -1,0 +1,83 @@
+"""Parameters on a rung: which of them are sent, emulated, left out or refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES
+from sglang_lite.lang.backend.profile import Profile
+from sglang_lite.lang.backend.rung import Asked, Policy, Refusal, Rung
+from sglang_lite.protocol import Unset
+from sglang_lite.protocol.sampling import given
+
+# Parameters of OpenAI's Responses API (openai 3.54.0: types/responses/response_create_params.py).
+RESPONSES_PARAMS: Final = frozenset({"max_tokens", "temperature", "top_p"})
+_OF_TEXT: Final = frozenset({"return_logprob", "top_logprobs_num", "return_text_in_logprobs"})  # there, of text alone
+
+
+def with_parameters(rung: Rung, profile: Profile, policy: Policy, asked: Asked) -> Rung | Refusal:
+    params = asked.params
+    stops = () if isinstance(params.stop, Unset) or asked.constraint is not None else params.stop
+    for name in given(params):
+        here = rung.api != "responses" or name in RESPONSES_PARAMS or (rung.field is None and name in _OF_TEXT)
+        if name == "stop" or (profile.takes(name) and here):
+            continue
+        found = _without(rung, profile, policy, name, asked)
+        if isinstance(found, Refusal):
+            return found
+        rung = found
+    both = not isinstance(params.temperature, Unset) and not isinstance(params.top_p, Unset)
+    if both and not profile.takes("temperature_with_top_p") and "top_p" not in rung.left_out:
+        if policy != "warn":
+            return Refusal("temperature and top_p together", "Set one of them.")
+        rung = _left_out(rung, "top_p")
+    return _stopped(rung, profile, policy, stops) if stops else rung
+
+
+def _without(rung: Rung, profile: Profile, policy: Policy, name: str, asked: Asked) -> Rung | Refusal:
+    """What becomes of a parameter that the model, or the rung, does not take."""
+    if policy != "strict" and name == "n":
+        count = 1 if isinstance(asked.params.n, Unset) else asked.params.n
+        best, worst = rung.calls
+        warnings = (*rung.warnings, f"{count} samples are {count} calls")
+        return replace(rung, native=False, samples=count, calls=(best * count, worst * count), warnings=warnings)
+    if policy == "warn":
+        return _left_out(rung, name)
+    if profile.takes(name) and asked.constraint is not None:
+        return Refusal(f"{name} together with {CONSTRAINT_NAMES[type(asked.constraint)]}", f"Leave {name} out.")
+    return Refusal(name, f"Leave it out, or: gen(backend=…). {_known(profile, name)}{_takes(profile)}")
+
+
+def _left_out(rung: Rung, name: str) -> Rung:
+    warning = f"{name} is left out: the model does not take it"
+    return replace(rung, native=False, left_out=(*rung.left_out, name), warnings=(*rung.warnings, warning))
+
+
+def _stopped(rung: Rung, profile: Profile, policy: Policy, stops: tuple[str, ...]) -> Rung | Refusal:
+    most = profile.limits.get("stop")
+    if not profile.takes("stop") or rung.api == "responses":
+        feature, instead = "stop", f"Leave it out. {_known(profile, 'stop')}{_takes(profile)}"
+    elif most is not None and len(stops) > most:
+        feature, instead = f"{len(stops)} stop strings", f"It takes {most}."
+    elif profile.refuses("blank_stops") and not all(map(str.strip, stops)):
+        feature = "a stop string of blanks alone"
+        instead = "Ask for one line in the prompt, or use a visible mark."
+    else:
+        return rung
+    if policy == "strict":
+        return Refusal(feature, instead)
+    warning = f"{feature}: the whole answer is generated and cut here"
+    return replace(
+        rung, native=False, stops=stops, left_out=(*rung.left_out, "stop"), warnings=(*rung.warnings, warning)
+    )
+
+
+def _known(profile: Profile, name: str) -> str:
+    if name in profile.features:
+        return ""
+    return f"Nothing is known of {name} for it: profile= or capabilities= says what it takes. "
+
+
+def _takes(profile: Profile) -> str:
+    return f"It takes: {', '.join(sorted(profile.params)) or 'no parameters'}."

@@ -1,0 +1,249 @@
+"""Planning of turns with several generations, on a backend that is asked generation by generation: which of them one
+call can bring. What serves a turn and what explains it both ask `plan`.
+
+What is known of a turn is what one statement adds to it: `s += assistant("Name:" + gen("name") + "Job:" + gen("job"))`.
+So the plan depends on the program alone, never on timing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.turn_object import Field, turn_object
+from sglang_lite.lang.execution.api_speculation import ApiSpeculation
+from sglang_lite.lang.execution.run import merge
+from sglang_lite.lang.expressions import GenOptions, SglGen, SglSelect
+from sglang_lite.program.choosing import token_length_normalized
+from sglang_lite.program.nodes import Expression, ScopeBegin, ScopeEnd, Text, TurnBegin, TurnEnd
+from sglang_lite.protocol import UNSET, CapabilityError, Choices, Location, SamplingParams, Unset
+
+_OWN = ("stop", "max_tokens", "seed")  # parameters that generations of one call may each have
+_ALONE = (
+    "n", "min_tokens", "stop_token_ids", "stop_regex", "include_stop", "ignore_eos", "return_logprob",
+    "logprob_start_len", "top_logprobs_num", "token_ids_logprob",
+)  # fmt: skip
+
+Generated: TypeAlias = SglGen | SglSelect
+By: TypeAlias = Literal["object", "ahead", "asked", "asked_ahead", "refused"]
+
+
+@dataclass(slots=True)
+class Span:
+    """Text, generations and selections that follow on each other in a statement, within one turn.
+
+    Attributes:
+        begins: it begins the turn.
+        places: of its generations and selections in the statement.
+    """
+
+    begins: bool
+    parts: list[str | Generated] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+
+    @property
+    def asked(self) -> list[Generated]:
+        """Its generations and selections."""
+        return [part for part in self.parts if not isinstance(part, str)]
+
+    @property
+    def begun(self) -> bool:
+        """True if a generation stands behind anything in it that is seen."""
+        return len(self.asked) > 1 or bool(self.first_behind[1].strip())
+
+    @property
+    def first_behind(self) -> tuple[Generated, str]:
+        """The first generation with text before it, or the last one, and that text."""
+        before = ""
+        for part in self.parts:
+            if isinstance(part, str):
+                before += part
+            elif before.strip():
+                return part, before
+        return self.asked[-1], before
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Setting of a statement: what its turns are planned for.
+
+    Attributes:
+        role: of the turn that is open before it.
+        params: of the run.
+        speculation: None: the program does not speculate.
+        ahead: it does in this run.
+        where: it stands.
+    """
+
+    backend: BaseBackend
+    role: str | None
+    params: SamplingParams
+    speculation: ApiSpeculation | None
+    ahead: bool
+    where: Location | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TurnPlan:
+    """Plan of a span whose generations are not asked for as if each were alone.
+
+    Attributes:
+        by: "object": one call for an object that has all of it; "ahead": a call may bring more than the generation that
+            it is for; "asked": the model is shown the begun turn, and asked to go on; "asked_ahead": both; "refused".
+        stops: of the chat template, which end any generation in a turn.
+        drawn: sampling parameters of all of it; None: each has its own, and no call brings several.
+        fields: parts of the object.
+        refusal: the generation that is refused, what can't be honoured, and what to do instead.
+    """
+
+    by: By
+    span: Span
+    stops: tuple[str, ...] = ()
+    drawn: SamplingParams | None = None
+    fields: tuple[str | Field, ...] = ()
+    refusal: tuple[Generated, str, str] | None = None
+
+    @property
+    def asked(self) -> bool:
+        """True if the model is asked to go on."""
+        return self.by in ("asked", "asked_ahead")
+
+    @property
+    def ahead(self) -> bool:
+        """True if a call may bring more than the generation that it is for."""
+        return self.by in ("ahead", "asked_ahead")
+
+
+def plan(parts: Sequence[Expression], setting: Setting) -> dict[int, tuple[TurnPlan, int]]:
+    """Plans of a statement's turns, by the places of their generations in it, with their places in the turn. Those that
+    are asked for as if each were alone have none."""
+    if setting.backend.turn_rules is None:
+        return {}
+    plans: dict[int, tuple[TurnPlan, int]] = {}
+    for role, span in _spans(parts, setting.role):
+        if role == "assistant" or setting.backend.capabilities.continues:
+            template = None if role is None else setting.backend.get_chat_template()
+            found = _planned(span, setting, () if template is None else tuple(template.stop_str))
+            if found is not None:
+                plans |= {place: (found, i) for i, place in enumerate(span.places)}
+    return plans
+
+
+def stops_of(asked: Generated, outer: SamplingParams) -> tuple[str, ...]:
+    """Strings that end a generation."""
+    if isinstance(asked, SglSelect):
+        return ()
+    stops = merge(outer, asked.node.params).stop
+    return () if isinstance(stops, Unset) else stops
+
+
+def _spans(parts: Sequence[Expression], role: str | None) -> Iterator[tuple[str | None, Span]]:
+    """Spans of a statement that have a generation, with the roles of their turns."""
+    span = Span(begins=False)
+    for place, part in enumerate(parts):
+        match part:
+            case Text():
+                span.parts.append(part.text)
+            case SglGen() | SglSelect() if _is_plain(part):
+                span.parts.append(part)
+                span.places.append(place)
+            case ScopeBegin() | ScopeEnd():
+                pass
+            case _:
+                if span.places:
+                    yield role, span
+                role = part.role if isinstance(part, TurnBegin) else None if isinstance(part, TurnEnd) else role
+                span = Span(begins=isinstance(part, TurnBegin))
+    if span.places:
+        yield role, span
+
+
+def _is_plain(part: Generated) -> bool:
+    """Tells whether a selection only picks, so that no scores are needed."""
+    if isinstance(part, SglGen):
+        return True
+    return part.multi is None and part.temperature == 0 and part.choices_method is token_length_normalized
+
+
+def _planned(span: Span, setting: Setting, stops: tuple[str, ...]) -> TurnPlan | None:
+    rules = setting.backend.turn_rules
+    assert rules is not None
+    drawn = _drawn_alike(span.asked, setting.params)
+    needed = len(span.asked) > 1 or not rules.constrained  # one alone is continued where that can be
+    if span.begun and drawn is not None and rules.objects and needed:
+        fields = _fields(span, setting, free=rules.begun == "asked")
+        if fields:
+            return TurnPlan("object", span, stops, drawn, fields)
+    ahead = setting.ahead and drawn is not None and span.begun
+    if rules.begun == "continued":
+        return TurnPlan("ahead", span, stops, drawn) if ahead and len(span.asked) > 1 else None
+    if rules.begun == "asked" or setting.speculation is not None:
+        return TurnPlan("asked_ahead" if ahead else "asked", span, stops, drawn)
+    if span.begun:
+        asked, before = span.first_behind
+        feature = f"a generation behind what stands in the assistant's turn already: {before[-60:]!r}"
+        return TurnPlan("refused", span, refusal=(asked, feature, _INSTEAD))
+    return None
+
+
+_INSTEAD = (
+    "Begin a new turn for each, set @function(num_api_spec_tokens=…), give every generation a constraint, or make the "
+    'backend with policy="emulate".'
+)
+
+
+def _drawn_alike(asked: Sequence[Generated], outer: SamplingParams) -> SamplingParams | None:
+    """Sampling parameters of all generations, beside what each may have of its own. None: one call can't bring all of
+    them, as they are drawn in different ways, or something else is asked of their tokens."""
+    alike = None
+    for part in asked:
+        if isinstance(part, SglSelect):
+            continue
+        options = part.options or GenOptions()
+        params = merge(outer, part.node.params)
+        if part.tools is not None or options.backend is not None or options.reasoning is not None:
+            return None
+        if params.max_tokens == 0 or any(getattr(params, name) not in (UNSET, False) for name in _ALONE):
+            return None
+        drawn = _without_own(params)
+        alike = alike or drawn
+        if drawn != alike:
+            return None
+    return alike or _without_own(outer)
+
+
+def _without_own(params: SamplingParams) -> SamplingParams:
+    return msgspec.structs.replace(params, **dict.fromkeys(_OWN, UNSET))
+
+
+def _fields(span: Span, setting: Setting, *, free: bool) -> tuple[str | Field, ...]:
+    """The parts of an object that brings all of a span; none where the backend takes no such object.
+
+    Args:
+        free: also generations without a constraint, as strings.
+    """
+    parts: list[str | Field] = []
+    for part in span.parts:
+        if isinstance(part, str):
+            parts.append(part)
+        elif isinstance(part, SglSelect):
+            parts.append(Field(part.node.name, Choices(part.choices)))
+        elif part.node.constraint is not None:
+            parts.append(Field(part.node.name, part.node.constraint))
+        elif free:
+            parts.append(Field(part.node.name, None, stops_of(part, setting.params)))
+        else:
+            return ()
+    whole = turn_object(parts)
+    if whole is None:
+        return ()
+    try:
+        params = msgspec.structs.replace(setting.params, stop=UNSET)
+        setting.backend.check(span.asked[0], params, whole.constraint, setting.where)
+    except CapabilityError:
+        return ()
+    return tuple(parts)
