@@ -12,6 +12,7 @@ from sglang_lite.lang.execution.reading import check_name
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.tools import ToolCall, ToolError, check_tools
 from sglang_lite.protocol import Location, ParameterError
+from sglang_lite.text.tool_use import result_text
 
 
 def use_tools(
@@ -23,14 +24,15 @@ def use_tools(
         s: the state; its last turn should be the question. `describe(tools)` tells the model what there is.
         tools: functions whose parameters have types; docstrings help the model.
         name: of the variable that gets the answer; the calls are `<name>_call_0` and so on.
-        max_steps: most calls.
-        **options: for each `gen`, as max_tokens and temperature.
+        max_steps: most turns with calls.
+        **options: for each `gen`, as max_tokens and temperature. With parallel_tool_calls=True a turn may have several
+            calls: all are run, in their order, and all results are told in the next turn.
 
     Returns:
         The answer.
 
     Raises:
-        ToolError: a tool raised, or no answer came within max_steps calls.
+        ToolError: a tool raised, or no answer came within max_steps turns with calls.
     """
     where: Location | None = user_location()
     if not isinstance(s, ProgramState):
@@ -50,18 +52,19 @@ def use_tools(
         with s.assistant():
             s += gen(variable, tools=tools, **options)
         value = s[variable]
-        if not isinstance(value, ToolCall):
+        calls: list[ToolCall] = [value] if isinstance(value, ToolCall) else value if isinstance(value, list) else []
+        if not calls:
             s[name] = value
             return str(value)
         if step == max_steps:
             break
         try:
-            result = value.run()
+            results = [result_text(call.name, _shown(call.run())) for call in calls]
         except ToolError as error:
             error.where = where
             raise
         with s.user():
-            s += f"Result of {value.name}: {_shown(result)}"
+            s += "\n".join(results)
     raise ToolError(
         f"no answer within {max_steps} tool calls.", hint="Raise max_steps, or improve the prompt.", where=where
     )

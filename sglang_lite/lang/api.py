@@ -107,6 +107,8 @@ def gen(
     check: Callable[[Any], Any] | None = None,
     backend: BackendLike | None = None,
     reasoning: str | None = None,
+    repair: bool | None = None,
+    parallel_tool_calls: bool | None = None,
 ) -> SglGen | SglSelect:
     """A generation. What is None comes from the run (`program.run(temperature=…)`). What that does not set either has
     the provider's default on a remote model and, on an engine of this process, the one that stands here in parentheses,
@@ -147,17 +149,21 @@ def gen(
         type: a Python type: the variable's value is of it, and the text is whatever spells it.
         tools: functions the model may call: the variable is a ToolCall or the answer's text; see tools.py.
         tool_choice: "auto"; "required": one of the tools is called; or one of them, or its name: that one is.
+        parallel_tool_calls: whether several tools may be called at once: then the variable is a list of ToolCalls, in
+            the model's order, or the answer's text (False).
         ebnf, lark: text of a grammar, in GBNF or in Lark's syntax.
         constraint: what sgl.grammar.check takes: an sgl.Regex, sgl.Grammar or sgl.Choices, a schema, a type …
         timeout: seconds after which an attempt, its check included, fails with RequestTimeoutError.
         retries: how often it is tried again when the backend fails, the value is invalid or `check` refuses it; each
             time from the text before it, with another seed. At temperature 0 an answer that was refused would come
-            again: the refusal is raised at once.
+            again: the refusal is raised at once, unless `repair` is True.
         check: a function of the value that returns whether it will do (a bool), or raises; of several samples each
             must.
         backend: what to run this node on, instead of the run's backend.
         reasoning: the model type whose reasoning goes into `<name>_reasoning_content`, not into the variable. A
             constraint is the answer's alone, on backends that enforce constraints in order; elsewhere all the text's.
+        repair: whether `retries` show the model its refused answer and what was wrong with it (what `check` raised, or
+            that it said no), in turns that are no part of the text. In an assistant's turn, for one sample.
 
     Raises:
         ParameterError: a parameter that can't be honoured, or two that exclude each other.
@@ -171,10 +177,12 @@ def gen(
         raise ParameterError(kinds[1], f"can't be combined with {kinds[0]}.", hint="A generation has one constraint.")
     if tool_choice is not None and tools is None:
         raise ParameterError("tool_choice", "needs tools.")
+    if parallel_tool_calls is not None and (tools is None or not isinstance(parallel_tool_calls, bool)):
+        raise ParameterError("parallel_tool_calls", f"{parallel_tool_calls!r:.60}: it needs tools, and True or False.")
     if choices is not None:
         own = {"seed": seed, "timeout": timeout, "retries": retries, "check": check, "backend": backend,
                "reasoning": reasoning, "include_stop": include_stop, "repetition_penalty": repetition_penalty,
-               "logit_bias": logit_bias}  # fmt: skip
+               "logit_bias": logit_bias, "repair": repair}  # fmt: skip
         for parameter, value in own.items():
             if value is not None:
                 raise ParameterError(parameter, "a generation among choices scores them, and generates nothing.")
@@ -188,12 +196,12 @@ def gen(
         return_text_in_logprobs, seed, include_stop, repetition_penalty, logit_bias,
     )  # fmt: skip
     options = None
-    if timeout is not None or retries is not None or check is not None or backend is not None or reasoning is not None:
-        options = _options(timeout, retries, check, backend, reasoning)
+    if any(each is not None for each in (timeout, retries, check, backend, reasoning, repair)):
+        options = _options(timeout, retries, check, backend, reasoning, repair)
     if not kinds:
         return SglGen(Gen(name, params), None, options)
     if tools is not None:
-        toolbox = Toolbox.of(tools, "auto" if tool_choice is None else tool_choice)
+        toolbox = Toolbox.of(tools, "auto" if tool_choice is None else tool_choice, parallel=bool(parallel_tool_calls))
         spelled = toolbox.value_type(None)
         return SglGen(Gen(name, params, spelled.constraint), spelled, options, toolbox)
     if type is not None:
@@ -208,13 +216,16 @@ def gen(
     return SglGen(Gen(name, params, wanted_text), None, options)
 
 
-def _options(timeout: Any, retries: Any, check: Any, backend: Any, reasoning: Any) -> GenOptions:
+def _options(timeout: Any, retries: Any, check: Any, backend: Any, reasoning: Any, repair: Any) -> GenOptions:
     check_limits(timeout, retries)
     if check is not None and not callable(check):
         raise ParameterError("check", f"{check!r} is not a function.")
     if reasoning is not None:
         ReasoningParser(reasoning)
-    return GenOptions(timeout, retries, check, None if backend is None else as_backend(backend), reasoning)
+    if repair is not None and not isinstance(repair, bool):
+        raise ParameterError("repair", f"{repair!r:.60} is neither True nor False.")
+    asked = None if backend is None else as_backend(backend)
+    return GenOptions(timeout, retries, check, asked, reasoning, bool(repair))
 
 
 def _constraint(kind: str, given: Any) -> Constraint:

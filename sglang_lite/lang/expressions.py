@@ -40,8 +40,8 @@ from sglang_lite.protocol.sampling import given, named
 
 if TYPE_CHECKING:
     from sglang_lite.constraints.python_types.value_type import ValueType
-    from sglang_lite.lang.execution.branch import Branch
     from sglang_lite.lang.execution.api_speculation import ApiSpeculation
+    from sglang_lite.lang.execution.branch import Branch
     from sglang_lite.lang.tools import Toolbox
 
 # Patterns of values that Python reads: what `dtype=bool` and `str` stand for, and numbers on backends that can't end
@@ -70,6 +70,7 @@ class GenOptions:
         check: whether a value will do (a function or coroutine function of it).
         backend: what to run on instead of the run's backend.
         reasoning: the model type whose reasoning is split off into a variable of its own.
+        repair: an attempt after one whose answer was refused shows the model that answer, and what was wrong.
     """
 
     timeout: float | None = None
@@ -77,6 +78,7 @@ class GenOptions:
     check: Callable[[Any], Any] | None = None
     backend: Any = None
     reasoning: str | None = None
+    repair: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,11 @@ class Multi:
                 raise ParameterError(name, f"{text!r} is not a non-empty text.")
 
 
+def shown_choices(choices: tuple[str, ...], multi: Multi | None) -> tuple[str, ...]:
+    """Choices as a backend is shown them: of several answers, all but the first begin alike."""
+    return choices if multi is None else (multi.separator + "a", multi.separator + "b")
+
+
 @dataclass(frozen=True, slots=True)
 class SglSelect(Expression):
     """A choice that is asked for: its node, and what is the caller's own of it.
@@ -154,6 +161,11 @@ class SglSelect(Expression):
 
     def __repr__(self) -> str:
         return f"Select({self.node.name!r}, choices={list(self.node.choices)!r})"
+
+
+def only_picks(select: SglSelect) -> bool:
+    """Tells whether a selection takes the best choice as a model has it, so that no scores are needed."""
+    return select.multi is None and select.temperature == 0 and select.choices_method is token_length_normalized
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from sglang_lite.lang.backend.default import BackendLike, backend_for
 from sglang_lite.lang.batch import BatchPlan, Cluster, Item, OnError
 from sglang_lite.lang.body_pool import AsyncBodyPool, AwaitedPool, BodyPool, Pool, PoolOnLoop, Report
 from sglang_lite.lang.call import Call, start_thread
+from sglang_lite.lang.execution.api_speculation import ApiSpeculation
 from sglang_lite.lang.execution.reading import finished
 from sglang_lite.lang.execution.run import Calling, RunSettings, current_run
-from sglang_lite.lang.execution.api_speculation import ApiSpeculation
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.kept_values import named

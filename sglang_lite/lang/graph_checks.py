@@ -181,11 +181,8 @@ def _ask(backend: BaseBackend, node: GraphNode) -> None:
                 constraint = number_as_regex(constraint)
             backend.check(said, said.params, constraint, said.where)
         case Select():
-            if not can.select:
-                raise backend.refusal(said, "select", "Generate text and compare, or use another backend.", said.where)
-            if not can.scores and (said.temperature or said.method != "token_length_normalized"):
-                instead = "It only picks, without scores: leave them out."
-                raise backend.refusal(said, "choices_method, temperature or multi", instead, said.where)
+            scores = bool(said.temperature) or said.method != "token_length_normalized"
+            backend.check_selection(said, said.choices or ("a", "b"), scores=scores, where=said.where)
         case GrammarBegin():
             if Continuation not in can.constraints:
                 instead = "Write all of it with one gen(constraint=…)."

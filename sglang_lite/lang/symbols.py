@@ -22,6 +22,7 @@ from sglang_lite.protocol import Location, ProgramError
 from sglang_lite.protocol.sampling import Deferred
 
 if TYPE_CHECKING:
+    from sglang_lite.lang.execution.turn_plan import TurnPlan
     from sglang_lite.lang.expressions import SglGen, SglSelect
     from sglang_lite.lang.tracer import TracerProgramState
 
@@ -76,6 +77,7 @@ class Entry:
         node: what was added, or the decision.
         own: what was asked for of a generation or selection.
         states: that a fork or a call has begun, or that a join ends.
+        turn: the plan of a generation's turn and its place there, in a trace that is made to be explained.
     """
 
     state: TracerProgramState | None
@@ -83,6 +85,7 @@ class Entry:
     where: Location | None
     own: SglGen | SglSelect | None = None
     states: tuple[TracerProgramState, ...] = ()
+    turn: tuple[TurnPlan, int] | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -70,15 +70,17 @@ class Toolbox:
         schemas: of their arguments.
         shared: definitions that all schemas refer to.
         required: one of them is called.
+        parallel: several may be called at once; values are then lists of calls.
     """
 
     tools: Mapping[str, tuple[Callable[..., Any], Any]]
     schemas: Mapping[str, Any]
     shared: Mapping[str, Any]
     required: bool
+    parallel: bool = False
 
     @staticmethod
-    def of(tools: Sequence[Callable[..., Any]], choice: str | Callable[..., Any]) -> Toolbox:
+    def of(tools: Sequence[Callable[..., Any]], choice: str | Callable[..., Any], *, parallel: bool = False) -> Toolbox:
         """
         Raises:
             ParameterError: no tools, two of one name, a parameter without a type or of one that JSON can't spell, or a
@@ -101,10 +103,10 @@ class Toolbox:
         elif choice not in ("auto", "required"):
             raise ParameterError("tool_choice", f"{choice!r} is not 'auto', 'required' or one of the tools.")
         schemas, shared = schemas_of([(name, reader) for name, (_, reader) in by_name.items()])
-        return Toolbox(by_name, schemas, shared, choice != "auto")
+        return Toolbox(by_name, schemas, shared, choice != "auto", parallel)
 
     def value_type(self, family: str | None) -> ValueType:
-        """Type of a text that spells a call or an answer; values are ToolCall or str.
+        """Type of a text that spells a call or an answer; values are ToolCall (of parallel ones, lists of them) or str.
 
         Args:
             family: whose format calls have, a name of text.tool_formats; None: the text is one JSON object.
@@ -112,30 +114,34 @@ class Toolbox:
         if family is not None:
             given = {name: json_schema({**schema, **self.shared}) for name, schema in self.schemas.items()}
             choice: Literal["auto", "required"] = "required" if self.required else "auto"
-            constraint = calls_constraint(family, given, choice, parallel=False)
+            constraint = calls_constraint(family, given, choice, parallel=self.parallel)
             return ValueType(None, constraint, partial(self._read_format, family, given))
         functions = [
             Function(name, inspect.getdoc(self.tools[name][0]) or "", schema) for name, schema in self.schemas.items()
         ]
-        return ValueType(None, tool_use_schema(functions, self.shared, required=self.required), self._read_object)
+        schema = tool_use_schema(functions, self.shared, required=self.required, parallel=self.parallel)
+        return ValueType(None, schema, self._read_object)
 
-    def _read_format(self, family: str, given: Mapping[str, JsonSchema], text: str) -> ToolCall | str:
+    def _read_format(self, family: str, given: Mapping[str, JsonSchema], text: str) -> ToolCall | list[ToolCall] | str:
         answer = parse_answer(family, text, tools=given)
         if not answer.complete or (self.required and not answer.calls):
             raise ValueValidationError("the text ends before a call of a tool does.", text=text)
         if not answer.calls:
             return answer.content
-        return self._called(answer.calls[0].name, answer.calls[0].arguments, text)
+        calls = [self._called(call.name, call.arguments, text) for call in answer.calls]
+        return calls if self.parallel else calls[0]
 
-    def _read_object(self, text: str) -> ToolCall | str:
+    def _read_object(self, text: str) -> ToolCall | list[ToolCall] | str:
         try:
             value = json.loads(text)
             if "answer" in value:
                 return str(value["answer"])
-            name, arguments = value["tool"], json.dumps(value["arguments"])
+            said = value["calls"] if self.parallel else [value]
+            calls = [(call["tool"], json.dumps(call["arguments"])) for call in said]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueValidationError(f"the text is no call of a tool and no answer: {error}", text=text) from error
-        return self._called(name, arguments, text)
+        found = [self._called(name, arguments, text) for name, arguments in calls]
+        return found if self.parallel else found[0]
 
     def _called(self, name: str, arguments: str, text: str) -> ToolCall:
         from pydantic import ValidationError
@@ -158,11 +164,14 @@ def check_tools(tools: object, where: Location | None = None) -> None:
         raise ParameterError("tools", "the list is empty.", where=where)
 
 
-def describe(tools: Sequence[Callable[..., Any]], s: ProgramState | None = None) -> str:
+def describe(
+    tools: Sequence[Callable[..., Any]], s: ProgramState | None = None, *, parallel_tool_calls: bool = False
+) -> str:
     """The tools as text for a prompt: name, signature and docstring of each, and how to call them.
 
     Args:
         s: the state it is for: how calls are written depends on its model.
+        parallel_tool_calls: several calls may be made at once, as `gen` says.
     """
     lines = [
         f"- {t.__name__}{inspect.signature(t)}: {(inspect.getdoc(t) or 'no description').splitlines()[0]}"
@@ -170,7 +179,11 @@ def describe(tools: Sequence[Callable[..., Any]], s: ProgramState | None = None)
     ]
     family = None if s is None else s.branch.backend.tool_family()
     if family is None:
-        how = 'Write {"tool": name, "arguments": {…}} to use one, or {"answer": text} to answer.'
+        call = '{"tool": name, "arguments": {…}}'
+        if parallel_tool_calls:
+            how = f'Write {{"calls": [{call}, …]}} to use some, or {{"answer": text}} to answer.'
+        else:
+            how = f'Write {call} to use one, or {{"answer": text}} to answer.'
     else:
         call = call_text(family, "…", {"…": "…"})
         how = f"To use one, write\n{call}\nwith its name and its arguments, those that are no strings as JSON."

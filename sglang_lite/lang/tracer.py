@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
+from sglang_lite.lang.backend.paper import Paper
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch, raised_at
@@ -22,6 +23,7 @@ from sglang_lite.lang.execution.operations import Mark as PlayedMark
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.reading import nothing
 from sglang_lite.lang.execution.run import Run, RunSettings, current_run
+from sglang_lite.lang.execution.turn_plan import TurnPlan
 from sglang_lite.lang.expressions import BaseProgram, SglGen, SglGetForkItem, SglImage, SglSelect
 from sglang_lite.lang.graph import Graph, graph_of
 from sglang_lite.lang.state import ProgramState, ProgramStateGroup, in_event_loop, user_location
@@ -41,6 +43,7 @@ from sglang_lite.lang.symbols import (
     recording,
     refuse,
 )
+from sglang_lite.lang.traced_turns import planned
 from sglang_lite.program.nodes import (
     BaseNode,
     Expression,
@@ -81,20 +84,38 @@ _CONSTANT = (Text, TurnBegin, TurnEnd, ScopeBegin, ScopeEnd)  # nodes with the s
 class TraceBranch(Branch):
     """A branch that records instead of playing. Everything the submitting side checks is checked here too."""
 
-    __slots__ = ("state",)
+    __slots__ = ("_turn", "state")
 
     state: TracerProgramState
+
+    def __init__(self, player: Player, path: str = "") -> None:
+        super().__init__(player, path)
+        self._turn: tuple[TurnPlan, int] | None = None  # of the generation that is being added
 
     def submit(self, expr: Expression | str, where: Location | None = None) -> None:
         if isinstance(expr, str):
             self._submit_text(expr, where)
         elif isinstance(expr, Expressions):
-            for part in expr.walk():
-                self.submit(part.text if isinstance(part, Text) else part, where)
+            parts = list(expr.walk())
+            turns = self._turns_of(parts, where)
+            for i, part in enumerate(parts):
+                self._submit_one(part.text if isinstance(part, Text) else part, where, turns.get(i))
+        else:
+            self._submit_one(expr, where, self._turns_of([expr], where).get(0))
+
+    def _submit_one(self, expr: Expression | str, where: Location | None, turn: tuple[TurnPlan, int] | None) -> None:
+        self._turn = turn
+        if isinstance(expr, str):
+            self._submit_text(expr, where)
         elif isinstance(expr, Symbol | SglImage):
             self.state.add(expr, where)
         else:
             super().submit(expr, where)
+
+    def _turns_of(self, parts: Sequence[Expression], where: Location | None) -> dict[int, tuple[TurnPlan, int]]:
+        if not isinstance(self.backend, Paper):
+            return {}
+        return planned(parts, self.backend, None if self._role is None else self._role[0], where)
 
     def _submit_text(self, text: str, where: Location | None) -> None:
         """Text, in which marks stand for symbols."""
@@ -154,7 +175,7 @@ class TraceBranch(Branch):
         if isinstance(node, GrammarBegin):
             self._ahead = None  # what symbols stand for is not known
         if not isinstance(node, Text) or node.text:
-            state.add(node, node.where, own)
+            state.add(node, node.where, own, turn=self._turn if own is not None else None)
         if isinstance(op, GenOp | SelectOp):
             name = op.node.name or f"{'gen' if isinstance(op, GenOp) else 'select'}_{len(state.variables)}"
             state.variables[name] = SglVariable(name, node, _choices(op))
@@ -224,8 +245,9 @@ class TracerProgramState(ProgramState):
         where: Location | None = None,
         own: SglGen | SglSelect | None = None,
         states: Sequence[TracerProgramState] = (),
+        turn: tuple[TurnPlan, int] | None = None,
     ) -> None:
-        self.recording.add(Entry(self, node, where, own, tuple(states)))
+        self.recording.add(Entry(self, node, where, own, tuple(states), turn))
         self.nodes.append(node)
         if self.on_node is not None:
             self.on_node(node)
@@ -289,6 +311,14 @@ class TracerProgramState(ProgramState):
             _run_traced(self.program, again)
         name, body = self.program.name, self.program.func
         return graph_of(name, self.paths, again.recording, body=body, complete=self.complete)
+
+    def entries(self, graph: Graph) -> dict[int, Entry]:
+        """Entries that the nodes of its graph were made of, by the nodes' ids."""
+        found: dict[int, Entry] = {}
+        for path, way in zip(self.paths, graph.ways):
+            entries = [each for each in path.state.recording.entries if not isinstance(each.node, SglGetForkItem)]
+            found |= dict(zip(way.nodes, entries))
+        return found
 
     def flatten_nodes(self) -> list[Expression]:
         """The nodes, without lists."""

@@ -225,6 +225,11 @@ def decide(
     if not selection.scores:
         if selection.picked is None:
             raise CapabilityError("the backend neither scored the choices nor picked one.")
+        if temperature > 0 or method is not token_length_normalized:
+            raise CapabilityError(
+                f"the backend picked {selection.picked!r:.60}, and told no scores for choices_method or temperature.",
+                hint="Leave them out, or use a local engine.",
+            )
         return ChoicesDecision(selection.picked)
     scores = selection.scores
     entries = [[[lp, i, None] for lp, i in zip(s.logprobs, s.token_ids)] for s in scores]

@@ -70,7 +70,7 @@ class Anthropic(RemoteBackend):
         made = self._connection.made
         if made.api_key is made.auth_token is made.credentials is None and "default_headers" not in kwargs:
             raise ParameterError("api_key", "there is none.", hint="Give api_key=, or set ANTHROPIC_API_KEY.")
-        self._target = Target(model_name, effort=reasoning_effort, cached=known.takes("cache_control"))
+        self.reasoning_effort = reasoning_effort
 
     def check_prompt(self, prompt: Prompt) -> None:
         super().check_prompt(prompt)
@@ -83,7 +83,8 @@ class Anthropic(RemoteBackend):
     async def call(
         self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        question = self.question(self._target, prompt, params, shape_of(rung))
+        target = Target(self.model_name, effort=rung.effort, cached=self.profile.takes("cache_control"))
+        question = self.question(target, prompt, params, shape_of(rung))
         blanks = _Repeated(prompt.partial)
         async with aclosing(self.ask(MESSAGES, question, constrained=constrained, stream=stream)) as events:
             async for event in events:

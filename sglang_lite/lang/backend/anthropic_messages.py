@@ -21,6 +21,7 @@ from sglang_lite.lang.backend.remote_api import (
 from sglang_lite.lang.results import data_url
 from sglang_lite.protocol import CapabilityError, Delta, Image, Message, Usage, total_usage
 from sglang_lite.protocol.sampling import given
+from sglang_lite.text.tool_use import results_of
 
 ANSWER = "answer"  # name of the tool that is called with the answer
 DEFAULT_MAX_TOKENS = 128  # of a generation that sets none, as everywhere; the API wants one
@@ -76,9 +77,9 @@ def _shape(question: Question) -> dict[str, Any]:
         case JsonTool(schema):
             asked["tools"] = [_tool(Tool(ANSWER, "Its input is your whole answer.", schema, strict=True))]
             asked["tool_choice"] = {"type": "tool", "name": ANSWER, "disable_parallel_tool_use": True}
-        case Tools(tools, required):
+        case Tools(tools, required, parallel):
             asked["tools"] = [_tool(tool) for tool in tools]
-            asked["tool_choice"] = {"type": "any" if required else "auto", "disable_parallel_tool_use": True}
+            asked["tool_choice"] = {"type": "any" if required else "auto", "disable_parallel_tool_use": not parallel}
     return asked | ({"output_config": output} if output else {})
 
 
@@ -92,16 +93,21 @@ def _tool(tool: Tool) -> dict[str, Any]:
 def _messages(question: Question) -> list[dict[str, Any]]:
     """The conversation as the API takes it: a turn with thoughts and calls as the model made it."""
     messages: list[dict[str, Any]] = []
-    calls: list[str] = []  # of the turn before, whose results the user tells
+    calls: list[Any] = []  # of the turn before, whose results the user tells
     for place, message in enumerate(question.prompt.messages):
         if place in question.items:
             blocks = list(question.items[place])
             messages.append({"role": "assistant", "content": blocks})
-            calls = [block["id"] for block in blocks if block["type"] == "tool_use"]
+            calls = [block for block in blocks if block["type"] == "tool_use"]
             continue
         content = _content(message, question.target.model)
         if calls and message.role == "user":
-            content = [{"type": "tool_result", "tool_use_id": call, "content": content} for call in calls]
+            names = [call["name"] for call in calls]
+            results = results_of(names, content) if isinstance(content, str) else [content] * len(calls)
+            content = [
+                {"type": "tool_result", "tool_use_id": call["id"], "content": result}
+                for call, result in zip(calls, results)
+            ]
         messages.append({"role": message.role, "content": content})
         calls = []
     return messages

@@ -1,4 +1,5 @@
-"""The node that a backend is asked for: for backends that keep, or look for, answers by their nodes."""
+"""The node that a backend is asked for: for backends that keep, or look for, answers by their nodes; and whether its
+choices' scores are needed, for those that could pick without."""
 
 from __future__ import annotations
 
@@ -21,4 +22,5 @@ class AskedNode(NamedTuple):
 
 
 _NO_NODE = AskedNode()
+scores_needed: ContextVar[bool] = ContextVar("sglang_lite_scores_needed", default=False)  # of a selection
 asked_node: ContextVar[AskedNode] = ContextVar("sglang_lite_asked", default=_NO_NODE)

@@ -347,6 +347,22 @@ class BaseBackend:
                     takes = f"It takes: {', '.join(sorted(can.params)) or 'no parameters'}."
                     raise self.refusal(node, name, f"Leave it out, or: gen(backend=…). {takes}", where)
 
+    def check_selection(self, node: object, choices: Sequence[str], *, scores: bool, where: Location | None) -> None:
+        """Refuses a selection that the backend can't make.
+
+        Args:
+            scores: the choices' probabilities are needed: by a method, a temperature, or several answers.
+
+        Raises:
+            CapabilityError: as of `check`.
+        """
+        can = self.capabilities
+        if not can.select:
+            raise self.refusal(node, "select", "Generate text and compare, or use another backend.", where)
+        if scores and not can.scores:
+            instead = "It only picks, without scores: leave them out."
+            raise self.refusal(node, "choices_method, temperature or multi", instead, where)
+
     def refusal(self, node: object, feature: str, instead: str, where: Location | None) -> CapabilityError:
         """The error for what the model can't do."""
         name = f"{type(self).__name__}({self.get_model_name()!r})"

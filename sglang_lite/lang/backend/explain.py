@@ -6,17 +6,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
 from sglang_lite.errors import Location
-from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.rung import Asked, Refusal, Rung
-from sglang_lite.lang.backend.turns import TurnRules, from_start
-from sglang_lite.lang.expressions import NUMBER_STOPS, number_as_regex
-from sglang_lite.program.graph import Call, GraphNode, GraphRecord, Picture, Value, Way
+from sglang_lite.lang.backend.turn_object import turn_object
+from sglang_lite.lang.backend.turns import from_start
+from sglang_lite.lang.expressions import NUMBER_STOPS, SglGen, SglSelect, number_as_regex, shown_choices
+from sglang_lite.program.graph import Call, GraphNode, GraphRecord, Picture, Value
 from sglang_lite.program.nodes import (
     Fork,
     Gen,
@@ -42,20 +42,13 @@ from sglang_lite.protocol import (
     Usage,
 )  # fmt: skip
 from sglang_lite.protocol.sampling import given
-from sglang_lite.text.chat_template import ChatTemplate
+
+if TYPE_CHECKING:
+    from sglang_lite.lang.execution.turn_plan import TurnPlan
+    from sglang_lite.lang.symbols import Entry
 
 Price: TypeAlias = Callable[[Usage, str], float | None]  # dollars for the tokens of a call of a model; None: not known
 CHARACTERS_A_TOKEN = 4  # of English, about: where nobody counts
-
-
-class Paper(BaseBackend):
-    """Backend that a program is traced on: it honours everything, and renders roles as the one that is asked about."""
-
-    capabilities = Capabilities(ALL_CONSTRAINTS, images=True)
-
-    def __init__(self, template: ChatTemplate | None) -> None:
-        super().__init__()
-        self.chat_template = template
 
 
 class Explainer(Protocol):
@@ -64,10 +57,6 @@ class Explainer(Protocol):
     @property
     def capabilities(self) -> Capabilities:
         """What it can honour."""
-
-    @property
-    def turn_rules(self) -> TurnRules:
-        """Rules for several generations in one turn."""
 
     def rung(self, asked: Asked) -> Rung | Refusal:
         """The rung on which a node is served, or why it is not."""
@@ -90,13 +79,15 @@ class ExplainedNode:
     Attributes:
         kind, name, where: of the node.
         mode: "native", "emulated" or "refused".
-        rung: by which it is served; "turn" if together with others of its turn; empty if it is refused.
-        calls: at best, and at worst.
+        rung: by which it is served; "turn" if together with others of its turn, or asked to go on; empty if it is
+            refused.
+        calls: at best, and at worst: with all attempts that `retries` allow.
         prompt_tokens: of one call, about: a token for each four characters, or as `count` says.
         completion_tokens: the most that may be generated in one call; None: no limit is set.
         price: dollars at best and at worst; None: not known.
         refusal: what can't be honoured, and what to do instead.
         warnings: what is not as it was asked for.
+        otherwise: the rung that serves it where the first one's answer is of no use; empty: there is none.
     """
 
     kind: Literal["gen", "select", "grammar", "image"]
@@ -110,6 +101,7 @@ class ExplainedNode:
     price: tuple[float, float] | None = None
     refusal: str = ""
     warnings: tuple[str, ...] = ()
+    otherwise: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,27 +157,29 @@ def explain(
     name: str,
     model: str,
     graph: GraphRecord,
+    entries: Mapping[int, Entry],
     *,
     params: SamplingParams,
+    retries: int,
     count: Callable[[str], int] | None,
     price: Price | None,
-    speculates: bool,
 ) -> Explanation:
     """Explains a program's graph.
 
     Args:
         name: of the backend.
+        entries: that its nodes were made of, by the nodes' ids.
         params: of the run: what its nodes don't set.
+        retries: of the run, too.
         count: tokens of a text; None: about a quarter of its characters.
         price: of the tokens of a call; None: not known.
-        speculates: the program has `num_api_spec_tokens`.
     """
     count = count or (lambda text: math.ceil(len(text) / CHARACTERS_A_TOKEN))
     nodes: dict[int, ExplainedNode] = {}  # those that several ways share are the same on all
     for way in graph.ways:
-        reader = _Reader(backend, params, count, _shared_turns(graph, way), speculates=speculates)
+        reader = _Reader(backend, params, retries, count)
         for i in way.nodes:
-            found = reader.read(i, graph.nodes[i])
+            found = reader.read(i, graph.nodes[i], entries[i])
             if found is not None and i not in nodes:
                 nodes[i] = replace(found, price=_priced(found, model, price))
     return Explanation(name, tuple(nodes[i] for i in sorted(nodes)), graph.complete)
@@ -203,7 +197,6 @@ def _priced(node: ExplainedNode, model: str, price: Price | None) -> tuple[float
 # ------------------------------------------------------------------------------------------------ where nodes stand
 
 
-_MORE_CALLS = 2  # than a call a generation, in a turn that several share
 _ANSWER = "…"  # stands for text that only a run knows
 
 
@@ -233,53 +226,16 @@ class _Place:
         return Prompt((Span(self.text),), self.messages, self.role, self.partial)
 
 
-def _shared_turns(graph: GraphRecord, way: Way) -> dict[int, bool]:
-    """Generations and selections of turns that have several, or text before one; with whether all have constraints."""
-    turns: dict[Path, list[int]] = {}  # those of the open turn, by its branch
-    begun: dict[Path, bool] = {}
-    shared: dict[int, bool] = {}
-
-    def end(path: Path) -> None:
-        found = turns.pop(path, [])
-        if len(found) > 1 or (found and begun.get(path)):
-            values = [graph.nodes[i].node for i in found]
-            constrained = all(isinstance(each, Select) or getattr(each, "constraint", None) for each in values)
-            shared.update(dict.fromkeys(found, bool(constrained)))
-
-    for i in way.nodes:
-        node = graph.nodes[i]
-        match node.node:
-            case TurnBegin() | TurnEnd():
-                end(node.path)
-                begun[node.path] = False
-            case Text(text) if node.role is not None and text.strip() and not turns.get(node.path):
-                begun[node.path] = True
-            case Value() if node.role is not None and not turns.get(node.path):
-                begun[node.path] = True
-            case Gen() | Select():
-                turns.setdefault(node.path, []).append(i)
-    for path in list(turns):
-        end(path)
-    return shared
-
-
 class _Reader:
-    def __init__(
-        self,
-        backend: Explainer,
-        params: SamplingParams,
-        count: Callable[[str], int],
-        shared: Mapping[int, bool],
-        *,
-        speculates: bool,
-    ) -> None:
-        self._backend, self._params, self._count = backend, params, count
-        self._shared, self._speculates = shared, speculates
+    """Reader of the nodes of one way."""
+
+    def __init__(self, backend: Explainer, params: SamplingParams, retries: int, count: Callable[[str], int]) -> None:
+        self._backend, self._params, self._retries, self._count = backend, params, retries, count
         self._places: dict[Path, _Place] = {(): _Place()}
         self._forks: dict[int, _Place] = {}
         self._marks: dict[Path, list[_Place]] = {}
 
-    def read(self, i: int, node: GraphNode) -> ExplainedNode | None:
+    def read(self, i: int, node: GraphNode, entry: Entry) -> ExplainedNode | None:
         """Takes note of the next node, and explains it if a backend has a say in it."""
         here = self._place(node.path)
         match node.node:
@@ -299,7 +255,7 @@ class _Reader:
             case Picture() if not self._backend.capabilities.images:
                 return ExplainedNode("image", None, node.where, "refused", refusal="images")
             case Gen() | Select() as said:
-                found = self._explained(said, node, here, self._together(i))
+                found = self._explained(said, node, here, entry)
                 here.add(_ANSWER)
                 return found
             case Mark():
@@ -315,47 +271,79 @@ class _Reader:
             self._places[path] = replace(self._forks.get(path[-2], _Place()))  # a program that is called begins anew
         return self._places[path]
 
-    def _together(self, i: int) -> bool:
-        """Tells whether a node is served together with others of its turn (docs/backends.md, "Several generations")."""
-        rules = self._backend.turn_rules
-        if i not in self._shared or rules.begun == "continued":
-            return False
-        return rules.begun == "asked" or self._speculates or (rules.objects and self._shared[i])
-
-    def _explained(self, said: Gen | Select, node: GraphNode, here: _Place, together: bool) -> ExplainedNode:
+    def _explained(self, said: Gen | Select, node: GraphNode, here: _Place, entry: Entry) -> ExplainedNode:
         kind: Literal["gen", "select"] = "gen" if isinstance(said, Gen) else "select"
-        plain = ExplainedNode(kind, node.name, node.where, "refused")
-        tokens = self._count(here.text)
+        plain = ExplainedNode(kind, node.name, node.where, "refused", prompt_tokens=self._count(here.text))
+        if isinstance(entry.own, SglGen) and entry.own.options is not None and entry.own.options.backend is not None:
+            told = "another backend answers it, which may be asked about it"
+            return replace(plain, mode="native", rung="another backend", warnings=(told,))
         if any(use.into == "constraint" for use in node.uses):
             return replace(plain, refusal="its constraint is a value that only a run knows: give the argument")
-        try:
-            self._backend.check_prompt(from_start(here.prompt) if together else here.prompt)
-        except CapabilityError as error:
-            return replace(plain, refusal=f"{error.message} {error.hint}", prompt_tokens=tokens)
-        asked = self._asked(said)
+        turn, place = entry.turn or (None, 0)
+        refused = self._refusal(here, turn)
+        asked = self._asked(said, entry)
         found = self._backend.rung(asked)
         if isinstance(said, Select) and said.method == "unconditional_likelihood_normalized":
             found = Refusal("scores without the prompt", "Use another choices_method, or a local engine.")
-        if isinstance(found, Refusal):
-            return replace(plain, refusal=f"{found.feature}. {found.instead}", prompt_tokens=tokens)
-        most, calls, warnings = asked.params.max_tokens, found.calls, found.warnings
-        if isinstance(said, Select) and said.method is None:  # of several choices, one after the other, or a method of
-            calls = calls[0], calls[1] * len(said.choices)  # the user's own
-        if together:
-            found = replace(found, name="turn", native=found.native and self._backend.turn_rules.begun != "asked")
-            calls = 0, calls[1] + _MORE_CALLS
-        if isinstance(said, Gen) and said.held:
-            warnings = (*warnings, "attempts that a check or retries ask for are not counted")
-        return replace(
-            plain, mode=found.mode, rung=found.name, calls=calls, prompt_tokens=tokens, warnings=warnings,
+        if refused is None and isinstance(found, Refusal):
+            refused = f"{found.feature}. {found.instead}"
+        if refused is not None:
+            return replace(plain, refusal=refused)
+        assert isinstance(found, Rung)
+        most = asked.params.max_tokens
+        explained = replace(
+            plain, mode=found.mode, rung=found.name, calls=found.calls, warnings=found.warnings,
+            otherwise="" if found.otherwise is None else found.otherwise.name,
             completion_tokens=None if isinstance(most, Unset) else most,
         )  # fmt: skip
+        if isinstance(said, Select) and said.method is None:  # of several choices, one after the other, or a method of
+            explained = replace(explained, calls=(found.calls[0], found.calls[1] * len(said.choices)))  # the user's own
+        if turn is not None:
+            explained = self._in_turn(explained, turn, place, here)
+        least, worst = explained.calls
+        tries = self._tries(entry)
+        if turn is not None and turn.by == "object" and place:
+            return replace(explained, calls=(0, worst * tries))  # an earlier one's call brings the first answer
+        return replace(explained, calls=(least, worst * (1 + tries)))
 
-    def _asked(self, said: Gen | Select) -> Asked:
+    def _refusal(self, here: _Place, turn: TurnPlan | None) -> str | None:
+        """Why the prompt of a node, or its turn, is not served; None: it is."""
+        if turn is not None and turn.refusal is not None:
+            _, feature, instead = turn.refusal
+            return f"{feature}. {instead}"
+        shown_whole = turn is None or turn.by == "ahead"
+        try:
+            self._backend.check_prompt(here.prompt if shown_whole else from_start(here.prompt))
+        except CapabilityError as error:
+            return f"{error.message} {error.hint}"
+        return None
+
+    def _tries(self, entry: Entry) -> int:
+        """How often a node is tried again."""
+        options = entry.own.options if isinstance(entry.own, SglGen) else None
+        return self._retries if options is None or options.retries is None else options.retries
+
+    def _in_turn(self, node: ExplainedNode, turn: TurnPlan, place: int, here: _Place) -> ExplainedNode:
+        """A node whose turn others share, or has begun (docs/backends.md, "Several generations in a turn")."""
+        own = node.calls[1]
+        if turn.by == "object":
+            whole = turn_object((here.partial, *turn.fields))
+            assert whole is not None  # as there is such a plan
+            rung = self._backend.rung(Asked("gen", turn.drawn or SamplingParams(), whole.constraint))
+            most = rung.calls[1] if isinstance(rung, Rung) else own
+            return replace(node, rung="turn", calls=(int(not place), most))
+        if not place and not turn.ahead and not here.partial.strip():
+            return node  # it begins the turn, and brings nothing else
+        more = (turn.asked + turn.ahead + (not place)) if turn.ahead else 1
+        mode = "emulated" if turn.asked else node.mode
+        return replace(node, rung="turn", mode=mode, otherwise=node.rung, calls=(int(not place), own + more))
+
+    def _asked(self, said: Gen | Select, entry: Entry) -> Asked:
         """What the language would ask of the backend."""
         if isinstance(said, Select):
-            scores = bool(said.temperature) or said.method != "token_length_normalized"
-            return self._backend.selection(said.choices, scores=scores)
+            multi = entry.own.multi if isinstance(entry.own, SglSelect) else None
+            scores = bool(said.temperature) or said.method != "token_length_normalized" or multi is not None
+            return self._backend.selection(shown_choices(said.choices or ("a", "b"), multi), scores=scores)
         params, constraint = msgspec.structs.replace(self._params, **given(said.params)), said.constraint
         if isinstance(constraint, Number) and Number not in self._backend.capabilities.constraints:
             stops = () if isinstance(params.stop, Unset) else params.stop
@@ -372,7 +360,8 @@ def _row(node: ExplainedNode) -> tuple[str, ...]:
     calls = "" if node.mode == "refused" else f"{least}" if least == most else f"{least} to {most}"
     limit = "" if node.completion_tokens is None else str(node.completion_tokens)
     price = "" if node.price is None else f"${node.price[0]:.6f} to ${node.price[1]:.6f}"
-    served = "refused" if node.mode == "refused" else f"{node.rung} ({node.mode})"
+    rungs = f"{node.rung} or {node.otherwise}" if node.otherwise else node.rung
+    served = "refused" if node.mode == "refused" else f"{rungs} ({node.mode})"
     named = f"{node.kind}({node.name!r})" if node.name is not None else node.kind
     return _line(node), named, served, calls, str(node.prompt_tokens), limit, price
 

@@ -74,6 +74,10 @@ class Fallback(BaseBackend):
         for backend in self.backends:
             backend.check(node, params, constraint, where)
 
+    def check_selection(self, node: object, choices: Sequence[str], *, scores: bool, where: Location | None) -> None:
+        for backend in self.backends:
+            backend.check_selection(node, choices, scores=scores, where=where)
+
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:

@@ -22,6 +22,7 @@ from sglang_lite.lang.backend.remote_api import (
 )
 from sglang_lite.protocol import CapabilityError, Delta, Image, Message, TokenLogprob, Usage
 from sglang_lite.protocol.sampling import given
+from sglang_lite.text.tool_use import results_of
 
 _ANSWER = Tool("answer", "Its arguments are your whole answer.", {}, strict=False)
 _NAMES = {  # of parameters, ours and the API's
@@ -104,7 +105,8 @@ def _contents(question: Question, start: int) -> list[dict[str, Any]]:
             calls = [part["function_call"] for part in parts if "function_call" in part]
             continue
         if calls and message.role == "user":
-            parts = [_result(call, message) for call in calls]
+            results = results_of([call.get("name", "") for call in calls], _text(message))
+            parts = [_result(call, result) for call, result in zip(calls, results)]
         else:
             parts = [_part(part, question.target.model) for part in message.content if part]
         contents.append({"role": "model" if message.role == "assistant" else "user", "parts": parts})
@@ -112,9 +114,9 @@ def _contents(question: Question, start: int) -> list[dict[str, Any]]:
     return contents
 
 
-def _result(call: Mapping[str, Any], message: Message) -> dict[str, Any]:
+def _result(call: Mapping[str, Any], result: str) -> dict[str, Any]:
     known = {key: call[key] for key in ("id", "name") if call.get(key)}
-    return {"function_response": {**known, "response": {"output": _text(message)}}}
+    return {"function_response": {**known, "response": {"output": result}}}
 
 
 def _text(message: Message) -> str:

@@ -6,7 +6,8 @@ that one, so nothing is served otherwise than it was explained. Knows no connect
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES, Capabilities
@@ -72,24 +73,49 @@ def _constrained(profile: Profile, policy: Policy, asked: Asked) -> Rung | Refus
     if constraint is None:
         return Rung("free", profile.api)
     possible = list(native_rungs(profile, asked))
-    for way in possible:
-        if isinstance(way, Rung):
-            return way
-    if asked.scores:
-        return Refusal("the choices' probabilities", "It only picks: leave scores out, or use a local engine.")
-    if (
-        policy != "strict" and type(constraint) in SERVED and profile.api != "completions"
-    ):  # a base model is told nothing
-        return _repaired(profile, asked)
+    rungs = [way for way in possible if isinstance(way, Rung)]
+    if policy != "strict" and not asked.scores and type(constraint) in SERVED and profile.api != "completions":
+        rungs.append(_repaired(profile, asked))  # but for a base model, which is told nothing
+    if rungs:
+        return _or_else(rungs, profile, policy, asked)
     unfit = next((way for way in possible if isinstance(way, Refusal)), None)
-    return unfit or Refusal(CONSTRAINT_NAMES[type(constraint)], _instead(profile))
+    if unfit is not None:
+        return unfit
+    if asked.scores:
+        return Refusal("the choices' probabilities", _SCORED)
+    if asked.kind == "select":
+        return Refusal("select", _TOKENS if profile.api == "completions" else _instead(profile))
+    return Refusal(CONSTRAINT_NAMES[type(constraint)], _instead(profile))
+
+
+_SCORED = (
+    "It only picks, or tells the probabilities of texts that begin with different characters alone: leave scores out "
+    "(choices_method, temperature, multi), or use a local engine."
+)
+_TOKENS = (
+    "Say how its text is tokenised: OpenAI(…, tokenizer=tiktoken.encoding_for_model(…)). Or generate text and compare, "
+    "or use another backend."
+)
+
+
+def _or_else(rungs: Sequence[Rung], profile: Profile, policy: Policy, asked: Asked) -> Rung:
+    """The first rung. One that shows only after the call that it is of no use has the next one behind it."""
+    first, *others = rungs
+    if first.name != "token_logprobs" or asked.scores:
+        return first
+    behind = (with_parameters(each, profile, policy, asked) for each in others)
+    other = next((each for each in behind if isinstance(each, Rung)), None)
+    if other is None:
+        return first
+    return replace(first, otherwise=other, calls=(1, 1 + other.calls[1]))
 
 
 def _repaired(profile: Profile, asked: Asked) -> Rung:
     """The last rung: the model is told what is wanted, and, if need be, what was wrong with its answer. A schema that
     only strict outputs don't take is sent as a hint."""
     assert asked.constraint is not None
-    warning = f"{CONSTRAINT_NAMES[type(asked.constraint)]} is not kept by the provider: it is told, checked and asked for again"
+    name = CONSTRAINT_NAMES[type(asked.constraint)]
+    warning = f"{name} is not kept by the provider: it is told, checked and asked for again"
     hint = form_of(asked.constraint) if profile.api == "chat" and profile.takes("json_schema") else None
     return Rung("repair", profile.api, False, (1, 1 + REPAIRS), form=hint, strict=False, warnings=(warning,))
 
@@ -113,9 +139,10 @@ def kinds_served(profile: Profile, policy: Policy) -> frozenset[type]:
 def capabilities_of(profile: Profile, policy: Policy) -> Capabilities:
     """What a backend of the profile can honour, in the words that the language asks in."""
     selection = rung_of(profile, policy, Asked("select", constraint=ANY_CHOICE))
+    scored = rung_of(profile, policy, Asked("select", constraint=ANY_CHOICE, scores=True))
     return Capabilities(
         kinds_served(profile, policy), profile.params, select=isinstance(selection, Rung),
-        scores=profile.takes("decisions"), continues=profile.takes("continues"),
+        scores=isinstance(scored, Rung), continues=profile.takes("continues"),
         prefill=profile.takes("prefill") or profile.takes("continue_final_message"), images=profile.takes("images"),
     )  # fmt: skip
 

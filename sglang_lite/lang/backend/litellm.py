@@ -45,6 +45,7 @@ class LiteLLM(RemoteBackend):
     """
 
     provider = "litellm"
+    rungs = frozenset({"json_schema", "strict_tool", "structured_outputs", "regex", "ebnf", "grammar", "tools"})
 
     def __init__(
         self,
@@ -78,12 +79,13 @@ class LiteLLM(RemoteBackend):
             known or profile_of("compatible", model_name), policy, capabilities,
             without_marks(chat_template or get_chat_template("default")), rate_limit,
         )  # fmt: skip
-        self._target = Target(model_name, effort=reasoning_effort)
+        self.reasoning_effort = reasoning_effort
 
     async def call(
         self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        question = self.question(self._target, prompt, params, shape_of(rung))
+        target = Target(self.model_name, effort=rung.effort)
+        question = self.question(target, prompt, params, shape_of(rung))
         async with aclosing(self.ask(LITELLM, question, constrained=constrained, stream=stream)) as events:
             async for event in events:
                 yield event

@@ -1,4 +1,4 @@
-"""Native rungs: the ways in which a model is known to keep a constraint by itself, in the order in which they are tried."""
+"""Native rungs: ways in which a model is known to keep a constraint by itself, in the order in which they are tried."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from sglang_lite.lang.backend.own_fields import as_field, as_tool
 from sglang_lite.lang.backend.profile import Profile
 from sglang_lite.lang.backend.rung import Asked, Refusal, Rung
 from sglang_lite.lang.backend.schema_fit import Fit, fitted
+from sglang_lite.lang.backend.selection_rungs import selection_rungs
 from sglang_lite.lang.backend.structured import form_of
-from sglang_lite.protocol import Choices, Constraint
 from sglang_lite.text.tool_use import Function, ToolUse, tool_use_of
 
 
@@ -23,7 +23,7 @@ def native_rungs(profile: Profile, asked: Asked) -> Iterator[Rung | Refusal]:
     if use is not None and profile.takes("tools") and (not use.required or profile.takes("forced_tools")):
         yield Rung("tools", profile.api, field=_tools(use, profile))
     if asked.kind == "select":
-        yield from _decisions(profile, constraint)
+        yield from selection_rungs(profile, asked)
         if asked.scores:
             return
     if profile.schema is not None:
@@ -32,8 +32,8 @@ def native_rungs(profile: Profile, asked: Asked) -> Iterator[Rung | Refusal]:
     yield from as_field(profile, constraint)
 
 
-def _tools(use: ToolUse, profile: Profile) -> tuple[bool, tuple[tuple[Function, str, bool], ...]]:
-    """Whether one is called, and functions with the schemas of their arguments; those that the provider does not take
+def _tools(use: ToolUse, profile: Profile) -> tuple[ToolUse, tuple[tuple[Function, str, bool], ...]]:
+    """The use of tools, and functions with the schemas of their arguments; those that the provider does not take
     as strict ones are hints, and the arguments are checked."""
     found = list[tuple[Function, str, bool]]()
     for function in use.functions:
@@ -41,14 +41,7 @@ def _tools(use: ToolUse, profile: Profile) -> tuple[bool, tuple[tuple[Function, 
         fit = fitted(plain, profile.schema) if profile.schema is not None else None
         strict = fit is not None and not fit.refused
         found.append((function, fit.schema if fit is not None and strict else plain, strict))
-    return use.required, tuple(found)
-
-
-def _decisions(profile: Profile, constraint: Constraint) -> Iterator[Rung]:
-    assert isinstance(constraint, Choices)
-    most = profile.limits.get("choices", 0)
-    if profile.takes("decisions") and 2 <= len(constraint.options) <= most:
-        yield Rung("decisions", profile.api)
+    return use, tuple(found)
 
 
 def _as_json(profile: Profile, asked: Asked) -> Iterator[Rung | Refusal]:

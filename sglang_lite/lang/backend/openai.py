@@ -14,15 +14,16 @@ from sglang_lite.lang.backend.openai_chat import CHAT
 from sglang_lite.lang.backend.openai_completions import COMPLETIONS
 from sglang_lite.lang.backend.openai_decisions import decision, decision_request
 from sglang_lite.lang.backend.openai_responses import RESPONSES
-from sglang_lite.lang.backend.profile import Profile, named, profile_of
+from sglang_lite.lang.backend.profile import RUNGS, Profile, named, profile_of
 from sglang_lite.lang.backend.rate_limit import RateLimit
 from sglang_lite.lang.backend.remote import RemoteBackend, without_marks
 from sglang_lite.lang.backend.remote_api import Target
 from sglang_lite.lang.backend.rung import Policy, Rung
+from sglang_lite.lang.backend.selecting import Tokenizer, checked_tokenizer
 from sglang_lite.lang.backend.server_kind import kind_of_server
 from sglang_lite.lang.backend.serving import shape_of
 from sglang_lite.lang.chat_template import get_chat_template
-from sglang_lite.protocol import CapabilityError, Delta, Generation, ParameterError, Prompt, SamplingParams, Selection
+from sglang_lite.protocol import Delta, Generation, ParameterError, Prompt, SamplingParams, Selection
 from sglang_lite.text.chat_template import ChatTemplate
 
 _APIS = ("chat", "responses", "completions")
@@ -48,6 +49,8 @@ class OpenAI(RemoteBackend):
             is given back, encrypted, in later turns of the same program; `n`, `seed`, `stop` and penalties are not
             taken.
         reasoning_effort: how much a model that reasons is to: "low", "high" …; None: as much as it does by itself.
+        tokenizer: of a base model, for `select` by biases: an object with `encode` and `decode`, as tiktoken's
+            `encoding_for_model(…)`.
         client: a ready `AsyncOpenAI` or `AsyncAzureOpenAI`, instead of arguments for one.
         rate_limit: see RateLimit.
 
@@ -61,6 +64,7 @@ class OpenAI(RemoteBackend):
 
     provider = "openai"
     unset_max_tokens = None  # the API has no limit of its own
+    rungs = frozenset({*RUNGS, "tools"}) - {"logit_bias_steps"}
 
     def __init__(
         self,
@@ -74,6 +78,7 @@ class OpenAI(RemoteBackend):
         capabilities: Capabilities | None = None,
         api: Literal["chat", "responses", "completions"] | None = None,
         reasoning_effort: str | None = None,
+        tokenizer: Tokenizer | None = None,
         client: Any = None,
         rate_limit: RateLimit | None = None,
         **kwargs: Any,
@@ -101,25 +106,25 @@ class OpenAI(RemoteBackend):
 
         def found() -> Profile:
             profile = given or find()
-            return replace(profile, api=api) if api is not None and is_chat_model else profile
+            return replace(profile, api=api or profile.api if is_chat_model else "completions")
 
+        self.reasoning_effort, self.tokenizer = reasoning_effort, checked_tokenizer(tokenizer)
+        if not is_chat_model:
+            self.rungs = frozenset() if tokenizer is None else frozenset({"logit_bias_steps"})
         super().__init__(
             model_name, Connector("openai", "openai", make, sdk_errors("OpenAIError"), ready=client),
             found, policy, capabilities, without_marks(template) if is_chat_model else template, rate_limit,
         )  # fmt: skip
-        self._effort = reasoning_effort
 
     async def call(
         self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
         profile = self.profile
-        if self._effort is not None and profile.refuses("reasoning_effort"):
-            raise CapabilityError(f"{self._name} can't honour reasoning_effort.", hint="Leave it out of the backend.")
         api = RESPONSES if rung.api == "responses" else CHAT if self.is_chat_model else COMPLETIONS
         # Other servers may know only the older name.
         limit = "max_completion_tokens" if profile.takes("max_completion_tokens") else "max_tokens"
         reasons, cached = profile.takes("reasoning_effort"), profile.takes("prompt_cache_key")
-        target = Target(self.model_name, limit, self._effort, reasons=reasons, cached=cached)
+        target = Target(self.model_name, limit, rung.effort, reasons=reasons, cached=cached)
         question = self.question(target, prompt, params, shape_of(rung))
         async with aclosing(self.ask(api, question, constrained=constrained, stream=stream)) as events:
             async for event in events:

@@ -21,6 +21,7 @@ from sglang_lite.lang.backend.remote_api import (
 from sglang_lite.lang.results import as_dicts
 from sglang_lite.protocol import Delta, TokenLogprob, Usage
 from sglang_lite.protocol.sampling import given
+from sglang_lite.text.tool_use import results_of
 
 ANSWER = "answer"  # name of a form, or of the tool that is called with the answer
 
@@ -39,10 +40,10 @@ def request(question: Question) -> dict[str, Any]:
             asked["tools"] = [{"type": "function", "function": function_tool(tool)}]
             asked["tool_choice"] = {"type": "function", "function": {"name": ANSWER}}
             asked["parallel_tool_calls"] = False
-        case Tools(tools, required):
+        case Tools(tools, required, parallel):
             asked["tools"] = [{"type": "function", "function": function_tool(tool)} for tool in tools]
             asked["tool_choice"] = "required" if required else "auto"
-            asked["parallel_tool_calls"] = False
+            asked["parallel_tool_calls"] = parallel
         case OwnField(fields):
             asked["extra_body"] = {**asked.get("extra_body", {}), **fields}
     key = cache_key(question.prompt) if question.target.cached else None
@@ -60,15 +61,18 @@ def request(question: Question) -> dict[str, Any]:
 def _messages(question: Question) -> list[dict[str, Any]]:
     """The conversation as the API takes it: a turn of calls as the model made them, their result as a tool's."""
     messages: list[dict[str, Any]] = []
-    calls: list[str] = []  # of the turn before, whose results the user tells
+    calls: list[Any] = []  # of the turn before, whose results the user tells
     for place, turn in enumerate(as_dicts(question.prompt.messages)):
         if place in question.items:
             messages += question.items[place]
-            calls = [call["id"] for item in question.items[place] for call in item["tool_calls"]]
+            calls = [call for item in question.items[place] for call in item["tool_calls"]]
             continue
         if calls and turn["role"] == "user":
             content, shown = _text_and_images(turn["content"])
-            messages += [{"role": "tool", "tool_call_id": call, "content": content} for call in calls]
+            results = results_of([call["function"]["name"] for call in calls], content)
+            messages += [
+                {"role": "tool", "tool_call_id": call["id"], "content": result} for call, result in zip(calls, results)
+            ]
             messages += [{"role": "user", "content": shown}] if shown else []  # a tool's message takes text alone
         else:
             messages.append(turn)

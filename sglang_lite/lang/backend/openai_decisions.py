@@ -10,10 +10,10 @@ import msgspec
 
 from sglang_lite.lang.backend.openai_responses import items_of
 from sglang_lite.lang.backend.openai_usage import usage_of
+from sglang_lite.lang.backend.selecting import LEAST_LOGPROB
 from sglang_lite.protocol import BackendError, ChoiceScore, Prompt, RefusalError, Selection
 
 _QUESTION = "Which of these texts is what the assistant says next?"
-_LEAST = -1e4  # instead of the logarithm of 0
 
 
 def decision_request(model: str, prompt: Prompt, choices: Sequence[str]) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def decision(said: Any, choices: Sequence[str], name: str, seconds: float) -> Se
     if set(found) != set(choices):
         raise BackendError(f"{name}: the decision does not name the choices.", hint="Check what listens at base_url.")
     scores = tuple(
-        ChoiceScore(choice, (place,), (math.log(found[choice]) if found[choice] > 0 else _LEAST,))
+        ChoiceScore(choice, (place,), (math.log(found[choice]) if found[choice] > 0 else LEAST_LOGPROB,))
         for place, choice in enumerate(choices)
     )
     usage = usage_of(said.usage)

@@ -24,6 +24,7 @@ from sglang_lite.lang.backend.remote_api import (
 from sglang_lite.lang.results import as_dicts
 from sglang_lite.protocol import Delta, Message, Usage
 from sglang_lite.protocol.sampling import given
+from sglang_lite.text.tool_use import results_of
 
 _THOUGHTS = "reasoning.encrypted_content"
 _LOGPROBS = "message.output_text.logprobs"
@@ -78,9 +79,9 @@ def _shape(question: Question) -> dict[str, Any]:
         case JsonTool(schema):
             tool = function_tool(Tool(ANSWER, "Its arguments are your whole answer.", schema, strict=True))
             return _called([{"type": "function", **tool}], {"type": "function", "name": ANSWER})
-        case Tools(tools, required):
+        case Tools(tools, required, parallel):
             functions = [{"type": "function", **function_tool(tool)} for tool in tools]
-            return _called(functions, "required" if required else "auto")
+            return {**_called(functions, "required" if required else "auto"), "parallel_tool_calls": parallel}
         case OwnField(fields):
             return {"extra_body": dict(fields)}
     return {}
@@ -93,15 +94,20 @@ def _called(tools: list[dict[str, Any]], choice: str | dict[str, str]) -> dict[s
 def items_of(messages: Sequence[Message], given_back: Mapping[int, Sequence[Any]] = NOTHING) -> list[dict[str, Any]]:
     """A conversation as the API takes it, with what it wants to be given back of turns, by their places."""
     items: list[dict[str, Any]] = []
-    calls: list[str] = []  # of the turn before, whose results the user tells
+    calls: list[Any] = []  # of the turn before, whose results the user tells
     for place, message in enumerate(messages):
         if place in given_back:
             items += given_back[place]
-            calls = [item["call_id"] for item in given_back[place] if item["type"] == "function_call"]
+            calls = [item for item in given_back[place] if item["type"] == "function_call"]
             continue
         content = _content(message)
         if calls and message.role == "user":
-            items += [{"type": "function_call_output", "call_id": call, "output": content} for call in calls]
+            names = [call["name"] for call in calls]
+            results = results_of(names, content) if isinstance(content, str) else [content] * len(calls)
+            items += [
+                {"type": "function_call_output", "call_id": call["call_id"], "output": result}
+                for call, result in zip(calls, results)
+            ]
         else:
             items.append({"role": message.role, "content": content})
         calls = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import lru_cache
@@ -129,6 +130,13 @@ class Profile:
         taken["regex_tool"] = Regex in can.constraints and not by_pattern
         found = {name: Feature(each, "capabilities=", date.today()) for name, each in taken.items()}
         return replace(self, features=MappingProxyType({**self.features, **found}))
+
+    def asked_on(self, rungs: AbstractSet[str]) -> Profile:
+        """The profile for a backend whose requests can ask on these rungs alone (and for "tools")."""
+        lost = {name for name in (*RUNGS, "tools") if self.takes(name)} - rungs
+        none = Feature(False, "the backend has no such request", date.today())
+        features = {**self.features, **dict.fromkeys(lost, none)}
+        return replace(self, features=MappingProxyType(features)) if lost else self
 
 
 def profile_of(provider: str, model: str) -> Profile:

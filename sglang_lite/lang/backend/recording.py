@@ -218,6 +218,9 @@ class Recording(StandIn):
     ) -> None:
         self.backend.check(node, params, constraint, where)
 
+    def check_selection(self, node: object, choices: Sequence[str], *, scores: bool, where: Location | None) -> None:
+        self.backend.check_selection(node, choices, scores=scores, where=where)
+
 
 def record(path: str | os.PathLike[str], backend: BackendLike | None = None) -> Recording:
     """A backend that asks another one and keeps what it was asked and what came of it, for `sgl.Replay`:

@@ -10,17 +10,19 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from sglang_lite.errors import Origin
+from sglang_lite.lang.backend.asked import scores_needed
 from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
 from sglang_lite.lang.backend.connection import Connection, Connector
-from sglang_lite.lang.backend.explain import Explanation, Paper, Price
+from sglang_lite.lang.backend.explain import Explanation, Price
 from sglang_lite.lang.backend.explain import explain as explained
 from sglang_lite.lang.backend.given_back import GivenBack
 from sglang_lite.lang.backend.ladder import capabilities_of, rung_of, turn_rules_of
+from sglang_lite.lang.backend.paper import Paper
 from sglang_lite.lang.backend.prices import price as known_price
 from sglang_lite.lang.backend.profile import Profile
 from sglang_lite.lang.backend.rate_limit import RateLimit
@@ -28,7 +30,6 @@ from sglang_lite.lang.backend.remote_api import (
     Api,
     JsonTool,
     PartialAnswer,
-    PartialCall,
     Question,
     Reader,
     Shape,
@@ -38,6 +39,7 @@ from sglang_lite.lang.backend.remote_api import (
 from sglang_lite.lang.backend.remote_errors import shortened
 from sglang_lite.lang.backend.rendering import text_outside
 from sglang_lite.lang.backend.rung import POLICIES, Asked, Policy, Refusal, Rung
+from sglang_lite.lang.backend.selecting import Tokenizer, selected
 from sglang_lite.lang.backend.serving import served
 from sglang_lite.lang.backend.turns import TurnRules
 from sglang_lite.lang.chat_template import ChatTemplate as PlainTemplate
@@ -59,13 +61,15 @@ from sglang_lite.protocol import (
     ValueValidationError,
 )
 from sglang_lite.text.chat_template import ChatTemplate
-from sglang_lite.text.tool_use import answer_object, call_object
+from sglang_lite.text.tool_use import answer_object, call_object, calls_object
+
+_Answer = TypeVar("_Answer", Generation, Selection)
 
 
 class Traceable(Protocol):
     """A program, as far as it is needed here."""
 
-    num_api_spec_tokens: int | None
+    speculation: Any
 
     def trace(self, *, backend: Any = None, explore: int | None = None, **kwargs: Any) -> Any:
         """Its trace: what `sgl.function` made has it."""
@@ -98,6 +102,9 @@ class RemoteBackend(BaseBackend):
 
     Attributes:
         failures: how what the SDK raises is told.
+        rungs: names of those that its requests can ask on ("tools", too); what a profile says beyond is not so here.
+        reasoning_effort: how much the model is to reason; None: as much as it does by itself.
+        tokenizer: of the model, where it is known.
 
     Raises:
         BackendError: the SDK is not installed.
@@ -106,6 +113,9 @@ class RemoteBackend(BaseBackend):
 
     enforces = True
     provider = ""  # its name, for errors and metadata
+    rungs = frozenset({"json_schema", "strict_tool", "tools"})
+    reasoning_effort: str | None = None
+    tokenizer: Tokenizer | None = None
     select_params = SamplingParams()  # of the generation that makes a selection
 
     def __init__(
@@ -124,7 +134,7 @@ class RemoteBackend(BaseBackend):
         if rate_limit is not None and not isinstance(rate_limit, RateLimit):
             raise ParameterError("rate_limit", f"{rate_limit!r:.60} is no RateLimit.")
         self.policy, self._asking = policy, threading.Lock()
-        self._find = _finder(profile, capabilities)
+        self._find = _finder(profile, capabilities, self.rungs)
         self._found: tuple[Profile, Capabilities, TurnRules] | None = None
         self.model_name, self.chat_template = model_name, chat_template
         self._name = f"{type(self).__name__}({model_name!r})"
@@ -184,6 +194,7 @@ class RemoteBackend(BaseBackend):
         *,
         explore: int = 16,
         params: SamplingParams = SamplingParams(),
+        retries: int = 0,
         count: Callable[[str], int] | None = None,
         price: Price | None = known_price,
         **arguments: Any,
@@ -193,7 +204,7 @@ class RemoteBackend(BaseBackend):
 
         Args:
             explore: ways through the body to follow, at most.
-            params: of the run, for what the nodes don't set.
+            params, retries: of the run, for what the nodes don't set.
             count: tokens of a text; None: a quarter of its characters, about.
             price: dollars for a usage of a model; as profiles/prices.toml has it, unless given. None: none are told.
             **arguments: of the program; those that are not given are symbols, as in `program.trace`.
@@ -201,21 +212,27 @@ class RemoteBackend(BaseBackend):
         Raises:
             TraceError: the body decides by what only a run knows, in a way that can't be explored.
         """
-        graph = program.trace(backend=Paper(self.get_chat_template()), explore=explore, **arguments).graph()
-        speculates = program.num_api_spec_tokens is not None
+        speculation = None if program.speculation.tokens is None else program.speculation
+        traced = program.trace(backend=Paper(self, params, speculation), explore=explore, **arguments)
+        graph = traced.graph()
         return explained(
-            self, self._name, self.model_name, graph,
-            params=params, count=count, price=price, speculates=speculates,
+            self, self._name, self.model_name, graph, traced.entries(graph),
+            params=params, retries=retries, count=count, price=price,
         )  # fmt: skip
 
     def rung(self, asked: Asked) -> Rung | Refusal:
         """The rung on which a node is served, or why it is not."""
-        return rung_of(self.profile, self.policy, asked)
+        return rung_of(self.profile, self.policy, replace(asked, effort=self.reasoning_effort))
 
     def check(
         self, node: object, params: SamplingParams, constraint: Constraint | None, where: Location | None
     ) -> None:
         found = self.rung(Asked("gen", params, constraint))
+        if isinstance(found, Refusal):
+            raise self.refusal(node, found.feature, found.instead, where)
+
+    def check_selection(self, node: object, choices: Sequence[str], *, scores: bool, where: Location | None) -> None:
+        found = self.rung(self.selection(choices, scores=scores))
         if isinstance(found, Refusal):
             raise self.refusal(node, found.feature, found.instead, where)
 
@@ -233,7 +250,7 @@ class RemoteBackend(BaseBackend):
         async for event in served(self, prompt, params, constraint, rung, stream=stream):
             yield self._priced(event) if isinstance(event, Generation) else event
 
-    def _priced(self, said: Generation) -> Generation:
+    def _priced(self, said: _Answer) -> _Answer:
         """An answer whose metadata has its cost in dollars; None where a price is not known."""
         return msgspec.structs.replace(said, meta={**said.meta, "cost": known_price(said.usage, self.model_name)})
 
@@ -246,7 +263,7 @@ class RemoteBackend(BaseBackend):
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
         """Has the model choose: with probabilities where it has an endpoint for that, else it only picks."""
-        asked = self.selection(choices)
+        asked = self.selection(choices, scores=scores_needed.get())
         rung = self._rung(asked)
         if unconditional:
             raise CapabilityError(
@@ -256,19 +273,20 @@ class RemoteBackend(BaseBackend):
         self.check_prompt(prompt)
         if rung.name == "decisions":
             return await self.decide(prompt, choices)
-        events = served(self, prompt, asked.params, asked.constraint, rung, stream=False)
-        (picked,) = [self._priced(event) async for event in events if isinstance(event, Generation)]
-        return Selection((), picked.usage, picked.text, picked.meta)
+        return self._priced(await selected(self, prompt, asked, rung, self.tokenizer))
 
     def call(
         self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        """Makes one call of the provider's API: see `serving.Caller`."""
-        raise NotImplementedError
+        """Makes one call of the provider's API: see `serving.Caller`. A subclass has it."""
+        raise CapabilityError(f"{self._name} has no calls.", hint="Write `call` in the subclass.")
 
     async def decide(self, prompt: Prompt, choices: Sequence[str]) -> Selection:
-        """Asks an endpoint for decisions, where the profile has one."""
-        raise NotImplementedError
+        """Asks an endpoint for decisions. A subclass whose `rungs` have "decisions" has it."""
+        raise CapabilityError(
+            f"{self._name} has no call for decisions.",
+            hint='Take "decisions" out of its rungs, or write `decide` in the subclass.',
+        )
 
     def check_prompt(self, prompt: Prompt) -> None:
         """Refuses a prompt that a chat API would be shown only in part.
@@ -396,8 +414,7 @@ class RemoteBackend(BaseBackend):
             problem = f"{self._name} was cut short after {usage.completion_tokens} tokens{thoughts}."
             raise ValueValidationError(problem, text=said.text, hint="Raise max_tokens.")
         if isinstance(question.shape, Tools | JsonTool) and said.calls:
-            call = self._call(said)
-            return call.arguments if isinstance(question.shape, JsonTool) else call_object(call.name, call.arguments)
+            return self._called(said, question.shape)
         if not said.text and (said.cut or isinstance(question.params.stop, Unset)):
             spent = f" after {usage.completion_tokens} tokens, which reasoning may have used up" if said.cut else ""
             raise BackendError(
@@ -405,14 +422,17 @@ class RemoteBackend(BaseBackend):
             )
         return answer_object(said.text) if isinstance(question.shape, Tools) else said.text
 
-    def _call(self, said: PartialAnswer) -> PartialCall:
-        """The one call of an answer."""
+    def _called(self, said: PartialAnswer, shape: Tools | JsonTool) -> str:
+        """The text of an answer's calls, in their order."""
         calls = [call for _, call in sorted(said.calls.items())]
+        if isinstance(shape, Tools) and shape.parallel:
+            return calls_object([(call.name, call.arguments) for call in calls])
         if len(calls) > 1:
             names = ", ".join(call.name for call in calls)
             problem = f"{self._name} called {len(calls)} tools at once ({names}) where one was asked for."
-            raise ValueValidationError(problem, text=said.text, hint="Ask for one call in the prompt, or set retries.")
-        return calls[0]
+            hint = "Ask for one call in the prompt, set parallel_tool_calls=True, or set retries."
+            raise ValueValidationError(problem, text=said.text, hint=hint)
+        return calls[0].arguments if isinstance(shape, JsonTool) else call_object(calls[0].name, calls[0].arguments)
 
     def unreadable(self, what: str) -> BackendError:
         """The error for an answer that is none."""
@@ -429,12 +449,14 @@ def _estimate(question: Question) -> float:
     return chars / 4 + (0 if isinstance(limit, Unset) else limit)
 
 
-def _finder(profile: Profile | Callable[[], Profile], told: Capabilities | None) -> Callable[[], Profile]:
-    """Finds the profile, with what the user has said over it."""
+def _finder(
+    profile: Profile | Callable[[], Profile], told: Capabilities | None, rungs: frozenset[str]
+) -> Callable[[], Profile]:
+    """Finds the profile, with what the user has said over it, as far as the backend has requests for it."""
 
     def find() -> Profile:
         found = profile if isinstance(profile, Profile) else profile()
-        return found if told is None else found.with_capabilities(told)
+        return (found if told is None else found.with_capabilities(told)).asked_on(rungs)
 
     return find
 

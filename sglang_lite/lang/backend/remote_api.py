@@ -76,10 +76,16 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Tools of which the model calls one. `required`: it must, else it may answer instead."""
+    """Tools of which the model calls one.
+
+    Attributes:
+        required: it must, else it may answer instead.
+        parallel: it may call several at once.
+    """
 
     tools: tuple[Tool, ...]
     required: bool
+    parallel: bool = False
 
 
 # How an answer is asked for; None: free text.

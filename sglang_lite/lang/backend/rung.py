@@ -20,8 +20,9 @@ class Rung:
     """A way in which a node is served.
 
     Attributes:
-        name: a rung of `profile.RUNGS`, "free" for text without a constraint, "enum" for a choice in strict JSON, or
-            "repair": generated, checked, and asked for again with the error shown.
+        name: a rung of `profile.RUNGS`, "free" for text without a constraint, "token_logprobs" for a choice by the
+            alternatives of one token, "enum" for one in strict JSON, or "repair": generated, checked, and asked for
+            again with the error shown.
         api: the API that is asked.
         native: the provider keeps what was asked for; else it is emulated.
         calls: how many at best, and at worst.
@@ -33,6 +34,8 @@ class Rung:
         stops: stop strings by which the finished text is cut here.
         left_out: parameters that are not sent, as `policy="warn"` allows.
         warnings: what is not as it was asked for, in words.
+        effort: how much the model is told to reason; None: it is told nothing.
+        otherwise: the rung that serves the node where the model's answer on this one is of no use.
     """
 
     name: str
@@ -47,6 +50,8 @@ class Rung:
     stops: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    effort: str | None = None
+    otherwise: Rung | None = None
 
     @property
     def mode(self) -> Literal["native", "emulated"]:
@@ -77,9 +82,11 @@ class Asked:
         params: the parameters that are set.
         constraint: of the text.
         scores: the choices' probabilities are wanted.
+        effort: how much the model is to reason; None: as much as it does by itself.
     """
 
     kind: Literal["gen", "select"] = "gen"
     params: SamplingParams = field(default_factory=SamplingParams)
     constraint: Constraint | None = None
     scores: bool = False
+    effort: str | None = None

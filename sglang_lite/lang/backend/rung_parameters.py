@@ -17,22 +17,37 @@ _OF_TEXT: Final = frozenset({"return_logprob", "top_logprobs_num", "return_text_
 
 
 def with_parameters(rung: Rung, profile: Profile, policy: Policy, asked: Asked) -> Rung | Refusal:
+    """The rung as it serves a node with its parameters, or why it does not."""
     params = asked.params
+    found = _with_effort(rung, profile, policy, asked)
+    if isinstance(found, Refusal):
+        return found
+    rung = found
     stops = () if isinstance(params.stop, Unset) or asked.constraint is not None else params.stop
     for name in given(params):
         here = rung.api != "responses" or name in RESPONSES_PARAMS or (rung.field is None and name in _OF_TEXT)
         if name == "stop" or (profile.takes(name) and here):
             continue
-        found = _without(rung, profile, policy, name, asked)
-        if isinstance(found, Refusal):
-            return found
-        rung = found
+        without = _without(rung, profile, policy, name, asked)
+        if isinstance(without, Refusal):
+            return without
+        rung = without
     both = not isinstance(params.temperature, Unset) and not isinstance(params.top_p, Unset)
     if both and not profile.takes("temperature_with_top_p") and "top_p" not in rung.left_out:
         if policy != "warn":
             return Refusal("temperature and top_p together", "Set one of them.")
         rung = _left_out(rung, "top_p")
     return _stopped(rung, profile, policy, stops) if stops else rung
+
+
+def _with_effort(rung: Rung, profile: Profile, policy: Policy, asked: Asked) -> Rung | Refusal:
+    """The rung with how much the model is to reason. A model of which nothing is known would refuse it, or drop it."""
+    if asked.effort is None or profile.takes("reasoning_effort"):
+        return replace(rung, effort=asked.effort)
+    if policy == "warn":
+        warning = "reasoning_effort is left out: the model does not take it"
+        return replace(rung, native=False, warnings=(*rung.warnings, warning))
+    return Refusal("reasoning_effort", f"Leave it out of the backend. {_known(profile, 'reasoning_effort')}".strip())
 
 
 def _without(rung: Rung, profile: Profile, policy: Policy, name: str, asked: Asked) -> Rung | Refusal:

@@ -107,12 +107,13 @@ def _finished(said: Generation, constraint: Constraint | None, rung: Rung, calls
         at, stop = min(((text.find(stop), stop) for stop in rung.stops if stop in text), default=(-1, ""))
         if at >= 0:
             found = {"text": text[:at], "finish_reason": "stop", "matched": stop, "output_logprobs": ()}
-    return msgspec.structs.replace(said, **found, meta={**said.meta, **_told(rung, calls)})
+    return msgspec.structs.replace(said, **found, meta={**said.meta, **told(rung, calls)})
 
 
-def _told(rung: Rung, calls: int) -> Mapping[str, Any]:
-    told: dict[str, Any] = {"rung": rung.name, "calls": calls}
-    return told | ({"warnings": list(rung.warnings)} if rung.warnings else {})
+def told(rung: Rung, calls: int) -> Mapping[str, Any]:
+    """Metadata of a node that was served on a rung."""
+    meta: dict[str, Any] = {"rung": rung.name, "calls": calls}
+    return meta | ({"warnings": list(rung.warnings)} if rung.warnings else {})
 
 
 def _read(constraint: Constraint, rung: Rung, text: str) -> str:
@@ -135,8 +136,8 @@ async def _repaired(
     Raises:
         ValueValidationError: the last answer is not, either.
     """
-    told = _with_words(prompt, _instruction(constraint))
-    usages, asked = [], told
+    shown = with_words(prompt, _instruction(constraint))
+    usages, asked = [], shown
     for attempt in range(1 + REPAIRS):
         events = caller.call(asked, params, rung, constrained=True, stream=False)
         (said,) = [event async for event in events if isinstance(event, Generation)]
@@ -154,11 +155,11 @@ async def _repaired(
                 raise last from error
             wrong = f"That is not valid: {error.message} Answer again, with nothing else."
             answer = Message("assistant", (said.text,))
-            asked = msgspec.structs.replace(told, messages=(*told.messages, answer, Message("user", (wrong,))))
+            asked = msgspec.structs.replace(shown, messages=(*shown.messages, answer, Message("user", (wrong,))))
     raise AssertionError("unreachable")
 
 
-def _with_words(prompt: Prompt, words: str) -> Prompt:
+def with_words(prompt: Prompt, words: str) -> Prompt:
     """The prompt with words at the end of its last turn, the user's."""
     *before, last = prompt.messages or (Message("user", ()),)
     if last.role != "user":
@@ -205,11 +206,11 @@ def shape_of(rung: Rung) -> Shape:
             schema = rung.fit.schema if rung.fit is not None else rung.form.constraint.schema
             return JsonFormat(json.loads(schema), strict=rung.strict)
         case "tools":
-            required, functions = rung.field
+            use, functions = rung.field
             tools = [
                 Tool(each.name, each.description, json.loads(schema), strict) for each, schema, strict in functions
             ]
-            return Tools(tuple(tools), required)
+            return Tools(tuple(tools), use.required, use.parallel)
         case "strict_tool":
             assert rung.fit is not None
             return JsonTool(json.loads(rung.fit.schema))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import msgspec
+
 from sglang_lite.protocol import Message, Prompt, Span
 from sglang_lite.text.chat_template import ChatTemplate
 
@@ -41,17 +43,22 @@ def from_start(prompt: Prompt) -> Prompt:
 
 def asked_to_go_on(prompt: Prompt, template: ChatTemplate) -> Prompt:
     """A prompt whose open turn is shown as finished, with the user asking to go on with it."""
-    if not prompt.partial.strip():
-        return prompt
-    text, messages = prompt.text, prompt.messages
-    for role, content in (("assistant", prompt.partial.strip()), ("user", GO_ON)):
-        before = [{"role": message.role, "content": ""} for message in messages]
-        start, end = template.get_prefix_and_suffix(role, before)
-        text += end if role == "assistant" else start + content + end
-        messages = (*messages, Message(role, (content,)))
-    before = [{"role": message.role, "content": ""} for message in messages]
-    text += template.get_prefix_and_suffix("assistant", before)[0]
-    return Prompt((Span(text),), messages, "assistant", "", prompt.images)
+    return answered(prompt, "", GO_ON, template) if prompt.partial.strip() else prompt
+
+
+def answered(prompt: Prompt, answer: str, words: str, template: ChatTemplate) -> Prompt:
+    """A prompt whose open turn, the assistant's, ends with an answer, with words of the user behind it, and the next
+    turn of the assistant open."""
+    before = [{"role": message.role, "content": ""} for message in prompt.messages]
+    said = Message("assistant", ((prompt.partial + answer).strip(),)), Message("user", (words,))
+    spans = [*prompt.spans, Span(answer, special=False), Span(template.get_prefix_and_suffix("assistant", before)[1])]
+    before.append({"role": "assistant", "content": ""})
+    start, end = template.get_prefix_and_suffix("user", before)
+    before.append({"role": "user", "content": ""})
+    spans += [Span(start), Span(words, special=False), Span(end)]
+    spans.append(Span(template.get_prefix_and_suffix("assistant", before)[0]))
+    told = tuple(span for span in spans if span.text)
+    return msgspec.structs.replace(prompt, spans=told, messages=(*prompt.messages, *said), partial="")
 
 
 def unrepeated(begun: str, text: str) -> str:

@@ -79,13 +79,14 @@ class VertexAI(RemoteBackend):
             without_marks(get_chat_template("default")), rate_limit,
         )  # fmt: skip
         safety = _settings(safety_settings)
-        extra = {"safety_settings": safety} if safety else {}
-        self._target = Target(model_name, effort=reasoning_effort, extra=extra)
+        self._extra = {"safety_settings": safety} if safety else {}
+        self.reasoning_effort = reasoning_effort
 
     async def call(
         self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        question = self.question(self._target, prompt, params, shape_of(rung))
+        target = Target(self.model_name, effort=rung.effort, extra=self._extra)
+        question = self.question(target, prompt, params, shape_of(rung))
         async with aclosing(self.ask(GENERATE_CONTENT, question, constrained=constrained, stream=stream)) as events:
             async for event in events:
                 yield event

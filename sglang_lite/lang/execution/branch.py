@@ -11,7 +11,6 @@ import msgspec
 
 from sglang_lite.constraints.free_numbers import ENDS
 from sglang_lite.lang.backend.base_backend import EVERYTHING, BaseBackend
-from sglang_lite.lang.choices import token_length_normalized
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
 from sglang_lite.lang.execution.operations import (
     Checkpoint,
@@ -28,6 +27,7 @@ from sglang_lite.lang.execution.operations import (
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.push_down import PushedBranch
 from sglang_lite.lang.execution.reading import added, when_finished
+from sglang_lite.lang.execution.repairs import check_repair
 from sglang_lite.lang.execution.run import NO_PARAMS, merge
 from sglang_lite.lang.execution.stream_executor import StreamExecutor
 from sglang_lite.lang.execution.transcript import Piece
@@ -41,6 +41,8 @@ from sglang_lite.lang.expressions import (
     SglSelect,
     SglSeparateReasoning,
     number_as_regex,
+    only_picks,
+    shown_choices,
 )
 from sglang_lite.lang.tracebacks import is_library
 from sglang_lite.program.nodes import (
@@ -212,16 +214,12 @@ class Branch:
             ahead.end()
 
     def _select(self, own: SglSelect, where: Location | None) -> SelectOp:
-        can, node = self.backend.capabilities, own.node
+        node = own.node
         if self._grammar is not None and own.multi is not None:
             raise ProgramError("select(multi=…) can't be part of a grammar.", hint="Select one by one.", where=where)
-        if not can.select:
-            raise self.backend.refusal(own, "select", "Generate text and compare, or use another backend.", where)
-        plain = node.temperature == 0 and own.multi is None and own.choices_method is token_length_normalized
-        if not can.scores and not plain:
-            raise self.backend.refusal(
-                own, "choices_method, temperature or multi", "It only picks, without scores: leave them out.", where
-            )
+        self.backend.check_selection(
+            own, shown_choices(own.choices, own.multi), scores=not only_picks(own), where=where
+        )
         self._ahead = None
         variable, log = self._declare(node.name, where)
         held = own.multi is not None or self.run.settings.retries
@@ -251,6 +249,8 @@ class Branch:
         whole = constraint if self._grammar is None else Continuation(self._grammar, part=constraint)
         if whole is not None or backend.capabilities is not EVERYTHING:
             backend.check(own, params, whole, where)
+        if options is not None and options.repair:
+            self._check_repair(own, backend, params, where)
         if backend.blocking and params is not NO_PARAMS:
             for field in _UNKNOWN_TO_HOOKS:
                 if not isinstance(getattr(params, field), Unset):
@@ -264,6 +264,13 @@ class Branch:
             name = f"{own.node.name}_reasoning_content" if own.node.name is not None else None
             op.thoughts, op.thoughts_log = self._declare(name, where)
         return op
+
+    def _check_repair(self, own: SglGen, backend: BaseBackend, params: SamplingParams, where: Location | None) -> None:
+        if self._grammar is not None:
+            raise ProgramError("repair can't be part of a grammar.", hint="Leave it out.", where=where)
+        assert own.options is not None
+        retries = self.run.settings.retries if own.options.retries is None else own.options.retries
+        check_repair(own, backend, retries, None if self._role is None else self._role[0], params, where)
 
     def _held(self, own: SglGen) -> bool:
         """Tells whether the caller has a say in what comes of it."""

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 import msgspec
 
 from sglang_lite.constraints.matching import validate
-from sglang_lite.lang.backend.asked import AskedNode, asked_node
+from sglang_lite.lang.backend.asked import AskedNode, asked_node, scores_needed
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.rendering import rendered
 from sglang_lite.lang.concurrency.pool import elsewhere, in_pool
 from sglang_lite.lang.execution import blocking_hooks
 from sglang_lite.lang.execution.budget import most_of_generation, most_of_selection
 from sglang_lite.lang.execution.operations import GenOp, JoinOp, Op, SelectOp
+from sglang_lite.lang.execution.repairs import repaired, shows
 from sglang_lite.lang.execution.transcript import Reasoned
-from sglang_lite.lang.expressions import GenOptions
+from sglang_lite.lang.expressions import GenOptions, only_picks
 from sglang_lite.lang.results import delta_meta, joined_meta
 from sglang_lite.program.choosing import ChoicesDecision, decide
 from sglang_lite.program.nodes import Select
@@ -39,6 +40,7 @@ from sglang_lite.protocol import (
     JsonSchema,
     ParameterError,
     ProgramError,
+    Prompt,
     RequestTimeoutError,
     Selection,
     SglError,
@@ -57,7 +59,10 @@ _T = TypeVar("_T")
 _NO_OPTIONS = GenOptions()
 _HOPELESS = (BudgetError, ParameterError, ConstraintError, CapabilityError, TemplateError, EngineClosedError)
 _STOPS = ("stop", "stop_token_ids", "stop_regex")
-_SAME_AGAIN = "It was not tried again, as `retries` at temperature 0 give the same answer: set a temperature."
+_SAME_AGAIN = (
+    "It was not tried again, as `retries` at temperature 0 give the same answer: set a temperature, or repair=True, "
+    "which shows the model what was wrong."
+)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts, doubling
 
 
@@ -82,6 +87,7 @@ def at_once(branch: Player, op: GenOp) -> bool:
 def _says_what_asks(branch: Player, op: GenOp | SelectOp) -> None:
     """Lets the backend know which node asks."""
     called = branch.run.called
+    scores_needed.set(isinstance(op, SelectOp) and not only_picks(op.own))
     asked_node.set(AskedNode("" if called is None else called.program.name, op.place, op.node.name))
 
 
@@ -173,7 +179,7 @@ async def _generate(branch: Player, op: GenOp, came: Callable[[], None] | None) 
         return answers, values
 
     def same_again(error: Exception) -> bool:
-        return greedy and (bool(answers) or isinstance(error, ValueValidationError))
+        return greedy and not shows(options, op) and (bool(answers) or isinstance(error, ValueValidationError))
 
     generations, values = await _attempts(branch, retries, ask, same_again)
     if not live:
@@ -262,7 +268,7 @@ async def _ask(
     if not branch.run.budgets:
         return await _call(branch, op, options, attempt, came, live=live)
     backend = branch.backend if options.backend is None else options.backend
-    prompt = branch.transcript.prompt(same_model=options.backend is None)
+    prompt = _prompt(branch, op, options, attempt)
     with branch.run.within_budget(backend, partial(most_of_generation, backend, prompt, op.node.params)) as used:
         answers = await _call(branch, op, options, attempt, came, live=live)
         used += [answer.usage for answer in answers]
@@ -280,7 +286,7 @@ async def _call(
     stream = branch.log is not None or came is not None
     show = _Show(branch, op, options.reasoning) if live and branch.log is not None else None
     done: list[Generation] = []
-    if branch.pushed is not None and options.backend is None:
+    if branch.pushed is not None and options.backend is None and not (attempt and shows(options, op)):
         first = op.asked if not attempt else None
         pushed, place = first or (branch.pushed, branch.pushed.gen(op, params, branch.transcript.pieces))
         count = 1 if isinstance(params.n, Unset) else params.n
@@ -289,11 +295,11 @@ async def _call(
         events = _from_hooks(backend, branch, op, show)
     else:
         _says_what_asks(branch, op)
-        prompt = branch.transcript.prompt(same_model=options.backend is None)
-        if options.backend is not None and not backend.capabilities.continues:  # a chat, whose marks are others
-            prompt = rendered(prompt, backend.get_chat_template(), branch.run.template)
+        prompt = _prompt(branch, op, options, attempt)
         constraint = _constraint(branch, op)
-        if op.turn is None:
+        if op.turn is None or (attempt and shows(options, op)):
+            if op.turn is not None:
+                op.turn[0].forget()
             events = backend.agenerate(prompt, params, constraint, stream=stream)
         else:
             turn, place = op.turn
@@ -323,6 +329,17 @@ async def _call(
     if show is not None:
         show.end(done[0])
     return done
+
+
+def _prompt(branch: Player, op: GenOp, options: GenOptions, attempt: int) -> Prompt:
+    """The prompt of an attempt."""
+    prompt, template = branch.transcript.prompt(same_model=options.backend is None), None
+    if options.backend is not None and not options.backend.capabilities.continues:  # a chat, whose marks are others
+        template = options.backend.get_chat_template()
+        prompt = rendered(prompt, template, branch.run.template)
+    if attempt and shows(options, op):
+        prompt = repaired(prompt, op, template or branch.run.template)
+    return prompt
 
 
 def _constraint(branch: Player, op: GenOp) -> Constraint | None:

@@ -39,8 +39,8 @@ from sglang_lite.protocol.saved import SavedAnswer
 from sglang_lite.text.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.execution.branch import Branch
     from sglang_lite.lang.execution.api_speculation import ApiSpeculation
+    from sglang_lite.lang.execution.branch import Branch
 
 NO_PARAMS = SamplingParams()
 _NO_CONTEXT = Context()

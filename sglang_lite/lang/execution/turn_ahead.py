@@ -33,6 +33,7 @@ from sglang_lite.protocol import (
     total_usage,
 )
 
+_NOT_ASKED = {"calls": 0, "cost": 0.0}  # of what another generation's call has brought
 _BESIDE = 16  # tokens of a property of an object, besides its value
 
 
@@ -105,12 +106,16 @@ class Turn:
         said = self._with_spent(Generation("", usage=picked.usage, meta=picked.meta))
         return msgspec.structs.replace(picked, usage=said.usage, meta=said.meta)
 
+    def forget(self) -> None:
+        """Forgets what is known ahead, as a generation before it is asked for once more."""
+        self._found, self._ahead = {}, False
+
     async def _known(
         self, place: int, backend: BaseBackend, prompt: Prompt, params: SamplingParams, attempt: int
     ) -> Generation | None:
         """The answer at a place that a call has brought, or one that is made now; None: it needs its own."""
         if attempt:
-            self._found, self._ahead = {}, False
+            self.forget()
         if place not in self._found:
             await self._look_ahead(place, backend, prompt, params)
         return self._found.pop(place, None)
@@ -161,7 +166,7 @@ class Turn:
             reason: Literal["stop", "length"] = "length" if value.cut else "stop"
             own = msgspec.structs.replace(
                 said, text=value.text, matched=value.matched, finish_reason=reason, output_logprobs=(), usage=usage,
-                meta={**said.meta, "turn": turn},
+                meta={**said.meta, **(_NOT_ASKED if i else {}), "turn": turn},
             )  # fmt: skip
             self._found[place + i] = own if i else self._with_spent(own)
         if not found:
@@ -179,7 +184,7 @@ class Turn:
         for i, text in enumerate(whole.texts(said.text)):
             turn = {"by": "found"} if i else {"by": "object", "found": len(limits) - 1}
             usage = Usage() if i else said.usage
-            meta = {**said.meta, "turn": turn}
+            meta = {**said.meta, **(_NOT_ASKED if i else {}), "turn": turn}
             self._found[place + i] = msgspec.structs.replace(said, text=text, usage=usage, meta=meta)
 
     async def _go_on(

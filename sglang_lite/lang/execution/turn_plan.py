@@ -17,8 +17,7 @@ from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.turn_object import Field, turn_object
 from sglang_lite.lang.execution.api_speculation import ApiSpeculation
 from sglang_lite.lang.execution.run import merge
-from sglang_lite.lang.expressions import GenOptions, SglGen, SglSelect
-from sglang_lite.program.choosing import token_length_normalized
+from sglang_lite.lang.expressions import GenOptions, SglGen, SglSelect, only_picks
 from sglang_lite.program.nodes import Expression, ScopeBegin, ScopeEnd, Text, TurnBegin, TurnEnd
 from sglang_lite.protocol import UNSET, CapabilityError, Choices, Location, SamplingParams, Unset
 
@@ -148,7 +147,7 @@ def _spans(parts: Sequence[Expression], role: str | None) -> Iterator[tuple[str 
         match part:
             case Text():
                 span.parts.append(part.text)
-            case SglGen() | SglSelect() if _is_plain(part):
+            case SglGen() | SglSelect() if isinstance(part, SglGen) or only_picks(part):
                 span.parts.append(part)
                 span.places.append(place)
             case ScopeBegin() | ScopeEnd():
@@ -160,13 +159,6 @@ def _spans(parts: Sequence[Expression], role: str | None) -> Iterator[tuple[str 
                 span = Span(begins=isinstance(part, TurnBegin))
     if span.places:
         yield role, span
-
-
-def _is_plain(part: Generated) -> bool:
-    """Tells whether a selection only picks, so that no scores are needed."""
-    if isinstance(part, SglGen):
-        return True
-    return part.multi is None and part.temperature == 0 and part.choices_method is token_length_normalized
 
 
 def _planned(span: Span, setting: Setting, stops: tuple[str, ...]) -> TurnPlan | None:

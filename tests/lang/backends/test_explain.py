@@ -36,7 +36,7 @@ def test_each_node_has_its_rung_calls_tokens_and_line():
     city, pet, code = found.nodes
     assert [(n.kind, n.name, n.mode, n.rung, n.calls) for n in found.nodes] == [
         ("gen", "city", "native", "json_schema", (1, 1)),
-        ("select", "pet", "native", "enum", (1, 1)),
+        ("select", "pet", "native", "token_logprobs", (1, 2)),
         ("gen", "code", "refused", "", (0, 0)),
     ]
     assert 0 < city.prompt_tokens < pet.prompt_tokens < code.prompt_tokens
@@ -45,7 +45,7 @@ def test_each_node_has_its_rung_calls_tokens_and_line():
     assert code.where.line == city.where.line + 4
     assert "a regex" in code.refusal
     assert found.complete
-    assert (found.calls, found.price) == ((2, 2), None)  # of the selection no limit is set
+    assert (found.calls, found.price) == ((2, 3), None)  # of the selection no limit is set
     tokens = Usage(city.prompt_tokens), Usage(city.prompt_tokens, completion_tokens=50)
     assert city.price == tuple(price_known(each, "gpt-4o") for each in tokens)
 
@@ -67,7 +67,7 @@ def test_it_is_a_table_and_data():
     assert "refused" in lines[4]
     assert lines[5].startswith("test_explain.py:")
     data = json.loads(json.dumps(found.to_dict()))
-    assert [node["rung"] for node in data["nodes"]] == ["json_schema", "enum", ""]
+    assert [node["rung"] for node in data["nodes"]] == ["json_schema", "token_logprobs", ""]
 
 
 def test_nothing_is_asked_of_a_model():

@@ -97,7 +97,7 @@ def test_a_constraint_is_kept_by_the_first_rung_that_the_model_is_known_to_have(
 
 @pytest.mark.parametrize(
     ("profile", "name"),
-    [("openai/gpt-6-luna", "decisions"), ("sglang_lite", "decisions"), ("openai/gpt-4o", "enum"), ("vllm", "structured_outputs")],
+    [("openai/gpt-6-luna", "decisions"), ("sglang_lite", "decisions"), ("openai/gpt-4o", "token_logprobs"), ("vllm", "structured_outputs")],
 )  # fmt: skip
 def test_a_selection_prefers_probabilities(profile, name):
     assert rung(profile, PETS, kind="select") == name

@@ -1,0 +1,164 @@
+"""Serving a selection on its rung, where that is not one of a generation: from the alternatives of one token, or by
+biases step by step."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from sglang_lite.lang.backend.rung import Asked, Rung
+from sglang_lite.lang.backend.serving import Caller, served, told, with_words
+from sglang_lite.protocol import (
+    Choices,
+    ChoiceScore,
+    Generation,
+    ParameterError,
+    Prompt,
+    SamplingParams,
+    Selection,
+    Span,
+    TokenLogprob,
+    ValueValidationError,
+)
+from sglang_lite.protocol.results import total_usage
+
+LEAST_LOGPROB = -1e4  # instead of the logarithm of 0
+_BIAS = 100.0  # the largest that OpenAI takes: nothing else is drawn
+
+
+class Tokenizer(Protocol):
+    """Tokens of a model, as `tiktoken.encoding_for_model(…)` has them."""
+
+    def encode(self, text: str) -> Sequence[int]:
+        """The ids of a text's tokens."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens."""
+
+
+def checked_tokenizer(given: Any) -> Tokenizer | None:
+    """Checks a user's tokenizer. Raises ParameterError: it is none."""
+    has = all(callable(getattr(given, name, None)) for name in ("encode", "decode"))
+    if given is not None and not has:
+        told = f"a {type(given).__name__} has no encode and decode."
+        raise ParameterError("tokenizer", told, hint="Give tiktoken.encoding_for_model(…), for one.")
+    found: Tokenizer | None = given
+    return found
+
+
+async def selected(caller: Caller, prompt: Prompt, asked: Asked, rung: Rung, tokenizer: Tokenizer | None) -> Selection:
+    """Has the model choose.
+
+    Args:
+        tokenizer: of the model; the rung "logit_bias_steps" needs it.
+
+    Raises:
+        ValueValidationError: no answer is one of the choices.
+    """
+    assert isinstance(asked.constraint, Choices)
+    choices = asked.constraint.options
+    if rung.name == "token_logprobs":
+        return await _by_first_token(caller, prompt, asked, rung, choices)
+    if rung.name == "logit_bias_steps":
+        assert tokenizer is not None  # else there is no such rung
+        return await _by_steps(caller, prompt, asked, rung, choices, tokenizer)
+    events = served(caller, prompt, asked.params, asked.constraint, rung, stream=False)
+    (picked,) = [event async for event in events if isinstance(event, Generation)]
+    return Selection((), picked.usage, picked.text, picked.meta)
+
+
+# -------------------------------------------------------------------------------------------- one token's alternatives
+
+
+async def _by_first_token(
+    caller: Caller, prompt: Prompt, asked: Asked, rung: Rung, choices: Sequence[str]
+) -> Selection:
+    """Asks for one token, with the likeliest ones at its place: each counts for the choice that it begins."""
+    shown = with_words(prompt, f"Answer with exactly one of these texts, and with nothing else:\n{_listed(choices)}")
+    params = msgspec.structs.replace(asked.params, max_tokens=1, return_logprob=True, top_logprobs_num=rung.field)
+    said = await _answer(caller, shown, params, rung)
+    found = _scores(said.output_logprobs, choices)
+    if not any(found):
+        if rung.otherwise is None:
+            told_first = said.output_logprobs[0].text if said.output_logprobs else said.text
+            raise _none_of(choices, f"the answer begins with {told_first!r:.60}", said)
+        other = await selected(caller, prompt, asked, rung.otherwise, None)
+        meta = {**other.meta, "calls": other.meta["calls"] + 1}
+        return msgspec.structs.replace(other, usage=total_usage([said.usage, other.usage]), meta=meta)
+    scores = tuple(
+        ChoiceScore(choice, (place,), (math.log(each) if each else LEAST_LOGPROB,))
+        for place, (choice, each) in enumerate(zip(choices, found))
+    )
+    unseen = [choice for choice, each in zip(choices, found) if not each]
+    warnings = [f"not among the {rung.field} likeliest beginnings: {_listed(unseen)}"] if unseen else []
+    meta = {**said.meta, **told(rung, 1)}
+    return Selection(scores, said.usage, None, meta | ({"warnings": warnings} if warnings else {}))
+
+
+def _scores(said: Sequence[TokenLogprob], choices: Sequence[str]) -> list[float]:
+    """The probability that an answer begins with each choice. No token begins two of them (`differ_at_once`)."""
+    found = [0.0] * len(choices)
+    alternatives = said[0].top or ((said[0].logprob, said[0].token_id, said[0].text),) if said else ()
+    for logprob, _, text in alternatives:
+        begun = (text or "").lstrip()
+        for place, choice in enumerate(choices):
+            if begun and logprob is not None and choice.lstrip().startswith(begun):
+                found[place] += math.exp(logprob)
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------- biases by steps
+
+
+async def _by_steps(
+    caller: Caller, prompt: Prompt, asked: Asked, rung: Rung, choices: Sequence[str], tokenizer: Tokenizer
+) -> Selection:
+    """Goes through the choices' tokens: where those that are left differ, one token is asked for, with a bias for
+    theirs; where they don't, none has to be."""
+    left = {choice: tuple(tokenizer.encode(choice)) for choice in choices}
+    calls, usages, meta = 0, [], dict[str, Any]()
+    at = 0
+    while len(left) > 1:
+        tokens = sorted({ids[at] for ids in left.values()})
+        taken = tokens[0]
+        if len(tokens) > 1:
+            begun = tokenizer.decode(next(iter(left.values()))[:at])
+            bias = tuple((token, _BIAS) for token in tokens)
+            params = msgspec.structs.replace(asked.params, max_tokens=1, logit_bias=bias)
+            said = await _answer(caller, _continued(prompt, begun), params, rung)
+            calls, meta = calls + 1, dict(said.meta)
+            usages.append(said.usage)
+            texts = [token for token in tokens if tokenizer.decode((token,)) == said.text]
+            if len(texts) != 1:
+                raise _none_of(choices, f"after {begun!r:.60} came {said.text!r:.60}", said)
+            (taken,) = texts
+        left = {choice: ids for choice, ids in left.items() if ids[at] == taken}
+        at += 1
+    (picked,) = left
+    return Selection((), total_usage(usages), picked, {**meta, **told(rung, calls)})
+
+
+def _continued(prompt: Prompt, text: str) -> Prompt:
+    spans = (*prompt.spans, Span(text, special=False)) if text else prompt.spans
+    return msgspec.structs.replace(prompt, spans=spans, partial=prompt.partial + text)
+
+
+async def _answer(caller: Caller, prompt: Prompt, params: SamplingParams, rung: Rung) -> Generation:
+    events = caller.call(prompt, params, rung, constrained=False, stream=False)
+    (said,) = [event async for event in events if isinstance(event, Generation)]
+    return said
+
+
+def _listed(choices: Sequence[str]) -> str:
+    return json.dumps(list(choices), ensure_ascii=False)
+
+
+def _none_of(choices: Sequence[str], why: str, said: Generation) -> ValueValidationError:
+    hint = "Ask for one of them in the prompt, or use another backend for this node."
+    error = ValueValidationError(f"none of {_listed(choices):.200} was chosen: {why}.", text=said.text, hint=hint)
+    error.usage = said.usage
+    return error

@@ -1,0 +1,73 @@
+"""Attempts that show the model its own answer, and what was wrong with it: `gen(repair=True)`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.turns import answered
+from sglang_lite.lang.execution.operations import GenOp, Refused
+from sglang_lite.lang.expressions import GenOptions, SglGen
+from sglang_lite.protocol import (
+    Location,
+    ParameterError,
+    Prompt,
+    SamplingParams,
+    SglError,
+    TemplateError,
+    Unset,
+    ValueValidationError,
+)
+
+if TYPE_CHECKING:
+    from sglang_lite.text.chat_template import ChatTemplate
+
+
+def check_repair(
+    own: SglGen, backend: BaseBackend, retries: int, role: str | None, params: SamplingParams, where: Location | None
+) -> None:
+    """Refuses a generation whose answer could not be shown to the model.
+
+    Args:
+        retries: of the node, or of its run.
+        role: of the open turn.
+        params: of the node and its run.
+
+    Raises:
+        ParameterError: it is never tried again, or has several samples.
+        CapabilityError: there is no turn to show, or a backend that sees no prompt.
+    """
+    if not retries:
+        hint = "Set retries=…, the most attempts after the first."
+        raise ParameterError("repair", "nothing is tried again where retries is 0.", hint=hint, where=where)
+    if not isinstance(params.n, Unset) and params.n > 1:
+        raise ParameterError("repair", "there are several samples: one answer is shown.", where=where)
+    if backend.blocking:
+        raise backend.refusal(own, "repair, with SGLang's hooks", "Leave it out, or write agenerate.", where)
+    if role != "assistant":
+        instead = "Write turns: s += sgl.user(…), then s += sgl.assistant(sgl.gen(…))."
+        raise backend.refusal(own, "repair outside an assistant's turn", instead, where)
+
+
+def answer_to_show(refused: Refused) -> str | None:
+    """The answer of a failed attempt; None: there was none."""
+    if refused.answers:
+        return refused.answers[0].text
+    return refused.error.text if isinstance(refused.error, ValueValidationError) and refused.error.text else None
+
+
+def shows(options: GenOptions, op: GenOp) -> bool:
+    """Tells whether the next attempt shows the last one's answer."""
+    return options.repair and bool(op.refused) and answer_to_show(op.refused[-1]) is not None
+
+
+def repaired(prompt: Prompt, op: GenOp, template: ChatTemplate | None) -> Prompt:
+    """The prompt of the next attempt: behind it the last answer, and what was wrong with it."""
+    if template is None:
+        raise TemplateError("the model has no chat template, so no answer can be shown.", hint="Leave repair out.")
+    refused = op.refused[-1]
+    answer, error = answer_to_show(refused) or "", refused.error
+    wrong = error.message if isinstance(error, SglError) else f"{error}" or type(error).__name__
+    begun = prompt.partial.strip()
+    again = f"Write again only what comes after {begun[-60:]!r}" if begun else "Answer again"
+    return answered(prompt, answer, f"That will not do: {wrong} {again}, and nothing else.", template)

@@ -1,0 +1,54 @@
+"""Turns of a statement in a trace, planned as a run would plan them. Values that only a run knows have stand-ins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from sglang_lite.lang.backend.paper import Paper
+from sglang_lite.lang.execution.turn_plan import Setting, TurnPlan, plan
+from sglang_lite.lang.expressions import SglGen, SglSelect
+from sglang_lite.lang.symbols import Symbol
+from sglang_lite.program.nodes import Expression, Text
+from sglang_lite.protocol import UNSET, Location, Regex
+
+_MARK = "\ue002"  # begins what stands for a symbol in a text
+_SOME_TEXT = Text("…")
+
+
+def planned(
+    parts: Sequence[Expression], paper: Paper, role: str | None, where: Location | None
+) -> dict[int, tuple[TurnPlan, int]]:
+    """Plans of a statement's turns, as `turn_plan.plan` gives them.
+
+    Args:
+        role: of the turn that is open before it.
+    """
+    speculation = paper.speculation
+    ahead = speculation is not None and speculation.on
+    return plan(list(map(_known, parts)), Setting(paper.about, role, paper.params, speculation, ahead, where))
+
+
+def _known(part: Expression) -> Expression:
+    match part:
+        case Symbol():
+            return _SOME_TEXT
+        case SglGen():
+            node = part.node
+            constraint = Regex("[^\n]+") if _is_open(node.constraint) else node.constraint
+            changes = {name: UNSET for name in node.params.__struct_fields__ if _is_open(getattr(node.params, name))}
+            params = msgspec.structs.replace(node.params, **changes)
+            return replace(part, node=msgspec.structs.replace(node, params=params, constraint=constraint))
+        case SglSelect() if _is_open(part.node.choices):
+            return replace(part, node=msgspec.structs.replace(part.node, choices=("a", "b")))
+    return part
+
+
+def _is_open(value: Any) -> bool:
+    """Tells whether there is anything in a value that only a run knows."""
+    if isinstance(value, Symbol):
+        return True
+    return value is not UNSET and _MARK in msgspec.json.encode(value, enc_hook=str).decode()
