@@ -94,6 +94,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.tracer import TraceError
     from sglang_lite.protocol import Choices, Regex, SamplingParams
     from sglang_lite.runtime.config import EngineConfig
+    from sglang_lite.srt.server_args import ServerArgs
     from sglang_lite.testing.server import server_for_tests
 
 _HOMES = {
@@ -136,6 +137,7 @@ _HOMES = {
     "lang.tracer": ("TraceError",),
     "protocol": ("Choices", "Regex", "SamplingParams"),
     "runtime.config": ("EngineConfig",),
+    "srt.server_args": ("ServerArgs",),
     "engine.engine": ("Engine",),
     "testing.server": ("server_for_tests",),
 }  # fmt: skip
@@ -147,8 +149,8 @@ __all__ = [  # written out, as type checkers read it
     "Fallback", "Grammar", "Graph", "LiteLLM", "ModelError", "Multi", "OpenAI", "OverloadedError", "ParameterError",
     "Price", "ProgramError", "ProgramState", "ProgramStateGroup", "RateLimit", "RefusalError", "Regex", "Replay",
     "RequestAbortedError", "RequestTimeoutError", "Runtime", "RuntimeEndpoint", "SamplingParams", "ScriptedBackend",
-    "SglError", "TemplateError", "ToolCall", "ToolError", "TraceError", "UnknownVariableError", "ValueValidationError",
-    "VertexAI",
+    "ServerArgs", "SglError", "TemplateError", "ToolCall", "ToolError", "TraceError", "UnknownVariableError",
+    "ValueValidationError", "VertexAI",
     "__version__", "assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int",
     "gen_string", "get_server_info", "global_config", "grammar", "greedy_token_selection", "image", "load", "price",
     "record", "select", "separate_reasoning", "server_for_tests", "set_default_backend", "system", "system_begin",

@@ -1,11 +1,15 @@
 """The helpers that SGLang's users import from utils, and build_regex_from_object."""
 
+import asyncio
+import base64
 import gzip
+import io
 import json
 import re
 import subprocess
 import sys
 import threading
+from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -192,13 +196,13 @@ def test_a_server_that_is_not_there_is_an_error(server, tmp_path):
 
 
 def test_a_server_is_waited_for_until_it_lists_its_models(server, monkeypatch):
-    monkeypatch.setattr("sglang_lite.utils.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("sglang_lite.compat.sglang.servers.time.sleep", lambda seconds: None)
     utils.wait_for_server(server.url, timeout=10)
     assert server.requests == ["/v1/models"] * 3
 
 
 def test_waiting_ends_with_the_time_or_with_the_process(monkeypatch):
-    monkeypatch.setattr("sglang_lite.utils.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("sglang_lite.compat.sglang.servers.time.sleep", lambda seconds: None)
     with pytest.raises(sgl.RequestTimeoutError, match="did not answer within 0 s"):
         utils.wait_for_server("http://127.0.0.1:1", timeout=0)
     process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
@@ -271,3 +275,85 @@ def test_gen_takes_such_a_regex():
 def test_an_object_that_makes_no_regex_is_refused(source):
     with pytest.raises(sgl.ConstraintError, match="no regex can be made"):
         build_regex_from_object(source)
+
+
+# ------------------------------------------------------------------------------------------------------- texts
+
+
+@pytest.mark.parametrize(
+    ("text", "printable"),
+    [
+        ("", ""),
+        ("word", ""),
+        ("two words", "two "),
+        ("a line\n", "a line\n"),
+        ("你好", "你好"),
+        ("你好a", "你好"),
+        (" ", " "),
+    ],
+)
+def test_the_printable_part_of_a_text_is_its_whole_words(text, printable):
+    assert utils.find_printable_text(text) == printable
+
+
+@pytest.mark.parametrize(
+    ("text", "chunk", "new"),
+    [("", "ab", "ab"), ("ab", "abc", "c"), ("ab", "bc", "c"), ("ab", "cd", "cd"), ("aa", "aaa", "a"), ("ab", "", "")],
+)
+def test_an_overlap_is_trimmed(text, chunk, new):
+    assert utils.trim_overlap(text, chunk) == new
+
+
+class Streaming:
+    """An engine whose stream is what it is given."""
+
+    def __init__(self, *texts):
+        self.texts, self.asked = texts, []
+
+    def generate(self, *asked, **options):
+        self.asked.append((asked, options))
+        return iter([{"text": text} for text in self.texts])
+
+    async def async_generate(self, *asked, **options):
+        async def chunks():
+            for each in self.generate(*asked, **options):
+                yield each
+
+        return chunks()
+
+
+@pytest.mark.parametrize("texts", [("H", "Hel", "Hello"), ("H", "el", "lo")])
+def test_the_text_of_a_stream_is_merged(texts):
+    engine = Streaming(*texts)
+
+    async def merged():
+        return [piece async for piece in utils.async_stream_and_merge(engine, "Say", {"n": 1})]
+
+    assert utils.stream_and_merge(engine, "Say", {"n": 1}) == "".join(asyncio.run(merged()))
+    assert engine.asked == [(("Say", {"n": 1}), {"stream": True})] * 2
+    assert utils.stream_and_merge(Streaming("H", "Hel", "Hello"), "Say", {}) == "Hello"
+
+
+def test_an_image_is_encoded(tmp_path):
+    from PIL import Image
+
+    Image.new("RGB", (2, 1), (255, 0, 0)).save(tmp_path / "red.png")
+    data = (tmp_path / "red.png").read_bytes()
+    encoded = utils.encode_image_base64(str(tmp_path / "red.png"))
+    assert base64.b64decode(encoded) == data
+    assert utils.encode_image_base64(data) == encoded
+    picture = Image.open(io.BytesIO(base64.b64decode(utils.encode_image_base64(Image.open(io.BytesIO(data))))))
+    assert picture.getpixel((1, 0)) == (255, 0, 0)
+    with pytest.raises(sgl.ParameterError, match="an address has no bytes"):
+        utils.encode_image_base64("https://example.com/a.png")
+
+
+def test_a_lazy_import_loads_when_it_is_used():
+    lazy = utils.LazyImport("decimal", "Decimal")
+    assert lazy("1.5") == Decimal("1.5")
+    assert lazy.from_float(0.5) == Decimal("0.5")
+    absent = utils.LazyImport("no_such_module_at_all", "X")
+    with pytest.raises(ModuleNotFoundError):
+        absent()
+    with pytest.raises(AttributeError):
+        utils.LazyImport("decimal", "Nothing")()

@@ -181,8 +181,8 @@ class ScriptedCore:
     def check_wait(self, name: str) -> None:
         self.check_open()
 
-    def update_weights(self, path: str) -> None:
-        self.config = replace(self.config, model=path)
+    def update_weights(self, path: str, version: str | None = None) -> None:
+        self.config = replace(self.config, model=path, weight_version=version or self.config.weight_version)
 
     def start_profile(self, folder: str, *, with_stack: bool = False, record_shapes: bool = False) -> None:
         raise CapabilityError("a script has no profile.")

@@ -135,7 +135,7 @@ class ChildCore:
             # While the process loads.
             self.encoder = encoder_spec(path) if is_encoder(path) else None
             if self.encoder is None:
-                checkpoint = open_checkpoint(path)
+                checkpoint = open_checkpoint(path, tokenizer=not config.skip_tokenizer_init)
                 self.tokenizer = checkpoint.tokenizer
             else:
                 self.tokenizer = word_tokenizer_from_folder(path)
@@ -318,10 +318,11 @@ class ChildCore:
         if os.getpid() != self._home:
             raise in_a_copy(self._home)
 
-    def update_weights(self, path: str) -> None:
+    def update_weights(self, path: str, version: str | None = None) -> None:
         """Replaces the weights between two steps: see `Engine.update_weights`."""
         self.check_wait("update_weights")
-        config = replace(self.config, model=path, revision=None)
+        version = self.config.weight_version if version is None else version
+        config = replace(self.config, model=path, revision=None, weight_version=version)
         there = os.path.abspath(path) if os.path.exists(path) else path  # the process may be in another folder
         name = self._ask("update_weights", path=there)
         self.model_name = path if name == there else name

@@ -11,12 +11,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from sglang_lite.engine import encoding, sglang_api, sglang_generate
+from sglang_lite.engine import encoding, sglang_generate, sglang_score
 from sglang_lite.engine.engine_process import EngineProcess
+from sglang_lite.engine.server_args import engine_settings
 from sglang_lite.program.nodes import Program
 from sglang_lite.protocol import (
     BackendError,
-    ChoiceScore,
     Constraint,
     Generation,
     ParameterError,
@@ -54,7 +54,7 @@ class Engine:
     Args:
 {FIELDS}
 
-    SGLang's ServerArgs of the same meaning (`model_path` …) are taken, too.
+    SGLang's ServerArgs (`model_path` …) are taken, too: docs/compatibility.md says what each of them means here.
 
     Raises:
         ParameterError: an unknown parameter or a bad value.
@@ -70,7 +70,7 @@ class Engine:
         if model is not None:
             config["model"] = os.fspath(model)
         is_embedding = config.pop("is_embedding", None)
-        settings = EngineConfig.make(**sglang_api.engine_settings(config))
+        settings = EngineConfig.make(**engine_settings(config))
         check_installed("an engine")
         messages.set_level(settings.log_level)
         path = resolve(settings.model, settings.revision)
@@ -106,7 +106,7 @@ class Engine:
 
     @property
     def model_name(self) -> str:
-        return self.core.model_name
+        return self.config.served_model_name or self.core.model_name
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -213,7 +213,7 @@ class Engine:
         """Scores every choice as a continuation of the prompt: all in one batched forward over the shared prefix.
 
         Args:
-            choices: at least one, none empty.
+            choices: at least one. With an empty one all are scored with the prompt's last token before them.
             unconditional: score them without the prompt, too.
             sink: called once, on the engine's thread.
             flush: as of `submit`.
@@ -296,6 +296,8 @@ class Engine:
 
     generate = sglang_generate.generate
     async_generate = sglang_generate.async_generate
+    score = sglang_score.score
+    async_score = sglang_score.async_score
 
     def abort(self, rid: str) -> None:
         """Ends the request of this name with RequestAbortedError, which has the result up to there (`partial`). A call
@@ -310,7 +312,21 @@ class Engine:
 
     encode = encoding.encode
     score_pairs = encoding.score_pairs
+    rerank = sglang_score.rerank
     classify = encoding.classify
+
+    def get_model_info(self) -> dict[str, object]:
+        """What runs: the model, its name and the name of its weights."""
+        return {
+            "model_path": self.config.model,
+            "served_model_name": self.model_name,
+            "is_generation": self.core.encoder is None,
+            "weight_version": self.config.weight_version,
+            "load_format": self.config.load_format,
+            "reasoning_parser": None,
+            "tool_call_parser": None,
+            "disaggregation_mode": "null",
+        }
 
     def get_server_info(self) -> dict[str, object]:
         """The settings, the model's limits, and `stats`."""
@@ -327,15 +343,7 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------ the engine
 
-    def score(self, prompt: Prompt | str, continuations: Sequence[str]) -> tuple[ChoiceScore, ...]:
-        """The log-probabilities of texts, each after the prompt, which may be empty. As `select` scores them.
-
-        Raises:
-            ParameterError, OverloadedError, EngineClosedError: as `submit`.
-        """
-        return self.select(prompt, continuations).scores
-
-    def update_weights(self, path: str) -> None:
+    def update_weights(self, path: str, weight_version: str | None = None) -> None:
         """Replaces the weights by those of another checkpoint of the same architecture, between two steps.
 
         Nothing that was computed with the old ones is read again: cached prefixes are dropped, and requests that are
@@ -343,11 +351,13 @@ class Engine:
 
         Args:
             path: as EngineConfig's `model`.
+            weight_version: a name for them; None keeps the one that there is.
 
         Raises:
+            ParameterError: the name is no text.
             ModelError: it can't be read, or is another architecture; the engine continues as it was.
         """
-        self.core.update_weights(path)
+        self.core.update_weights(path, weight_version)
 
     def chat_template(self) -> JinjaTemplate | None:
         """The model's own chat template, or the one the engine was given; None where there is none."""

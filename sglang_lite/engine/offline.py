@@ -62,7 +62,10 @@ class Running:
             first = len(self._answers)
             self._waiting.append((first, replace(call, prompt=ids, stream=stream)))
             for index in range(first, first + call.samples):
-                self._answers.append(Answer(call, ids, index if is_list and stream else None, decode))
+                rid = call.rid if call.samples == 1 else f"{call.rid}_{index - first}"
+                place = index if is_list and stream else None
+                version = engine.config.weight_version
+                self._answers.append(Answer(call, ids, place, decode, rid=rid, weight_version=version))
         self._tickets: list[Ticket | None] = [None] * len(self._answers)  # the samples of a call share theirs
         self._open = len(self._answers)
         self._running = 0  # samples whose last event has not come

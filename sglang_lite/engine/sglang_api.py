@@ -31,70 +31,6 @@ from sglang_lite.protocol.sampling import named, read_params
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.resolved_params import LogitProcessor
 
-# ------------------------------------------------------------------------------------------ an engine's settings
-
-_RENAMED = {
-    "model_path": "model",
-    "random_seed": "seed",
-    "max_running_requests": "max_running",
-    "max_queued_requests": "max_queued",
-    "chunked_prefill_size": "step_tokens",
-    "schedule_policy": "policy",
-    "radix_eviction_policy": "eviction",
-    "enable_deterministic_inference": "deterministic",
-    "mem_fraction_static": "mem_fraction",
-    "grammar_backend": "constraint_backend",
-    "kv_cache_dtype": "kv_dtype",
-}
-_RENAMED_VALUES = {
-    "kv_cache_dtype": ("fp8_e4m3", "fp8"),
-    "attention_backend": ("torch_native", "torch"),
-}
-REVERSED = {  # switches that turn off what a setting of ours turns on
-    "disable_radix_cache": "prefix_cache",
-    "disable_overlap_schedule": "overlap",
-    "disable_cuda_graph": "cuda_graphs",
-}
-# What this engine always does: said by a script, it changes nothing; anything else is refused.
-ALWAYS: dict[str, tuple[object, ...]] = {
-    **dict.fromkeys(("tp_size", "dp_size", "pp_size", "ep_size", "nnodes"), (1,)),
-    **dict.fromkeys(("trust_remote_code", "enable_lora"), (False,)),
-    "skip_tokenizer_init": (False, True),  # token ids are taken and given with it and without
-}
-_NO_EQUIVALENT = {
-    "tokenizer_path": "The tokenizer is the model's.",
-}
-
-
-def names_of(setting: str) -> list[str]:
-    """The names that SGLang's ServerArgs have for a setting of ours."""
-    return [name for name, ours in _RENAMED.items() if ours == setting]
-
-
-def engine_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords of an engine, with SGLang's ServerArgs of the same meaning translated to fields of EngineConfig.
-
-    Raises:
-        ParameterError: a ServerArg that has no equivalent, or the same setting under two names.
-    """
-    settings: dict[str, Any] = {}
-    for name, value in given.items():
-        ours = _RENAMED.get(name) or REVERSED.get(name) or name
-        if name in _NO_EQUIVALENT:
-            raise ParameterError(name, "this engine has no such setting.", hint=_NO_EQUIVALENT[name])
-        if name in ALWAYS:
-            if value not in ALWAYS[name]:
-                raise ParameterError(name, f"{value!r} is not supported, only {ALWAYS[name][0]!r}.")
-            continue
-        if ours in settings:
-            raise ParameterError(name, f"{ours} is given, too.", hint="They are one setting under two names.")
-        theirs, renamed = _RENAMED_VALUES.get(name, (None, None))
-        if theirs is not None and value == theirs:
-            value = renamed
-        settings[ours] = not value if name in REVERSED else value
-    return settings
-
-
 # ----------------------------------------------------------------------------------------------------- requests
 
 
@@ -148,7 +84,7 @@ def read_request(
     flags = _each("return_logprob", return_logprob, count)
     starts = _each("logprob_start_len", logprob_start_len, count)
     tops = _each("top_logprobs_num", top_logprobs_num, count)
-    ids = _each_ids(token_ids_logprob, count)
+    ids = _each_ids(plain_ids(token_ids_logprob), count)
     processors = _each("custom_logit_processor", custom_logit_processor, count)
     priorities = _each("priority", priority, count)
     salts = _each("cache_salt", cache_salt, count)
@@ -183,7 +119,7 @@ _UNSUPPORTED = frozenset((
     "image_data", "audio_data", "video_data", "modalities", "mm_hashes", "mm_content_hashes", "lora_path",
     "require_reasoning", "return_hidden_states", "return_routed_experts", "routed_experts_start_len", "bootstrap_host",
     "bootstrap_port", "bootstrap_room", "routed_dp_rank", "disagg_prefill_dp_rank", "data_parallel_rank",
-    "external_trace_header", "session_params", "session_id", "kv_router_hint", "input_embeds",
+    "external_trace_header", "session_params", "session_id", "kv_hints", "kv_router_hint", "input_embeds",
 ))  # fmt: skip
 
 
@@ -195,7 +131,17 @@ def _prompts(prompt: Any) -> tuple[list[Any], bool]:
     return list(prompt), True
 
 
+def plain_ids(given: Any) -> Any:  # whatever a user gives
+    """Token ids, or lists of them, as Python's lists where they are arrays of another package."""
+    if hasattr(given, "tolist"):
+        return given.tolist()
+    if isinstance(given, list | tuple) and any(hasattr(each, "tolist") for each in given):
+        return [plain_ids(each) for each in given]
+    return given
+
+
 def _ids(input_ids: Any) -> tuple[list[Any], bool]:
+    input_ids = plain_ids(input_ids)
     if not isinstance(input_ids, list | tuple):
         raise ParameterError("input_ids", "is no list of token ids.")
     if input_ids and isinstance(input_ids[0], list | tuple):
@@ -303,6 +249,8 @@ class Answer:
         prompt_ids: of the prompt.
         index: of the sample in the answers of a batch that is streamed; None elsewhere.
         decode: the text of token ids.
+        rid: the sample's name.
+        weight_version: of the model.
     """
 
     def __init__(
@@ -311,8 +259,12 @@ class Answer:
         prompt_ids: Sequence[int],
         index: int | None,
         decode: Callable[[Sequence[int]], str],
+        *,
+        rid: str | None = None,
+        weight_version: str = "default",
     ) -> None:
         self._call, self._prompt_ids, self._index, self._decode = call, prompt_ids, index, decode
+        self._named = {"id": call.rid if rid is None else rid, "weight_version": weight_version}
         self._texts: list[str] = []
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
@@ -366,7 +318,7 @@ class Answer:
         record: Generation | None = None,
     ) -> dict[str, Any]:
         info = {
-            "id": self._call.rid,
+            **self._named,
             "finish_reason": finish,
             "prompt_tokens": len(self._prompt_ids),
             "completion_tokens": len(ids),

@@ -314,7 +314,8 @@ def select(
 
     Args:
         name: of the variable that gets the choice.
-        choices: at least one text, none empty, none twice.
+        choices: at least one text. Of one that is there twice the first counts. With an empty one all are scored with
+            the text's last token before them, so there has to be text.
         temperature: 0 takes the best by the method; more draws from the softmax of the method's scores.
         choices_method: how the scores are compared, or its name ("greedy_token_selection" …); see choices.py.
         multi: several answers: the variable is a list. Choices are added one by one, ", " between them, until a line
@@ -332,6 +333,8 @@ def select(
     several = (Multi() if multi else None) if isinstance(multi, bool) else multi
     if several is not None and not isinstance(several, Multi):
         raise ParameterError("multi", f"{multi!r:.60} is not True, False or a Multi.")
+    if several is not None and not isinstance(texts, Deferred) and (not all(texts) or len(set(texts)) < len(texts)):
+        raise ParameterError("choices", "one is empty, or there twice: several of them are each taken once.")
     method = method_of(choices_method)
     return SglSelect(Select(name, texts, name_of(method), float(temperature)), method, several)
 

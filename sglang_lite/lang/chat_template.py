@@ -258,40 +258,46 @@ for _template in (
 ):
     register_chat_template(_template)
 
-# Template name, what a path must match, what it must not; the first that fits counts.
-_MATCHES = (
-    ("deepseek-v3", r"deepseek-(v3|r1)", r"base"),
-    ("claude", r"orion", None),
-    ("janus-pro", r"janus", None),
-    ("dbrx-instruct", r"dbrx.*instruct", None),
-    ("vicuna_v1.1", r"vicuna|llava-v1\.5|llava-next-video-7b", None),
-    ("llama-2-chat", r"llama-2.*chat|codellama.*instruct", None),
-    ("mistral", r"pixtral|(mistral|mixtral).*instruct", None),
-    ("llama-4", r"llama-4.*instruct", None),
-    ("llama-3-instruct", r"llama-3.*instruct", None),
+
+def _matching(*rows: tuple[str, str, str | None]) -> Callable[[str], str | None]:
+    """A registered function from a model's path to a template's name.
+
+    Args:
+        rows: a template's name, what a path must match, what it must not; the first that fits counts.
+    """
+
+    def match(model_path: str) -> str | None:
+        for name, wanted, unwanted in rows:
+            if re.search(wanted, model_path, re.IGNORECASE) and not (
+                unwanted and re.search(unwanted, model_path, re.IGNORECASE)
+            ):
+                return name
+        return None
+
+    return register_chat_template_matching_function(match)
+
+
+# By SGLang's names, in the order in which they are asked.
+match_deepseek = _matching(("deepseek-v3", r"deepseek-(v3|r1)", r"base"))
+match_orion = _matching(("claude", r"orion", None))
+match_deepseek_janus_pro = _matching(("janus-pro", r"janus", None))
+match_dbrx = _matching(("dbrx-instruct", r"dbrx.*instruct", None))
+match_vicuna = _matching(("vicuna_v1.1", r"vicuna|llava-v1\.5|llava-next-video-7b", None))
+match_llama2_chat = _matching(("llama-2-chat", r"llama-2.*chat|codellama.*instruct", None))
+match_mistral = _matching(("mistral", r"pixtral|(mistral|mixtral).*instruct", None))
+match_llama4_instruct = _matching(("llama-4", r"llama-4.*instruct", None))  # the one that SGLang lacks
+match_llama3_instruct = _matching(("llama-3-instruct", r"llama-3.*instruct", None))
+match_chat_ml = _matching(
     ("chatml", r"tinyllama.*chat|smollm.*instruct", None),
     ("qwen2-vl", r"qwen.*vl", None),
     ("glm-4v", r"glm[-_]?4(\.\d+)?v", None),
     ("chatml-llava", r"llava-v1\.6-34b|llava-v1\.6-yi-34b|llava-next-video-34b|llava-onevision-qwen2", None),
     ("qwen", r"qwen.*(chat|instruct)|qwen3", r"llava|base"),
-    ("yi-vl", r"yi-vl", r"llava"),
-    ("yi-1.5", r"yi-1\.5.*chat", None),
-    ("gemma-4-it", r"gemma-4.*it", None),
-    ("gemma-it", r"gemma.*-it", None),
-    ("minicpmv", r"minicpm-v", None),
-    ("minicpmo", r"minicpm-o", None),
-    ("c4ai-command-r", r"c4ai-command-r", None),
-    ("granite-3-instruct", r"granite.*instruct", None),
-    ("internvl-2-5", r"internvl2_5", None),
-    ("interns1", r"intern-?s1", None),
 )
-
-
-@register_chat_template_matching_function
-def _by_table(model_path: str) -> str | None:
-    for name, wanted, unwanted in _MATCHES:
-        if re.search(wanted, model_path, re.IGNORECASE) and not (
-            unwanted and re.search(unwanted, model_path, re.IGNORECASE)
-        ):
-            return name
-    return None
+match_chat_yi = _matching(("yi-vl", r"yi-vl", r"llava"), ("yi-1.5", r"yi-1\.5.*chat", None))
+match_gemma = _matching(("gemma-4-it", r"gemma-4.*it", None), ("gemma-it", r"gemma.*-it", None))
+match_openbmb_minicpm = _matching(("minicpmv", r"minicpm-v", None), ("minicpmo", r"minicpm-o", None))
+match_c4ai_command_r = _matching(("c4ai-command-r", r"c4ai-command-r", None))
+match_granite_instruct = _matching(("granite-3-instruct", r"granite.*instruct", None))
+match_internvl_chat = _matching(("internvl-2-5", r"internvl2_5", None))
+match_interns1_chat = _matching(("interns1", r"intern-?s1", None))

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MethodType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from sglang_lite.lang import batch
@@ -22,8 +23,8 @@ from sglang_lite.lang.execution.reading import finished
 from sglang_lite.lang.execution.run import Calling, RunSettings, current_run
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.global_config import global_config
-from sglang_lite.lang.kept_values import named
 from sglang_lite.lang.nested_call import NestedCall
+from sglang_lite.lang.pickled import pickled
 from sglang_lite.lang.run_options import DefaultFloat, DefaultInt, backend_of, is_said, settings_of, with_seed
 from sglang_lite.lang.sampling_keywords import check_flags
 from sglang_lite.lang.state import ProgramState, in_event_loop, user_location
@@ -94,6 +95,7 @@ class SglFunction(BaseProgram):
     ) -> None:
         self.name: str = getattr(func, "__name__", repr(func))
         parameters = _parameters_of(func, self.name)
+        self._of_instances = parameters[0].name == "self"
         self.func = func
         self.compiled: Compiled | None = None  # set by `compile`
         self.num_api_spec_tokens = num_api_spec_tokens
@@ -109,6 +111,14 @@ class SglFunction(BaseProgram):
         self.options = _RUN_DEFAULTS.keys() - self.names
         self._shadowed = self.names & _RUN_DEFAULTS.keys()
         functools.update_wrapper(self, func)
+
+    def __get__(self, instance: object, owner: type | None = None) -> SglFunction:
+        """The program of an instance, where its class defines it with `self` before the state; else the program."""
+        if instance is None or not self._of_instances:
+            return self
+        own = SglFunction(MethodType(self.func, instance), self.num_api_spec_tokens, self.bind_arguments)
+        own.speculation = self.speculation
+        return own
 
     def bind(self, **kwargs: Any) -> SglFunction:
         """The program with some arguments given.
@@ -329,8 +339,7 @@ class SglFunction(BaseProgram):
         return call.state
 
     def __reduce__(self) -> tuple[Any, ...]:
-        name = f"{self.func.__module__}:{self.func.__qualname__}"
-        return _pickled, (name, self.bind_arguments, self.compiled is not None)
+        return pickled(self, SglFunction)
 
     def trace(self, *, backend: BackendLike | None = None, explore: int | None = None, **kwargs: Any) -> Any:
         """Runs the body once without a backend and records its nodes. Arguments not given are symbols, which can be
@@ -510,15 +519,6 @@ def _checked_tokens(tokens: int | None) -> int | None:
         "num_api_spec_tokens", f"{tokens!r:.60} is no number of tokens above 0.", hint="Give one, or None.",
         where=user_location(),
     )  # fmt: skip
-
-
-def _pickled(name: str, bind_arguments: dict[str, Any], compiled: bool) -> SglFunction:  # pickle gives no names
-    """The program of a module."""
-    program = named(name)
-    assert isinstance(program, SglFunction)
-    if bind_arguments:
-        program = program.bind(**bind_arguments)
-    return program.compile() if compiled and program.compiled is None else program
 
 
 def _defaults(method: Callable[..., Any]) -> dict[str, Any]:

@@ -76,10 +76,10 @@ def probabilities(selection: Selection) -> dict[str, float]:
     """The softmax over the choices of their summed log-probabilities."""
     if not selection.scores:
         raise CapabilityError("the backend reports no probabilities for a selection.")
-    totals = [sum(s.logprobs) for s in selection.scores]
-    top = max(totals)
-    weights = [math.exp(t - top) for t in totals]
-    return {s.text: w / sum(weights) for s, w in zip(selection.scores, weights)}
+    totals = {s.text: sum(s.logprobs) for s in selection.scores}
+    top = max(totals.values())
+    weights = {text: math.exp(total - top) for text, total in totals.items()}
+    return {text: weight / sum(weights.values()) for text, weight in weights.items()}
 
 
 def usages_of(record: object) -> list[Usage]:

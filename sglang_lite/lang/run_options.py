@@ -59,7 +59,8 @@ def settings_of(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> RunS
     """
     given = {name: options[name] for name in _PARAMS if is_said(options[name], defaults[name])}
     plain = not given and not options["stream"] and options["seed"] is options["timeout"] is None
-    plain = plain and options["push_down"] is True and options["priority"] is defaults["priority"]
+    plain = plain and options["push_down"] is options["use_thread"] is True
+    plain = plain and options["priority"] is defaults["priority"]
     plain = plain and options["max_cost"] is options["max_total_tokens"] is None
     if plain and not options["retries"]:
         return _PLAIN
@@ -78,4 +79,6 @@ def settings_of(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> RunS
     if options["max_cost"] is not None or options["max_total_tokens"] is not None:
         budget = Budget(options["max_cost"], options["max_total_tokens"])
     push_down = options["push_down"]
-    return RunSettings(params, options["stream"], seed, timeout, retries, push_down, int(priority), budget)
+    return RunSettings(
+        params, options["stream"], seed, timeout, retries, push_down, int(priority), budget, options["use_thread"]
+    )

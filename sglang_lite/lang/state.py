@@ -60,6 +60,7 @@ from sglang_lite.protocol import (
     RequestAbortedError,
     Selection,
     SglError,
+    UnknownVariableError,
     Unset,
     Usage,
     total_usage,
@@ -274,8 +275,12 @@ class ProgramState:
         return isinstance(name, str) and name in self.branch.names.variables
 
     def get_meta_info(self, name: str) -> dict[str, Any] | None:
-        """Metadata that the backend reported about a variable, in SGLang's shape; None for variables set by hand."""
-        return meta_info(self._record(name))
+        """Metadata that the backend reported about a variable, in SGLang's shape; None for variables set by hand, and
+        where there is no such variable."""
+        try:
+            return meta_info(self._record(name))
+        except UnknownVariableError:
+            return None
 
     def text(self) -> str:
         """The whole text so far."""

@@ -74,11 +74,15 @@ from sglang_lite.protocol import (
 from sglang_lite.text.chat_template import ChatTemplate
 
 __all__ = [  # with names that were here before they had a file of their own
-    "SglArgument", "SglVariable", "Symbol", "TraceBranch", "TraceError", "TracerProgramState", "TracingScope",
-    "extract_prefix_by_tracing", "trace_program",
+    "SglArgument", "SglVariable", "StopTracing", "Symbol", "TraceBranch", "TraceError", "TracerProgramState",
+    "TracingScope", "extract_prefix_by_tracing", "trace_program",
 ]  # fmt: skip
 
 _CONSTANT = (Text, TurnBegin, TurnEnd, ScopeBegin, ScopeEnd)  # nodes with the same text in every run
+
+
+class StopTracing(Exception):  # noqa: N818 # SGLang's name
+    """Raised by a body to end the prefix that `cache` looks for."""
 
 
 class TraceBranch(Branch):

@@ -196,16 +196,14 @@ def checked_choices(given: object) -> tuple[str, ...]:
     """The texts among which a selection chooses.
 
     Raises:
-        ParameterError: it is no list of texts, there is none, one is empty, or one is there twice.
+        ParameterError: it is no list of texts, or there is none.
     """
     texts = () if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
     if not texts:
         raise ParameterError("choices", f"{given!r:.80} is not a list of at least one text.")
     for choice in texts:
-        if not isinstance(choice, str) or not choice:
-            raise ParameterError("choices", f"{choice!r:.80} is not a non-empty text.")
-    if len(set(texts)) < len(texts):
-        raise ParameterError("choices", "the same text stands in it twice.")
+        if not isinstance(choice, str):
+            raise ParameterError("choices", f"{choice!r:.80} is not a text.")
     return texts
 
 

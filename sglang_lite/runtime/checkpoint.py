@@ -9,8 +9,9 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.config_fields import GENERATION, check, check_ids, read_json
 from sglang_lite.runtime.models.spec import ModelSpec, spec_from_config, spec_from_gguf
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
-from sglang_lite.runtime.tokens.from_folder import tokenizer_from_folder
+from sglang_lite.runtime.tokens.from_folder import TOKENIZER_FILES, tokenizer_from_folder
 from sglang_lite.runtime.tokens.from_gguf import tokenizer_from_gguf
+from sglang_lite.runtime.tokens.no_tokenizer import NoTokenizer
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 
@@ -32,13 +33,16 @@ class Checkpoint:
     gguf: GgufFile | None = None
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path, *, tokenizer: bool = True) -> Checkpoint:
     """Reads all but the weights of the GGUF file or folder at `path`.
+
+    Args:
+        tokenizer: it must have one.
 
     Raises:
         ModelError: damaged or not supported.
     """
-    found = _from_gguf(path) if path.is_file() else _from_folder(path)
+    found = _from_gguf(path) if path.is_file() else _from_folder(path, tokenizer)
     if found.tokenizer.vocab_size > found.spec.vocab_size:
         raise ModelError(
             f"{path}: the tokenizer has {found.tokenizer.vocab_size:,} tokens, the model {found.spec.vocab_size:,}.",
@@ -54,10 +58,13 @@ def _from_gguf(path: Path) -> Checkpoint:
     return Checkpoint(path, spec, tokenizer, tokenizer.eos_ids, file)
 
 
-def _from_folder(path: Path) -> Checkpoint:
+def _from_folder(path: Path, needs_tokenizer: bool) -> Checkpoint:
     file = path / "config.json"
     spec = spec_from_config(read_json(file), str(file))
-    tokenizer = tokenizer_from_folder(path, spec.vocab_size)
+    if needs_tokenizer or any((path / name).exists() for name in TOKENIZER_FILES):
+        tokenizer = tokenizer_from_folder(path, spec.vocab_size)
+    else:
+        tokenizer = NoTokenizer(spec.vocab_size)
     generation = path / "generation_config.json"
     also = read_json(generation) if generation.exists() else {}
     check(also, GENERATION, str(generation))

@@ -22,6 +22,7 @@ _MOST = {
     "step_tokens": 1 << 24,
     "page_size": 64,
 }
+_WHOLE = -1  # of step_tokens: prompts are prefilled whole
 DEFAULT_MODEL = "smollm2-135m"
 _Constructor = TypeVar("_Constructor", bound=Callable[..., None])
 
@@ -32,7 +33,13 @@ class EngineConfig:
     Attributes:
         model: an alias (`smollm2-135m`), a Hugging Face folder, a `.gguf` file or a hub id.
         revision: branch, tag or commit of a hub id.
-        load_format: "auto" reads the checkpoint; "dummy" draws random weights of its shape.
+        load_format: "auto" reads the checkpoint; "safetensors" and "gguf" refuse one of another format; "dummy" draws
+            random weights of its shape.
+        skip_tokenizer_init: the checkpoint may lack a tokenizer. Where it does, prompts are token ids, and so are
+            answers: their texts are empty; text, chat templates and constraints are refused.
+        served_model_name: the model's name in answers; None for `model`.
+        weight_version: a name for the weights, which answers and `get_model_info` tell; `update_weights` may set
+            another.
         chat_template: a Jinja template or the path of one, instead of the model's own.
         special_tokens_in_roles: what a program writes into a turn (users' text, tools' results, choices, variables)
             names special tokens, as text outside turns, chat templates and `generate`'s prompts always do: with True
@@ -58,7 +65,7 @@ class EngineConfig:
         max_running: requests computed at the same time; None for 64 on a CPU, 256 on a GPU.
         max_queued: requests that may wait; one more is refused.
         step_tokens: most tokens computed in one step; a longer prompt is prefilled in chunks. None for 512 on a CPU,
-            8,192 on a GPU.
+            8,192 on a GPU. -1 for no chunks: as many as the longest sequence has.
         page_size: tokens in a page of the KV pool; None for 1 on a CPU, 16 on a GPU.
         prefix_cache: keep and reuse computed prefixes.
         tell_cache: where tokens of a prompt were not cached, results show the text that the cache has instead, and tell
@@ -102,7 +109,10 @@ class EngineConfig:
 
     model: str = DEFAULT_MODEL
     revision: str | None = None
-    load_format: Literal["auto", "dummy"] = "auto"
+    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
+    skip_tokenizer_init: bool = False
+    served_model_name: str | None = None
+    weight_version: str = "default"
     chat_template: str | None = None
     special_tokens_in_roles: bool = False
     device: str = "auto"
@@ -140,13 +150,13 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _check_int("max_queued", self.max_queued, 1)
         for name, most in _MOST.items():
-            if (value := getattr(self, name)) is not None:
+            if (value := getattr(self, name)) is not None and (name, value) != ("step_tokens", _WHOLE):
                 _check_int(name, value, 1)
                 if value > most:
                     raise ParameterError(name, f"{shown(value)} is more than {most:,}.")
-        for name in ("model", "revision", "chat_template"):
+        for name in ("model", "revision", "chat_template", "served_model_name", "weight_version"):
             value = getattr(self, name)
-            if not isinstance(value, str) and (value is not None or name == "model"):
+            if not isinstance(value, str) and (value is not None or name in ("model", "weight_version")):
                 raise ParameterError(name, f"{shown(value)} is no text.")
         if not isinstance(self.device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ParameterError("device", f'{self.device!r} is not one of "auto", "cpu", "cuda", "cuda:<number>".')
@@ -161,7 +171,8 @@ class EngineConfig:
         pause = self.stream_interval_s
         if isinstance(pause, bool) or not isinstance(pause, int | float) or not 0 <= pause <= 60:
             raise ParameterError("stream_interval_s", f"{pause!r} is no number of seconds from 0 to 60.")
-        if self.step_tokens is not None and self.max_running is not None and self.step_tokens < self.max_running:
+        chunk = self.step_tokens
+        if chunk not in (None, _WHOLE) and self.max_running is not None and chunk < self.max_running:
             raise ParameterError(
                 "step_tokens", f"{self.step_tokens} is less than max_running ({self.max_running}).",
                 hint="Every running request takes one token of a step.",
@@ -175,7 +186,7 @@ class EngineConfig:
         if isinstance(self.log_level, str):
             object.__setattr__(self, "log_level", self.log_level.lower())
         for name, allowed in (
-            ("load_format", ("auto", "dummy")),
+            ("load_format", ("auto", "safetensors", "gguf", "dummy")),
             ("dtype", ("auto", "float32", "bfloat16", "float16", "int8")),
             ("jump_forward", ("safe", "off")),
             ("quantization", (None, "fp8")),
@@ -190,10 +201,16 @@ class EngineConfig:
             if getattr(self, name) not in allowed:
                 raise ParameterError(name, f"{getattr(self, name)!r} is not one of {', '.join(map(str, allowed))}.")
 
-    def sized(self, *, gpu: bool) -> Sizes:
-        """The sizes, with the defaults of the kind of device where none were set."""
-        running = self.max_running or min(256 if gpu else 64, self.step_tokens or 8192)
-        tokens = self.step_tokens or max(8192 if gpu else 512, running)
+    def sized(self, *, gpu: bool, longest: int) -> Sizes:
+        """The sizes, with the defaults of the kind of device where none were set.
+
+        Args:
+            longest: tokens of the longest sequence.
+        """
+        most = 256 if gpu else 64
+        chunk = max(longest, self.max_running or most) if self.step_tokens == _WHOLE else self.step_tokens
+        running = self.max_running or min(most, chunk or 8192)
+        tokens = chunk or max(8192 if gpu else 512, running)
         return Sizes(running, tokens, self.page_size or (16 if gpu else 1))
 
     @staticmethod
@@ -207,8 +224,8 @@ class EngineConfig:
 
 
 _SWITCHES = (
-    "special_tokens_in_roles", "prefix_cache", "tell_cache", "overlap", "deterministic", "original_logprobs",
-    "cuda_graphs", "in_process", "restart",
+    "skip_tokenizer_init", "special_tokens_in_roles", "prefix_cache", "tell_cache", "overlap", "deterministic",
+    "original_logprobs", "cuda_graphs", "in_process", "restart",
 )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from sglang_lite.runtime.models.kv_scales import kv_scales
 from sglang_lite.runtime.models.memory_check import check_room, rotary_bytes, weight_bytes
 from sglang_lite.runtime.models.model import Model
 from sglang_lite.runtime.models.weights.dummy import DummySource
-from sglang_lite.runtime.models.weights.folder import open_folder
+from sglang_lite.runtime.models.weights.folder import SafetensorsSource, open_folder
 from sglang_lite.runtime.models.weights.fp8 import claims_scales, scale_block
 from sglang_lite.runtime.models.weights.gguf import GgufSource
 from sglang_lite.runtime.models.weights.source import WeightSource
@@ -69,7 +69,7 @@ def load_model(
     Raises:
         ModelError: damaged or not supported.
     """
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(path, tokenizer=not config.skip_tokenizer_init)
     source = _source(checkpoint, config)
     spec, tokenizer = checkpoint.spec, checkpoint.tokenizer
     device = pick_device(config)
@@ -121,10 +121,17 @@ def load_alike(config: EngineConfig, path: Path, model: Model) -> LoadedModel:
     return loaded
 
 
+def _check_format(found: str, config: EngineConfig, path: Path) -> None:
+    """Raises ModelError: the weights are in another format than the one that was named."""
+    if config.load_format in ("safetensors", "gguf") and config.load_format != found:
+        raise ModelError(f"{path}: load_format is {config.load_format!r}, and this is {found}.", hint='Use "auto".')
+
+
 def _source(checkpoint: Checkpoint, config: EngineConfig) -> WeightSource:
     """Source of the weights."""
     if checkpoint.gguf is not None:
         spec = checkpoint.spec
+        _check_format("gguf", config, checkpoint.path)
         gguf = GgufSource(checkpoint.gguf, spec.num_heads, spec.num_kv_heads)
         return DummySource(pick_device(config)) if config.load_format == "dummy" else gguf
     path = checkpoint.path
@@ -141,6 +148,7 @@ def _source(checkpoint: Checkpoint, config: EngineConfig) -> WeightSource:
     if config.load_format == "dummy":
         return DummySource(pick_device(config))
     source = open_folder(path, block)
+    _check_format("safetensors" if isinstance(source, SafetensorsSource) else "bin", config, path)
     if claims_scales(content) and not source.has_scales:
         raise ModelError(
             f"{file}: quantization_config says that the weights are in 8 bits, but no tensor has a scale.",

@@ -8,11 +8,16 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, get_args, get_type_hints
 
-from sglang_lite.engine import sglang_api
+from sglang_lite.engine.server_args import FLAG_OPTIONS, ServerArg, names_of, server_args
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.server.settings import ReplicaSettings, ServerSettings
 
-_NOT_FLAGS = {"in_process", "log_level", "stream_interval_s"}  # of an engine, which the server's decide
+_NOT_FLAGS = {
+    "in_process",
+    "log_level",
+    "served_model_name",
+    "stream_interval_s",
+}  # of an engine, which the server's decide
 _GATEWAYS = {"policy"}  # names that both have are the gateway's; the engine's has SGLang's alone
 
 
@@ -27,21 +32,18 @@ def add(parser: argparse.ArgumentParser) -> None:
             names = [f"--{each.name.replace('_', '-')}"]
             if kind is EngineConfig:
                 names = [] if each.name in _GATEWAYS else names
-                names += [f"--{name.replace('_', '-')}" for name in sglang_api.names_of(each.name)]
+                names += [f"--{name.replace('_', '-')}" for name in names_of(each.name)]
             how = _type(hints[each.name])
             if how.get("type") or how.get("action") == "append":
                 how["metavar"] = each.name.upper()
             group.add_argument(*names, dest=_dest(kind, each.name), default=None, help=texts[each.name], **how)
-    group = parser.add_argument_group("SGLang's switches")
-    for name in sglang_api.REVERSED:
-        group.add_argument(f"--{name.replace('_', '-')}", dest=name, action="store_true", default=None)
-    group = parser.add_argument_group("SGLang's settings that have one value here")
-    for name, values in sglang_api.ALWAYS.items():
-        flag, only = f"--{name.replace('_', '-')}", f"{' or '.join(map(str, values))}"
-        if isinstance(values[0], bool):
-            group.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, default=None, help=only)
-        else:
-            group.add_argument(flag, dest=name, type=type(values[0]), default=None, help=only)
+    group = parser.add_argument_group(
+        "SGLang's switches", "Its other flags are taken where they say what is so here anyway (docs/compatibility.md)."
+    )
+    for arg in _others():
+        how = FLAG_OPTIONS.get(arg.kind, {})
+        text = None if arg.reversed else argparse.SUPPRESS
+        group.add_argument(f"--{arg.name.replace('_', '-')}", dest=arg.name, default=None, help=text, **how)
 
 
 def read(options: argparse.Namespace) -> tuple[ServerSettings, Mapping[str, Any], ReplicaSettings]:
@@ -59,7 +61,7 @@ def read(options: argparse.Namespace) -> tuple[ServerSettings, Mapping[str, Any]
     replicas = of(ReplicaSettings)
     if "workers" in replicas:
         replicas["workers"] = tuple(url for value in replicas["workers"] for url in value.split(",") if url)
-    switches = {name: given[name] for name in (*sglang_api.REVERSED, *sglang_api.ALWAYS) if name in given}
+    switches = {arg.name: given[arg.name] for arg in _others() if arg.name in given}
     server = ServerSettings(**of(ServerSettings))
     engine = {
         "tell_cache": False,
@@ -75,6 +77,15 @@ _GROUPS: tuple[tuple[type, str], ...] = (
     (ReplicaSettings, "several servers"),
     (EngineConfig, "the engine"),
 )
+
+
+def _others() -> list[ServerArg]:
+    """SGLang's flags that are no settings by that name or another."""
+    ours = {each.name for kind, _ in _GROUPS for each in fields(kind)}
+    return [
+        arg for arg in server_args().values()
+        if arg.name not in ours and (arg.reversed or arg.here in ("always", "neutral"))
+    ]  # fmt: skip
 
 
 def _dest(kind: type, name: str) -> str:

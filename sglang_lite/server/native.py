@@ -114,6 +114,7 @@ class Weights(msgspec.Struct, kw_only=True):
 
     model_path: str
     flush_cache: bool = True
+    weight_version: str | None = None
 
 
 _CONSTRAINT: Any = Constraint  # a union, which is no type
@@ -220,7 +221,7 @@ async def model_info(service: Service, _: Call) -> Response:
         "tokenizer_path": service.tokenizer_path,
         "is_generation": True,
         "preferred_sampling_params": None,
-        "weight_version": "default",
+        "weight_version": engine.config.weight_version,
         "load_format": engine.config.load_format,
         "reasoning_parser": service.settings.reasoning_parser,
         "tool_call_parser": service.settings.tool_call_parser,
@@ -364,7 +365,8 @@ async def update_weights(service: Service, call: Call) -> Response:
     """Replaces the weights by another checkpoint's."""
     asked = _read(call, Weights)
     try:
-        await service.ask(partial(service.engine.update_weights, asked.model_path), at_most_s=_LONGEST_S)
+        update = partial(service.engine.update_weights, asked.model_path, asked.weight_version)
+        await service.ask(update, at_most_s=_LONGEST_S)
     except ModelError as error:
         return answer({"success": False, "message": str(error), "num_paused_requests": 0}, 400)
     return answer({"success": True, "message": "The weights are replaced.", "num_paused_requests": 0})

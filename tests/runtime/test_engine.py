@@ -213,8 +213,10 @@ def test_selection_without_a_prompt_and_without_condition(engine):
     assert all(s.unconditional[0] is None for s in selection.scores)
     with pytest.raises(sgl.ParameterError, match="choices"):
         engine.select("x", [])
-    with pytest.raises(sgl.ParameterError, match="choices"):
-        engine.select("x", ["a", ""])
+    with pytest.raises(sgl.ParameterError, match="needs text before it"):
+        engine.select("", ["a", ""])
+    with pytest.raises(sgl.ParameterError, match="without the prompt"):
+        engine.select("x", ["a", ""], unconditional=True)
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import sglang_lite as sgl
 from sglang_lite.engine.engine import Engine
-from sglang_lite.engine.sglang_api import Answer, engine_settings, read_request, read_sampling
+from sglang_lite.engine.server_args import engine_settings
+from sglang_lite.engine.sglang_api import Answer, read_request, read_sampling
 from sglang_lite.protocol import Ebnf, Generation, JsonSchema, Regex, SamplingParams, StructuralTag, Tag, TokenLogprob
 from sglang_lite.runtime.core.submission import GenerateRequest
 from tests.runtime import scripted
@@ -149,7 +150,7 @@ def test_server_args_with_a_meaning_here_are_translated(given, settings):
     [
         ({"tp_size": 2}, "tp_size: 2 is not supported, only 1"),
         ({"model_path": "a", "model": "b"}, "model: model is given, too"),
-        ({"enable_metrics": True}, "enable_metrics: Engine has no such parameter"),
+        ({"enable_metrics": True}, "enable_metrics: True is not supported, only False"),
     ],
 )
 def test_server_args_without_one_are_refused_by_name(given, message):

@@ -270,12 +270,13 @@ def _tops(entries: Sequence[Any] | None) -> tuple[tuple[float, int, str | None],
 # ---------------------------------------------------------------------------------------------------- selections
 
 
-def scores_of(choice: str, answer: Mapping[str, Any], start: int, prompt_tokens: int) -> ChoiceScore:
+def scores_of(choice: str, answer: Mapping[str, Any], start: int, prompt_tokens: int, before: int = 0) -> ChoiceScore:
     """The score of a choice, from the answer for the prompt and it.
 
     Args:
         start: position in the tokens from which they are reported.
         prompt_tokens: how many tokens the prompt has by itself.
+        before: how many of its last ones are scored, too.
 
     Raises:
         BackendError: the answer has no log-probabilities.
@@ -288,7 +289,7 @@ def scores_of(choice: str, answer: Mapping[str, Any], start: int, prompt_tokens:
         while first > 1 and length < len(choice):
             first -= 1
             length += len(texts[first])
-    own = [entry for entry in entries[max(first, 0) :] if entry.logprob is not None]
+    own = [entry for entry in entries[max(first - before, 0) :] if entry.logprob is not None]
     if not own:
         raise BackendError("the server reported no log-probabilities of a choice.")
     return ChoiceScore(choice, tuple(e.token_id for e in own), tuple(e.logprob for e in own if e.logprob is not None))

@@ -17,6 +17,7 @@ from sglang_lite.lang.backend.openai_responses import RESPONSES
 from sglang_lite.lang.backend.profile import RUNGS, Profile, named, profile_of
 from sglang_lite.lang.backend.rate_limit import RateLimit
 from sglang_lite.lang.backend.remote import RemoteBackend, without_marks
+from sglang_lite.lang.backend.remote import TokenUsage as TokenUsage  # where SGLang's users look for it
 from sglang_lite.lang.backend.remote_api import Target
 from sglang_lite.lang.backend.rung import Policy, Rung
 from sglang_lite.lang.backend.selecting import Tokenizer, checked_tokenizer

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -75,11 +75,12 @@ class Traceable(Protocol):
         """Its trace: what `sgl.function` made has it."""
 
 
+@dataclass
 class TokenUsage:
-    """The tokens a backend has used since it was made, or reset."""
+    """Tokens that a backend has used since it was made, or reset."""
 
-    def __init__(self) -> None:
-        self.reset()
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
 
     def reset(self) -> None:
         self.prompt_tokens = self.completion_tokens = 0
@@ -263,12 +264,17 @@ class RemoteBackend(BaseBackend):
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
         """Has the model choose: with probabilities where it has an endpoint for that, else it only picks."""
+        choices = list(dict.fromkeys(choices))
         asked = self.selection(choices, scores=scores_needed.get())
         rung = self._rung(asked)
         if unconditional:
             raise CapabilityError(
                 f"{self._name} scores nothing without the prompt.",
                 hint="Use another choices_method, or a local engine.",
+            )
+        if not all(choices) and rung.name in ("decisions", "token_logprobs", "logit_bias_steps"):
+            raise CapabilityError(
+                f"{self._name} can't score an empty choice.", hint="Leave it out, or use a local engine."
             )
         self.check_prompt(prompt)
         if rung.name == "decisions":

@@ -212,7 +212,8 @@ class RuntimeEndpoint(BaseBackend):
             "return_text_in_logprobs": True, "logprob_start_len": start,
         }  # fmt: skip
         answers = await self._server.post("/generate", asked)
-        scores = [scores_of(choice, each, start, prompt_tokens) for choice, each in zip(choices, answers)]
+        before = 0 if all(choices) else 1  # an empty one has no token of its own
+        scores = [scores_of(choice, each, start, prompt_tokens, before) for choice, each in zip(choices, answers)]
         if unconditional:
             alone = {
                 "input_ids": [list(score.token_ids) for score in scores], "sampling_params": _SCORED,

@@ -152,7 +152,7 @@ class ScriptedBackend(BaseBackend):
         picked = answer if answer in choices else self._random.choice(choices)
         scores = []
         for choice in choices:
-            words = _TOKEN.findall(choice)
+            words = _TOKEN.findall(choice) or [""]  # of an empty one: the prompt's last
             each = (-0.01 if choice == picked else -5.0) / len(words)
             alone = (None, *(-3.0 for _ in words[1:])) if unconditional else None
             ids = tuple(hash(word) % 50_000 for word in words)

@@ -59,6 +59,7 @@ class RunSettings:
         push_down: hand the run over as one program, where the backend plays programs.
         priority: of that program at its engine.
         budget: limits on what it may use; runs may share one. It is asked node by node then.
+        use_thread: `run` returns before everything has been executed.
     """
 
     params: SamplingParams = NO_PARAMS
@@ -69,6 +70,7 @@ class RunSettings:
     push_down: bool = True
     priority: int = 0
     budget: Budget | None = None
+    use_thread: bool = True
 
     def check_priority(self, backend: BaseBackend) -> None:
         """Raises CapabilityError: a priority, which only who is handed the run as a program may take."""

@@ -2,17 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.reading import all_messages, find_variable, nothing, whole_text
+from sglang_lite.lang.expressions import SglSamplingParams
 from sglang_lite.lang.results import as_dicts, meta_info
-from sglang_lite.protocol import Image, SglError
+from sglang_lite.protocol import Image, ProgramError, RequestTimeoutError, SglError, UnknownVariableError
 from sglang_lite.text.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
+    from sglang_lite.lang.execution.names import Names
     from sglang_lite.lang.execution.player import Player
+
+
+class Variables(MutableMapping[str, Any]):
+    """The variables of a branch that have their value; what is written is set, as by `s[name] = value`."""
+
+    __slots__ = ("_names",)
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+
+    def __getitem__(self, name: str) -> Any:
+        variable = self._names.variables.get(name)
+        if variable is None or not variable.done or variable.error() is not None:
+            raise KeyError(name)
+        return variable.result()
+
+    def __setitem__(self, name: str, value: object) -> None:
+        self._names.declare(name, Variable.of(value))
+
+    def __delitem__(self, name: str) -> None:
+        raise ProgramError(f"the variable {name!r} can't be deleted.", hint="Set it to None.")
+
+    def __iter__(self) -> Iterator[str]:
+        variables = list(self._names.variables.items())
+        return iter([name for name, variable in variables if variable.done and variable.error() is None])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+class VariableEvent:
+    """Event of a variable, which is set when it has its value or has failed."""
+
+    __slots__ = ("_variable",)
+
+    def __init__(self, variable: Variable) -> None:
+        self._variable = variable
+
+    def is_set(self) -> bool:
+        return self._variable.done
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until it is set, or for `timeout` seconds; returns whether it is."""
+        try:
+            self._variable.wait(timeout)
+        except RequestTimeoutError:
+            return self._variable.done
+        except SglError:  # who reads the variable is told
+            return True
+        return True
 
 
 class StreamExecutor:
@@ -63,10 +119,46 @@ class StreamExecutor:
         return self._player.run.settings.stream
 
     @property
-    def variables(self) -> dict[str, Any]:
-        """The variables that have their value."""
-        variables = self._player.names.variables.items()
-        return {name: variable.result() for name, variable in variables if variable.done and variable.error() is None}
+    def variables(self) -> Variables:
+        """The variables that have their value; writing sets one."""
+        return Variables(self._player.names)
+
+    @property
+    def variable_event(self) -> dict[str, VariableEvent]:
+        """Events of the variables, of those too that have no value yet."""
+        return {name: VariableEvent(variable) for name, variable in list(self._player.names.variables.items())}
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of the program that were given by name, those of `bind` included."""
+        called = self._player.run.called
+        return {} if called is None else dict(called.kwargs)
+
+    @property
+    def default_sampling_para(self) -> SglSamplingParams:
+        """Sampling parameters that nodes inherit from the run."""
+        return SglSamplingParams.of(self._player.run.settings.params)
+
+    @property
+    def num_api_spec_tokens(self) -> int | None:
+        """Tokens that a call of an API may generate ahead; None: none."""
+        speculation = self._player.run.speculation
+        return None if speculation is None else speculation.tokens
+
+    @property
+    def use_thread(self) -> bool:
+        """True unless `run` was told to wait until everything had been executed."""
+        return self._player.run.settings.use_thread
+
+    @property
+    def fork_start_text_pos(self) -> int | None:
+        """Length of the text that the branch was forked from; None: it was not forked."""
+        return self._player.transcript.fork_position
+
+    @property
+    def cur_images(self) -> list[Image]:
+        """Images of the open turn; where there are no turns, all of them."""
+        return list(self._player.transcript.turn_images)
 
     @property
     def meta_info(self) -> dict[str, Any]:
@@ -93,8 +185,15 @@ class StreamExecutor:
         self._player.names.declare(name, Variable.of(value))
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> dict[str, Any] | None:
-        """Raises RequestTimeoutError: the variable has no value within `timeout` seconds."""
-        variable = find_variable(self._player, name)
+        """Metadata that the backend reported about a variable; None for others, and where there is no such variable.
+
+        Raises:
+            RequestTimeoutError: the variable has no value within `timeout` seconds.
+        """
+        try:
+            variable = find_variable(self._player, name)
+        except UnknownVariableError:
+            return None
         variable.wait(timeout)
         return meta_info(variable.record)
 

@@ -172,6 +172,18 @@ class Transcript:
     def images(self) -> tuple[Image, ...]:
         return tuple([piece for piece in self.pieces if type(piece) is Image])
 
+    @property
+    def turn_images(self) -> tuple[Image, ...]:
+        """Images of the open turn; of a text without turns, all of them."""
+        if self._turn is None:
+            return () if self.messages else self.images
+        return tuple([piece for piece in self.pieces[self._turn[1] :] if type(piece) is Image])
+
+    @property
+    def fork_position(self) -> int | None:
+        """Length of the text that the branch was forked from; None: it was not forked."""
+        return len(self.text()) - len(self.text(self._start)) if self._forks else None
+
     def text(self, start: int = 0) -> str:
         """The text, from a piece on."""
         return "".join([p if isinstance(p, str) else p.text for p in self.pieces[start:] if not isinstance(p, Image)])

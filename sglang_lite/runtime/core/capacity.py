@@ -30,7 +30,7 @@ def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
         torch.cuda.set_device(device)  # of this thread: kernels are launched there
     else:
         openmp.say_if_unbound()
-    sizes = config.sized(gpu=device.type == "cuda")
+    sizes = config.sized(gpu=device.type == "cuda", longest=context_length)
     pool = config.max_total_tokens or max(context_length, sizes.max_running * 512)
     if device.type == "cuda" and config.max_total_tokens is None:
         assert isinstance(loaded.model, Decoder)

@@ -10,6 +10,7 @@ from functools import partial
 from sglang_lite.protocol import (
     ChoiceScore,
     Generation,
+    ParameterError,
     SamplingParams,
     Selection,
     SglError,
@@ -29,7 +30,8 @@ class ChoiceScoring:
     """Scoring of the choices of a selection.
 
     Prompt and choice are tokenised together, as text that follows text always is. Where that merges tokens across the
-    boundary for one choice, scoring starts before the boundary for all of them: every score is over the same text.
+    boundary for one choice, or one is empty, scoring starts before the boundary for all of them: every score is over
+    the same text.
 
     The choices are requests that share all but their last tokens. So the scheduler lets one of them compute what is
     not cached of the prompt, and then all others run in one step.
@@ -65,9 +67,14 @@ class ChoiceScoring:
             prospect: of the branch of a program that the text before is of.
 
         Raises:
-            ParameterError: the prompt is too long.
+            ParameterError: the prompt is too long; or a choice is empty where nothing is before it, or where it is
+                to be scored without the prompt.
         """
         self._choices = choices
+        if unconditional and not all(choices):
+            raise ParameterError(
+                "choices", "an empty one has no likelihood without the prompt.", hint="Use another choices_method."
+            )
         texts = [Span(choice, special=special) for choice in choices]
         rows = self._rows(log, texts)
         self._unconditional = unconditional
@@ -102,13 +109,15 @@ class ChoiceScoring:
 
     def _rows(self, log: TokenLog, choices: Sequence[Span]) -> list[tuple[array[int], int]]:
         """For each choice the ids of prompt and choice, and from where on they are scored."""
+        if not (log.fixed or log.open or all(choice.text for choice in choices)):
+            raise ParameterError("choices", "an empty one needs text before it.", hint="Add text, or leave it out.")
         tail = log.encode(log.open) if log.open or not log.fixed else array("i")
         together = [log.encode([*log.open, choice]) for choice in choices]
         start = min(_common_length(tail, ids) for ids in together)
         start = len(log.fixed) + min(start, *(len(ids) - 1 for ids in together))
         if start == 0:  # nothing precedes the first token, so a document's start stands there
             before = array("i", [self._document_start()])
-            return [(before + ids, 1) for ids in together]
+            return [(before + log.fixed + ids, 1) for ids in together]
         return [(log.fixed + ids, start) for ids in together]
 
     def _document_start(self) -> int:

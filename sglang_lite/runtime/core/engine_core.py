@@ -295,10 +295,11 @@ class EngineCore:
         self.loop.inbox.check_wait(name)
         self.check_open()
 
-    def update_weights(self, path: str) -> None:
+    def update_weights(self, path: str, version: str | None = None) -> None:
         """Replaces the weights between two steps: see `Engine.update_weights`."""
         self.check_wait("update_weights")
-        config = replace(self.config, model=path, revision=None)
+        version = self.config.weight_version if version is None else version
+        config = replace(self.config, model=path, revision=None, weight_version=version)
         location = resolve(path, None)
 
         def update() -> None:

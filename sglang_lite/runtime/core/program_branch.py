@@ -424,7 +424,7 @@ class Branch:
         )  # fmt: skip
 
     def _select(self, text: BranchText, place: int, node: Select) -> None:
-        if not node.choices or not all(node.choices):
+        if not node.choices:
             raise no_choices()
         done = partial(self._selected, place, node)
         job = SelectionJob(self._player.parts, node, self._player.namespace, self._prospect, done)

@@ -51,13 +51,13 @@ class SelectRequest:
     namespace: str = ""
 
     def check(self) -> None:
-        """Raises ParameterError: it has no choices, or an empty one; or something is of another type."""
+        """Raises ParameterError: it has no choices, or something is of another type."""
         check_kind("prompt", self.prompt, str, Prompt)
         check_kind("namespace", self.namespace, str)
         check_kind("choices", self.choices, list, tuple)
         for choice in self.choices:
             check_kind("choices", choice, str)
-        if not self.choices or not all(self.choices):
+        if not self.choices:
             raise no_choices()
 
 
@@ -118,8 +118,8 @@ def check_priority(priority: object, policy: str) -> None:
 
 
 def no_choices() -> ParameterError:
-    """The error of a selection that has none, or an empty one."""
-    return ParameterError("choices", "at least one, and none empty.")
+    """The error of a selection that has none."""
+    return ParameterError("choices", "at least one is needed.")
 
 
 def too_many(waiting: int) -> OverloadedError:

@@ -102,11 +102,17 @@ class Compiler:
 
     def warm_up(self) -> list[Future[object]]:
         """Starts what the first constraint would wait for: its engine, and a process that prepares for it."""
+        if not self._tokenizer.knows_text:
+            return []
         return [self._here.submit(self.build, _SMALL), self._apart.submit(self._prepare, _SMALL)]
 
     def request(self, constraint: Constraint) -> Future[CompiledGrammar]:
         """Starts compiling a constraint, unless that was done or is being done. The future raises ConstraintError for
         what can't be enforced, and EngineClosedError when `close` comes first."""
+        if not self._tokenizer.knows_text:
+            refused: Future[CompiledGrammar] = Future()
+            refused.set_exception(ConstraintError("the model has no tokenizer, so its tokens have no text."))
+            return refused
         if isinstance(constraint, Continuation):
             return self._continued(constraint)
         key = _canonical(constraint)

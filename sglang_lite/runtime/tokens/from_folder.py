@@ -26,6 +26,11 @@ from sglang_lite.runtime.tokens.token_bytes import byte_table, foreign, is_contr
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from sglang_lite.text.tool_formats import marks_among
 
+TOKENIZER_FILES = (  # of which a folder with a tokenizer has one at least
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
+    "tiktoken.model", "vocab.json", "vocab.txt", "merges.txt",
+)  # fmt: skip
+
 
 def tokenizer_from_folder(folder: Path, most: int | None = None) -> Tokenizer:
     """Reads `tokenizer.json` (or what transformers can convert) and `tokenizer_config.json`.

@@ -45,7 +45,12 @@ class Tokenizer:
         control: the tokens that text can name, by id, and that text of a span without `special` never becomes; None
             for those of `special_ids`.
         unknown_ids: those of them that stand for characters without a token.
+
+    Attributes:
+        knows_text: False of what stands for one where there is none.
     """
+
+    knows_text = True
 
     def __init__(
         self,

@@ -157,8 +157,8 @@ class Budget:
                     hint="Lower max_tokens.",
                 )  # fmt: skip
         elif isinstance(node, Select):
-            if not node.choices or not all(node.choices):
-                raise ParameterError(f"{pointer}/choices", "at least one, and none empty.")
+            if not node.choices:
+                raise ParameterError(f"{pointer}/choices", "at least one is needed.")
         elif isinstance(node, Fork):
             self.branches -= len(node.branches)
             if self.branches < 0:

@@ -1,25 +1,5 @@
-"""`build_regex_from_object`: SGLang's documented way from a pydantic model to a regex."""
+"""Regexes of schemas, for SGLang's users to import."""
 
-from __future__ import annotations
+from sglang_lite.compat.sglang.regexes import build_regex_from_object
 
-import json
-
-from sglang_lite.protocol import ConstraintError
-from sglang_lite.utils import convert_json_schema_to_str
-
-
-def build_regex_from_object(object: object, whitespace_pattern: str | None = None) -> str:
-    """A regex for the JSON of a pydantic model, or of a schema as text or dict. (`gen(type=Model)` keeps more.)
-
-    Raises:
-        ConstraintError: the schema has something that can't be a regex.
-    """
-    from outlines_core.json_schema import build_regex_from_schema
-
-    schema = convert_json_schema_to_str(object)
-    try:
-        json.loads(schema)
-        regex: str = build_regex_from_schema(schema, whitespace_pattern)
-    except Exception as error:  # outlines-core raises its own and bare exceptions
-        raise ConstraintError(f"no regex can be made of the schema: {error}") from error
-    return regex
+__all__ = ["build_regex_from_object"]

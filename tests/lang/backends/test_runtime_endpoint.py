@@ -461,6 +461,15 @@ def test_a_selection_by_log_probabilities(server, endpoint, method, best):
     assert [body["input_ids"] for body in third] == [[[120, 121], [97, 101, 97], [97, 98]]] * len(third)
 
 
+def test_with_an_empty_choice_the_prompts_last_token_is_scored_too(server, endpoint):
+    server.answers["/generate"] = scored
+    selection = sgl.function(lambda s: s.__iadd__("Saa" + sgl.select("c", ["xy", "", "xy"]))).run(
+        backend=endpoint(server.url)
+    )
+    assert selection["c"] == ""
+    assert [score.token_ids for score in selection.selection("c").scores] == [(97, 120, 121), (97,), (97, 120, 121)]
+
+
 def test_many_programs_share_one_pool_of_connections(server, endpoint):
     server.answers["/generate"] = piece("ab", [1, 2], STOP)
 

@@ -477,12 +477,27 @@ def test_joins_of_what_is_not_there_are_told():
         assert isinstance(opened.events[-1], sgl.ProgramError), nodes
 
 
+@pytest.mark.parametrize("before", [("abc",), ("abc", Gen("x", greedy(3)))])
+def test_with_an_empty_choice_all_are_scored_with_the_token_before_it(before):
+    engine = stepped()
+    opened = Opened(engine)
+    nodes = [Text(each) if isinstance(each, str) else each for each in before]
+    opened.extend(*nodes, Select("s", ("de", "", "de")), Select("t", ("de", "df")))
+    (first,), (second,) = opened.at(len(nodes)), opened.at(len(nodes) + 1)
+    one, empty, same = first.scores
+    assert one == same
+    assert len(empty.token_ids) == 1
+    assert one.token_ids[:1] == empty.token_ids
+    assert one.logprobs[0] == pytest.approx(empty.logprobs[0], abs=1e-4)
+    assert second.scores
+    engine.check_empty()
+
+
 def test_a_selection_without_choices_and_a_library_that_fails_are_told(monkeypatch):
     engine = stepped()
-    for choices in ((), ("a", "")):
-        opened = Opened(engine)
-        opened.extend(Text("a"), Select("s", choices), Gen("x", greedy(2)))
-        assert isinstance(opened.at(1)[0], sgl.ParameterError)
+    opened = Opened(engine)
+    opened.extend(Text("a"), Select("s", ()), Gen("x", greedy(2)))
+    assert isinstance(opened.at(1)[0], sgl.ParameterError)
     opened = Opened(engine)
     monkeypatch.setattr(type(engine.tokenizer), "encode_spans", lambda *args, **options: 1 / 0)
     opened.extend(Text("a"), Gen("x", greedy(2)))

@@ -71,6 +71,7 @@ def test_scores_and_classes_are_transformers_own(tmp_path, kind):
         with sgl.Engine(folder, in_process=True, threads=1) as engine:
             if labels == 1:
                 np.testing.assert_allclose(engine.score_pairs(pairs), torch.stack(logits)[:, 0].sigmoid(), atol=1e-5)
+                assert [each["embedding"] for each in engine.rerank(pairs)] == engine.score_pairs(pairs)
                 with pytest.raises(sgl.CapabilityError, match="Use score_pairs or classify"):
                     engine.encode("the sea")
                 continue

@@ -1,0 +1,65 @@
+"""Files of data: read, written, fetched."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from sglang_lite.protocol import DownloadError
+
+
+def read_jsonl(filename: str | os.PathLike[str]) -> Iterator[Any]:
+    """Values of a JSON-lines file; lines that start with # are skipped."""
+    with open(filename, encoding="utf-8") as file:
+        for line in file:
+            if line.strip() and not line.startswith("#"):
+                yield json.loads(line)
+
+
+def dump_state_text(filename: str | os.PathLike[str], states: Sequence[Any], mode: str = "w") -> None:
+    """Writes the texts of states (of anything else: what `str` makes of it) to a file, each under its number."""
+    with open(filename, mode, encoding="utf-8") as file:
+        for i, state in enumerate(states):
+            text = state.text() if hasattr(state, "text") else state
+            file.write(f"{'=' * 40} {i} {'=' * 40}\n{text}\n{'=' * 80}\n\n")
+
+
+def download_and_cache_file(url: str, filename: str | None = None) -> str:
+    """Fetches a file once; later calls give the same path.
+
+    Args:
+        filename: where to; by default the address's last part in the system's folder for temporary files.
+
+    Raises:
+        DownloadError: it could not be fetched whole.
+    """
+    import tempfile
+
+    import requests
+    from tqdm.auto import tqdm
+
+    target = Path(filename) if filename else Path(tempfile.gettempdir()) / url.split("/")[-1]
+    if target.exists():
+        return str(target)
+    part = target.with_name(f"{target.name}.part-{os.getpid()}")
+    try:
+        # Not compressed: the length that the server tells is then that of the file.
+        with requests.get(url, stream=True, timeout=60, headers={"Accept-Encoding": "identity"}) as response:
+            response.raise_for_status()
+            whole = "content-encoding" not in response.headers
+            size = int(response.headers.get("content-length", 0)) if whole else 0
+            with open(part, "wb") as file, tqdm(total=size or None, unit="B", unit_scale=True, desc=target.name) as bar:
+                for chunk in response.iter_content(1 << 16):
+                    file.write(chunk)
+                    bar.update(len(chunk))
+        if size and part.stat().st_size != size:
+            raise DownloadError(f"{url}: {part.stat().st_size:,} of {size:,} bytes came.", hint="Try again.")
+        part.replace(target)
+    except (requests.RequestException, OSError) as error:
+        raise DownloadError(f"{url}: {error}", hint="Check the address and the network.") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return str(target)

@@ -1,0 +1,120 @@
+"""SGLang's ServerArgs: settings here, or what is so anyway, and what to use instead. The table is server_args.json."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from sglang_lite.protocol import ParameterError
+
+_RENAMED_VALUES = {
+    "kv_cache_dtype": ("fp8_e4m3", "fp8"),
+    "attention_backend": ("torch_native", "torch"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerArg:
+    """
+    Attributes:
+        name: SGLang's.
+        kind: of its values, as "int"; "object" is anything else.
+        default: SGLang's.
+        here: "engine" and "server": it is a setting of theirs; "always": whatever it says is so here; "neutral": only
+            its default may be said.
+        setting: the name of the setting, "not …" where it is turned round; else what to use, or why it is always so.
+        required: it has no default.
+    """
+
+    name: str
+    kind: str
+    default: Any
+    here: Literal["engine", "server", "always", "neutral"]
+    setting: str
+    required: bool = False
+
+    @property
+    def reversed(self) -> str | None:
+        """The setting that it turns off; None: none."""
+        return self.setting.removeprefix("not ") if self.here == "engine" and self.setting.startswith("not ") else None
+
+    def allows(self, value: object) -> bool:
+        """Tells whether a value changes nothing: the default, or nothing where that is None."""
+        if self.default is None:
+            return value is False or (not isinstance(value, int | float) and not value)
+        numbers = {type(value), type(self.default)} == {int, float}
+        return (numbers or type(value) is type(self.default)) and value == self.default
+
+    def refusal(self) -> str:
+        """What to use instead of another value."""
+        return "It is a setting of `sglang-lite serve`." if self.here == "server" else self.setting
+
+
+FLAG_OPTIONS: Mapping[str, dict[str, Any]] = {  # of argparse, for the kinds that a command line can say
+    "bool": {"action": argparse.BooleanOptionalAction},
+    "int": {"type": int},
+    "float": {"type": float},
+    "str": {},
+    "list": {"nargs": "*"},
+}
+
+
+@lru_cache(maxsize=1)
+def server_args() -> Mapping[str, ServerArg]:
+    """All of ServerArgs' fields, by name."""
+    table = json.loads(Path(__file__).with_name("server_args.json").read_text())
+    found: dict[str, ServerArg] = {}
+
+    def add(name: str, here: Any, setting: str, kind: str, *default: Any) -> None:
+        found[name] = ServerArg(name, kind, default[0] if default else None, here, setting, not default)
+
+    for here in ("engine", "server"):
+        for name, (setting, kind, *default) in table[here].items():
+            add(name, here, setting, kind, *default)
+    for here in ("always", "neutral"):
+        for group in table[here]:
+            for name, (kind, *default) in group["fields"].items():
+                add(name, here, group["use"], kind, *default)
+    return MappingProxyType(found)
+
+
+def names_of(setting: str) -> list[str]:
+    """Other names that ServerArgs have for a setting of an engine."""
+    return [each.name for each in server_args().values()
+            if each.here == "engine" and each.setting == setting and each.name != setting]  # fmt: skip
+
+
+def engine_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords of an engine, with SGLang's ServerArgs of the same meaning translated to fields of EngineConfig.
+
+    Raises:
+        ParameterError: a ServerArg that has no equivalent and another value than its default, or the same setting under
+            two names.
+    """
+    settings: dict[str, Any] = {}
+    for name, value in given.items():
+        arg = server_args().get(name)
+        if arg is None:
+            ours = name
+        elif arg.here == "engine":
+            if value is None and arg.default is None:
+                continue
+            ours = arg.reversed or arg.setting
+            theirs, renamed = _RENAMED_VALUES.get(name, (None, None))
+            value = renamed if theirs is not None and value == theirs else value
+            value = not value if arg.reversed else value
+        elif arg.here == "always" or arg.allows(value):
+            continue
+        else:
+            told = f"{value!r:.60} is not supported, only {arg.default!r}."
+            raise ParameterError(name, told, hint=arg.refusal())
+        if ours in settings:
+            raise ParameterError(name, f"{ours} is given, too.", hint="They are one setting under two names.")
+        settings[ours] = value
+    return settings

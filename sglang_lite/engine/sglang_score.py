@@ -1,0 +1,197 @@
+"""`Engine.score`, `async_score` and `rerank`: how likely labels or texts are after texts, and scores of pairs."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sglang_lite.engine import encoding, offline
+from sglang_lite.engine.sglang_api import plain_ids, read_request
+from sglang_lite.protocol import ParameterError, Prompt, Unset
+from sglang_lite.runtime.core.submission import GenerateRequest
+
+if TYPE_CHECKING:
+    from sglang_lite.engine.engine import Engine
+
+_NOT_SET: Mapping[str, tuple[object, ...]] = {  # SGLang's other parameters, where they say nothing
+    **dict.fromkeys((
+        "embed_override_token_id", "query_embed_overrides", "item_embed_overrides", "score_extraction_token_id",
+        "stacked_query_item_embed_overrides",
+    ), (None,)),
+    "return_pooled_hidden_states": (False,),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreResult:
+    """
+    Attributes:
+        scores: of each item, of each label its probability, or share among the labels.
+        prompt_tokens: of all prompts.
+        token_logprobs: of each item and label, where they were asked for.
+    """
+
+    scores: list[list[float]]
+    prompt_tokens: int
+    token_logprobs: list[list[float]] | None = None
+
+
+def score(
+    self: Engine,
+    query: Prompt | str | Sequence[int] = "",
+    items: str | Sequence[str] | Sequence[Sequence[int]] = (),
+    label_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+    apply_softmax: bool = False,
+    item_first: bool = False,
+    *,
+    temperature: float = 1.0,
+    return_token_logprobs: bool = False,
+    **unsupported: object,  # SGLang's other parameters, which are refused by name where they are set
+) -> Any:  # a ScoreResult, or a tuple of ChoiceScores
+    """How likely labels are as the token after `query` and each item; without labels, the items as texts after it.
+
+    Args:
+        query: text or token ids; the prompt.
+        items: texts, or token ids where the query is ids, each after the query; one text is a list of one.
+        label_token_ids: tokens, or a list of them for each item; None scores the items, as `select` does.
+        apply_softmax: shares among the labels, not probabilities among all tokens.
+        item_first: items stand before the query.
+        temperature: that shares are taken with.
+        return_token_logprobs: with the log-probabilities.
+
+    Returns:
+        With labels a ScoreResult; else the ChoiceScore of each item.
+
+    Raises:
+        ParameterError, OverloadedError, EngineClosedError: as `submit`.
+    """
+    self.core.check_wait("score")
+    texts = [items] if isinstance(items, str) else list(items)
+    if label_token_ids is None:
+        _check_labels_only(apply_softmax, item_first, temperature, return_token_logprobs, unsupported)
+        if not isinstance(query, Prompt | str) or not all(isinstance(text, str) for text in texts):
+            raise ParameterError("label_token_ids", "are needed where the items are token ids.")
+        return self.select(query, [text for text in texts if isinstance(text, str)]).scores
+    calls = _calls(query, texts, label_token_ids, item_first, unsupported)
+    answers = offline.generate(self.core, calls, is_list=True, stream=False) if calls else []
+    return _result(calls, answers, apply_softmax, temperature, with_logprobs=return_token_logprobs)
+
+
+async def async_score(
+    self: Engine,
+    query: Prompt | str | Sequence[int] = "",
+    items: str | Sequence[str] | Sequence[Sequence[int]] = (),
+    label_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+    apply_softmax: bool = False,
+    item_first: bool = False,
+    *,
+    temperature: float = 1.0,
+    return_token_logprobs: bool = False,
+    **unsupported: object,  # SGLang's other parameters, which are refused by name where they are set
+) -> Any:  # a ScoreResult, or a tuple of ChoiceScores
+    """`score` for asyncio."""
+    if label_token_ids is None:
+        return await asyncio.to_thread(
+            score, self, query, items, None, apply_softmax, item_first, temperature=temperature,
+            return_token_logprobs=return_token_logprobs, **unsupported,
+        )  # fmt: skip
+    self.core.check_open()
+    texts = [items] if isinstance(items, str) else list(items)
+    calls = _calls(query, texts, label_token_ids, item_first, unsupported)
+    answers = await offline.async_generate(self.core, calls, is_list=True, stream=False) if calls else []
+    return _result(calls, answers, apply_softmax, temperature, with_logprobs=return_token_logprobs)
+
+
+def rerank(self: Engine, prompt: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+    """Scores of pairs of texts by a cross-encoder, as SGLang's dictionaries: `score_pairs` in another shape.
+
+    Args:
+        prompt: pairs of a query and a document.
+
+    Raises:
+        CapabilityError, ParameterError, EngineClosedError: as `score_pairs`.
+    """
+    pairs: list[Any] = [tuple(pair) if isinstance(pair, list) else pair for pair in prompt]
+    scores, tokens = encoding.pair_scores(self, pairs, field="prompt")
+    return [
+        {"embedding": score, "meta_info": {"id": uuid.uuid4().hex, "prompt_tokens": count}}
+        for score, count in zip(scores.tolist(), tokens)
+    ]
+
+
+def _check_labels_only(
+    apply_softmax: bool, item_first: bool, temperature: float, with_logprobs: bool, others: Mapping[str, object]
+) -> None:
+    """Raises ParameterError: something is set that is about labels, of which there are none."""
+    given = {"apply_softmax": apply_softmax, "item_first": item_first, "return_token_logprobs": with_logprobs}
+    name = next((name for name, value in given.items() if value), "temperature" if temperature != 1.0 else None)
+    if name is not None:
+        raise ParameterError(name, "is for labels.", hint="Give label_token_ids.")
+    _check_others(others)
+
+
+def _check_others(others: Mapping[str, object]) -> None:
+    for name, value in others.items():
+        if name not in _NOT_SET:
+            raise ParameterError(name, "score has no such parameter.")
+        if value not in _NOT_SET[name]:
+            raise ParameterError(name, "is not supported by this engine.")
+
+
+def _calls(
+    query: Any, texts: Sequence[Any], labels: Any, item_first: bool, others: Mapping[str, object]
+) -> list[GenerateRequest]:
+    """A generation of no tokens for each item, which reports its labels."""
+    _check_others(others)
+    query, texts, labels = plain_ids(query), plain_ids(texts), plain_ids(labels)
+    kind: Any = str if isinstance(query, str) else list
+    if not isinstance(query, str | list | tuple) or not all(isinstance(each, str) == (kind is str) for each in texts):
+        raise ParameterError("items", "query and items are not both text, or both token ids.")
+    if not labels:
+        raise ParameterError("label_token_ids", "has none.")
+    several = isinstance(labels[0], list | tuple)
+    if several and len(labels) != len(texts):
+        raise ParameterError("label_token_ids", f"{len(labels)} lists for {len(texts)} items.")
+    pairs: list[tuple[Any, Any]] = [(each, query) if item_first else (query, each) for each in texts]
+    prompts: list[Any] = [kind(first) + kind(second) for first, second in pairs]
+    where = {"prompt": prompts} if kind is str else {"input_ids": prompts}
+    if not prompts:
+        return []
+    wanted = labels if several else [labels] * len(prompts)
+    asked: Any = {**where, "sampling_params": {"max_new_tokens": 0}, "return_logprob": True}
+    return read_request(**asked, token_ids_logprob=wanted)[0]
+
+
+def _result(
+    calls: Sequence[GenerateRequest],
+    answers: Sequence[Mapping[str, Any]],
+    apply_softmax: bool,
+    temperature: float,
+    *,
+    with_logprobs: bool,
+) -> ScoreResult:
+    if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
+        raise ParameterError("temperature", f"{temperature!r:.60} is no number above 0.")
+    if temperature != 1 and not apply_softmax:
+        raise ParameterError("temperature", "needs apply_softmax=True.")
+    rows = [_logprobs(call, answer["meta_info"]) for call, answer in zip(calls, answers)]
+    scores = [_shares(row, temperature) if apply_softmax else [math.exp(value) for value in row] for row in rows]
+    tokens = sum(answer["meta_info"]["prompt_tokens"] for answer in answers)
+    return ScoreResult(scores, tokens, rows if with_logprobs else None)
+
+
+def _logprobs(call: GenerateRequest, meta: Mapping[str, Any]) -> list[float]:
+    """Log-probabilities of a call's labels, in their order."""
+    known = {token: logprob for logprob, token, _ in meta["output_token_ids_logprobs"][0]}
+    labels = call.params.token_ids_logprob
+    return [known[label] for label in labels] if not isinstance(labels, Unset) else []
+
+
+def _shares(logprobs: Sequence[float], temperature: float) -> list[float]:
+    top = max(logprobs)
+    weights = [math.exp((value - top) / temperature) for value in logprobs]
+    return [weight / sum(weights) for weight in weights]

@@ -1,0 +1,129 @@
+"""SGLang's ServerArgs: each field is a setting here, neutral, or refused with what to use; the docs say which."""
+
+import argparse
+import dataclasses
+import os
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+
+import sglang_lite as sgl
+from sglang_lite.engine.server_args import engine_settings, server_args
+from sglang_lite.server import flags
+from tests.engine.server_args_table import listed, read_package, table
+
+DOCS = Path(__file__).parents[2] / "docs" / "compatibility.md"
+NEUTRAL = [name for name, arg in server_args().items() if arg.here == "neutral"]
+
+
+def test_the_table_has_the_fields_and_defaults_of_the_wheel():
+    theirs = {name: default for name, default in listed().items() if not name.startswith("_")}  # its own bookkeeping
+    ours = {name: [] if arg.required else [arg.default] for name, arg in server_args().items()}
+    assert ours == theirs
+    assert len(ours) == 543
+
+
+@pytest.mark.skipif("SGLANG_PACKAGE" not in os.environ, reason="SGLANG_PACKAGE names no folder with the unpacked wheel")
+def test_the_list_is_that_of_the_wheel():
+    assert read_package(os.environ["SGLANG_PACKAGE"]) == listed()
+
+
+def test_every_setting_that_is_named_exists():
+    settings = {field.name for field in dataclasses.fields(sgl.EngineConfig)}
+    of_a_server = {field.name for field in dataclasses.fields(flags.ServerSettings)}
+    for arg in server_args().values():
+        if arg.here in ("engine", "server"):
+            known = settings | {"is_embedding"} if arg.here == "engine" else of_a_server  # which Engine has by itself
+            assert arg.setting.removeprefix("not ") in known, arg.name
+        elif arg.here == "neutral":
+            assert arg.name not in settings | of_a_server, arg.name
+            assert arg.setting.endswith("."), arg.name
+
+
+def test_the_docs_have_the_table():
+    assert table() in DOCS.read_text(), "python -m tests.engine.server_args_table prints it"
+
+
+def test_a_default_changes_nothing_and_another_value_is_refused():
+    for name in NEUTRAL:
+        arg = server_args()[name]
+        assert engine_settings({name: arg.default}) == {}
+        other = {"bool": not arg.default, "int": 12345, "float": 0.125, "str": "other", "list": ["other"]}
+        with pytest.raises(sgl.ParameterError, match=f"^{name}: .* is not supported") as refused:
+            engine_settings({name: other.get(arg.kind, {"other": 1})})
+        assert refused.value.hint == arg.setting
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        dict(lora_paths=[]), dict(lora_paths={}), dict(enable_lora=False), dict(encoder_urls=[]), dict(device=None),
+        dict(enable_custom_logit_processor=True), dict(max_queued_requests=None), dict(host="127.0.0.1"),
+    ],
+)  # fmt: skip
+def test_what_says_nothing_changes_nothing(given):
+    assert engine_settings(given) == {}
+
+
+@pytest.mark.parametrize(
+    "given", [dict(tp_size=True), dict(tp_size=1.5), dict(enable_metrics=0), dict(lora_paths=["a"])]
+)
+def test_what_looks_like_a_default_is_none(given):
+    with pytest.raises(sgl.ParameterError, match="is not supported"):
+        engine_settings(given)
+
+
+def test_a_setting_of_the_server_is_named_as_such():
+    with pytest.raises(sgl.ParameterError, match=r"api_key: .*") as refused:
+        sgl.Engine(api_key="secret", in_process=True)
+    assert refused.value.hint == "It is a setting of `sglang-lite serve`."
+
+
+def test_a_record_of_all_fields_is_taken():
+    args = sgl.ServerArgs("a/model", random_seed=3, disable_cuda_graph=True, chunked_prefill_size=-1)
+    assert (args.tp_size, args.encoder_urls, args.watchdog_timeout) == (1, [], 300)
+    settings = engine_settings(dataclasses.asdict(args))
+    assert {name: settings[name] for name in ("model", "seed", "cuda_graphs", "step_tokens", "policy")} == {
+        "model": "a/model", "seed": 3, "cuda_graphs": False, "step_tokens": -1, "policy": "fcfs",
+    }  # fmt: skip
+    assert settings.pop("is_embedding") is False  # Engine's own
+    assert sgl.EngineConfig.make(**settings).model == "a/model"
+    assert pickle.loads(pickle.dumps(args)) == args
+    with pytest.raises(TypeError):
+        sgl.ServerArgs("a/model", nothing=1)
+    with pytest.raises(TypeError):
+        sgl.ServerArgs()
+
+
+def test_a_command_line_makes_a_record():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--own")
+    sgl.ServerArgs.add_cli_args(parser)
+    read = parser.parse_args(["--model-path", "m", "--enable-metrics", "--random-seed", "4", "--own", "x"])
+    args = sgl.ServerArgs.from_cli_args(read)
+    assert args == sgl.ServerArgs("m", enable_metrics=True, random_seed=4)
+
+
+def test_the_servers_command_takes_what_changes_nothing_and_hides_it():
+    parser = argparse.ArgumentParser()
+    flags.add(parser)
+    given = [
+        "--model",
+        "m",
+        "--tp-size",
+        "1",
+        "--stream-interval",
+        "1",
+        "--no-trust-remote-code",
+        "--watchdog-timeout",
+        "300",
+    ]
+    _, engine, _ = flags.read(parser.parse_args(given))
+    assert engine_settings(engine)["model"] == "m"
+    assert "tp_size" not in engine_settings(engine)
+    assert not re.search(r"--watchdog-timeout\b", parser.format_help())
+    _, engine, _ = flags.read(parser.parse_args(["--model", "m", "--tp-size", "2"]))
+    with pytest.raises(sgl.ParameterError, match="tp_size: 2 is not supported"):
+        engine_settings(engine)
