@@ -1,6 +1,7 @@
 """What it saves to compile a program: compiled, as it is, and node by node, in turn.
 
-    python benchmarks/compiled.py [--only caller,plain,latency,http] [--repeat 5] [--rows 1000]
+    python benchmarks/compiled.py [--only caller,plain,latency,http,pool] [--repeat 5] [--rows 1000]
+        [--own 2000] [--programs 32] [--tokens 24]
 
 caller   default model in a process of its own, rows of four generations of one token: processor microseconds of the
          caller a row of `run_batch`, every variable read
@@ -8,6 +9,9 @@ plain    the same rows on a backend that answers at once, and costs nothing else
 latency  default model: seconds of a program of eight generations of two tokens (and of 16), and of 64 of them at once
 http     rows of four generations on a scripted engine of 1 and of 20 ms a step: in this process, and in one of its own
          with a server, behind a line of 20 ms each way: requests, seconds, processor microseconds a row of each process
+pool     default model: 32 programs of four generations, each after 2,000 tokens of its own, at once, in a pool for 8 of
+         them: programs a second; prompt tokens computed over those that there are, and the most of one program (it
+         takes minutes: 64,000 tokens a batch at least, and nine batches with `--repeat 3`)
 
 Processor time is of this process alone. Ratios are of medians of the same run.
 """
@@ -17,6 +21,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import random
 import subprocess
 import sys
 import time
@@ -38,7 +43,8 @@ from sglang_lite.program.nodes import Gen, Program
 from sglang_lite.protocol import Generation, Played, ProgramResult, Span, Usage
 from sglang_lite.runtime.config import DEFAULT_MODEL
 
-SECTIONS = ("caller", "plain", "latency", "http")
+SECTIONS = ("caller", "plain", "latency", "http", "pool")
+BETWEEN = " So say now what comes next of it, and why that is:"
 _USAGE = Usage(prompt_tokens=8, completion_tokens=1)
 
 
@@ -55,6 +61,13 @@ def eight(s: Any, question: str, tokens: int) -> None:
     s += question
     for i in range(8):
         s += f" {i}: " + sgl.gen(f"g{i}", max_tokens=tokens, ignore_eos=True)
+
+
+@sgl.function
+def after_own(s: Any, own: str, tokens: int) -> None:
+    s += own
+    for name in "abcd":
+        s += BETWEEN + sgl.gen(name, max_tokens=tokens, ignore_eos=True)
 
 
 class AtOnce(sgl.BaseBackend):
@@ -232,11 +245,55 @@ def http(count: int, repeat: int, step_s: float) -> None:
           f"{served / count * 1e6:.0f}, in process {alone / count * 1e6:.0f}", flush=True)  # fmt: skip
 
 
+def pool(own: int, programs: int, tokens: int, repeat: int) -> None:
+    draw = random.Random(0)
+    room = programs // 4 * (own + 4 * (16 + tokens) + 16)  # `BETWEEN` has 14 tokens
+    with sgl.Engine(max_total_tokens=room) as engine:
+        backend, each_way = LocalBackend(engine), after_own.bind(tokens=tokens)
+        ways: dict[str, tuple[Any, bool]] = {
+            "node by node": (each_way, False),
+            "as it is": (each_way, True),
+            "compiled": (each_way.compile(backend), True),
+        }
+        rates: dict[str, list[float]] = {name: [] for name in ways}
+        again: dict[str, list[float]] = {name: [] for name in ways}  # of each program
+        for i in range(repeat + 1):
+            for name, (program, push_down) in ways.items():
+                count = programs if i else 2  # the first time warms up
+                given = [{"own": fresh_text(engine, draw, own)} for _ in range(count)]
+                began = time.perf_counter()
+                states = program.run_batch(given, backend=backend, push_down=push_down, num_threads=count)
+                took = time.perf_counter() - began
+                if i:
+                    rates[name].append(count / took)
+                    again[name] += map(computed_again, states)
+    base = median(rates["node by node"])
+    for name, each in rates.items():
+        mean, most = sum(again[name]) / len(again[name]), max(again[name])
+        print(f"pool, {name:13}{median(each):7.3f} programs/s, {median(each) / base:.2f}x; computed {mean:.2f}x, "
+              f"{most:.2f}x of one program at most", flush=True)  # fmt: skip
+
+
+def fresh_text(engine: sgl.Engine, draw: random.Random, tokens: int) -> str:
+    """A text of about so many tokens that no other one begins with."""
+    ids = [draw.randrange(1000, engine.vocab_size) for _ in range(tokens)]
+    return engine.tokenizer.decode(engine.tokenizer.encode(engine.tokenizer.decode(ids))[:tokens])
+
+
+def computed_again(state: sgl.ProgramState) -> float:
+    """Prompt tokens that a program had computed, over those of its longest prompt."""
+    usage, last = state.usage(), state.usage("d")
+    return (usage.prompt_tokens - usage.cached_tokens) / last.prompt_tokens
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(SECTIONS))
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--rows", type=int, default=1000)
+    parser.add_argument("--own", type=int, default=2000, help="tokens of a program's own, in `pool`")
+    parser.add_argument("--programs", type=int, default=32, help="at once in `pool`, which holds a fourth of them")
+    parser.add_argument("--tokens", type=int, default=24, help="of each generation in `pool`")
     options = parser.parse_args()
     only = options.only.split(",")
     if unknown := set(only) - set(SECTIONS):
@@ -253,6 +310,8 @@ def main() -> None:
     if "http" in only:
         http(options.rows, options.repeat, 0.001)
         http(options.rows, options.repeat, 0.02)
+    if "pool" in only:
+        pool(options.own, options.programs, options.tokens, options.repeat)
 
 
 if __name__ == "__main__":

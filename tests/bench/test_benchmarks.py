@@ -14,7 +14,20 @@ pytestmark = pytest.mark.slow
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SMALL = {
-    "compiled.py": ["--only", "caller,plain,http", "--rows", "4", "--repeat", "1"],
+    "compiled.py": [
+        "--only",
+        "caller,plain,http,pool",
+        "--rows",
+        "4",
+        "--repeat",
+        "1",
+        "--own",
+        "8",
+        "--programs",
+        "4",
+        "--tokens",
+        "1",
+    ],
     "constrained.py": ["--systems", "sglang_lite", "--tokens", "4"],
     "constrained_gpu.py": ["--help"],  # it needs a GPU
     "constraints_suite.py": ["--schemas", "2", "--groups", "2"],
@@ -43,7 +56,7 @@ SMALL = {
     "serve_gpu.py": ["--shape", "small", "--streams", "2", "--tokens", "4", "--repeat", "1"],
     "serve.py": ["--only", "events,first", "--repeat", "1", "--seconds", "0.1", "--streams", "4"],
     "turns.py": [],
-    "tracing.py": ["--seconds", "0.01", "--nodes", "20"],
+    "tracing.py": ["--seconds", "0.01", "--nodes", "20", "--programs", "1"],
     "shared_prefix.py": ["--requests", "2", "--new", "2", "--prefix", "8", "--systems", "sglang_lite auto"],
 }
 
