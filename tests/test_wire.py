@@ -73,10 +73,10 @@ def records(kind):
         members["separators"] = st.sampled_from([(", ", ": "), (",", ":"), (" ,\n", ":")])
     if kind is protocol.SamplingParams:
         members = {each.name: st.just(protocol.UNSET) | within(each) for each in PARAMETERS}
-    if kind is nodes.Fill:  # of an argument or of a node
-        return st.builds(kind, **{**members, "argument": texts, "node": st.none()}) | st.builds(
-            kind, **{**members, "argument": st.none(), "node": tuples(integers)}
-        )
+    if kind is nodes.Fill:  # of an argument, of a node or of a hold
+        none = {"argument": st.none(), "node": st.none(), "hold": st.none()}
+        given = {"argument": texts, "node": tuples(integers), "hold": integers}
+        return st.one_of([st.builds(kind, **{**members, **none, name: each}) for name, each in given.items()])
     if kind is graph.GraphRecord:
         members |= {
             "nodes": tuples(plain_nodes()),

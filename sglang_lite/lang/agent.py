@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sglang_lite.lang.api import gen
+from sglang_lite.lang.blanks import later
 from sglang_lite.lang.execution.reading import check_name
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.tools import ToolCall, ToolError, check_tools
@@ -52,26 +53,38 @@ def use_tools(
         with s.assistant():
             s += gen(variable, tools=tools, **options)
         value = s[variable]
-        calls: list[ToolCall] = [value] if isinstance(value, ToolCall) else value if isinstance(value, list) else []
-        if not calls:
+        if not later(_calls, value):
             s[name] = value
             return str(value)
         if step == max_steps:
             break
-        try:
-            results = [result_text(call.name, _shown(call.run())) for call in calls]
-        except ToolError as error:
-            error.where = where
-            raise
+        results = later(_results, value, where)
         with s.user():
-            s += "\n".join(results)
-    raise ToolError(
-        f"no answer within {max_steps} tool calls.", hint="Raise max_steps, or improve the prompt.", where=where
-    )
+            s += f"{results}"
+    later(_fail, value, max_steps, where)
+    return ""  # of a body that is compiled
+
+
+def _calls(value: object) -> list[ToolCall]:
+    return [value] if isinstance(value, ToolCall) else value if isinstance(value, list) else []
+
+
+def _results(value: object, where: Location | None) -> str:
+    """Results of all calls, for the model to read."""
+    try:
+        return "\n".join([result_text(call.name, _shown(call.run())) for call in _calls(value)])
+    except ToolError as error:
+        error.where = where
+        raise
+
+
+def _fail(value: object, max_steps: int, where: Location | None) -> None:
+    told, hint = f"no answer within {max_steps} tool calls.", "Raise max_steps, or improve the prompt."
+    raise ToolError(told, hint=hint, where=where)
 
 
 def _shown(result: Any) -> str:
-    """A tool's result for the model to read: JSON where it can be."""
+    """A tool's result: JSON where it can be."""
     try:
         return json.dumps(result, ensure_ascii=False, default=str)
     except (TypeError, ValueError, RecursionError):  # keys that are no text, or itself inside

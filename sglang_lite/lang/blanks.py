@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NoReturn, TypeAlias, cast
 
@@ -17,6 +17,7 @@ from sglang_lite.program.nodes import Condition, Expressions, Fill, Path, Scalar
 from sglang_lite.protocol import Location
 
 RUN_IT = "Run the program as it is: it is handed over in runs."
+_IN_DATA = "attributes are of Python's objects, and data has none"
 MOST_DECISIONS: Final = 128  # on a way through the body
 
 
@@ -31,12 +32,17 @@ class Deciding(Recording):
     Attributes:
         ways: which way the first decisions take; later ones take their first.
         cut: is called with each decision, when it is made.
+        hold: gives what stands in the program for a value that only the caller's Python has.
+        hand_over: notes a call (its name, the number of the branch whose method it is, what is called, arguments) that
+            the caller's Python makes in a run, and gives the symbol of what it returns.
         taken: the way that each decision has taken.
         open: of each decision, whether there is another way.
     """
 
     ways: tuple[int, ...] = ()
     cut: Callable[[Condition | None, tuple[Path, ...]], None] = lambda condition, after: None
+    hold: Callable[[Origin], Fill] = lambda origin: Fill(hold=0)
+    hand_over: Callable[[str, int | None, Any, Sequence[Any], Mapping[str, Any]], Any] = lambda *call: None
     taken: list[int] = field(default_factory=list)
     open: list[bool] = field(default_factory=list)
     _answers: dict[Condition, bool] = field(default_factory=dict)
@@ -129,27 +135,41 @@ class Origin:
         """The argument that it is of; empty: of a node."""
         return re.split(r"[.\[]", self.name)[0] if self.source is None else ""
 
+    @property
+    def is_read(self) -> bool:
+        """Whether it is a value that is read of a node's text by the name of its reader."""
+        match self.parts:
+            case (Fill(read=str()),):
+                return all(item for item, _ in self.steps)
+        return False
+
     def fills(self, where: Location | None, *, special: bool) -> list[str | Fill]:
-        """The parts of its text. Raises CompileError: Python makes it."""
+        """The parts of its text. Raises CompileError: it is an argument's, and Python makes it."""
         steps = tuple([key for item, key in self.steps if item])
-        if self.parts is None or len(steps) < len(self.steps):
-            why = self.why or "attributes are of Python's objects, and data has none"
-            raise CompileError(f"the text of {self.name} can't be compiled: {why}.", hint=RUN_IT, where=where)
-        if steps and (len(self.parts) != 1 or isinstance(self.parts[0], str)):
-            raise CompileError(f"{self.name}: no item of a scope's text can be compiled.", hint=RUN_IT, where=where)
+        if self.argument and len(steps) < len(self.steps):
+            raise CompileError(f"the text of {self.name} can't be compiled: {_IN_DATA}.", hint=RUN_IT, where=where)
+        single = self.parts is not None and len(self.parts) == 1 and isinstance(self.parts[0], Fill)
+        if self.parts is None or len(steps) < len(self.steps) or (steps and not single):
+            return [msgspec.structs.replace(self._hold(), special=special, where=where)]
         return [
             part if isinstance(part, str)
             else msgspec.structs.replace(part, steps=(*part.steps, *steps), special=special, where=where)
             for part in self.parts
         ]  # fmt: skip
 
+    def _hold(self) -> Fill:
+        """Stand-in for the value in the program, which the caller's Python gives when it has come."""
+        record = recording.get()
+        assert isinstance(record, Deciding)
+        return record.hold(self)
+
     def fill(self) -> Fill | None:
-        """Its value as decisions have it; None: it is not of one node or argument alone, or Python makes it."""
+        """Its value as decisions have it; None: it is of an argument, and Python makes it."""
         match self.parts:
             case (Fill() as part,) if all(item for item, _ in self.steps):
                 steps = (*part.steps, *(key for _, key in self.steps))
                 return msgspec.structs.replace(part, steps=steps, special=True, where=user_location())
-        return None
+        return None if self.argument else msgspec.structs.replace(self._hold(), where=user_location())
 
     def value(self, of: ValueOf) -> Any:
         """The value in a run."""
@@ -195,6 +215,12 @@ class Blank(Symbol):
             self._refuse("take a part of it")
         return self._stepped(f"[{key!r}]", key, item=True)
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        record = recording.get()
+        if self._origin.argument or not isinstance(record, Deciding):
+            self._refuse("call it")
+        return record.hand_over(self._name, None, self, args, kwargs)
+
     # Questions, which are decisions of the compiled program.
 
     def __bool__(self) -> bool:
@@ -220,7 +246,7 @@ class Blank(Symbol):
         if not isinstance(record, Deciding) or left is None or right is _NO_OPERAND:
             self._refuse(what, why=self._origin.why)
         values = self._origin.values
-        if left.node is None and isinstance(right, Fill) and right.node is not None:  # a node stands left
+        if left.argument is not None and isinstance(right, Fill) and right.argument is None:  # a node stands left
             left, sign, right, values = right, _TURNED[sign], left, ()
         return record.ask(Condition(left, sign, cast(Any, right)), values)
 
@@ -242,6 +268,14 @@ class Blank(Symbol):
         raise (_UnhashableError if issubclass(kind, TypeError) else CompileError)(
             told, hint=hint, where=user_location()
         )
+
+
+def later(function: Callable[..., Any], *args: Any) -> Any:
+    """What a function returns; where an argument is only known when the program runs, the symbol of that."""
+    record = recording.get()
+    if isinstance(record, Deciding) and any(isinstance(each, Blank) for each in args):
+        return record.hand_over(getattr(function, "__name__", "a function"), None, function, args, {})
+    return function(*args)
 
 
 _NO_OPERAND: Any = object()

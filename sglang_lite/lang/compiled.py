@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.execution.run import RunSettings, current_run
 from sglang_lite.lang.expressions import BaseProgram
+from sglang_lite.lang.held_row import HeldCall, HeldRow
 from sglang_lite.lang.playing import CompiledCall, Form, Playing
 from sglang_lite.lang.row_pool import RemoteRowPool, RowPool
 from sglang_lite.lang.state import user_location
@@ -75,8 +76,7 @@ class Compiled:
         )  # fmt: skip
 
     def playable(self, backend: BaseBackend, settings: RunSettings) -> Form | None:
-        """The program for a run that is played as a whole; None: the caller's Python, or another one, has a say in it,
-        and its body is run."""
+        """The program for a run that is played as a whole, or from hold to hold; None: its body is run."""
         outer = current_run.get()
         push_down = settings.push_down and (outer is None or outer.push_down)
         if settings.stream or settings.retries or not push_down or not backend.plays_programs:
@@ -85,19 +85,21 @@ class Compiled:
             return None
         settings.check_priority(backend)
         form = self.form(backend, settings)
-        if form.compiled.held is not None or (form.compiled.decision is not None and not backend.plays_decisions):
+        if form.compiled.held is None and form.compiled.decision is not None and not backend.plays_decisions:
             return None
         return form
 
     def call(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], backend: BaseBackend, settings: RunSettings
-    ) -> CompiledCall | None:
+    ) -> CompiledCall | HeldCall | None:
         """A run; None: its body is to be run."""
         form = self.playable(backend, settings)
         if form is None:
             return None
         row = self.row(args, kwargs, form)
         form.check(row)
+        if form.compiled.held is not None:
+            return HeldCall(HeldRow(form, row, settings))
         return CompiledCall(form, row, backend, settings)
 
     def pool(self, plan: BatchPlan, backend: BaseBackend, report: Report, *, held: bool) -> Pool | None:
@@ -114,8 +116,10 @@ class Compiled:
         if rows:
             with contextlib.suppress(ParameterError):  # that row's outcome
                 form.check(next(iter(rows.values())))
-        if not backend.plays_rows:
-            jobs = [(index, partial(Playing, form, row, settings)) for index, row in rows.items()]
+        held_row = form.compiled.held is not None  # whose verdicts no request of many rows can bring
+        if held_row or not backend.plays_rows:
+            make = HeldRow if held_row else Playing
+            jobs = [(index, partial(make, form, row, settings)) for index, row in rows.items()]
             return RowPool(jobs, plan.window, report, held=held, timeout=timeout)
         playing: dict[int, Playing] = {}
         failed: dict[int, SglError] = {}

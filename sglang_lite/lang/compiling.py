@@ -6,7 +6,8 @@ from __future__ import annotations
 import dis
 import inspect
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
 from types import CodeType
 from typing import Any
@@ -45,27 +46,34 @@ def compile_program(
     """
     _refuse_handlers(program)
     parameters, arguments = _arguments(program, given or {})
-    merged, left = MergedWays(), [()]  # type: MergedWays, list[tuple[int, ...]]
-    while left:
-        recorder = _recorded(program, backend, settings, arguments, left.pop())
-        left += merged.take(recorder, len(left))
-    held = merged.held
+    recorded = partial(_recorded, program, backend, settings, arguments)
+    merged = _merged(partial(recorded, unrolled=True))
+    if merged.held is not None:  # attempts are the caller's then, too
+        merged = _merged(partial(recorded, unrolled=False))
     template = template_digest(backend) if merged.turns else ""
     nodes, decision, parts = merged.program()
     compiled = CompiledProgram(
-        program.name, nodes, parameters, tuple(merged.holes), tuple(merged.seeds), held,
+        program.name, nodes, parameters, tuple(merged.holes), tuple(merged.seeds), merged.held,
         _fingerprint(program) if given is None else "", template, decision, parts,
     )  # fmt: skip
     return compiled, Scripts(merged.scripts)
 
 
+def _merged(recorded: Callable[[tuple[int, ...]], Recorder]) -> MergedWays:
+    """All ways through a body."""
+    merged, left = MergedWays(), list[tuple[int, ...]]([()])
+    while left:
+        left += merged.take(recorded(left.pop()), len(left))
+    return merged
+
+
 def _recorded(
     program: BaseProgram, backend: BaseBackend, settings: RunSettings, arguments: inspect.BoundArguments,
-    ways: tuple[int, ...],
+    ways: tuple[int, ...], *, unrolled: bool,
 ) -> Recorder:  # fmt: skip
     """The record of one way through a body."""
     decisions = Deciding(ways=ways)
-    recorder = Recorder(decisions)
+    recorder = Recorder(decisions, unrolled=unrolled)
     run = RecordingRun(backend, settings, program, recorder)
     token = current_run.set(run)
     try:
@@ -248,7 +256,7 @@ def _without_seams(nodes: Sequence[Node]) -> list[Any]:
         elif isinstance(node, Join):
             found.append(Join(mode=node.mode, where=node.where))  # places are others
         elif isinstance(node, Fill):
-            found.append(msgspec.structs.replace(node, node=()))
+            found.append(node if node.node is None else msgspec.structs.replace(node, node=()))
         elif isinstance(node, Rollback):
             found.append(Rollback(0, where=node.where))
         else:

@@ -33,6 +33,7 @@ from sglang_lite.protocol import ParameterError
 
 if TYPE_CHECKING:
     from sglang_lite.lang.compiled import Compiled
+    from sglang_lite.lang.held_row import HeldCall
     from sglang_lite.lang.playing import CompiledCall
     from sglang_lite.program.compiled import CompiledProgram
 
@@ -201,7 +202,10 @@ class SglFunction(BaseProgram):
         Returns:
             The state, when the body has returned. Reading from it waits for what is still being generated.
         """
-        own, options = self._sorted(args, kwargs, locals())
+        given = dict(locals())
+        if (handed := self._handed(args, kwargs, given)) is not None:
+            return handed  # type: ignore[no-any-return] # it stands for a state
+        own, options = self._sorted(args, kwargs, given)
         check_flags(use_thread=options["use_thread"])
         call = self._call(args, own, options)
         with _trimmed:
@@ -330,7 +334,7 @@ class SglFunction(BaseProgram):
             call = Call(self, called.args, dict(called.kwargs), backend, settings)
             return self._run_here(call)
 
-    def _run_here(self, call: Call | CompiledCall) -> ProgramState:
+    def _run_here(self, call: Call | CompiledCall | HeldCall) -> ProgramState:
         """Runs a call's body; in a thread where it needs an event loop and this one has its own."""
         if self.is_async and in_event_loop():
             call.run_in_thread()
@@ -400,13 +404,21 @@ class SglFunction(BaseProgram):
         if len(prefix) > 64:
             chosen.cache_prefix(prefix)
 
+    def _handed(self, args: Sequence[Any], kwargs: dict[str, Any], given: Mapping[str, Any]) -> Any:
+        """Symbol of the run's state, where it is inside a body that is compiled; None elsewhere."""
+        inside = current_run.get()
+        if inside is None:
+            return None
+        said = {name: given[name] for name, default in _RUN_DEFAULTS.items() if is_said(given[name], default)}
+        return inside.hand_over(self.name, self.run, args, {**kwargs, **said})
+
     def _call(
         self,
         args: Sequence[Any],
         kwargs: dict[str, Any],
         options: Mapping[str, Any],
         settings: RunSettings | None = None,
-    ) -> Call | CompiledCall:
+    ) -> Call | CompiledCall | HeldCall:
         bound = self.bound(args, kwargs, "run")
         try:
             if self.compiled is not None:
@@ -434,7 +446,7 @@ class SglFunction(BaseProgram):
         if self.is_async:
             return self._body_pool(plan, report, held=held)
 
-        def call(item: Item) -> Call | CompiledCall:
+        def call(item: Item) -> Call | CompiledCall | HeldCall:
             return self._call(item[0], item[1], plan.options, plan.settings)
 
         return BodyPool(call, plan.left, plan.window, batch.saving(report, plan.file), held=held)

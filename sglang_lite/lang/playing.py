@@ -172,6 +172,10 @@ class Playing:
         self.told = self.flush = None
         return CompiledState(self)
 
+    def outcome(self) -> ProgramState | SglError:
+        """The state, or the error that it has ended with. After its end."""
+        return self.state().outcome()
+
 
 class CompiledState(ProgramState):
     """The state of a compiled program's run. What it has beside texts of nodes is made when it is first read.

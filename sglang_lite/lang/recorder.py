@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from sglang_lite.lang.blanks import RUN_IT, Blank, CompileError, Deciding, Origin, origin_of, unmarked
-from sglang_lite.lang.script import Action, Script
+from sglang_lite.lang.blanks import RUN_IT, Blank, CompileError, Deciding, Origin, kept, origin_of, unmarked
+from sglang_lite.lang.script import Action, Called, Script
 from sglang_lite.lang.state import user_location
 from sglang_lite.lang.symbols import Symbol
 from sglang_lite.program.compiled import Hole, Seed, Step
@@ -71,14 +71,15 @@ class Recorder:
         decisions: that it makes.
         branches: that it has made, the main one first.
         holes, seeds, held: of the compiled program.
+        unrolled: attempts at a typed value are nodes; else they are held, as all that Python decides on.
         turns: it has turns, which a chat template wrote.
         reads: what was last in a branch each time that the body read something of it, with the action's number.
     """
 
-    def __init__(self, decisions: Deciding) -> None:
+    def __init__(self, decisions: Deciding, *, unrolled: bool) -> None:
         self.script = Script()
-        self.decisions = decisions
-        decisions.cut = self._cut
+        self.decisions, self.unrolled = decisions, unrolled
+        decisions.cut, decisions.hold, decisions.hand_over = self._cut, self._hold, self.hand_over
         self.branches: list[RecordedBranch] = []
         self.holes: list[Hole] = []
         self.seeds: list[Seed] = []
@@ -112,7 +113,29 @@ class Recorder:
             raise CompileError("the body reads and assigns without an end.", hint=RUN_IT, where=user_location())
         return len(actions) - 1
 
+    def stop_at(self, path: Path) -> None:
+        """Notes that the caller's Python decides on a node."""
+        self.held = self.held or path
+
+    def _hold(self, origin: Origin) -> Fill:
+        """Hole that the caller's Python fills."""
+        self.stop_at((len(self.branches[0].nodes),))
+        known = [(each.source, each.steps) for each in self.script.holds]
+        if (origin.source, origin.steps) not in known:
+            known.append((origin.source, origin.steps))
+            self.script.holds.append(origin)
+        return Fill(hold=known.index((origin.source, origin.steps)))
+
+    def hand_over(
+        self, name: str, branch: int | None, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Blank:
+        """Records a call of the user's Python, which a run makes. Returns the symbol of its result."""
+        self.stop_at((len(self.branches[0].nodes),))
+        call = Called(branch, function, kept(tuple(args)), kept(dict(kwargs)), user_location())
+        return Blank(Origin(f"{name}(…)", None, (self.act(call), ""), "your Python makes it"))
+
     def _cut(self, condition: Condition | None, after: tuple[Path, ...]) -> None:
+        self.script.cuts.append(len(self.script.actions))
         counts = tuple([len(branch.nodes) for branch in self.branches])
         self._cuts.append(_Cut(condition, after, counts, len(self.holes), len(self.seeds)))
 

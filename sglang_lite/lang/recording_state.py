@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -72,10 +72,16 @@ class RecordingRun(Run):
         self.main = _Branch(Player(self), "", recorder, ()).state
 
     def contain(self, inner: object) -> None:
-        raise CompileError(
-            "a program that the body runs by itself is no node of it.", hint="Add it: s += program(…).",
-            where=user_location(),
-        )  # fmt: skip
+        raise run_inside()
+
+    def hand_over(self, name: str, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return self.main.branch.recorder.hand_over(name, None, call, args, kwargs)
+
+
+def run_inside() -> CompileError:
+    """The error of what the body awaits, or runs as a batch."""
+    told = "a batch, or an async program, that the body runs by itself is no node of it."
+    return CompileError(told, hint="Add a plain one: s += program(…).", where=user_location())
 
 
 _READERS: dict[Any, Reader] = {int: "int", float: "float", bool: "bool"}  # of typed values
@@ -122,7 +128,7 @@ class _Branch(Branch):
     def submit(self, expr: Expression | str, where: Location | None = None) -> None:
         if isinstance(expr, str):
             for part in unmarked(str.__str__(expr)):
-                self._submit_one(part, where)
+                self._submit_one(part, where, as_text=True)
         elif isinstance(expr, Expressions):
             for each in expr.walk():
                 self.submit(each, where)
@@ -132,15 +138,16 @@ class _Branch(Branch):
             self.submit(expr.text, where)
         elif isinstance(expr, SglCall):  # what it adds is recorded
             expr.play_on(self)
-        elif isinstance(expr, Blank) and (fill := origin_of(expr).fill()) is not None and fill.read is not None:
+        elif isinstance(expr, Blank) and origin_of(expr).is_read:
             told = f"{origin_of(expr).name} is a value that Python reads of a text, and can't be added."
             raise CompileError(told, hint="Turn it into text.", where=where)
         else:
             self._submit_one(expr, where)
 
-    def _submit_one(self, expr: Any, where: Location | None) -> None:
+    def _submit_one(self, expr: Any, where: Location | None, *, as_text: bool = False) -> None:
         holes = len(self.recorder.holes)
-        number = self.recorder.act(Submitted(self.index, expr, where, None, holes=False))
+        said = kept(str(expr)) if as_text and isinstance(expr, Blank) else expr
+        number = self.recorder.act(Submitted(self.index, said, where, None, holes=False))
         if isinstance(expr, Blank):
             for part in origin_of(expr).fills(where, special=self._role is None):
                 self._record(Text(part, None, self._role is None, where=where) if isinstance(part, str) else part)
@@ -148,9 +155,9 @@ class _Branch(Branch):
             path = None
         else:
             super().submit(expr, where)
-            last = self.nodes[-1] if self.nodes else None
-            path = (*self.at, len(self.nodes) - 1) if isinstance(last, Gen | Select) else None
-        if path is not None or len(self.recorder.holes) > holes:
+            last, filled = self.nodes[-1] if self.nodes else None, len(self.recorder.holes) > holes
+            path = (*self.at, len(self.nodes) - 1) if filled or isinstance(last, Gen | Select) else None
+        if path is not None:
             actions = self.recorder.script.actions
             done: Any = actions[number]
             actions[number] = replace(done, path=path, holes=len(self.recorder.holes) > holes)
@@ -172,7 +179,7 @@ class _Branch(Branch):
             return
         number = len(self.recorder.script.actions) - 1
         holes = len(self.recorder.holes)
-        if isinstance(op, GenOp) and not self.run.settings.retries and _retried(op):
+        if isinstance(op, GenOp) and self.recorder.unrolled and not self.run.settings.retries and _retried(op):
             self._try(op, number)
             return
         path = (*self.at, len(self.nodes))
@@ -228,7 +235,7 @@ class _Branch(Branch):
         why, fill, values = "", Fill(node=path), tuple[Any, ...]()
         if isinstance(op, SelectOp):
             held = node.method is None
-            if not any(hole.path == path and hole.field[0] == "choices" for hole in recorder.holes):
+            if op.own.multi is None and not any(h.path == path and h.field[0] == "choices" for h in recorder.holes):
                 values = node.choices
         else:
             options = op.own.options
@@ -247,10 +254,19 @@ class _Branch(Branch):
                 thoughts = f"{name}_reasoning_content"
                 op.thoughts.set(Blank(Origin(f"s[{thoughts!r}]", None, (number, thoughts), "Python splits it off")))
         if held:
-            recorder.held = recorder.held or path
-            why = "the caller's Python decides on it"
+            recorder.stop_at(path)
+            if any(hole.path == path and "constraint" in hole.field for hole in recorder.holes):
+                self._refuse_reasoned(op, name)
         origin = Origin(f"s[{name!r}]", None if why else (fill,), (number, name or ""), why, values=values)
         op.variable.set(Blank(origin))
+
+    @staticmethod
+    def _refuse_reasoned(op: GenOp | SelectOp, name: str | None) -> None:
+        """Raises CompileError: an argument is in a constraint that the reasoning before it is made part of."""
+        options = op.own.options if isinstance(op, GenOp) else None
+        if options is not None and options.reasoning is not None:
+            told = f"an argument is in the constraint of {name!r}, which has reasoning and a say of your Python."
+            raise CompileError(told, hint=RUN_IT, where=op.node.where)
 
     def _scope_parts(self, start: int) -> tuple[tuple[str | Fill, ...] | None, str]:
         """Parts of the text since a node, or why Python makes that."""
@@ -264,8 +280,6 @@ class _Branch(Branch):
             elif isinstance(node, Fill):
                 parts.append(node)
             elif isinstance(node, Gen | Select):
-                if getattr(node, "held", False) or getattr(node, "method", "") is None:
-                    return None, "the caller's Python decides on a part of it"
                 several = isinstance(node, Gen) and not isinstance(node.params.n, Unset) and node.params.n > 1
                 parts.append(Fill(node=path, steps=(0,) if several else ()))
             elif isinstance(node, ImagePart) or (isinstance(node, Join) and node.mode == "concate_and_append"):
@@ -390,23 +404,46 @@ class _State(ProgramState):
         if branch.nodes:
             branch.recorder.reads.append((number, (*branch.at, len(branch.nodes) - 1)))
 
-    def call(self, program: BaseProgram, *args: Any, **kwargs: Any) -> Any:
-        raise CompileError(
-            "a program that the body runs by itself is no node of it.", hint="Add it: s += program(…).",
-            where=user_location(),
-        )  # fmt: skip
+    # What the caller's Python does when it is there.
+
+    def _handed(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return self.branch.recorder.hand_over(f"s.{method}", self.branch.index, method, args, kwargs)
+
+    def call(self, program: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(program, BaseProgram):
+            return super().call(program)
+        if program.is_async:
+            raise run_inside()
+        return self._handed("call", program, *args, **kwargs)
+
+    def cancel(self) -> None:
+        self._handed("cancel")
+
+    def raw(self, name: str) -> Any:
+        return self._handed("raw", name)
+
+    def probs(self, name: str) -> Any:
+        return self._handed("probs", name)
+
+    def selection(self, name: str) -> Any:
+        return self._handed("selection", name)
+
+    def usage(self, name: str | None = None) -> Any:
+        return self._handed("usage", name)
+
+    def text(self) -> Any:
+        return self._handed("text")
+
+    def messages(self) -> Any:
+        return self._handed("messages")
+
+    # What can't be noticed when it is asked something: `is None`, isinstance(…).
 
     def _record(self, name: str) -> Any:
         raise CompileError(f"what is known of {name!r} depends on the run.", hint=RUN_IT, where=user_location())
 
-    def raw(self, name: str) -> Any:
-        return self._record(name)
-
     def error(self) -> SglError | None:
         raise CompileError("errors depend on the run.", hint=RUN_IT, where=user_location())
-
-    def usage(self, name: str | None = None) -> Any:
-        return self._record(name or "the run")
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         raise CompileError("a stream is of a run.", hint=RUN_IT, where=user_location())

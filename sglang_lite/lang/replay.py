@@ -8,30 +8,17 @@ from typing import Any, TypeAlias
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.stand_in import StandIn
-from sglang_lite.lang.blanks import Blank, ValueOf, resolved
-from sglang_lite.lang.concurrency.variables import Variable
+from sglang_lite.lang.blanks import resolved
 from sglang_lite.lang.execution.branch import Branch
-from sglang_lite.lang.execution.operations import Checkpoint
 from sglang_lite.lang.execution.player import Player
-from sglang_lite.lang.execution.reading import nothing
 from sglang_lite.lang.execution.run import Calling, Run, RunSettings
 from sglang_lite.lang.expressions import SglGen, SglSelect
-from sglang_lite.lang.script import (
-    Adopted,
-    Assigned,
-    Forked,
-    Joined,
-    Marked,
-    Read,
-    RolledBack,
-    Script,
-    Submitted,
-    adopt,
-)
-from sglang_lite.lang.state import ProgramState, ProgramStateGroup
+from sglang_lite.lang.performance import Performance
+from sglang_lite.lang.script import Script, Submitted
+from sglang_lite.lang.state import ProgramState
 from sglang_lite.program.choosing import METHODS, decide
 from sglang_lite.program.decisions import node_at
-from sglang_lite.program.nodes import Node, Path, ScopeEnd
+from sglang_lite.program.nodes import Node, Path
 from sglang_lite.protocol import (
     Constraint,
     Delta,
@@ -156,71 +143,29 @@ def replay(
     answers = Answers(backend, result)
     run = Run(answers, replace(settings, timeout=None), new_state=ProgramState)
     run.called = called
-    states = {0: ProgramState(Branch(Player(run)))}
-    main = states[0].branch
+
+    def asks(action: Submitted) -> Any:
+        run.failed(answers.usages(action.refused))
+        answers.path, expression = action.path, action.expression
+        if not action.holes:
+            return expression
+        node = node_at(nodes, action.path or ())
+        return replace(expression, node=node) if isinstance(expression, SglGen | SglSelect) else node
+
+    state = ProgramState(Branch(Player(run)))
+    performance = Performance(row, {0: state}, asks)
     raised: SglError | None = None
-    variables: dict[tuple[int, str], Variable] = {}
-    marks: dict[int, Checkpoint] = {}
-
-    def of(source: tuple[int, str] | None, argument: str) -> Any:
-        return row[argument] if source is None else variables[source].result()
-
     try:
-        for number, action in enumerate(script.actions):
-            if isinstance(action, Marked):
-                marks[number] = states[action.branch].branch.mark()
-            elif isinstance(action, RolledBack):
-                states[action.branch].branch.roll_back(marks[action.mark], action.where)
-            else:
-                _redo(action, number, states, variables, of, answers, nodes)
-        states[0].ret_value = resolved(script.result, of)
+        for variable in performance.do(script, 0, len(script.actions)):
+            variable.wait()
+        state.ret_value = resolved(script.result, performance.of)
     except SglError as error:
-        main.abandon(error)
+        state.branch.abandon(error)
         raised = error
     finally:
-        main.end()
+        state.branch.end()
     run.took(result.seconds)
     run.backend, run.settings = backend, settings
-    for state in states.values():
-        state.branch.continue_on(backend)
-    return states[0], raised
-
-
-def _redo(
-    action: Any, number: int, states: dict[int, ProgramState], variables: dict[tuple[int, str], Variable], of: ValueOf,
-    answers: Answers, nodes: Sequence[Node],
-) -> None:  # fmt: skip
-    state = states[action.branch]
-    branch = state.branch
-    match action:
-        case Submitted(expression=expression, where=where, path=path):
-            branch.run.failed(answers.usages(action.refused))
-            answers.path = path
-            if isinstance(expression, Blank):
-                expression = str(resolved(expression, of))
-            elif action.holes:
-                expression = replace(expression, node=node_at(nodes, path or ()))
-            branch.submit(expression, where)
-            if isinstance(expression, SglGen | SglSelect) and expression.node.name is not None:
-                name = expression.node.name
-                variables[number, name] = branch.names.variables[name]
-                thoughts = branch.names.variables.get(f"{name}_reasoning_content")
-                if thoughts is not None:
-                    variables[number, f"{name}_reasoning_content"] = thoughts
-            elif isinstance(expression, ScopeEnd):
-                variables[number, expression.name] = branch.names.variables[expression.name]
-        case Forked(children=children, where=where):
-            states.update(zip(children, map(ProgramState, branch.fork(len(children), where))))
-        case Joined(children=children, mode=mode):
-            ProgramStateGroup([states[child] for child in children], state).join(mode)
-        case Adopted(child=child):
-            adopt(branch, states[child].branch)
-        case Assigned(name=name, value=value):
-            state.set_var(name, resolved(value, of))
-        case Read(name=None, where=where):
-            branch.read(nothing, where).result()
-        case Read(name=name, where=where):
-            found = branch.names.variables[name]
-            if found.error() is not None:
-                branch.player.see_failure()
-            found.result()
+    for each in performance.states.values():
+        each.branch.continue_on(backend)
+    return state, raised

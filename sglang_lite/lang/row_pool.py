@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Any, Protocol
 
 from sglang_lite.lang.backend.base_backend import BaseBackend, said
 from sglang_lite.lang.body_pool import Outcome, Report
@@ -18,6 +19,19 @@ from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.execution.run import current_run, deadline_of, too_long
 from sglang_lite.lang.playing import Playing
 from sglang_lite.protocol import RequestAbortedError, SglError
+
+
+class PlayedRow(Protocol):
+    """A row of a batch: its end is told on any thread, and `flush` called after those that end together."""
+
+    told: Callable[[Any], object] | None
+    flush: Callable[[], object] | None
+
+    def start(self) -> None: ...
+
+    def stop(self, error: SglError) -> None: ...
+
+    def outcome(self) -> Outcome: ...
 
 
 class RowPool:
@@ -33,7 +47,7 @@ class RowPool:
 
     def __init__(
         self,
-        jobs: Iterable[tuple[int, Callable[[], Playing]]],
+        jobs: Iterable[tuple[int, Callable[[], PlayedRow]]],
         window: int,
         report: Report,
         *,
@@ -43,9 +57,9 @@ class RowPool:
         self._jobs, self._room, self._report, self._held = iter(jobs), window, report, held
         self._timeout, self._outer = timeout, current_run.get()
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # rung when there is something to do
-        self._ended: deque[tuple[int, Playing]] = deque()
+        self._ended: deque[tuple[int, PlayedRow]] = deque()
         self._released: deque[None] = deque()
-        self._playing: dict[int, Playing] = {}
+        self._playing: dict[int, PlayedRow] = {}
         self._due: deque[tuple[float, int, SglError]] = deque()  # when rows have taken too long, the first one first
         self._stopped = threading.Event()
         self._error: SglError | None = None  # of all rows that are left, if they are to be told
@@ -107,7 +121,7 @@ class RowPool:
             self._end(index, error)
         return True
 
-    def _told(self, index: int, playing: Playing) -> None:
+    def _told(self, index: int, playing: PlayedRow) -> None:
         """Takes a row that has ended, on any thread; the bell is rung once for all that end together."""
         self._ended.append((index, playing))
 
@@ -133,7 +147,7 @@ class RowPool:
             if self._playing.pop(index, None) is None:
                 continue
             try:
-                outcome: Outcome = playing.state().outcome()
+                outcome: Outcome = playing.outcome()
             except Exception as error:  # that row's outcome
                 outcome = error
             self._end(index, outcome)
@@ -232,7 +246,7 @@ class RemoteRowPool:
                 for event in events:
                     playing.take(event)
                 try:
-                    outcome: Outcome = playing.state().outcome()
+                    outcome: Outcome = playing.outcome()
                 except Exception as error:  # that row's outcome
                     outcome = error
                 self._end(index, outcome)

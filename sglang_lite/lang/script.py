@@ -80,7 +80,23 @@ class RolledBack:
     where: Location | None
 
 
-Action: TypeAlias = Submitted | Forked | Joined | Adopted | Assigned | Read | Marked | RolledBack
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A call of the user's Python with what nodes have brought.
+
+    Attributes:
+        branch: whose state's method it is, by that name; None: of none.
+        function: that name, or what is called.
+    """
+
+    branch: int | None
+    function: Any
+    args: Any
+    kwargs: Any
+    where: Location | None
+
+
+Action: TypeAlias = Submitted | Forked | Joined | Adopted | Assigned | Read | Marked | RolledBack | Called
 
 
 @dataclass(slots=True)
@@ -89,12 +105,16 @@ class Script:
 
     Attributes:
         actions: of it.
+        cuts: of each decision, the number of actions before it.
+        holds: origins of the values that only the caller's Python has, by their numbers.
         result: what it returned.
         reads: values are read of texts by the caller's Python, which may refuse them.
         plain: names of variables of the main branch whose values are the texts of nodes, or lists of them.
     """
 
     actions: list[Action] = field(default_factory=list)
+    cuts: list[int] = field(default_factory=list)
+    holds: list[Any] = field(default_factory=list)
     result: Any = None
     reads: bool = False
     plain: dict[str, Any] = field(default_factory=dict)
@@ -124,8 +144,8 @@ class Scripts:
 
     @property
     def waits(self) -> bool:
-        """Whether, on any way, the body reads values."""
-        return any(isinstance(action, Read) for script in self.ways.values() for action in script.actions)
+        """Whether, on any way, the body reads values, or calls the user's Python with them."""
+        return any(isinstance(action, Read | Called) for script in self.ways.values() for action in script.actions)
 
 
 def adopt(parent: Branch, child: Branch) -> None:

@@ -1,7 +1,7 @@
 """Programs whose arguments are data: one graph with holes, and what fills it for a row.
 
-A compiled program is data alone; nothing of it is executed. What is the caller's Python (checks, readers of values) is
-in no node: such a node is `held`, and the program is played by whoever has that Python.
+A compiled program is data alone; nothing of it is executed. What is the caller's Python (checks, tools, methods of
+values) is in no node: there the program has a hold, and whoever has that Python plays it from one to the next.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ class CompiledProgram(Record, frozen=True):
         parameters: of the program.
         holes: other values in nodes that arguments give.
         seeds: nodes that get a seed where the run has one.
-        held: the path of the first node that the caller's Python decides on; None: there is none.
+        held: the path of the first node that the caller's Python decides on, or before which it works on a value; None:
+            it has no say, and the program is played as a whole.
         fingerprint: digest of the body, and of all that it reads.
         template: digest of the chat template that its turns were written with; empty where it has no turns.
         decision, parts: as of a Program. Decisions may be by arguments, too.
@@ -131,6 +132,7 @@ class Filler:
         self._holes: dict[tuple[int, Path], list[Hole]] = {}
         for hole in compiled.holes:
             self._holes.setdefault((hole.part, hole.path), []).append(hole)
+        self._filled = {place: tuple(each) for place, each in self._holes.items()}
         self._seeds = {(each.part, each.path): each for each in compiled.seeds}
         found = all_nodes(compiled.nodes, compiled.parts)
         self._valued = {path for path, node in found if isinstance(node, Gen | Select)}
@@ -188,6 +190,18 @@ class Filler:
         ]
         program = Program(nodes, compiled.decision, tuple(parts))
         return decided(program, row) if self._decides else program
+
+    def node(self, node: Any, part: int, path: Path, row: Row) -> Any:
+        """A node with a row's values in the holes that the program has at its place.
+
+        Args:
+            node: as its author has it, of the same fields.
+            part: as of a hole.
+
+        Raises:
+            ParameterError: as when a program is filled.
+        """
+        return _node_maker(node, self._filled.get((part, path), ()), None)(row, None)
 
     def _by_arguments(self, decision: Decision | None) -> bool:
         """Tells whether a decision is by arguments."""

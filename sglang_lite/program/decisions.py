@@ -39,6 +39,14 @@ def taken(value: Any, fill: Fill) -> Any:
     return value if fill.read is None else _read(value, fill.read, fill)
 
 
+def unfilled(fill: Fill) -> ParameterError:
+    """The error of a hole that is played without a value."""
+    if fill.argument is None:
+        told = "only the caller's Python has its value: a program with holds is played from one to the next."
+        return ParameterError(f"hold {fill.hold}", told, where=fill.where)
+    return ParameterError(fill.argument, "the hole has no value: a compiled program is filled first.", where=fill.where)
+
+
 def _read(text: object, reader: Reader, fill: Fill) -> int | float | bool:
     written = str(text).rstrip(_NUMBER_ENDS).replace(",", "")
     try:

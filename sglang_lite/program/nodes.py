@@ -154,12 +154,13 @@ class Text(BaseNode, frozen=True, eq=False):
 
 
 class Fill(BaseNode, frozen=True, eq=False):
-    """Text that is not known when the program is written: of an argument, or of an earlier node.
+    """Text that is not known when the program is written: of an argument, of an earlier node, or of a hold.
 
     Attributes:
         argument: its name; a program that is played has none left (see program/compiled.py).
         node: path of a generation or selection in any branch: the branch waits here until that has its value, a text
             (or a list, of several samples).
+        hold: number of a value that the caller's Python makes of what has come; no engine plays a program that has one.
         steps: items to take of the value, one after another.
         special: as in Span.
         read: how the value is read of the node's text; None: it is the text.
@@ -170,10 +171,11 @@ class Fill(BaseNode, frozen=True, eq=False):
     steps: tuple[int | str, ...] = ()
     special: bool = True
     read: Reader | None = None
+    hold: int | None = None
 
     def __post_init__(self) -> None:
-        if (self.argument is None) is (self.node is None):
-            raise ParameterError("Fill", "is of an argument or of a node, one of the two.", where=self.where)
+        if sum(source is not None for source in (self.argument, self.node, self.hold)) != 1:
+            raise ParameterError("Fill", "is of an argument, of a node or of a hold, one of them.", where=self.where)
 
 
 class ImagePart(BaseNode, frozen=True, eq=False):

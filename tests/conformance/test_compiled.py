@@ -20,18 +20,17 @@ FIXED = {"seed": 3, "max_new_tokens": 24}
 # Programs that can't be compiled, and what they are told.
 WHY = {
     "error": ("errors depend on the run", "backend_of_a_node_fails check_fails_then_text check_raises error_in_branch "
-              "fork_error_in_fork rollback_after_error rollback_error_in_branch"),
-    "decides": ("the caller's Python decides on it", "backend_of_a_node_in_branch error_read"),
-    "cancel": ("a cancellation can't be compiled", "cancel cancel_branch cancel_fork cancel_then_rollback"),
+              "fork_error_in_fork rollback_after_error rollback_error_in_branch "
+              "cancel_branch cancel_fork"),
     "look up": ("can't look it up", "sglang_react"),
-    "inside": ("runs by itself is no node of it", "coroutine_calls nested_call nested_call_alone "
-               "nested_call_in_branches nested_read nested_run"),
+    "inside": ("runs by itself is no node of it", "coroutine_calls"),
     "catches": ("catches exceptions", "coroutine_error error_caught grammar_refuses_choices image_refused"),
     "raises": ("can't be run with symbols", "error_of_the_body error_of_the_body_in_branch fork_reads fork_then_more "
-               "sglang_judge"),
-    "known": ("depends on the run", "gen_logprobs gen_usage select_probabilities"),
-    "text": ("the text or the messages are only known", "read_messages read_text"),
-    "length": ("can't tell how long it is", "scope_select sglang_long_doc_qa sglang_parallel_encoding"),
+               "nested_run sglang_judge"),
+    "known": ("depends on the run", "gen_logprobs"),
+    "through": ("can't go through it", "select_probabilities"),
+    "length": ("can't tell how long it is", "read_messages read_text scope_select sglang_long_doc_qa "
+               "sglang_parallel_encoding"),
     "stream": ("a stream is of a run", "stream_read"),
 }  # fmt: skip
 NOT_COMPILED = {name: why for why, names in WHY.values() for name in names.split()}

@@ -31,6 +31,13 @@ def deciding(s, question, length=2):
     s += sgl.select("c", [f"{question}x", "y"])
 
 
+@sgl.function
+def checked(s, question, length=2):
+    s += f"{question}" + sgl.gen("a", max_tokens=length, ignore_eos=True, check=lambda a: a < "m", retries=9)
+    s += f" {s['a'].upper()} " + sgl.gen("b", regex="[abc]", temperature=1.0)
+    s += sgl.select("c", [f"{question}x", "y"])
+
+
 ROWS = [{"question": "ab" * (i + 1), "length": i % 4 + 1} for i in range(12)]
 
 
@@ -39,7 +46,7 @@ def told(state):
     return state.text(), state["a"], b, state["c"], state.usage().completion_tokens
 
 
-@pytest.mark.parametrize("program", [program, deciding], ids=["plain", "decides"])
+@pytest.mark.parametrize("program", [program, deciding, checked], ids=["plain", "decides", "holds"])
 def test_a_compiled_batch_is_the_same_in_both_forms(here, own, program):
     found = []
     for engine in (here, own):

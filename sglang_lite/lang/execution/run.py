@@ -254,6 +254,10 @@ class Run:
             if inner is not None:
                 inner.stop(error)
 
+    def hand_over(self, name: str, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Has the run of a body that is only recorded call something when it is there. None: this is no such run."""
+        return None
+
     def usage(self) -> Usage:
         total = total_usage([*usages_of(self._records[:]), *self._failed[:]])
         return msgspec.structs.replace(total, total_s=self._last_end - self.started)

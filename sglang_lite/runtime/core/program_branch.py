@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from sglang_lite.program.decisions import taken
+from sglang_lite.program.decisions import taken, unfilled
 from sglang_lite.program.nodes import (
     Fill,
     Fork,
@@ -457,7 +457,7 @@ class Branch:
             SglError: the node has failed, or its value has no such item.
         """
         if node.node is None:
-            raise ParameterError(str(node.argument), "the hole has no value: a compiled program is filled first.")
+            raise unfilled(node)
         value = self._player.value(node.node, self)
         if value is not None:
             text.write((Span(str(taken(value, node)), special=node.special),))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from sglang_lite.program.decisions import asked, holds
+from sglang_lite.program.decisions import asked, holds, unfilled
 from sglang_lite.program.nodes import Decision, Fill, Path
-from sglang_lite.protocol import ParameterError, SglError
+from sglang_lite.protocol import SglError
 from sglang_lite.runtime.core.branch_queue import Queued
 from sglang_lite.runtime.core.program_branch import Branch
 
@@ -85,8 +85,7 @@ class Decisions:
 
         def known(fill: Fill) -> str | list[str]:
             if fill.node is None:
-                told = "the hole has no value: a compiled program is filled first."
-                raise ParameterError(str(fill.argument), told, where=fill.where)
+                raise unfilled(fill)
             return values[fill.node]
 
         return 0 if decision.condition is None or holds(decision.condition, known) else 1

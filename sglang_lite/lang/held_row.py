@@ -1,0 +1,190 @@
+"""A row of a compiled program with holds: its script is done, without a thread of its own. Its nodes are handed over up
+to the next hold; what the caller's Python says there is handed over with what comes behind."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import copy_context
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from sglang_lite.lang.blanks import resolved
+from sglang_lite.lang.body_pool import Outcome, outcome_of
+from sglang_lite.lang.concurrency.loop import executor
+from sglang_lite.lang.concurrency.variables import Variable
+from sglang_lite.lang.execution.branch import Branch
+from sglang_lite.lang.execution.player import Player
+from sglang_lite.lang.execution.reading import finished, when_finished
+from sglang_lite.lang.execution.run import Run, RunSettings, current_run
+from sglang_lite.lang.expressions import SglGen, SglSelect
+from sglang_lite.lang.performance import Performance
+from sglang_lite.lang.playing import Form
+from sglang_lite.lang.script import Script, Submitted
+from sglang_lite.lang.state import ProgramState
+from sglang_lite.program.decisions import holds
+from sglang_lite.program.nodes import Fill
+from sglang_lite.protocol import Generation, RequestAbortedError, SglError
+
+
+class HeldRow:
+    """A row that is played from hold to hold.
+
+    Attributes:
+        form, row: of the run.
+        told: called at its end, on any thread; `flush` after it.
+    """
+
+    def __init__(self, form: Form, row: Mapping[str, Any], settings: RunSettings) -> None:
+        self.form, self.row = form, row
+        form.filler(row)  # which refuses values that can't be where they are to be
+        outer = current_run.get()
+        run = Run(form.backend, settings, outer=outer, new_state=ProgramState)
+        run.called, run.context = form.called(row), copy_context()
+        self._state = ProgramState(Branch(Player(run, run.pushed())))
+        run.state = weakref.ref(self._state)
+        if outer is not None:
+            outer.contain(self._state.branch)
+        self._performance = Performance(row, {0: self._state}, self._asks)
+        self._part = -1
+        self._steps = self._perform()
+        self._ended = Variable()  # the script
+        self._raised: BaseException | None = None
+        self.told: Callable[[HeldRow], object] | None = None
+        self.flush: Callable[[], object] | None = None
+
+    @property
+    def state(self) -> ProgramState:
+        return self._state
+
+    def start(self) -> None:
+        """Does what the script does, as far as that needs no waiting; the executor loop does the rest."""
+        run = self._state.branch.run
+        token = current_run.set(run)
+        try:
+            waits = next((each for each in self._steps if not each.done), None)
+        except BaseException as error:  # of the user's Python, too
+            self._end(error)
+        else:
+            if waits is None:
+                self._end(None)
+            else:
+                waits.when_done(partial(executor().post, self.start))
+        finally:
+            current_run.reset(token)
+
+    def _end(self, error: BaseException | None) -> None:
+        branch, self._raised = self._state.branch, error
+        try:
+            if error is not None:
+                branch.abandon(error)
+        finally:
+            branch.end()
+            self._ended.set(None)
+            when_finished(branch.player, self._tell)
+
+    def _tell(self) -> None:
+        told, flush = self.told, self.flush
+        if told is not None:
+            told(self)
+        if flush is not None:
+            flush()
+
+    def stop(self, error: SglError) -> None:
+        """Ends it with an error, unless it has ended."""
+        self._state.branch.stop(error)
+
+    def outcome(self) -> Outcome:
+        """The state, or the error that it has ended with. After its end."""
+        if isinstance(self._raised, Exception):
+            return self._raised
+        return outcome_of(self._state)
+
+    def wait(self) -> None:
+        """Waits for the end of the script. Raises what that has raised."""
+        try:
+            self._ended.wait()
+        except BaseException:
+            self.stop(RequestAbortedError("the program was interrupted."))
+            raise
+        if self._raised is not None:
+            raise self._raised
+
+    async def finished(self) -> None:
+        """Waits for the end of the script, and of all that it has added. Raises what the script has raised."""
+        await self._ended.get()
+        if self._raised is not None:
+            raise self._raised
+        await finished(self._state.branch.player).get()
+
+    def _perform(self) -> Iterator[Variable]:
+        """Does the script, way by way. Yields what has to be done before it continues."""
+        compiled, scripts = self.form.compiled, self.form.scripts
+        decided, decision, at = tuple[int, ...](), compiled.decision, 0
+        while True:
+            script = scripts.script(decided)
+            stop = script.cuts[len(decided)]
+            yield from self._performance.do(script, at, stop)
+            if decision is None:
+                break
+            condition = decision.condition
+            outcome = 0 if condition is None or holds(condition, partial(self._value, script)) else 1
+            self._part = decision.parts[outcome]
+            decided, at, decision = (*decided, outcome), stop, compiled.parts[self._part].decision
+        self._state.ret_value = resolved(script.result, self._performance.of)
+
+    def _value(self, script: Script, fill: Fill) -> Any:
+        """The value that a decision is by."""
+        if fill.argument is not None:
+            return self.row[fill.argument]
+        if fill.node is None:
+            return script.holds[fill.hold or 0].value(self._performance.of)
+        variable = self._performance.values[fill.node]
+        value, record = variable.result(), variable.record
+        if isinstance(record, list) and isinstance(record[0], Generation):
+            return [each.text for each in record]
+        return record.text if isinstance(record, Generation) else value
+
+    def _asks(self, action: Submitted) -> Any:
+        expression = action.expression
+        if not action.holes:
+            return expression
+        node, path = getattr(expression, "node", expression), action.path or ()
+        filled = self.form.filler.node(node, self._part, path, self.row)
+        return replace(expression, node=filled) if isinstance(expression, SglGen | SglSelect) else filled
+
+
+class HeldCall:
+    """A run of a compiled program with holds, as `Call` is of one whose body runs.
+
+    Attributes:
+        state: of the run.
+    """
+
+    def __init__(self, row: HeldRow) -> None:
+        self._row, self.state = row, row.state
+
+    def run(self) -> ProgramState:
+        """Does the script. What it raises is raised."""
+        self._row.start()
+        self._row.wait()
+        return self.state
+
+    run_in_thread = run
+
+    def run_streaming(self) -> None:
+        """`run` as a body is run whose text is streamed; a stream of this program runs its body."""
+        self.run()
+
+    async def arun(self) -> None:
+        """Awaits the script and everything it has added."""
+        self._row.start()
+        try:
+            await self._row.finished()
+        except asyncio.CancelledError:
+            self._row.stop(RequestAbortedError("the program was cancelled."))
+            raise
+
+    arun_streaming = arun

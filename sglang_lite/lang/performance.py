@@ -1,0 +1,125 @@
+"""Doing what a body did while it was compiled, for the values of a run: its script, action by action."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_lite.lang.blanks import Blank, origin_of, resolved
+from sglang_lite.lang.call import start_thread
+from sglang_lite.lang.concurrency.variables import Variable
+from sglang_lite.lang.execution.operations import Checkpoint
+from sglang_lite.lang.execution.reading import finished, nothing
+from sglang_lite.lang.expressions import SglGen, SglSelect
+from sglang_lite.lang.script import (
+    Action,
+    Adopted,
+    Assigned,
+    Called,
+    Forked,
+    Joined,
+    Marked,
+    Read,
+    RolledBack,
+    Script,
+    Submitted,
+    adopt,
+)
+from sglang_lite.lang.state import ProgramState, ProgramStateGroup
+from sglang_lite.program.nodes import Path, ScopeEnd
+
+
+@dataclass(slots=True, eq=False)
+class Performance:
+    """A script that is being done.
+
+    Attributes:
+        row: the arguments.
+        states: of the run, by the numbers of their branches; the main one is given.
+        asks: is told of each expression before it is added, and gives it with the arguments in its holes.
+        values: variables of generations and selections, by the paths of their nodes.
+    """
+
+    row: Mapping[str, Any]
+    states: dict[int, ProgramState]
+    asks: Callable[[Submitted], Any]
+    values: dict[Path, Variable] = field(default_factory=dict)
+    _variables: dict[tuple[int, str], Variable] = field(default_factory=dict)  # by the actions that have made them
+    _marks: dict[int, Checkpoint] = field(default_factory=dict)
+
+    def of(self, source: tuple[int, str] | None, argument: str) -> Any:
+        """The value of an action's variable, or of an argument."""
+        return self.row[argument] if source is None else self._variables[source].result()
+
+    def do(self, script: Script, start: int, stop: int) -> Iterator[Variable]:
+        """Does some actions. Yields what has to be done before the next one.
+
+        Raises:
+            Exception: as the body would.
+        """
+        for number in range(start, stop):
+            yield from self._do(number, script.actions[number])
+
+    def _do(self, number: int, action: Action) -> Iterator[Variable]:
+        state = self.states[action.branch or 0]
+        branch = state.branch
+        match action:
+            case Submitted():
+                self._submit(number, action)
+            case Forked(children=children, where=where):
+                self.states.update(zip(children, map(ProgramState, branch.fork(len(children), where))))
+            case Joined(children=children, mode=mode):
+                ProgramStateGroup([self.states[child] for child in children], state).join(mode)
+            case Adopted(child=child):
+                adopt(branch, self.states[child].branch)
+            case Assigned(name=name, value=value):
+                state.set_var(name, resolved(value, self.of))
+            case Marked():
+                self._marks[number] = branch.mark()
+            case RolledBack(mark=mark, where=where):
+                branch.roll_back(self._marks[mark], where)
+            case Read(name=name, where=where):
+                found = branch.read(nothing, where) if name is None else branch.names.variables[name]
+                yield found
+                if name is not None and found.error() is not None:
+                    branch.player.see_failure()
+                found.result()
+            case Called():
+                yield (made := self._call(number, action))
+                if (error := made.error()) is not None:
+                    raise error
+
+    def _submit(self, number: int, action: Submitted) -> None:
+        branch, expression = self.states[action.branch].branch, self.asks(action)
+        if isinstance(expression, Blank) and origin_of(expression).argument:
+            expression = str(resolved(expression, self.of))
+        branch.submit(resolved(expression, self.of), action.where)
+        names = [expression.name] if isinstance(expression, ScopeEnd) else []
+        if isinstance(expression, SglGen | SglSelect) and expression.node.name is not None:
+            names = [expression.node.name, f"{expression.node.name}_reasoning_content"]
+        for name in names:
+            if (variable := branch.names.variables.get(name)) is not None:
+                self._variables[number, name] = variable
+        if names and action.path is not None:
+            self.values[action.path] = branch.names.variables[names[0]]
+
+    def _call(self, number: int, action: Called) -> Variable:
+        """Calls the user's Python, in a thread of its own, as it may wait; a variable for what it returns."""
+        made = self._variables[number, ""] = Variable(action.where)
+        function = action.function
+        if action.branch is not None:
+            function = getattr(self.states[action.branch], function)
+
+        def call() -> None:
+            try:
+                args, kwargs = resolved(action.args, self.of), resolved(action.kwargs, self.of)
+                value = resolved(function, self.of)(*args, **kwargs)
+                if isinstance(value, ProgramState):  # reading it must not wait
+                    finished(value.branch.player).wait()
+                made.set(value)
+            except BaseException as error:  # raised where the script has got to
+                made.fail(error)
+
+        start_thread(call)
+        return made
