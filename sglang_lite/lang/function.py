@@ -329,8 +329,7 @@ class SglFunction(BaseProgram):
         """Runs it once more, as it was called, on another backend."""
         budget = None if settings.budget is None else settings.budget.afresh()
         with _trimmed:
-            # What is known of it is asked node by node, so that no priority can be had.
-            settings = replace(settings, stream=False, priority=0, budget=budget)
+            settings = replace(settings, stream=False, budget=budget)
             call = Call(self, called.args, dict(called.kwargs), backend, settings)
             return self._run_here(call)
 

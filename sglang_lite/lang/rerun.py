@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict, deque
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.base_backend import BaseBackend, said
 from sglang_lite.lang.backend.stand_in import StandIn
 from sglang_lite.lang.execution.operations import ForkOp, GenOp, JoinOp, MarkOp, SelectOp
 from sglang_lite.lang.execution.player import Player
+from sglang_lite.lang.execution.push_down import OpenProgram
 from sglang_lite.program.choosing import ChoicesDecision
 from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ImagePart, Text
 from sglang_lite.program.seeds import reseeded
@@ -26,9 +27,12 @@ from sglang_lite.protocol import (
     Generation,
     Image,
     ParameterError,
+    Played,
+    ProgramResult,
     Prompt,
     SamplingParams,
     Selection,
+    SglError,
     Usage,
 )
 from sglang_lite.protocol.saved import SavedAnswer, SavedChoice
@@ -58,7 +62,8 @@ class Question:
 
 
 class RememberingBackend(StandIn):
-    """A backend that is asked what is not known yet. What is given instead of an answer is held against its constraint.
+    """A backend that is asked what is not known yet, in one program where it plays such. What is given instead of an
+    answer is held against its constraint.
 
     Args:
         backend: to be asked.
@@ -71,15 +76,30 @@ class RememberingBackend(StandIn):
         for answer in answers:
             self._answers[answer.asked].append(answer)
 
+    remembers = True
+
+    @property
+    def plays_programs(self) -> bool:
+        return self.backend.plays_programs
+
+    @property
+    def takes_priority(self) -> bool:
+        return self.backend.takes_priority
+
+    def open_program(
+        self, sink: Callable[[Played | ProgramResult | SglError], None], *, stream: bool, priority: int = 0
+    ) -> OpenProgram:
+        return self.backend.open_program(sink, stream=stream, **said(priority))
+
     def _known(self, asked: str) -> SavedAnswer | None:
         return self._answers[asked].popleft() if self._answers.get(asked) else None
 
     def remembered(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
-    ) -> list[Generation] | None:
+    ) -> Sequence[Generation] | None:
         known = self._known(Question(prompt.text, prompt.images).digest(params, constraint))
         if known is None:
-            return None
+            return self.backend.remembered(prompt, params, constraint)
         answers = [answer for answer in known.answers if isinstance(answer, Generation)]
         return [msgspec.structs.replace(answer, usage=Usage()) for answer in answers]  # it costs nothing this time
 
@@ -95,9 +115,15 @@ class RememberingBackend(StandIn):
             yield answer
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
-        known = self._known(Question(prompt.text, prompt.images).digest(tuple(choices), unconditional))
+        known = self.remembered_choice(prompt, choices, unconditional=unconditional)
         if known is None:
             return await self.backend.aselect(prompt, choices, unconditional=unconditional)
+        return known
+
+    def remembered_choice(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection | None:
+        known = self._known(Question(prompt.text, prompt.images).digest(tuple(choices), unconditional))
+        if known is None:
+            return self.backend.remembered_choice(prompt, choices, unconditional=unconditional)
         (answer,) = known.answers
         assert isinstance(answer, SavedChoice)
         if answer.decision not in choices:

@@ -92,6 +92,32 @@ def test_runs_batches_and_programs_inside_have_it(engine):
     assert backend.noted[6:] == [6, 6, 6]
 
 
+@sgl.function
+def parts(s):
+    s += "p" + sgl.gen("a", max_tokens=2) + sgl.select("way", ["left", "right"])
+    left, right = s.fork(2)
+    left += sgl.gen("b", max_tokens=2)
+    right += " or " + sgl.gen("c", max_tokens=2)
+    s += " and " + sgl.gen("d", max_tokens=2, n=2)
+
+
+def test_what_runs_again_is_one_program_of_the_same_priority(engine):
+    backend = Noting(engine)
+    state = parts.run(backend=backend, priority=2, seed=1)
+    before = backend.engine.stats()
+    again = state.rerun("way", {"left": "right", "right": "left"}[state["way"]])
+    assert again["a"] == state["a"]
+    assert again.usage().completion_tokens == 8  # b, c, and d twice
+    assert backend.noted == [2, 2]
+    after = backend.engine.stats()
+    assert after["programs_opened"] - before["programs_opened"] == 1
+    assert after["requests_submitted"] == before["requests_submitted"]
+    same = again.rerun("way", state["way"])
+    assert same.text() == state.text()
+    assert same["d"] == state["d"]
+    assert same.usage().completion_tokens == 0  # as answers of the first run are known, too
+
+
 def test_it_goes_over_http(engine):
     with serving(engine) as url:
         remote = sgl.RuntimeEndpoint(url, retries=0)

@@ -55,6 +55,7 @@ class BaseBackend:
 
     Attributes:
         capabilities: what it can honour.
+        remembers: it may have answers of an earlier run.
         enforces: its answers keep their constraints, or it raises; else every answer is held against its constraint.
         chat_template: how roles become text.
         support_concate_and_append: SGLang's flag for joining KV caches. Texts are joined, whatever it says.
@@ -65,6 +66,7 @@ class BaseBackend:
 
     capabilities: Capabilities = EVERYTHING
     enforces = False
+    remembers = False
     support_concate_and_append = False
     max_threads = 64
     price: Price | None = None
@@ -183,6 +185,10 @@ class BaseBackend:
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
     ) -> Sequence[Generation] | None:
         """Answers that an earlier run had to this question, to be used once; None: there are none."""
+        return None
+
+    def remembered_choice(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection | None:
+        """`remembered` of a selection."""
         return None
 
     def begin_run(self, wait: Callable[[], object]) -> None:

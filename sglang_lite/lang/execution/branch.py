@@ -222,7 +222,7 @@ class Branch:
         )
         self._ahead = None
         variable, log = self._declare(node.name, where)
-        held = own.multi is not None or self.run.settings.retries
+        held = own.multi is not None or self.run.settings.retries or self.backend.remembers
         node = msgspec.structs.replace(
             node, method=None if held else node.method, seed=self.node_seed(), special=self._role is None, where=where
         )
@@ -274,8 +274,8 @@ class Branch:
 
     def _held(self, own: SglGen) -> bool:
         """Tells whether the caller has a say in what comes of it."""
-        if own.options is None:
-            return bool(self.run.settings.retries)
+        if own.options is None or self.backend.remembers:
+            return bool(self.run.settings.retries) or self.backend.remembers
         retries = self.run.settings.retries if own.options.retries is None else own.options.retries
         return bool(retries) or own.options.check is not None or own.options.backend is not None
 

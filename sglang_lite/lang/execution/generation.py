@@ -286,11 +286,16 @@ async def _call(
     stream = branch.log is not None or came is not None
     show = _Show(branch, op, options.reasoning) if live and branch.log is not None else None
     done: list[Generation] = []
-    if branch.pushed is not None and options.backend is None and not (attempt and shows(options, op)):
+    known = None
+    if backend.remembers and branch.pushed is not None:
+        known = backend.remembered(_prompt(branch, op, options, attempt), params, _constraint(branch, op))
+    if known is not None:
+        events: AsyncGenerator[Any, None] = _each(known)
+    elif branch.pushed is not None and options.backend is None and not (attempt and shows(options, op)):
         first = op.asked if not attempt else None
         pushed, place = first or (branch.pushed, branch.pushed.gen(op, params, branch.transcript.pieces))
         count = 1 if isinstance(params.n, Unset) else params.n
-        events: AsyncGenerator[Any, None] = pushed.answers(place, count)
+        events = pushed.answers(place, count)
     elif backend.blocking:
         events = _from_hooks(backend, branch, op, show)
     else:
@@ -340,6 +345,11 @@ def _prompt(branch: Player, op: GenOp, options: GenOptions, attempt: int) -> Pro
     if attempt and shows(options, op):
         prompt = repaired(prompt, op, template or branch.run.template)
     return prompt
+
+
+async def _each(known: Sequence[Generation]) -> AsyncGenerator[Generation, None]:
+    for each in known:
+        yield each
 
 
 def _constraint(branch: Player, op: GenOp) -> Constraint | None:
@@ -612,6 +622,11 @@ async def _score(branch: Player, op: SelectOp, texts: Sequence[str]) -> Selectio
 
     async def ask(_: int) -> Selection:
         assert branch.pushed is not None
+        if branch.backend.remembers:
+            prompt = branch.transcript.prompt()
+            known = branch.backend.remembered_choice(prompt, texts, unconditional=unconditional)
+            if known is not None:
+                return known
         asked, op.asked = op.asked, None
         pushed, place = asked or (
             branch.pushed,
