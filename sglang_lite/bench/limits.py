@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from sglang_lite.bench.workloads import Workload
-from sglang_lite.runtime.models.spec import ModelSpec
+from sglang_lite.runtime.models.spec import DenseSpec, FeedForwardSpec, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +48,37 @@ def _seconds(run: object) -> float:
 def ideal(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16) -> float:
     """Seconds that a workload takes at least: all prompts computed, then a step a token, each row's keys and values
     read once, a shared prefix once for all rows."""
-    s = spec
-    layer = (
-        s.hidden_size * s.head_dim * (2 * s.num_heads + 2 * s.num_kv_heads) + 3 * s.hidden_size * s.intermediate_size
-    )
-    head = s.vocab_size * s.hidden_size
+    layers, hidden = spec.layers, spec.hidden_size
+    attended = sum(layer.attention.heads * layer.attention.key_size for layer in layers)
+    active = sum(layer.attention.numbers(hidden) + _fed(layer.feed_forward, hidden, 1) for layer in layers)
+    head = spec.vocab_size * hidden
     size, matmul = bits // 8, rates.matmul * 16 / bits  # products are as much faster as their numbers are smaller
-    flops = 2 * (layer * s.num_layers + head)
-    weights = size * layer * s.num_layers + 2 * head
-    token = 2 * size * s.num_layers * s.num_kv_heads * s.head_dim
+    flops = 2 * (active + head)
+
+    def weights(rows: int) -> float:
+        read = sum(layer.attention.numbers(hidden) + _fed(layer.feed_forward, hidden, rows) for layer in layers)
+        return size * read + 2 * head
+
+    token = size * spec.kv_layout.numbers
     own, new = np.array(work.own), np.array(work.new)
     shared = 0 if work.cached else work.shared
     seen = np.concatenate(
         ([shared * shared], own * (own + 2 * work.shared))
     )  # pairs of tokens, halved by causality below
-    attention = 2 * s.num_layers * s.num_heads * s.head_dim * float(seen.sum())
-    products = 2 * layer * s.num_layers * (shared + own.sum())
-    prompts = max(products / matmul + attention / rates.matmul, weights / rates.copy)
+    attention = 2 * attended * float(seen.sum())
+    tokens = int(shared + own.sum())
+    prompts = max(2 * active * tokens / matmul + attention / rates.matmul, weights(tokens) / rates.copy)
     steps = 0.0
     for step in range(1, int(new.max())):
         alive = new > step
         rows = int(alive.sum())
         read = (own[alive] + step).sum() + work.shared * bool(rows)
-        steps += max(weights / rates.copy, flops * rows / matmul) + token * read / rates.copy
+        steps += max(weights(rows) / rates.copy, flops * rows / matmul) + token * read / rates.copy
     return float(prompts + steps)
+
+
+def _fed(spec: FeedForwardSpec, hidden: int, rows: int) -> int:
+    """Numbers of a feed-forward that so many rows read: of experts, those that a router without likings chooses."""
+    if isinstance(spec, DenseSpec):
+        return spec.numbers(hidden)
+    return spec.numbers(hidden, spec.count * (1 - (1 - spec.top_k / spec.count) ** rows))

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 from sglang_lite.runtime.load import LoadedModel, precision
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.kv_scales import kv_scales
-from sglang_lite.runtime.models.spec import ModelSpec, RopeSpec
+from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeSpec
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
@@ -20,10 +20,15 @@ def _spec(
     hidden: int, layers: int, heads: int, inner: int, vocab: int, *, qk_norm: bool = False, tied: bool = False,
     kv_heads: int = 8, head_dim: int = 128,
 ) -> ModelSpec:  # fmt: skip
+    layer = LayerSpec(
+        AttentionSpec(
+            heads, kv_heads, head_dim, head_dim, head_dim**-0.5, RopeSpec(theta=5e5), qk_norm="head" if qk_norm else "",
+        ),
+        DenseSpec(inner),
+    )  # fmt: skip
     return ModelSpec(
-        architecture="llama", vocab_size=vocab, hidden_size=hidden, num_layers=layers, num_heads=heads,
-        num_kv_heads=kv_heads, head_dim=head_dim, intermediate_size=inner, max_positions=16384, rms_eps=1e-5,
-        rope=RopeSpec(theta=5e5), scale=head_dim**-0.5, windows=(None,) * layers, qk_norm=qk_norm, tied_embeddings=tied,
+        architecture="qwen3" if qk_norm else "llama", vocab_size=vocab, hidden_size=hidden, max_positions=16384,
+        rms_eps=1e-5, layers=(layer,) * layers, tied_embeddings=tied,
     )  # fmt: skip
 
 
@@ -39,14 +44,15 @@ ON_CPUS = {"small": 16}  # and how many times shorter texts are there: else it t
 def hf_config(name: str) -> dict[str, object]:
     """The `config.json` that a model of this shape would have on the hub."""
     spec = SHAPES[name]
-    family = "Qwen3" if spec.qk_norm else "Llama"
+    family = spec.architecture
+    attention, feed_forward = spec.layers[0].attention, spec.layers[0].feed_forward
     return {
-        "architectures": [f"{family}ForCausalLM"], "model_type": family.lower(),
-        "vocab_size": spec.vocab_size, "hidden_size": spec.hidden_size, "intermediate_size": spec.intermediate_size,
-        "num_hidden_layers": spec.num_layers, "num_attention_heads": spec.num_heads,
-        "num_key_value_heads": spec.num_kv_heads, "head_dim": spec.head_dim, "hidden_act": spec.activation,
-        "max_position_embeddings": spec.max_positions, "rms_norm_eps": spec.rms_eps, "rope_theta": spec.rope.theta,
-        "tie_word_embeddings": spec.tied_embeddings,
+        "architectures": [f"{family.capitalize()}ForCausalLM"], "model_type": family,
+        "vocab_size": spec.vocab_size, "hidden_size": spec.hidden_size, "intermediate_size": feed_forward.size,
+        "num_hidden_layers": len(spec.layers), "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.kv_heads, "head_dim": attention.key_size,
+        "hidden_act": feed_forward.activation, "max_position_embeddings": spec.max_positions,
+        "rms_norm_eps": spec.rms_eps, "rope_theta": attention.rope.theta, "tie_word_embeddings": spec.tied_embeddings,
     }  # fmt: skip
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.config_fields import GENERATION, check, check_ids, read_json
-from sglang_lite.runtime.models.spec import ModelSpec, spec_from_config, spec_from_gguf
+from sglang_lite.runtime.models.read_config import spec_from_config
+from sglang_lite.runtime.models.read_gguf import spec_from_gguf
+from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
 from sglang_lite.runtime.tokens.from_folder import TOKENIZER_FILES, tokenizer_from_folder
 from sglang_lite.runtime.tokens.from_gguf import tokenizer_from_gguf

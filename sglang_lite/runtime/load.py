@@ -17,10 +17,11 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.encoding.load import LoadedEncoder, load_encoder
 from sglang_lite.runtime.encoding.spec import is_encoder
 from sglang_lite.runtime.models.config_fields import read_json
-from sglang_lite.runtime.models.decoder import Decoder, Precision
+from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.kv_scales import kv_scales
 from sglang_lite.runtime.models.memory_check import check_room, rotary_bytes, weight_bytes
 from sglang_lite.runtime.models.model import Model
+from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from sglang_lite.runtime.models.weights.folder import SafetensorsSource, open_folder
 from sglang_lite.runtime.models.weights.fp8 import claims_scales, scale_block
@@ -101,7 +102,7 @@ def load_model(
             progress or partial(messages.progress, level=config.log_level),
         )
     if model.precision.cache.itemsize == 1:
-        model.kv_scales = kv_scales(model, source.kv_scales(spec.num_kv_heads), tokenizer.bos_id)
+        model.kv_scales = kv_scales(model, source.kv_scales(spec.kv_layout), tokenizer.bos_id)
     return LoadedModel(config.model, model, tokenizer, spec.vocab_size, checkpoint.eos_ids, spec.max_positions)
 
 
@@ -111,10 +112,10 @@ def load_alike(config: EngineConfig, path: Path, model: Model) -> LoadedModel:
     Raises:
         ModelError: damaged, or another architecture; or `model` has no checkpoint.
     """
-    if not isinstance(model, Decoder):
+    if model.spec is None:
         raise ModelError("the running model was not loaded from a checkpoint.")
     loaded = load_model(config, path)
-    assert isinstance(loaded.model, Decoder)
+    assert loaded.model.spec is not None
     ours, theirs = asdict(model.spec), asdict(loaded.model.spec)
     if differ := [name for name in ours if ours[name] != theirs[name]]:
         raise ModelError(f"{path}: another architecture than the running model's: {', '.join(differ)} differ.")
@@ -132,7 +133,8 @@ def _source(checkpoint: Checkpoint, config: EngineConfig) -> WeightSource:
     if checkpoint.gguf is not None:
         spec = checkpoint.spec
         _check_format("gguf", config, checkpoint.path)
-        gguf = GgufSource(checkpoint.gguf, spec.num_heads, spec.num_kv_heads)
+        attention = spec.layers[0].attention
+        gguf = GgufSource(checkpoint.gguf, attention.heads, attention.kv_heads)
         return DummySource(pick_device(config)) if config.load_format == "dummy" else gguf
     path = checkpoint.path
     file = path / "config.json"

@@ -21,7 +21,8 @@ from sglang_lite.bench.workloads import WORKLOADS, Workload
 from sglang_lite.cli import main
 from sglang_lite.runtime.load import LoadedModel, precision
 from sglang_lite.runtime.models.decoder import Decoder
-from sglang_lite.runtime.models.spec import spec_from_config
+from sglang_lite.runtime.models.read_config import spec_from_config
+from sglang_lite.runtime.models.spec import DenseSpec
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from tests.runtime.scripted import tokenizer
 
@@ -50,14 +51,11 @@ def install(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_peer_gets_a_config_of_our_shape(name, tmp_path):
     ours, theirs = SHAPES[name], spec_from_config(hf_config(name), "config.json")
-    assert theirs.rope.theta == ours.rope.theta
-    assert theirs.rope.kind == "default"
-    assert theirs.rope.rotary_dim == ours.head_dim
-    assert theirs == replace(ours, architecture=theirs.architecture, rope=theirs.rope)
-    (tmp_path / "config.json").write_text(json.dumps(hf_config(name)))
-    config = AutoConfig.from_pretrained(tmp_path)
-    assert config.architectures == [type(config).__name__.replace("Config", "ForCausalLM")]
-    assert config.rope_parameters["rope_theta"] == ours.rope.theta
+    (rope,), (read,) = ours.ropes, theirs.ropes
+    assert (read.theta, read.kind, read.rotary_dim) == (rope.theta, "default", ours.layers[0].attention.key_size)
+    attention = replace(ours.layers[0].attention, rope=read)
+    assert theirs == replace(ours, layers=(replace(ours.layers[0], attention=attention),) * len(ours.layers))
+    assert config.rope_parameters["rope_theta"] == rope.theta
 
 
 def test_peers_run_the_same_workloads_and_stand_beside_ours(install, capfd):
@@ -152,10 +150,10 @@ def test_peers_come_after_ours_is_closed_and_gone(monkeypatch, capfd):
     models = []
 
     def load_shape(name, *, fp8):
-        spec = replace(
-            SHAPES[name], vocab_size=10_001, hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8,
-            intermediate_size=16, max_positions=64, windows=(None,),
-        )  # fmt: skip
+        layer = SHAPES[name].layers[0]
+        attention = replace(layer.attention, heads=2, kv_heads=1, key_size=8, value_size=8)
+        layer = replace(layer, attention=attention, feed_forward=DenseSpec(16))
+        spec = replace(SHAPES[name], vocab_size=10_001, hidden_size=16, max_positions=64, layers=(layer,))
         cpu = torch.device("cpu")
         model = Decoder(spec, DummySource(cpu), precision("float32", cpu), cpu, spec.max_positions)
         models.append(weakref.ref(model))

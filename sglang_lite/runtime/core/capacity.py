@@ -9,8 +9,8 @@ from sglang_lite.runtime import openmp
 from sglang_lite.runtime.config import Capacity, EngineConfig
 from sglang_lite.runtime.executor import memory
 from sglang_lite.runtime.load import LoadedModel
-from sglang_lite.runtime.models.decoder import Decoder
-from sglang_lite.runtime.models.memory_check import cache_bytes, check_room
+from sglang_lite.runtime.models.memory_check import check_room
+from sglang_lite.runtime.models.model import is_fused
 
 
 def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
@@ -33,14 +33,12 @@ def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
     sizes = config.sized(gpu=device.type == "cuda", longest=context_length)
     pool = config.max_total_tokens or max(context_length, sizes.max_running * 512)
     if device.type == "cuda" and config.max_total_tokens is None:
-        assert isinstance(loaded.model, Decoder)
+        assert is_fused(loaded.model), "models on a GPU are made of kernels"
         pool = memory.pool_tokens(loaded.model, config.mem_fraction, sizes, context_length)
     pages = -(-pool // sizes.page_size)
     longest = min(context_length, pages * sizes.page_size)
-    parts = {}
-    if isinstance(loaded.model, Decoder):
-        item, tokens = loaded.model.precision.cache.itemsize, pages * sizes.page_size
-        parts[f"{tokens:,} tokens of keys and values"] = cache_bytes(loaded.model.spec, tokens, item)
+    tokens = pages * sizes.page_size
+    parts = {f"{tokens:,} tokens of keys and values": tokens * loaded.model.token_bytes}
     if device.type == "cpu":
         parts[f"{sizes.max_running:,} requests"] = sizes.max_running * (8 * longest + 2 * loaded.vocab_size)
     check_room(parts, device, loaded.name, "Lower max_total_tokens, context_length or max_running.")

@@ -53,7 +53,6 @@ from sglang_lite.runtime.executor.sampler import SamplingTable
 from sglang_lite.runtime.kv_cache.eviction import EVICTION
 from sglang_lite.runtime.kv_cache.store import KVStore
 from sglang_lite.runtime.load import LoadedModel, load_alike
-from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.output_builder import Event, Sink
 from sglang_lite.runtime.request import Request
@@ -98,9 +97,8 @@ class EngineCore:
         self.config, self.model_name = config, loaded.name
         self.tokenizer, self.vocab_size, self.eos_ids = loaded.tokenizer, loaded.vocab_size, loaded.eos_ids
         self.capacity, self.device = capacity_of(config, loaded), loaded.model.device
-        kind = str(getattr(getattr(loaded.model, "precision", None), "compute", config.dtype)).removeprefix("torch.")
         self.description = (
-            f"{loaded.name} on {loaded.model.device}, {kind}, room for {self.capacity.tokens:,} tokens"
+            f"{loaded.name} on {loaded.model.device}, {loaded.model.format}, room for {self.capacity.tokens:,} tokens"
         )  # fmt: skip
         sizes, pages, longest = self.capacity.sizes, self.capacity.pages, self.capacity.longest
         store = KVStore(
@@ -125,7 +123,7 @@ class EngineCore:
             self.compiler.close()
             raise
         wait(warming)
-        rounds = isinstance(loaded.model, Decoder) and not loaded.model.fused and loaded.model.precision.rounds
+        rounds = loaded.model.rounds and not loaded.model.fused
         self.scheduler = Scheduler(
             store, sizes.step_tokens, POLICIES[config.policy], last_alone=rounds and not config.deterministic,
             pace=StepPace(sizes.step_tokens) if loaded.model.device.type == "cpu" else None,

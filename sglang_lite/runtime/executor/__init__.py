@@ -7,7 +7,7 @@ from sglang_lite.runtime.executor.cpu_runner import CpuRunner
 from sglang_lite.runtime.executor.model_runner import ModelRunner
 from sglang_lite.runtime.executor.sampler import SamplingTable
 from sglang_lite.runtime.kv_cache.table import SlotTable
-from sglang_lite.runtime.models.model import Model
+from sglang_lite.runtime.models.model import Model, is_fused
 
 
 def make_runner(
@@ -23,16 +23,14 @@ def make_runner(
         sizes: of the steps.
         config: attention backend, graphs and numerics.
     """
-    if not model.fused:
+    if not is_fused(model):
         return CpuRunner(
             model, table, sampling, pages * sizes.page_size, one_by_one=config.deterministic,
             original_logprobs=config.original_logprobs,
         )  # fmt: skip
     from sglang_lite.runtime.executor.cuda_graphs import graph_sizes  # needs Triton
     from sglang_lite.runtime.executor.gpu_runner import GpuRunner
-    from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 
-    assert isinstance(model, GpuDecoder)
     sizes_to_capture = graph_sizes(sizes.max_running) if config.cuda_graphs and model.device.type == "cuda" else ()
     runner = GpuRunner(
         model, table, sampling, pages, sizes.step_tokens, config.attention_backend, sizes_to_capture,

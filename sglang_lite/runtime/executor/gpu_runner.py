@@ -38,8 +38,7 @@ from sglang_lite.runtime.kernels.prefix_attention import block_queries
 from sglang_lite.runtime.kernels.sampling import draw
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.table import SlotTable
-from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
-from sglang_lite.runtime.models.model import Model
+from sglang_lite.runtime.models.model import DeviceModel, Model, is_fused
 from sglang_lite.runtime.request import Look, not_finite
 from sglang_lite.runtime.scheduler.batch import Batch
 
@@ -125,7 +124,7 @@ class GpuRunner:
 
     def __init__(
         self,
-        model: GpuDecoder,
+        model: DeviceModel,
         table: SlotTable,
         sampling: SamplingTable,
         pages: int,
@@ -138,7 +137,7 @@ class GpuRunner:
         self._model, self._table = model, table
         self._original_logprobs = original_logprobs
         self._device = device = model.device
-        slots, spec = len(table.length), model.spec
+        slots, heads = len(table.length), model.attention
         self._cache = model.allocate_cache((pages + 1) * table.page_size)
         self._copy = KVCopy(self._cache)
         self._most_decoded = 2 * slots
@@ -147,22 +146,22 @@ class GpuRunner:
         self._slots = GpuSlots(table, sampling, pages, self._staging, device)
         self._prefixes: PrefixGroups | None = None
         if model.shares_prefixes and self._attention.shares_prefixes:
-            group = spec.num_heads // spec.num_kv_heads
+            group = heads.heads // heads.kv_heads
             rows_per_block = block_queries(group, model.precision.compute.itemsize) // group
-            self._prefixes = PrefixGroups(table, spec.num_kv_heads, rows_per_block)
+            self._prefixes = PrefixGroups(table, heads.kv_heads, rows_per_block)
         self.graphs = CudaGraphs(
             graphs if self._attention.captured else (), self._most_decoded, self._slots, self._staging,
-            page_size=table.page_size, kv_heads=spec.num_kv_heads, vocab_size=spec.vocab_size,
+            page_size=table.page_size, kv_heads=heads.kv_heads, vocab_size=model.vocab_size,
             dtype=model.precision.compute,
         )  # fmt: skip
 
     @property
-    def model(self) -> GpuDecoder:
+    def model(self) -> DeviceModel:
         return self._model
 
     def replace(self, model: Model) -> None:
         """Takes another model of the same shape. Keys and values in the cache stay those of the model before."""
-        assert isinstance(model, GpuDecoder)
+        assert is_fused(model)
         self._model = model
         self._cache = replace(self._cache, scales=model.kv_scales)
         self.graphs.clear()
@@ -220,7 +219,7 @@ class GpuRunner:
         reported = [i for i, row in special.items() if row.params.return_logprob]
         logprobs: dict[int, torch.Tensor] = {}
         errors: dict[int, SglError] = {}
-        softcap = self._model.spec.logit_softcap
+        softcap = self._model.logit_softcap
         if special:
             logits = logits.float()
             if softcap is not None:
@@ -269,11 +268,11 @@ class GpuRunner:
 
     def _needs(self) -> AttentionRequirements:
         """Requirements of the model on attention."""
-        spec, precision = self._model.spec, self._model.precision
+        spec, precision = self._model.attention, self._model.precision
         return AttentionRequirements(
-            heads=spec.num_heads,
-            kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
+            heads=spec.heads,
+            kv_heads=spec.kv_heads,
+            head_dim=spec.key_size,
             compute=precision.compute,
             cache=precision.cache,
             device=self._device,
@@ -317,7 +316,7 @@ class GpuRunner:
 
         shared = None
         if shares:
-            items = zeros(most_items(decoding, self._model.spec.num_kv_heads), 6)
+            items = zeros(most_items(decoding, self._model.attention.kv_heads), 6)
             shared = SharedPrefixes(zeros(decoding), zeros(decoding), zeros(decoding), items, MOST_CHUNKS)
         slots = zeros(count) + self._slots.dummy
         plan = DevicePlan(
@@ -336,7 +335,7 @@ class GpuRunner:
         for rows in _doubled(min(count, self._slots.dummy)):
             logits = self._model.raw_logits(hidden[:rows])
         masks = zeros(1, -(-logits.shape[1] // 32)) - 1
-        softcap = self._model.spec.logit_softcap
+        softcap = self._model.logit_softcap
         for one, cap in ((logits[:1], softcap), (logits[:1].float(), None)):  # as they come to `sample`, and as it
             for mask, which in ((None, None), (masks, zeros(1))):  # changes those that need more than a draw
                 draw(

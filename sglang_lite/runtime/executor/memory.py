@@ -8,12 +8,12 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.config import Sizes
 from sglang_lite.runtime.executor.prefix_groups import MOST_CHUNKS
 from sglang_lite.runtime.executor.scoring import FIRST_ROWS, LOGITS_AT_ONCE
-from sglang_lite.runtime.models.decoder import Decoder
+from sglang_lite.runtime.models.model import DeviceModel
 
 _SPARE = 512 << 20  # for graphs, the allocator's rounding and the libraries
 
 
-def pool_tokens(model: Decoder, fraction: float, sizes: Sizes, context_length: int) -> int:
+def pool_tokens(model: DeviceModel, fraction: float, sizes: Sizes, context_length: int) -> int:
     """Tokens of the KV pool that fit beside the weights and the largest step.
 
     Args:
@@ -25,20 +25,17 @@ def pool_tokens(model: Decoder, fraction: float, sizes: Sizes, context_length: i
     Raises:
         ModelError: not even one sequence fits; the message has the numbers.
     """
-    spec, device = model.spec, model.device
+    device, heads = model.device, model.attention
     item = model.precision.compute.itemsize
     torch.cuda.empty_cache()  # what engines that were closed had
     free, total = torch.cuda.mem_get_info(device)
-    widest = (
-        spec.hidden_size * 6 + (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim * 2 + spec.intermediate_size * 3
-    )
-    step = sizes.step_tokens * widest * item
+    step = sizes.step_tokens * model.widest * item
     rows = max(sizes.max_running, FIRST_ROWS)  # that are drawn for, or whose prompts are scored, at a time
     # Of graphs, and of other steps; float32 copies, where a draw or log-probabilities need them
-    logits = max(rows * spec.vocab_size, LOGITS_AT_ONCE) * (2 * item + 3 * 4)
-    partials = 2 * sizes.max_running * (MOST_CHUNKS + 3) * spec.num_heads * (spec.head_dim + 2) * 4
+    logits = max(rows * model.vocab_size, LOGITS_AT_ONCE) * (2 * item + 3 * 4)
+    partials = 2 * sizes.max_running * (MOST_CHUNKS + 3) * heads.heads * (heads.key_size + 2) * 4
     room = fraction * total - (total - free) - step - logits - partials - _SPARE
-    token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * model.precision.cache.itemsize
+    token = model.token_bytes
     tokens = int(room // token) // sizes.page_size * sizes.page_size
     if tokens < sizes.page_size + min(context_length, 1024):
         raise ModelError(

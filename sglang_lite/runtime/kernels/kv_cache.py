@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from sglang_lite.runtime.kernels.kv_layout import KVLayout, Plane
+
 
 @dataclass(frozen=True, slots=True)
 class KVScales:
@@ -30,8 +32,9 @@ class KVCache:
     """Keys and values of every layer by token slot.
 
     Attributes:
-        k, v: per layer [kv_heads, slots, head_dim]; a head's slots lie side by side, so that reading a sequence is
-            one gather of rows and what it gives is a batch of matrices.
+        k, v: per layer [heads, slots, size], as a `KVLayout` has its planes; a head's slots lie side by side, so that
+            reading a sequence is one gather of rows and what it gives is a batch of matrices. A layer's values are its
+            keys' tensor where it has one plane.
         scales: of keys and values in 8 bits; None: they are stored as they are.
     """
 
@@ -39,27 +42,27 @@ class KVCache:
     v: tuple[torch.Tensor, ...]
     scales: KVScales | None = None
 
+    @property
+    def planes(self) -> tuple[torch.Tensor, ...]:
+        """All tensors, each once."""
+        return (*self.k, *(v for k, v in zip(self.k, self.v) if v is not k))
+
     @staticmethod
     def allocate(
-        layers: int,
-        kv_heads: int,
-        slots: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        scales: KVScales | None = None,
+        layout: KVLayout, slots: int, dtype: torch.dtype, device: torch.device, scales: KVScales | None = None
     ) -> KVCache:
         """A cache of zeros: padding reads slots that nothing was stored in, and 0 x NaN would be NaN."""
-        shape = (kv_heads, slots, head_dim)
 
-        def tensor() -> torch.Tensor:
+        def tensor(plane: Plane) -> torch.Tensor:
+            shape = (plane.heads, slots, plane.size)
             if device.type != "cpu":
                 return torch.zeros(shape, dtype=dtype, device=device)
             # numpy's zeros are mapped when they are first touched, torch's are written at once
             data = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
             return torch.from_numpy(data).view(dtype).view(shape)
 
-        return KVCache(tuple(tensor() for _ in range(layers)), tuple(tensor() for _ in range(layers)), scales)
+        layers = [[tensor(plane) for plane in planes] for planes in layout.layers]
+        return KVCache(tuple(planes[0] for planes in layers), tuple(planes[-1] for planes in layers), scales)
 
 
 def by_kv_head(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

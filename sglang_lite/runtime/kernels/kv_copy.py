@@ -1,4 +1,4 @@
-"""Copies of keys and values between token slots, all layers in one launch."""
+"""Copies of keys and values between token slots, all planes of the same shape in one launch."""
 
 from __future__ import annotations
 
@@ -27,14 +27,18 @@ class KVCopy:
     """
 
     def __init__(self, cache: KVCache) -> None:
-        self._cache = cache
-        tensors = (*cache.k, *cache.v)
-        self._pointers = torch.tensor([t.data_ptr() for t in tensors], dtype=torch.int64, device=tensors[0].device)
+        alike: dict[torch.Size, list[torch.Tensor]] = {}
+        for plane in cache.planes:
+            alike.setdefault(plane.shape, []).append(plane)
+        self._alike = [
+            (planes[0], torch.tensor([p.data_ptr() for p in planes], dtype=torch.int64, device=planes[0].device))
+            for planes in alike.values()
+        ]
 
     def __call__(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copies slots, int64 [N] each; none is both. Moves 4 N layers kv_heads head_dim elements."""
-        like = self._cache.k[0]
-        kv_heads, slots, dim = like.shape
-        _copy[(len(source), len(self._pointers), kv_heads)](
-            self._pointers, like, source, target, slots * dim, DIM=dim, BLOCK_D=triton.next_power_of_2(dim), num_warps=1
-        )
+        """Copies slots, int64 [N] each; none is both. Reads and writes what `KVLayout.numbers` counts, N times."""
+        for like, pointers in self._alike:
+            heads, slots, dim = like.shape
+            _copy[(len(source), len(pointers), heads)](
+                pointers, like, source, target, slots * dim, DIM=dim, BLOCK_D=triton.next_power_of_2(dim), num_warps=1
+            )

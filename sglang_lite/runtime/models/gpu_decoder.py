@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
+from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.attention.base import Attend
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.embed import embed
@@ -15,17 +17,46 @@ from sglang_lite.runtime.kernels.norm import add_rms_norm, add_rms_norm_fp8, rms
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.layers.gpu_linear import matrix
+from sglang_lite.runtime.models.reader import Layer
+from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
 
 
 class GpuDecoder(Decoder):
-    """A loaded model on a GPU. Takes the arguments of Decoder."""
+    """A loaded model on a GPU. Takes the arguments of Decoder.
+
+    Raises:
+        ModelError: its layers are of a kind that no kernel computes; or as Decoder.
+    """
 
     fused = True
 
+    def __init__(self, spec: ModelSpec, *args: Any, **kwargs: Any) -> None:
+        heads = {(s.heads, s.kv_heads, s.key_size, s.value_size) for s in (layer.attention for layer in spec.layers)}
+        if len(heads) > 1 or spec.kv_layout.alike is None:
+            raise ModelError("layers whose heads differ don't run on a GPU.", hint='Use device="cpu".')
+        super().__init__(spec, *args, **kwargs)
+        self._plain = all(map(_is_plain, spec.layers))
+
+    @property
+    def attention(self) -> AttentionSpec:
+        return self.spec.layers[0].attention
+
+    @property
+    def widest(self) -> int:
+        hidden = self.spec.hidden_size
+        return max(
+            hidden * 6 + (s.heads + 2 * s.kv_heads) * s.key_size * 2 + layer.feed_forward.size * 3
+            for layer in self.spec.layers
+            for s in (layer.attention,)
+        )
+
     @property
     def shares_prefixes(self) -> bool:
-        """True where all layers see a whole prefix, so that rows can read a common one together."""
-        return all(layer.window is None for layer in self.layers)
+        return all(layer.spec.attention.window is None for layer in self.layers)
+
+    @property
+    def logit_softcap(self) -> float | None:
+        return self.spec.logit_softcap
 
     def run(self, plan: DevicePlan, cache: KVCache, attend: Attend) -> torch.Tensor:
         """Computes the plan's tokens and stores their keys and values.
@@ -36,39 +67,76 @@ class GpuDecoder(Decoder):
         Returns:
             Hidden states [T, hidden_size] after the last norm.
         """
-        eps = self.spec.rms_eps
         residual = embed(plan, self.embedding, self.embedding_scale)
-        if len(residual) == 1 and not self.spec.post_norms:
+        if len(residual) == 1 and self._plain:
             return self._run_one(residual, plan, cache, attend)
-        many = len(residual) > 1  # in one way for 8 bits, where that is what the product takes
-        x, scales = residual, None
+        x: torch.Tensor | None = None
+        scales: Scales | None = None
         for i, layer in enumerate(self.layers):
-            qkv, output, gate_up, down = map(matrix, (layer.qkv, layer.output, layer.gate_up, layer.down))
-            rows: torch.Tensor | Fp8Rows
-            if i:
-                norm = add_rms_norm_fp8 if many and qkv.takes_fp8 else add_rms_norm
-                rows = norm(x, residual, layer.input_norm, eps, scales)
-            else:
-                rows = (rms_norm_fp8 if many and qkv.takes_fp8 else rms_norm)(x, layer.input_norm, eps)
-            x, scales = output.unscaled(self._attend(i, layer, *qkv.unscaled(rows), plan, cache, attend))
-            if layer.post_attention_norm is not None:
-                x, scales = rms_norm(x, layer.post_attention_norm, eps, scales), None
-            norm = add_rms_norm_fp8 if many and gate_up.takes_fp8 else add_rms_norm
-            rows = norm(x, residual, layer.mlp_norm, eps, scales)
-            x, scales = down.unscaled(gate_up.gated(rows, self.spec.activation, eight=many and down.takes_fp8))
-            if layer.post_mlp_norm is not None:
-                x, scales = rms_norm(x, layer.post_mlp_norm, eps, scales), None
-        return add_rms_norm(x, residual, self.norm, eps, scales)
+            output, spec = matrix(layer.output), layer.spec
+            qkv = self._qkv(layer, x, residual, scales)
+            x, scales = output.unscaled(self._attend(i, layer, *qkv, plan, cache, attend))
+            x, scales = self._out(layer, layer.post_attention_norm, x, scales)
+            gate_up, down = matrix(layer.gate_up), matrix(layer.down)
+            rows = self._in_norm(layer.mlp_norm, x, residual, scales, eight=gate_up.takes_fp8)
+            eight = down.takes_fp8 and len(residual) > 1
+            x, scales = down.unscaled(gate_up.gated(rows, spec.feed_forward.activation, eight=eight))
+            x, scales = self._out(layer, layer.post_mlp_norm, x, scales)
+        assert x is not None
+        return add_rms_norm(x, residual, self.norm, self.spec.rms_eps, scales)
+
+    def _in_norm(
+        self, weight: torch.Tensor | None, x: torch.Tensor | None, residual: torch.Tensor, scales: Scales | None, *,
+        eight: bool,
+    ) -> torch.Tensor | Fp8Rows:  # fmt: skip
+        """Input of a product: the residual, to which x is added first, and where there is a weight, its norm.
+
+        Args:
+            x: None at the first layer.
+            eight: in 8 bits, where that is several rows; a single one is as good as it is.
+        """
+        eight, eps = eight and len(residual) > 1, self.spec.rms_eps
+        if weight is None:
+            assert scales is None, "what comes out has been normalised"
+            return residual if x is None else residual.add_(x)
+        if x is None:
+            return (rms_norm_fp8 if eight else rms_norm)(residual, weight, eps)
+        return (add_rms_norm_fp8 if eight else add_rms_norm)(x, residual, weight, eps, scales)
+
+    def _out(
+        self, layer: Layer, weight: torch.Tensor | None, x: torch.Tensor, scales: Scales | None
+    ) -> tuple[torch.Tensor, Scales | None]:
+        """Output of a block as it is added to the residual, and what it has yet to be multiplied with."""
+        if weight is not None:
+            x, scales = rms_norm(x, weight, self.spec.rms_eps, scales), None
+        return self._added(layer, x), scales
+
+    def _qkv(
+        self, layer: Layer, x: torch.Tensor | None, residual: torch.Tensor, scales: Scales | None
+    ) -> tuple[torch.Tensor, Scales | None]:
+        """Queries, keys and values of a layer side by side, and what they have yet to be multiplied with."""
+        product, spec = matrix(layer.qkv), layer.spec.attention
+        whole = spec.qk_norm == "whole"
+        rows = self._in_norm(layer.input_norm, x, residual, scales, eight=product.takes_fp8 and not whole)
+        if not whole:
+            return product.unscaled(rows)
+        assert isinstance(rows, torch.Tensor) and layer.q_norm is not None and layer.k_norm is not None
+        qkv = product(rows)
+        q, k, _ = qkv.split([heads * spec.key_size for heads in (spec.heads, spec.kv_heads, spec.kv_heads)], 1)
+        for part, weight in ((q, layer.q_norm), (k, layer.k_norm)):
+            part.copy_(F.rms_norm(part, weight.shape, weight, self.spec.rms_eps))
+        return qkv, None
 
     def _run_one(self, x: torch.Tensor, plan: DevicePlan, cache: KVCache, attend: Attend) -> torch.Tensor:
         """A single token [1, hidden_size]: norms and activations are part of the products beside them."""
         eps = self.spec.rms_eps
         residual: torch.Tensor | None = None
         for i, layer in enumerate(self.layers):
+            assert layer.input_norm is not None and layer.mlp_norm is not None, "plain layers have both"
             qkv, total = matrix(layer.qkv).one(x, residual=residual, norm=layer.input_norm, eps=eps)
             x = layer.output(self._attend(i, layer, qkv, None, plan, cache, attend))
             gated_up, residual = matrix(layer.gate_up).one(
-                x, residual=total, norm=layer.mlp_norm, eps=eps, gate=self.spec.activation
+                x, residual=total, norm=layer.mlp_norm, eps=eps, gate=layer.spec.feed_forward.activation
             )
             x = layer.down(gated_up)
         assert residual is not None
@@ -76,12 +144,13 @@ class GpuDecoder(Decoder):
 
     def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [R, vocab_size] of hidden states, in the model's format and before soft-capping."""
-        return self.head(hidden)
+        logits = self.head(hidden)
+        return logits if self.spec.logit_scale == 1.0 else logits * self.spec.logit_scale
 
     def _attend(
         self,
         index: int,
-        layer: Any,
+        layer: Layer,
         qkv: torch.Tensor,
         scales: Scales | None,
         plan: DevicePlan,
@@ -89,9 +158,15 @@ class GpuDecoder(Decoder):
         attend: Attend,
     ) -> torch.Tensor:
         """Outputs of the heads [T, heads * head_dim] of a layer's QKV product."""
-        spec = self.spec
-        rope = self.local_rope if layer.window is not None and self.local_rope else self.rope
-        q = rope_store(qkv, layer.q_norm, layer.k_norm, spec.rms_eps, rope.tables, plan, cache, index, scales)
+        spec = layer.spec.attention
+        norms = (layer.q_norm, layer.k_norm) if spec.qk_norm == "head" else (None, None)
+        q = rope_store(qkv, *norms, self.spec.rms_eps, self.ropes[layer.rope].tables, plan, cache, index, scales)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        attend(q, cache, index, out, scale=spec.scale, window=layer.window, softcap=spec.attention_softcap)
+        attend(q, cache, index, out, scale=spec.scale, window=spec.window, softcap=spec.softcap)
         return out.view(len(qkv), -1)
+
+
+def _is_plain(layer: LayerSpec) -> bool:
+    """True for layers whose norms, activations and sums the products of a single row compute beside."""
+    dense = isinstance(layer.feed_forward, DenseSpec)
+    return dense and layer.norms == "before" and layer.residual_scale == 1.0 and layer.attention.qk_norm != "whole"

@@ -30,7 +30,7 @@ def kv_scales(model: Decoder, given: Mapping[tuple[int, str], torch.Tensor], bos
     Raises:
         ModelError: the trial's keys or values are NaN or infinite.
     """
-    layers = range(model.spec.num_layers)
+    layers = range(len(model.kv_layout.layers))
     if any((i, side) not in given for i in layers for side in "kv"):
         given = {**_tried(model, bos), **given}
     return KVScales(*(tuple(_power_of_two(given[i, side]).to(model.device) for i in layers) for side in "kv"))
@@ -38,13 +38,13 @@ def kv_scales(model: Decoder, given: Mapping[tuple[int, str], torch.Tensor], bos
 
 def _tried(model: Decoder, bos: int | None) -> dict[tuple[int, str], torch.Tensor]:
     """Scales [kv_heads] by layer and "k" or "v", from tokens that are spread over the vocabulary."""
-    spec, compute, device = model.spec, model.precision.compute, model.device
-    count = min(_TOKENS, len(model.rope.tables[0]))
+    layout, device = model.kv_layout, model.device
+    count = min(_TOKENS, model.max_positions)
     at = torch.arange(count, device=device)
-    ids = at * spec.vocab_size // count
+    ids = at * model.vocab_size // count
     if bos is not None:
         ids[0] = bos
-    cache = KVCache.allocate(spec.num_layers, spec.num_kv_heads, count, spec.head_dim, compute, device)
+    cache = KVCache.allocate(layout, count, model.precision.compute, device)
     model.forward(ids, at, AttentionPlan(at, None, (ExtendRow(0, count, slice(0, count)),)), cache)
     largest = torch.stack([x.abs().amax((1, 2)) for x in (*cache.k, *cache.v)]).float().cpu()
     if not largest.isfinite().all():
@@ -52,7 +52,7 @@ def _tried(model: Decoder, bos: int | None) -> dict[tuple[int, str], torch.Tenso
             "keys or values of this model are NaN or infinite, so no scales of theirs can be found.",
             hint='Use kv_dtype="auto", or another dtype.',
         )
-    names = [(i, side) for side in "kv" for i in range(spec.num_layers)]
+    names = [(i, side) for side in "kv" for i in range(len(layout.layers))]
     return dict(zip(names, largest * (_HEADROOM / torch.finfo(model.precision.cache).max)))
 
 

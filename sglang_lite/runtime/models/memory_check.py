@@ -19,20 +19,14 @@ def weight_bytes(spec: ModelSpec, item: float) -> int:
         item: bytes of a number.
     """
     tables = 1 if spec.tied_embeddings else 2
-    heads = 2 * spec.num_heads + 2 * spec.num_kv_heads
-    layer = spec.hidden_size * (heads * spec.head_dim + 3 * spec.intermediate_size)
-    return int((tables * spec.vocab_size * spec.hidden_size + spec.num_layers * layer) * item)
+    layers = sum(layer.numbers(spec.hidden_size) for layer in spec.layers)
+    return int((tables * spec.vocab_size * spec.hidden_size + layers) * item)
 
 
 def rotary_bytes(spec: ModelSpec, positions: int) -> int:
     """Bytes of the rotary tables for so many positions, at least."""
-    dim = spec.rope.rotary_dim or spec.head_dim
-    return positions * dim * 4 * (2 if spec.local_rope else 1)
-
-
-def cache_bytes(spec: ModelSpec, tokens: int, item: int) -> int:
-    """Bytes of the keys and values of so many tokens."""
-    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * item * tokens
+    size = spec.layers[0].attention.key_size
+    return sum(positions * (rope.rotary_dim or size) * 4 for rope in spec.ropes)
 
 
 def check_room(parts: Mapping[str, int], device: torch.device, source: str, hint: str) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from sglang_lite.runtime.models.spec import spec_from_config
+from sglang_lite.runtime.models.read_config import spec_from_config
 
 MISHAP = os.environ.get("FAKE_PEER_MISHAP")
 _clock = 0.0
@@ -23,7 +23,7 @@ def log(*entry):
 
 def load(model, **settings):
     spec = spec_from_config(json.loads(Path(model, "config.json").read_text()), model)
-    log("load", spec.vocab_size, spec.num_layers, settings)
+    log("load", spec.vocab_size, len(spec.layers), settings)
     if MISHAP == "left":  # a process that outlives this one
         fifo = open(os.environ["FAKE_PEER_FIFO"], "w")  # noqa: SIM115 # kept open by that process
         print("x", end="", file=fifo, flush=True)

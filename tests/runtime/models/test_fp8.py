@@ -13,11 +13,11 @@ from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime import load
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.load import load_model
-from sglang_lite.runtime.models.decoder import Precision
+from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.layers import linear
 from sglang_lite.runtime.models.layers.gpu_linear import Fp8Linear, GpuLinear
-from sglang_lite.runtime.models.spec import spec_from_config
+from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.models.weights.folder import open_folder
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.models.tiny import VOCAB, randomise, save

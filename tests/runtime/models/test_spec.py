@@ -20,7 +20,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from sglang_lite.runtime.models.layers.rope import RotaryTable
-from sglang_lite.runtime.models.spec import spec_from_config
+from sglang_lite.runtime.models.read_config import spec_from_config
 
 HUB: dict[str, Any] = {
     "llama-2-7b": (LlamaConfig, "LlamaForCausalLM", dict(
@@ -117,25 +117,27 @@ def test_a_config_is_read_as_transformers_reads_it(name):
         spec = spec_from_config(spelling | {"architectures": [architecture]}, "config.json")
         assert spec.vocab_size == text.vocab_size
         assert spec.hidden_size == text.hidden_size
-        assert spec.intermediate_size == text.intermediate_size
-        assert spec.num_heads == text.num_attention_heads
-        assert spec.num_kv_heads == text.num_key_value_heads
-        assert spec.head_dim == (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
+        attention = [layer.attention for layer in spec.layers]
+        first = attention[0]
+        assert spec.layers[0].feed_forward.size == text.intermediate_size
+        assert first.heads == text.num_attention_heads
+        assert first.kv_heads == text.num_key_value_heads
+        assert first.key_size == (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
         assert spec.rms_eps == text.rms_norm_eps
-        assert spec.scale == getattr(text, "query_pre_attn_scalar", spec.head_dim) ** -0.5
+        assert first.scale == getattr(text, "query_pre_attn_scalar", first.key_size) ** -0.5
         assert spec.tied_embeddings == config.tie_word_embeddings
-        assert spec.windows == windows(config, text)
+        assert tuple(layer.window for layer in attention) == windows(config, text)
         assert spec.max_positions == (131072 if name == "qwen2.5-7b" else text.max_position_embeddings)
         if "eos_token_id" in content:
             eos = content["eos_token_id"]
             assert spec.eos_ids == (tuple(eos) if isinstance(eos, list) else (eos,))
-        for rope, layer in ((spec.rope, "full_attention"), (spec.local_rope, "sliding_attention")):
-            if rope is not None:
-                cos, sin = rotary(config, text, layer)
-                ours, turned = RotaryTable(rope, spec.head_dim, 5000, torch.float32, torch.device("cpu")).at(POSITIONS)
-                torch.testing.assert_close(ours[:, 0], cos[0], atol=2e-3, rtol=0)
-                half = sin.shape[-1] // 2
-                torch.testing.assert_close(turned[:, 0, half:], sin[0, :, half:], atol=2e-3, rtol=0)
+        ropes = {("full_attention" if layer.window is None else "sliding_attention"): layer.rope for layer in attention}
+        for layer, rope in ropes.items():
+            cos, sin = rotary(config, text, layer)
+            ours, turned = RotaryTable(rope, first.key_size, 5000, torch.float32, torch.device("cpu")).at(POSITIONS)
+            torch.testing.assert_close(ours[:, 0], cos[0], atol=2e-3, rtol=0)
+            half = sin.shape[-1] // 2
+            torch.testing.assert_close(turned[:, 0, half:], sin[0, :, half:], atol=2e-3, rtol=0)
 
 
 def test_early_phi_3_files_call_longrope_su_or_yarn():
@@ -146,5 +148,5 @@ def test_early_phi_3_files_call_longrope_su_or_yarn():
         )
         for name in ("longrope", "su", "yarn")
     ]
-    assert named[0].rope.kind == "longrope"
+    assert named[0].ropes[0].kind == "longrope"
     assert named[0] == named[1] == named[2]

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from sglang_lite.runtime.models.spec import RopeSpec
+from sglang_lite.runtime.models.spec import AttentionSpec, RopeSpec
 
 
 class RotaryTable:
@@ -61,11 +61,24 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     return torch.cat((turned, x[..., dim:]), -1)
 
 
+def halves_apart(spec: AttentionSpec) -> torch.Tensor | None:
+    """The order of the outputs of queries, keys and values that brings the halves of what turns apart, as `rotate`
+    takes them; None where they are."""
+    if not spec.rope.interleaved:
+        return None
+    turned, heads = spec.rope.rotary_dim or spec.key_size, spec.heads + spec.kv_heads
+    head = torch.cat((torch.arange(0, turned, 2), torch.arange(1, turned, 2), torch.arange(turned, spec.key_size)))
+    queries_keys = (torch.arange(heads).unsqueeze(1) * spec.key_size + head).flatten()
+    return torch.cat((queries_keys, torch.arange(spec.kv_heads * spec.value_size) + len(queries_keys)))
+
+
 def _frequencies(spec: RopeSpec, dim: int, positions: int) -> tuple[torch.Tensor, float]:
     """Radians per position [dim / 2], and what cos and sin are multiplied with."""
     exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
     inverse = 1.0 / spec.theta**exponents
     p = spec.params
+    if spec.kind == "none":
+        return inverse * 0, 1.0
     if spec.kind == "linear":
         return inverse / p["factor"], 1.0
     if spec.kind == "llama3":

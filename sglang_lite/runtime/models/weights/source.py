@@ -12,6 +12,7 @@ from typing import TypeAlias
 import torch
 
 from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.kernels.kv_layout import KVLayout
 
 logger = logging.getLogger("sglang_lite")
 
@@ -101,7 +102,7 @@ class WeightSource(ABC):
             )
         return weight
 
-    def kv_scales(self, kv_heads: int) -> dict[tuple[int, str], torch.Tensor]:
+    def kv_scales(self, layout: KVLayout) -> dict[tuple[int, str], torch.Tensor]:
         """Divisors of keys and values in 8 bits: float32 [kv_heads] by layer and "k" or "v", of those for
         which the checkpoint says it.
 
@@ -109,11 +110,13 @@ class WeightSource(ABC):
             ModelError: a scale is no number above 0, or belongs to something else than a layer or its KV heads.
         """
         scales = {}
+        heads = dict(enumerate(planes[0].heads for planes in layout.layers))
         for name, file in self._left.items():
             if match := _KV_SCALE.fullmatch(name):
                 stored = self._read(name, file)
                 scale = stored.decode(0, stored.shape[0]) if isinstance(stored, Encoded) else stored
                 scale = scale.float().flatten()
+                kv_heads = heads.get(int(match[1]), 0)
                 if len(scale) not in (1, kv_heads) or not (scale.isfinite() & (scale > 0)).all():
                     raise ModelError(
                         f"{file}: {name} is not one number above 0, nor one for each of {kv_heads} KV heads.",

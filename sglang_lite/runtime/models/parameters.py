@@ -1,0 +1,188 @@
+"""Table of a model's parameters: of each tensor its role, its shape, and where a checkpoint has it.
+
+Whoever reads weights walks it, and whoever cuts, adapts or writes them. Needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from sglang_lite.runtime.models.families import FAMILIES, Family
+from sglang_lite.runtime.models.spec import DenseSpec, ExpertsSpec, LayerSpec, ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A tensor of a checkpoint, or the part of it that one parameter is.
+
+    Attributes:
+        shape: of the whole tensor.
+        part: index of the part; empty for all of it.
+        outputs, inputs: axes of the whole tensor. Those of a matrix lie (outputs, inputs) in the model.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    part: tuple[int | slice, ...] = ()
+    outputs: int = 0
+    inputs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A tensor of the model.
+
+    Attributes:
+        role: of its layer, or of the model.
+        shape: (outputs, inputs) of a matrix, (size,) of a vector.
+        places: where a checkpoint may have it; it has one of them.
+        layer, expert: it belongs to; None: to the model, or to all experts.
+    """
+
+    role: str
+    shape: tuple[int, ...]
+    places: tuple[Place, ...]
+    layer: int | None = None
+    expert: int | None = None
+
+
+# Names of Llama's modules in `model.layers.N`, and of what others have besides.
+_NAMES: Mapping[str, str] = {
+    "input_norm": "input_layernorm",
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "sinks": "self_attn.sinks",
+    "o": "self_attn.o_proj",
+    "attention_out_norm": "post_attention_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+    "mlp_out_norm": "post_feedforward_layernorm",
+    "router": "mlp.gate",
+    "correction": "mlp.gate.e_score_correction_bias",
+    "expert_gate": "mlp.experts.{}.gate_proj",
+    "expert_up": "mlp.experts.{}.up_proj",
+    "expert_down": "mlp.experts.{}.down_proj",
+    "stacked_gate_up": "mlp.experts.gate_up_proj",
+    "stacked_down": "mlp.experts.down_proj",
+    "shared_gate": "mlp.shared_expert.gate_proj",
+    "shared_up": "mlp.shared_expert.up_proj",
+    "shared_down": "mlp.shared_expert.down_proj",
+    "shared_expert_gate": "mlp.shared_expert_gate",
+}
+
+
+def parameters(spec: ModelSpec) -> Iterator[Parameter]:
+    """All parameters of a model, in the order in which they are computed."""
+    table = (spec.vocab_size, spec.hidden_size)
+    yield Parameter("embedding", table, (Place("model.embed_tokens.weight", table, inputs=1),))
+    for i in range(len(spec.layers)):
+        yield from layer_parameters(spec, i)
+    yield Parameter("norm", (spec.hidden_size,), (Place("model.norm.weight", (spec.hidden_size,)),))
+    if not spec.tied_embeddings:
+        yield Parameter("head", table, (Place("lm_head.weight", table, inputs=1),))
+
+
+def layer_parameters(spec: ModelSpec, index: int) -> Iterator[Parameter]:
+    """Parameters of a layer. A bias has its matrix's role and `_bias`."""
+    layer = spec.layers[index]
+    names = _Names(FAMILIES[spec.architecture], index)
+    yield from _of_attention(names, layer, spec.hidden_size)
+    feed_forward = layer.feed_forward
+    if layer.norms != "after":
+        yield names.vector("mlp_norm", spec.hidden_size)
+    if isinstance(feed_forward, DenseSpec):
+        yield from names.gated("", feed_forward.size, spec.hidden_size, bias=feed_forward.bias)
+    else:
+        yield from _of_experts(names, feed_forward, spec.hidden_size)
+    if layer.norms != "before":
+        yield names.vector("mlp_out_norm", spec.hidden_size)
+
+
+def _of_attention(names: _Names, layer: LayerSpec, hidden: int) -> Iterator[Parameter]:
+    a = layer.attention
+    sizes = {"q": a.heads * a.key_size, "k": a.kv_heads * a.key_size, "v": a.kv_heads * a.value_size}
+    if layer.norms != "after":
+        yield names.vector("input_norm", hidden)
+    yield from names.matrices(sizes, hidden, bias=a.qkv_bias)
+    if a.qk_norm:
+        for role in ("q", "k"):
+            yield names.vector(f"{role}_norm", a.key_size if a.qk_norm == "head" else sizes[role])
+    if a.sinks:
+        yield names.vector("sinks", a.heads, suffix="")
+    yield from names.matrices({"o": hidden}, a.heads * a.value_size, bias=a.output_bias)
+    if layer.norms != "before":
+        yield names.vector("attention_out_norm", hidden)
+
+
+def _of_experts(names: _Names, experts: ExpertsSpec, hidden: int) -> Iterator[Parameter]:
+    yield from names.matrices({"router": experts.count}, hidden, bias=experts.router_bias)
+    if experts.correction:
+        yield names.vector("correction", experts.count, suffix="")
+    for expert in range(experts.count):
+        yield from names.expert(expert, experts, hidden)
+    if experts.shared_size:
+        yield from names.gated("shared_", experts.shared_size, hidden, bias=False)
+    if experts.shared_gate:
+        yield from names.matrices({"shared_expert_gate": 1}, hidden, bias=False)
+
+
+class _Names:
+    """Parameters of one layer by role, at the names that its family gives them."""
+
+    def __init__(self, family: Family, layer: int) -> None:
+        self._family, self._layer = family, layer
+        self._names = {**_NAMES, **family.names}
+
+    def _path(self, role: str) -> str:
+        return f"model.layers.{self._layer}.{self._names[role]}"
+
+    def vector(self, role: str, size: int, suffix: str = ".weight") -> Parameter:
+        return Parameter(role, (size,), (Place(self._path(role) + suffix, (size,)),), self._layer)
+
+    def gated(self, prefix: str, size: int, hidden: int, *, bias: bool) -> Iterator[Parameter]:
+        yield from self.matrices({f"{prefix}gate": size, f"{prefix}up": size}, hidden, bias=bias)
+        yield from self.matrices({f"{prefix}down": hidden}, size, bias=bias)
+
+    def matrices(self, outputs: Mapping[str, int], inputs: int, *, bias: bool) -> Iterator[Parameter]:
+        """Matrices of the same inputs; where a checkpoint calls several alike, they lie one after the other in one."""
+        for role, size in outputs.items():
+            path = self._path(role)
+            merged = [other for other in outputs if self._path(other) == path]
+            start = sum(outputs[other] for other in merged[: merged.index(role)])
+            rows = sum(outputs[other] for other in merged)
+            part = (slice(start, start + size),) if len(merged) > 1 else ()
+            place = Place(f"{path}.weight", (rows, inputs), part, inputs=1)
+            yield Parameter(role, (size, inputs), (place,), self._layer)
+            if bias:
+                yield Parameter(f"{role}_bias", (size,), (Place(f"{path}.bias", (rows,), part),), self._layer)
+
+    def expert(self, expert: int, experts: ExpertsSpec, hidden: int) -> Iterator[Parameter]:
+        """Matrices of an expert: by themselves, or in a stack of all experts' with gates and ups in one."""
+        size = experts.size
+        interleaved = self._family.experts_interleaved
+        for role, outputs, inputs in (("gate", size, hidden), ("up", size, hidden), ("down", hidden, size)):
+            path, rows, stacked_rows = self._path("stacked_gate_up"), slice(None), 2 * size
+            if role == "down":
+                path, stacked_rows = self._path("stacked_down"), hidden
+            elif interleaved:
+                rows = slice(int(role == "up"), None, 2)
+            else:
+                rows = slice(0, size) if role == "gate" else slice(size, None)
+            if interleaved:
+                shape = (experts.count, inputs, stacked_rows)
+                places = [Place(path, shape, (expert, slice(None), rows), outputs=2, inputs=1)]
+            else:
+                places = [Place(path, (experts.count, stacked_rows, inputs), (expert, rows), outputs=1, inputs=2)]
+            if self._names[f"expert_{role}"]:
+                split = self._path(f"expert_{role}").format(expert)
+                places.insert(0, Place(f"{split}.weight", (outputs, inputs), inputs=1))
+            yield Parameter(f"expert_{role}", (outputs, inputs), tuple(places), self._layer, expert)
+            if experts.bias:
+                place = Place(f"{path}_bias", (experts.count, stacked_rows), (expert, rows), outputs=1)
+                yield Parameter(f"expert_{role}_bias", (outputs,), (place,), self._layer, expert)

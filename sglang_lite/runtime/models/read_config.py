@@ -1,0 +1,180 @@
+"""Reading of a Hugging Face `config.json`, by the rows of `families.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.models import config_fields
+from sglang_lite.runtime.models.config_fields import Json
+from sglang_lite.runtime.models.families import ARCHITECTURES, FAMILIES, Config, Family
+from sglang_lite.runtime.models.spec import NO_ROPE, AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeSpec
+
+_FIRST = {name: config_fields.CONFIG[name] for name in ("architectures", "text_config")}  # say what the others mean
+_ACTIVATIONS = {
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+}  # fmt: skip
+# What the frequency scaling of each kind needs.
+_ROPE_KINDS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
+    "longrope": ("factor", "short_factor", "long_factor"),
+}
+
+
+def spec_from_config(config: Config, source: str) -> ModelSpec:
+    """Reads a Hugging Face config; of a vision-language model, its text part.
+
+    Args:
+        config: the parsed `config.json`.
+        source: the file's name, for messages.
+
+    Raises:
+        ModelError: an architecture or option that is not supported, or a field that is missing or senseless.
+    """
+    config_fields.check(
+        {"architectures": config.get("architectures"), "text_config": config.get("text_config")}, _FIRST, source
+    )
+    names = config.get("architectures") or []
+    names = [names] if isinstance(names, str) else names
+    family = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
+    if family is None:
+        raise ModelError(
+            f"{source}: architecture {', '.join(names) or 'not named'} is not supported.",
+            hint=f"Supported: {', '.join(ARCHITECTURES)}.",
+        )
+    whole = {**FAMILIES[family].defaults, **(config.get("text_config") or {}), **config}
+    config_fields.check(whole, config_fields.CONFIG, source)
+    for name in ("rope_parameters", "rope_scaling"):
+        _check_rope(whole.get(name) or {}, source)
+    try:
+        spec = _read(family, whole)
+    except KeyError as error:
+        raise ModelError(f"{source}: the field {error} is missing.") from error
+    except (ValueError, ArithmeticError) as error:
+        raise ModelError(f"{source}: {error}") from error
+    config_fields.check_ids(list(spec.eos_ids), spec.vocab_size, source, "eos_token_id")
+    config_fields.check_ids(spec.bos_id, spec.vocab_size, source, "bos_token_id")
+    return spec
+
+
+def _check_rope(parameters: Mapping[str, Json], source: str) -> None:
+    config_fields.check(parameters, config_fields.ROPE, source)
+    for name in ("full_attention", "sliding_attention"):
+        config_fields.check(parameters.get(name) or {}, config_fields.ROPE, source)
+
+
+def _read(name: str, config: Config) -> ModelSpec:
+    if config.get("use_bidirectional_attention"):
+        raise ValueError("use_bidirectional_attention is not supported")
+    family, eos = FAMILIES[name], config.get("eos_token_id")
+    layers = _layers(family, config)
+    return ModelSpec(
+        architecture=name,
+        vocab_size=config["vocab_size"],
+        hidden_size=config["hidden_size"],
+        max_positions=_max_positions(config, layers),
+        rms_eps=config.get("rms_norm_eps", 1e-6),
+        layers=layers,
+        tied_embeddings=config.get("tie_word_embeddings", False),
+        eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+        bos_id=config.get("bos_token_id"),
+        **family.model(config),
+    )
+
+
+def _layers(family: Family, config: Config) -> tuple[LayerSpec, ...]:
+    heads, hidden_size = config["num_attention_heads"], config["hidden_size"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    if heads % kv_heads:
+        raise ValueError(f"{heads} attention heads can't share {kv_heads} key-value heads")
+    head_dim = config.get("head_dim") or hidden_size // heads
+    if head_dim < 1:
+        raise ValueError(f"hidden_size {hidden_size} is too small for {heads} attention heads")
+    qkv_bias, output_bias, mlp_bias = (
+        config.get(bias, False) if isinstance(bias, str) else bias for bias in family.biases
+    )
+    dense = DenseSpec(config["intermediate_size"], _activation(family, config), mlp_bias)
+    rope, local = _ropes(family, config, head_dim)
+    changes = {"scale": head_dim**-0.5, **family.attention(config)}
+    layers = []
+    for i, window in enumerate(_windows(family, config)):
+        turned = NO_ROPE if not family.turns(config, i) else rope if window is None else local
+        attention = AttentionSpec(
+            heads, kv_heads, head_dim, head_dim, rope=turned, window=window, qk_norm=family.qk_norm,
+            qkv_bias=qkv_bias, output_bias=output_bias, **changes,
+        )  # fmt: skip
+        feed_forward = family.experts(config, i) or dense
+        layers.append(LayerSpec(attention, feed_forward, norms=family.norms, **family.layer(config)))
+    return tuple(layers)
+
+
+def _activation(family: Family, config: Config) -> str:
+    name = config.get("hidden_activation") or config.get("hidden_act") or "silu"
+    name = family.activations.get(name, name)
+    if name not in _ACTIVATIONS:
+        raise ValueError(f"the activation {name!r} is not supported (only {', '.join(_ACTIVATIONS)})")
+    return _ACTIVATIONS[name]
+
+
+def _max_positions(config: Config, layers: tuple[LayerSpec, ...]) -> int:
+    """A model's own limit, or what YaRN stretches it to: people add YaRN to a config and leave the limit as it is."""
+    stretched = [layer.attention.rope.params for layer in layers if layer.attention.rope.kind == "yarn"]
+    limits = [int(params["factor"] * params["original_max_position_embeddings"]) for params in stretched[:1]]
+    return max(config["max_position_embeddings"], *limits, 0)
+
+
+def _ropes(family: Family, config: Config, head_dim: int) -> tuple[RopeSpec, RopeSpec]:
+    """The rotary embedding of layers without a window, and of those with one.
+
+    transformers 5 writes `rope_parameters` (for some families one entry per layer type), older files `rope_theta`,
+    `rope_scaling` and `rope_local_base_freq`.
+    """
+    given = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
+    full, local = given.pop("full_attention", None), given.pop("sliding_attention", None)
+    theta = config.get("rope_theta", 10_000.0)
+    rope = _rope(family, {"rope_theta": theta, **(full or {}), **given}, config, head_dim)
+    if not family.layer_ropes:
+        return rope, rope
+    return rope, _rope(
+        family, {"rope_theta": config.get("rope_local_base_freq", theta), **(local or {})}, config, head_dim
+    )
+
+
+def _rope(family: Family, parameters: Mapping[str, Json], config: Config, head_dim: int) -> RopeSpec:
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    kind = family.rope_aliases.get(kind, kind)
+    if kind not in _ROPE_KINDS:
+        raise ValueError(f"rope type {kind!r} is not supported (only {', '.join(_ROPE_KINDS)})")
+    limit = config["max_position_embeddings"]
+    # A config that has it outside the rope parameters (Phi-3) means that one.
+    original = config.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
+    params = {name: value for name, value in parameters.items() if name not in ("rope_type", "type", "rope_theta")}
+    params["original_max_position_embeddings"] = original or limit
+    if kind in ("yarn", "longrope") and params.get("factor") is None:
+        params["factor"] = limit / params["original_max_position_embeddings"]
+    rotary_dim = int(head_dim * parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)))
+    for name in _ROPE_KINDS[kind]:
+        count = rotary_dim // 2 if name in ("short_factor", "long_factor") else 1
+        numbers = params[name] if isinstance(params[name], list) else [params[name]]
+        if len(numbers) != count or not all(isinstance(n, int | float) and n > 0 for n in numbers):
+            raise ValueError(f"rope's {name} is {params[name]!r}, not {count} positive numbers")
+    if rotary_dim < 2 or rotary_dim % 2:
+        raise ValueError(f"{rotary_dim} numbers of a head can't be turned in pairs")
+    return RopeSpec(float(parameters["rope_theta"]), kind, rotary_dim, params, family.interleaved)
+
+
+def _windows(family: Family, config: Config) -> tuple[int | None, ...]:
+    layers: int = config["num_hidden_layers"]
+    window = config.get("sliding_window")
+    optional = "use_sliding_window" in family.defaults
+    if not window or family.slides is None or (optional and not config["use_sliding_window"]):
+        return (None,) * layers
+    kinds = config.get("layer_types") or [
+        "sliding_attention" if family.slides(config, i) else "full_attention" for i in range(layers)
+    ]
+    if len(kinds) != layers or set(kinds) - {"sliding_attention", "full_attention"}:
+        raise ValueError(f"layer_types {kinds} don't fit {layers} layers of full or sliding attention")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
