@@ -55,6 +55,9 @@ def test_a_peer_gets_a_config_of_our_shape(name, tmp_path):
     assert (read.theta, read.kind, read.rotary_dim) == (rope.theta, "default", ours.layers[0].attention.key_size)
     attention = replace(ours.layers[0].attention, rope=read)
     assert theirs == replace(ours, layers=(replace(ours.layers[0], attention=attention),) * len(ours.layers))
+    (tmp_path / "config.json").write_text(json.dumps(hf_config(name)))
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert config.architectures == [type(config).__name__.replace("Config", "ForCausalLM")]
     assert config.rope_parameters["rope_theta"] == rope.theta
 
 

@@ -38,6 +38,7 @@ class AttentionRequirements:
         cache: of keys and values.
         most_rows: decoded in one step.
         most_chunks: pieces of a shared prefix; 0 where none is shared.
+        sinks: each head has a score more, whose weight goes to no value.
     """
 
     heads: int
@@ -48,6 +49,7 @@ class AttentionRequirements:
     device: torch.device
     most_rows: int
     most_chunks: int
+    sinks: bool = False
 
 
 class Attend(Protocol):
@@ -63,12 +65,13 @@ class Attend(Protocol):
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: torch.Tensor | None = None,
     ) -> None:
         """
         Args:
             q: [T, heads, head_dim], multiplied by the scales of their keys where the cache has such.
             out: [T, heads, head_dim] (written).
-            scale, window, softcap: as `reference.attention.attention`.
+            scale, window, softcap, sinks: as `reference.attention.attention`; sinks where the model needs them.
         """
         ...
 

@@ -28,6 +28,8 @@ class FlashAttention:
 
     @staticmethod
     def refuses(needs: AttentionRequirements) -> str | None:
+        if needs.sinks:
+            return "it knows no attention sinks"
         if importlib.util.find_spec("flash_attn") is None or importlib.util.find_spec("flash_attn.cute") is None:
             return "the package flash-attn-4 is not installed"
         if needs.device.type != "cuda" or torch.cuda.get_device_capability(needs.device)[0] not in (9, 10, 11):
@@ -62,7 +64,9 @@ class FlashAttention:
             scale: float,
             window: int | None,
             softcap: float | None,
+            sinks: torch.Tensor | None = None,
         ) -> None:
+            assert sinks is None, "refused"
             shape = self._needs.kv_heads, -1, plan.page_size, self._needs.head_dim
             k, v = (side[layer].view(shape).permute(1, 2, 0, 3) for side in (cache.k, cache.v))
             for part in parts:

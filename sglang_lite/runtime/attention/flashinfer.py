@@ -31,6 +31,8 @@ class FlashInferAttention:
 
     @staticmethod
     def refuses(needs: AttentionRequirements) -> str | None:
+        if needs.sinks:
+            return "it knows no attention sinks"
         if importlib.util.find_spec("flashinfer") is None:
             return "the package flashinfer-python is not installed"
         if needs.device.type != "cuda" or torch.cuda.get_device_capability(needs.device) < (8, 0):
@@ -59,7 +61,9 @@ class FlashInferAttention:
             scale: float,
             window: int | None,
             softcap: float | None,
+            sinks: torch.Tensor | None = None,
         ) -> None:
+            assert sinks is None, "refused"
             kind = scale, window, softcap
             if kind not in planned:
                 planned[kind] = [(part, self._plan(part, plan.page_size, *kind)) for part in parts]

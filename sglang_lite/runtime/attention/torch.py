@@ -11,7 +11,7 @@ import torch
 from sglang_lite.runtime.attention.base import Attend, AttentionRequirements
 from sglang_lite.runtime.kernels.attention_metadata import DecodeRows, DevicePlan, ExtendRow
 from sglang_lite.runtime.kernels.kv_cache import KVCache, by_kv_head
-from sglang_lite.runtime.kernels.reference.attention import attend_rows
+from sglang_lite.runtime.kernels.reference.attention import Scoring, attend_rows
 
 _AT_ONCE = 1 << 26  # elements of keys, and as many of values, that are gathered for one product of several rows
 
@@ -46,11 +46,11 @@ class TorchAttention:
             scale: float,
             window: int | None,
             softcap: float | None,
+            sinks: torch.Tensor | None = None,
         ) -> None:
+            how = Scoring(scale, window, softcap, sinks)
             for first, end, part in parts:
-                out[first:end] = attend_rows(
-                    q[first:end], cache.k[layer], cache.v[layer], part, scale=scale, window=window, softcap=softcap
-                )
+                out[first:end] = attend_rows(q[first:end], cache.k[layer], cache.v[layer], part, how)
             if cache.scales is not None:
                 out.copy_(by_kv_head(out, cache.scales.v[layer]))
 

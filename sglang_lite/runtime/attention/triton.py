@@ -22,6 +22,8 @@ class TritonAttention:
 
     @staticmethod
     def refuses(needs: AttentionRequirements) -> str | None:
+        if needs.sinks:
+            return "it knows no attention sinks"
         if needs.head_dim > _WIDEST:
             return f"heads of {needs.head_dim} elements are more than its {_WIDEST}"
         if needs.heads // needs.kv_heads > MOST_GROUP:
@@ -64,7 +66,9 @@ class TritonAttention:
             scale: float,
             window: int | None,
             softcap: float | None,
+            sinks: torch.Tensor | None = None,
         ) -> None:
+            assert sinks is None, "refused"
             if plan.decoding:
                 if plan.shared is not None:
                     prefix_attention(q, cache, layer, plan, work, scale=scale, softcap=softcap)

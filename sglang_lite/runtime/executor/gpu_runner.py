@@ -278,6 +278,7 @@ class GpuRunner:
             device=self._device,
             most_rows=self._most_decoded,
             most_chunks=MOST_CHUNKS if self._model.shares_prefixes else 0,
+            sinks=spec.sinks,
         )
 
     # --------------------------------------------------------------------------------------- preparation

@@ -1,6 +1,7 @@
 """Schema of model files: each field, its type and its range, checked before anything is allocated.
 
-Families' fields are read in `spec.py`, the tokenizer's in `tokens/tokenizer.py`. A field that is not here is not read.
+Families' fields are read in `read_config.py` and `families.py`, the tokenizer's in `tokens/tokenizer.py`. A field that
+is not here is not read.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ Json: TypeAlias = Any  # parsed JSON or metadata: of any shape until it is check
 
 MOST_BYTES = 256 << 20  # of a JSON file
 MOST_TOKENS = 1 << 24  # of a vocabulary
+MOST_EXPERTS = 1 << 16  # of a layer
 MOST_POSITIONS = (1 << 31) - 1  # they are int32
 
 
@@ -26,13 +28,13 @@ class Field:
     """Type and range of a field.
 
     Attributes:
-        kind: a whole number, a number, a flag, text, an object; or a list (`wholes`, `numbers`, `texts`), for which
-            one of them may stand alone.
+        kind: a whole number, a number, a flag, text, an object; a whole number or text (`pattern`); or a list
+            (`wholes`, `numbers`, `texts`), for which one of them may stand alone.
         least, most: of numbers.
         required: it may neither be missing nor null.
     """
 
-    kind: Literal["whole", "number", "flag", "text", "object", "wholes", "numbers", "texts"]
+    kind: Literal["whole", "pattern", "number", "flag", "text", "object", "wholes", "numbers", "texts"]
     least: float = -math.inf
     most: float = math.inf
     required: bool = False
@@ -53,8 +55,13 @@ class Field:
 
 
 _ONE_OF: Mapping[str, Json] = {"wholes": "whole", "numbers": "number", "texts": "text"}
-_TYPES: Mapping[str, Json] = {"whole": int, "number": int | float, "flag": bool, "text": str, "object": dict}
-_NAMES = {"whole": "whole number", "number": "number", "flag": "true or false", "text": "text", "object": "JSON object"}
+_TYPES: Mapping[str, Json] = {
+    "whole": int, "pattern": int | str, "number": int | float, "flag": bool, "text": str, "object": dict,
+}  # fmt: skip
+_NAMES = {
+    "whole": "whole number", "pattern": "whole number or text", "number": "number", "flag": "true or false",
+    "text": "text", "object": "JSON object",
+}  # fmt: skip
 
 _SMALL = 1e-30  # above 0
 
@@ -96,7 +103,7 @@ CONFIG: Mapping[str, Field] = {
     "partial_rotary_factor": _above_0(1.0),
     "sliding_window": _whole(0, MOST_POSITIONS),
     "max_window_layers": _whole(0, MOST_POSITIONS),
-    "sliding_window_pattern": _whole(1, MOST_POSITIONS),
+    "sliding_window_pattern": Field("pattern"),
     "layer_types": Field("texts"),
     "hidden_act": _TEXT,
     "hidden_activation": _TEXT,
@@ -104,7 +111,35 @@ CONFIG: Mapping[str, Field] = {
     "use_bidirectional_attention": Field("flag"),
     "tie_word_embeddings": _FLAG,
     "attention_bias": _FLAG,
+    "qkv_bias": _FLAG,
+    "attention_out_bias": _FLAG,
     "mlp_bias": _FLAG,
+    "use_bias": _FLAG,
+    "use_qk_norm": _FLAG,
+    "clip_qkv": _above_0(),
+    "embedding_multiplier": _above_0(),
+    "residual_multiplier": _above_0(),
+    "attention_multiplier": _above_0(),
+    "logits_scaling": _above_0(),
+    "no_rope_layers": Field("wholes", 0, 1),
+    "no_rope_layer_interval": _whole(1, MOST_POSITIONS),
+    "num_experts": _whole(0, MOST_EXPERTS),
+    "num_local_experts": _whole(0, MOST_EXPERTS),
+    "n_routed_experts": _whole(0, MOST_EXPERTS),
+    "num_experts_per_tok": _whole(1, MOST_EXPERTS),
+    "moe_intermediate_size": _whole(1, 1 << 24),
+    "shared_intermediate_size": _whole(0, 1 << 24),
+    "shared_expert_intermediate_size": _whole(0, 1 << 24),
+    "n_shared_experts": _whole(0, MOST_EXPERTS),
+    "decoder_sparse_step": _whole(1, MOST_POSITIONS),
+    "mlp_only_layers": Field("wholes", 0, MOST_POSITIONS),
+    "first_k_dense_replace": _whole(0, MOST_POSITIONS),
+    "norm_topk_prob": _FLAG,
+    "routed_scaling_factor": _above_0(),
+    "n_group": _whole(1, MOST_EXPERTS),
+    "topk_group": _whole(1, MOST_EXPERTS),
+    "swiglu_alpha": _above_0(),
+    "swiglu_limit": _above_0(),
     "eos_token_id": _IDS,
     "bos_token_id": _ID,
 }

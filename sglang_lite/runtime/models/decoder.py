@@ -20,7 +20,7 @@ from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
 from sglang_lite.runtime.models.layers.rope import rotate
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.reader import Layer, WeightReader
-from sglang_lite.runtime.models.spec import DenseSpec, ModelSpec
+from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.source import WeightSource
 
 
@@ -108,7 +108,7 @@ class Decoder:
         for i, layer in enumerate(self.layers):
             h = self._attention(i, layer, self._norm(x, layer.input_norm), *turns[layer.rope], plan, cache)
             x = x + self._added(layer, self._norm(h, layer.post_attention_norm))
-            h = self._mlp(layer, self._norm(x, layer.mlp_norm))
+            h = layer.feed_forward(self._norm(x, layer.mlp_norm))
             x = x + self._added(layer, self._norm(h, layer.post_mlp_norm))
         return self._norm(x, self.norm)
 
@@ -138,39 +138,23 @@ class Decoder:
     ) -> torch.Tensor:
         spec = layer.spec.attention
         turned = spec.heads + spec.kv_heads
-        qk, v = layer.qkv(x).split((turned * spec.key_size, spec.kv_heads * spec.value_size), -1)
+        qk, v = layer.qkv(x).split_with_sizes((turned * spec.key_size, spec.kv_heads * spec.value_size), -1)
         if spec.qk_norm == "whole":
             qk = self._qk_norm(layer, qk, spec.heads * spec.key_size)
-        qk, v = qk.unflatten(1, (turned, -1)), v.unflatten(1, (spec.kv_heads, -1))
+        qk, v = qk.view(len(x), turned, -1), v.view(len(x), spec.kv_heads, -1)
         if spec.qk_norm == "head":
             qk = self._qk_norm(layer, qk, spec.heads)
-        q, k = rotate(qk, cos, sin).split((spec.heads, spec.kv_heads), 1)
+        q, k = rotate(qk, cos, sin).split_with_sizes((spec.heads, spec.kv_heads), 1)
         q = store_kv(cache, index, plan.store_at, q, k, v)
-        out = attention(q, cache, index, plan, scale=spec.scale, window=spec.window, softcap=spec.softcap)
+        out = attention(
+            q, cache, index, plan, scale=spec.scale, window=spec.window, softcap=spec.softcap, sinks=layer.sinks
+        )
         return layer.output(out.view(len(x), -1).to(x.dtype))
 
     def _qk_norm(self, layer: Layer, qk: torch.Tensor, queries: int) -> torch.Tensor:
         """Queries and keys side by side, of which the first so many are queries, each normalised."""
         q, k = qk[:, :queries], qk[:, queries:]
         return torch.cat((self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)), 1)
-
-    def _mlp(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
-        spec = layer.spec.feed_forward
-        assert isinstance(spec, DenseSpec)
-        return layer.down(gated(*layer.gate_up(x).chunk(2, -1), spec.activation, exact=self.precision.one_path))
-
-
-def gated(gate: torch.Tensor, up: torch.Tensor, activation: str, *, exact: bool) -> torch.Tensor:
-    """act(gate) * up.
-
-    Args:
-        exact: a row's bits don't depend on its neighbours: in 16 bits, torch computes the last elements of a thread's
-            share differently.
-    """
-    if activation == "silu":
-        return F.silu(gate).mul_(up)
-    wide = gate.float() if exact else gate
-    return F.gelu(wide, approximate="tanh" if activation == "gelu_tanh" else "none").to(gate.dtype).mul_(up)
 
 
 def _return_freed_memory() -> None:

@@ -1,6 +1,7 @@
 """Families of models: how each one's config is read, and what its tensors are called. A new family is one more row.
 
-A row says what differs from Llama. `read_config.py` reads what it says; `parameters.py` has the names of Llama's tensors.
+A row says what differs from Llama. `read_config.py` reads what it says; `parameters.py` has the names of Llama's
+tensors.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from sglang_lite.runtime.models.config_fields import Json
-from sglang_lite.runtime.models.spec import ExpertsSpec
 
 Config: TypeAlias = Mapping[str, Json]
 Changes: TypeAlias = Callable[[Config], dict[str, Any]]
@@ -27,13 +27,13 @@ class Family:
             that has "use_sliding_window" has windows only where that is true.
         biases: of queries, keys and values; of attention's output; of the feed-forward. A constant, or a field's name.
         slides: the layers that have a window, where the config has no `layer_types`; None: no layer has one.
-        turns: the layers whose queries and keys are turned by their positions.
+        turns: the layers whose queries and keys are turned by their positions, by index and window.
         interleaved: pairs that are turned together lie side by side.
         layer_ropes: layers with a window have rope parameters of their own.
         rope_aliases: types of rope under other names.
         activations: of which the name in a config means another one.
         attention, layer, model: further fields of AttentionSpec, LayerSpec and ModelSpec.
-        experts: those of a layer; None where it has one feed-forward.
+        experts: fields of a layer's ExpertsSpec; None where it has one feed-forward.
         experts_interleaved: in stacks of experts' matrices inputs lie before outputs, and a gate beside each up.
         names: tensors that are called differently, by the roles of `parameters.py`; "": there is none of that name.
     """
@@ -44,7 +44,7 @@ class Family:
     qk_norm: Literal["", "head", "whole"] = ""
     norms: Literal["before", "after", "both"] = "before"
     slides: Callable[[Config, int], bool] | None = None
-    turns: Callable[[Config, int], bool] = lambda config, layer: True
+    turns: Callable[[Config, int, int | None], bool] = lambda config, layer, window: True
     interleaved: bool = False
     layer_ropes: bool = False
     rope_aliases: Mapping[str, str] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Family:
     attention: Changes = lambda config: {}
     layer: Changes = lambda config: {}
     model: Changes = lambda config: {}
-    experts: Callable[[Config, int], ExpertsSpec | None] = lambda config, layer: None
+    experts: Callable[[Config, int], dict[str, Any] | None] = lambda config, layer: None
     experts_interleaved: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
 
@@ -78,16 +78,98 @@ def _gemma_model(config: Config) -> dict[str, Any]:
     return {"norm_offset": 1.0, "embedding_scale": math.sqrt(config["hidden_size"])}
 
 
+def _granite_attention(config: Config) -> dict[str, Any]:
+    return {"scale": float(config["attention_multiplier"])}
+
+
+def _granite_layer(config: Config) -> dict[str, Any]:
+    return {"residual_scale": float(config["residual_multiplier"])}
+
+
+def _granite_model(config: Config) -> dict[str, Any]:
+    return {"embedding_scale": float(config["embedding_multiplier"]), "logit_scale": 1.0 / config["logits_scaling"]}
+
+
+def _turned_smollm3(config: Config, layer: int, window: int | None) -> bool:
+    """Which layers turn is said by a list of ones and zeros, or it is all but each fourth or so."""
+    listed = config.get("no_rope_layers")
+    if not listed:
+        return (layer + 1) % int(config["no_rope_layer_interval"]) > 0
+    if not isinstance(listed, list) or len(listed) != config["num_hidden_layers"]:
+        raise ValueError(f"no_rope_layers doesn't fit {config['num_hidden_layers']} layers")
+    return bool(listed[layer])
+
+
+def _count(config: Config, name: str) -> int:
+    """Experts of a layer, by the name that a family has for it, or by another's: transformers writes either."""
+    others = ("num_local_experts", "num_experts", "n_routed_experts")
+    given = (config[other] for other in others if other != name and config.get(other) is not None)
+    return int(next(given, config[name]))
+
+
+def _local_experts(config: Config, layer: int) -> dict[str, Any] | None:
+    return {"count": _count(config, "num_local_experts"), "size": config["intermediate_size"], "normalise": True}
+
+
+def _qwen_experts(config: Config, layer: int) -> dict[str, Any] | None:
+    dense = config.get("mlp_only_layers") or []
+    dense = dense if isinstance(dense, list) else [dense]
+    count = _count(config, "num_experts")
+    if layer in dense or (layer + 1) % config["decoder_sparse_step"] or not count:
+        return None
+    return {"count": count, "size": config["moe_intermediate_size"], "normalise": config["norm_topk_prob"]}
+
+
+def _qwen2_experts(config: Config, layer: int) -> dict[str, Any] | None:
+    experts = _qwen_experts(config, layer)
+    return experts and {**experts, "shared_size": config["shared_expert_intermediate_size"], "shared_gate": True}
+
+
+def _olmoe_experts(config: Config, layer: int) -> dict[str, Any] | None:
+    if config.get("clip_qkv") is not None:
+        raise ValueError("clip_qkv is not supported")
+    size, normalise = config["intermediate_size"], config["norm_topk_prob"]
+    return {"count": _count(config, "num_experts"), "size": size, "normalise": normalise}
+
+
+def _gpt_oss_experts(config: Config, layer: int) -> dict[str, Any] | None:
+    return {
+        "count": _count(config, "num_local_experts"), "size": config["intermediate_size"], "normalise": True,
+        "router_bias": True, "bias": True, "activation": "clamped", "alpha": float(config["swiglu_alpha"]),
+        "limit": float(config["swiglu_limit"]),
+    }  # fmt: skip
+
+
+def _glm4_experts(config: Config, layer: int) -> dict[str, Any] | None:
+    if layer < config["first_k_dense_replace"]:
+        return None
+    return {
+        "count": _count(config, "n_routed_experts"), "size": config["moe_intermediate_size"], "scoring": "sigmoid",
+        "groups": config["n_group"], "kept_groups": config["topk_group"], "group_top": 2, "correction": True,
+        "normalise": config["norm_topk_prob"], "scale": float(config["routed_scaling_factor"]),
+        "shared_size": config["moe_intermediate_size"] * config["n_shared_experts"],
+    }  # fmt: skip
+
+
 _GEMMA = {
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256,
     "sliding_window": 4096, "tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh",
 }  # fmt: skip
 _QWEN = {"sliding_window": 4096, "max_window_layers": 28, "use_sliding_window": False}
+_QWEN_MOE = {"sliding_window": 4096, "use_sliding_window": False, "decoder_sparse_step": 1, "norm_topk_prob": False}
+_GRANITE = dict.fromkeys(
+    ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"), 1.0
+)  # fmt: skip
+_GLM = {"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1.5625e-7, "partial_rotary_factor": 0.5}
+_GLM_EOS = [151_329, 151_336, 151_338]
+_ALL = ("attention_bias", "attention_bias", "mlp_bias")  # biases
+_ATTENTION = ("attention_bias", "attention_bias", False)
+_NOT_SPLIT = dict.fromkeys(("expert_gate", "expert_up", "expert_down"), "")
 _BEFORE_FEED_FORWARD = {"mlp_norm": "pre_feedforward_layernorm"}
 _MERGED_MLP = dict.fromkeys(("gate", "up"), "mlp.gate_up_proj")
 
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family(("LlamaForCausalLM",), biases=("attention_bias", "attention_bias", "mlp_bias")),
+    "llama": Family(("LlamaForCausalLM",), biases=_ALL),
     "mistral": Family(
         ("MistralForCausalLM",), {"num_key_value_heads": 8, "sliding_window": 4096}, slides=_always,
     ),
@@ -95,12 +177,12 @@ FAMILIES: Mapping[str, Family] = {
         ("Qwen2ForCausalLM",), _QWEN, biases=(True, False, False), slides=_after_max_window_layers,
     ),
     "qwen3": Family(
-        ("Qwen3ForCausalLM",), {**_QWEN, "head_dim": 128}, biases=("attention_bias", "attention_bias", False),
+        ("Qwen3ForCausalLM",), {**_QWEN, "head_dim": 128}, biases=_ATTENTION,
         qk_norm="head", slides=_after_max_window_layers,
     ),
     "gemma2": Family(
         ("Gemma2ForCausalLM",), {**_GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-        biases=("attention_bias", "attention_bias", False), norms="both", slides=lambda config, i: i % 2 == 0,
+        biases=_ATTENTION, norms="both", slides=lambda config, i: i % 2 == 0,
         attention=lambda c: {**_scalar(c), "softcap": c.get("attn_logit_softcapping")},
         model=lambda c: {**_gemma_model(c), "logit_softcap": c.get("final_logit_softcapping")},
         names=_BEFORE_FEED_FORWARD,
@@ -109,7 +191,7 @@ FAMILIES: Mapping[str, Family] = {
         ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
         {**_GEMMA, "vocab_size": 262_208, "max_position_embeddings": 131_072, "rope_theta": 1_000_000.0,
          "rope_local_base_freq": 10_000.0, "sliding_window_pattern": 6},
-        biases=("attention_bias", "attention_bias", False), qk_norm="head", norms="both",
+        biases=_ATTENTION, qk_norm="head", norms="both",
         slides=_but_each("sliding_window_pattern"), layer_ropes=True, attention=_scalar,
         model=lambda c: {**_gemma_model(c), "logit_softcap": c.get("final_logit_softcapping")},
         names=_BEFORE_FEED_FORWARD,
@@ -118,6 +200,112 @@ FAMILIES: Mapping[str, Family] = {
         ("Phi3ForCausalLM",), {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}, slides=_always,
         rope_aliases={"su": "longrope", "yarn": "longrope"},  # what early Phi-3 files call it
         names={**dict.fromkeys(("q", "k", "v"), "self_attn.qkv_proj"), **_MERGED_MLP},
+    ),
+    "gemma": Family(
+        ("GemmaForCausalLM",),
+        {"head_dim": 256, "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"}, biases=_ATTENTION,
+        activations={"gelu": "gelu_pytorch_tanh"}, model=_gemma_model,
+    ),
+    "smollm3": Family(
+        ("SmolLM3ForCausalLM",),
+        {"num_key_value_heads": 4, "rope_theta": 2_000_000.0, "use_sliding_window": False,
+         "no_rope_layer_interval": 4, "tie_word_embeddings": True},
+        biases=_ALL, slides=lambda c, i: not _turned_smollm3(c, i, None), turns=_turned_smollm3,
+    ),
+    "olmo2": Family(
+        ("Olmo2ForCausalLM",), {"rms_norm_eps": 1e-5}, biases=_ATTENTION, qk_norm="whole", norms="after",
+    ),
+    "olmo3": Family(
+        ("Olmo3ForCausalLM",), {"rms_norm_eps": 1e-5, "sliding_window": 4096, "rope_theta": 500_000.0},
+        biases=_ATTENTION, qk_norm="whole", norms="after", slides=lambda c, i: (i + 1) % 4 > 0, layer_ropes=True,
+    ),
+    "granite": Family(
+        ("GraniteForCausalLM",), _GRANITE, biases=_ALL, attention=_granite_attention, layer=_granite_layer,
+        model=_granite_model,
+    ),
+    "glm": Family(
+        ("GlmForCausalLM",), {**_GLM, "eos_token_id": _GLM_EOS, "attention_bias": True},
+        biases=("attention_bias", False, False), interleaved=True, names=_MERGED_MLP,
+    ),
+    "glm4": Family(
+        ("Glm4ForCausalLM",), {**_GLM, "eos_token_id": _GLM_EOS, "attention_bias": True},
+        biases=("attention_bias", False, False), norms="both", interleaved=True,
+        names={**_MERGED_MLP, "attention_out_norm": "post_self_attn_layernorm", "mlp_out_norm": "post_mlp_layernorm"},
+    ),
+    "ministral": Family(("MinistralForCausalLM",), {"num_key_value_heads": 8, "sliding_window": 4096}, slides=_always),
+    "exaone4": Family(
+        ("Exaone4ForCausalLM",), {"rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4},
+        qk_norm="head", norms="after", slides=_but_each("sliding_window_pattern"),
+        turns=lambda c, i, window: not c.get("sliding_window") or window is not None,
+    ),
+    "seed_oss": Family(
+        ("SeedOssForCausalLM",), {"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
+        biases=("attention_bias", "attention_out_bias", "mlp_bias"),
+    ),
+    "helium": Family(
+        ("HeliumForCausalLM",), {"head_dim": 128, "rope_theta": 100_000.0, "rms_norm_eps": 1e-8},
+        biases=("attention_bias", False, "mlp_bias"), interleaved=True,
+    ),
+    "ernie4_5": Family(
+        ("Ernie4_5ForCausalLM",),
+        {"num_key_value_heads": 2, "head_dim": 128, "rope_theta": 500_000.0, "rms_norm_eps": 1e-5,
+         "tie_word_embeddings": True},
+        biases=("use_bias", "use_bias", "use_bias"), interleaved=True,
+    ),
+    "mixtral": Family(
+        ("MixtralForCausalLM",),
+        {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, "num_local_experts": 8,
+         "num_experts_per_tok": 2},
+        slides=_always, experts=_local_experts,
+        names={"router": "block_sparse_moe.gate", "expert_gate": "block_sparse_moe.experts.{}.w1",
+               "expert_up": "block_sparse_moe.experts.{}.w3", "expert_down": "block_sparse_moe.experts.{}.w2",
+               "stacked_gate_up": "block_sparse_moe.experts.gate_up_proj",
+               "stacked_down": "block_sparse_moe.experts.down_proj"},
+    ),
+    "qwen2_moe": Family(
+        ("Qwen2MoeForCausalLM",),
+        {**_QWEN_MOE, "max_window_layers": 28, "num_experts": 60, "num_experts_per_tok": 4, "qkv_bias": True,
+         "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632},
+        biases=("qkv_bias", False, False), slides=lambda c, i: i % 2 == 0 and i < c["max_window_layers"],
+        experts=_qwen2_experts,
+    ),
+    "qwen3_moe": Family(
+        ("Qwen3MoeForCausalLM",),
+        {**_QWEN_MOE, "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
+         "moe_intermediate_size": 768},
+        biases=_ATTENTION, qk_norm="head", slides=_always, experts=_qwen_experts,
+    ),
+    "olmoe": Family(
+        ("OlmoeForCausalLM",),
+        {"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False},
+        biases=_ATTENTION, qk_norm="whole", experts=_olmoe_experts,
+    ),
+    "granitemoe": Family(
+        ("GraniteMoeForCausalLM",), {**_GRANITE, "num_local_experts": 8, "num_experts_per_tok": 2}, biases=_ATTENTION,
+        attention=_granite_attention, layer=_granite_layer, model=_granite_model, experts=_local_experts,
+        names={**_NOT_SPLIT, "router": "block_sparse_moe.router.layer",
+               "stacked_gate_up": "block_sparse_moe.input_linear.weight",
+               "stacked_down": "block_sparse_moe.output_linear.weight"},
+    ),
+    "gpt_oss": Family(
+        ("GptOssForCausalLM",),
+        {"num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128, "rms_norm_eps": 1e-5, "attention_bias": True,
+         "rope_theta": 150_000.0, "num_local_experts": 128, "num_experts_per_tok": 4, "swiglu_alpha": 1.702,
+         "swiglu_limit": 7.0,
+         "rope_parameters": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                             "truncate": False, "original_max_position_embeddings": 4096}},
+        biases=_ATTENTION, slides=lambda c, i: i % 2 == 0, attention=lambda c: {"sinks": True},
+        experts=_gpt_oss_experts, experts_interleaved=True, names={**_NOT_SPLIT, "router": "mlp.router"},
+    ),
+    "glm4_moe": Family(
+        ("Glm4MoeForCausalLM",),
+        {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "n_routed_experts": 128,
+         "num_experts_per_tok": 8, "moe_intermediate_size": 1408, "n_shared_experts": 1, "n_group": 1,
+         "topk_group": 1, "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0},
+        biases=("attention_bias", False, False),
+        attention=lambda c: {"qk_norm": "head" if c.get("use_qk_norm") else ""}, experts=_glm4_experts,
+        names={"shared_gate": "mlp.shared_experts.gate_proj", "shared_up": "mlp.shared_experts.up_proj",
+               "shared_down": "mlp.shared_experts.down_proj"},
     ),
 }  # fmt: skip
 ARCHITECTURES = {name: family for family, row in FAMILIES.items() for name in row.architectures}

@@ -16,9 +16,10 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.norm import add_rms_norm, add_rms_norm_fp8, rms_norm, rms_norm_fp8
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.models.decoder import Decoder
+from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.gpu_linear import matrix
 from sglang_lite.runtime.models.reader import Layer
-from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
+from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, FeedForwardSpec, LayerSpec, ModelSpec
 
 
 class GpuDecoder(Decoder):
@@ -45,7 +46,7 @@ class GpuDecoder(Decoder):
     def widest(self) -> int:
         hidden = self.spec.hidden_size
         return max(
-            hidden * 6 + (s.heads + 2 * s.kv_heads) * s.key_size * 2 + layer.feed_forward.size * 3
+            hidden * 6 + (s.heads + 2 * s.kv_heads) * s.key_size * 2 + _held(layer.feed_forward, hidden)
             for layer in self.spec.layers
             for s in (layer.attention,)
         )
@@ -73,14 +74,11 @@ class GpuDecoder(Decoder):
         x: torch.Tensor | None = None
         scales: Scales | None = None
         for i, layer in enumerate(self.layers):
-            output, spec = matrix(layer.output), layer.spec
+            output = matrix(layer.output)
             qkv = self._qkv(layer, x, residual, scales)
             x, scales = output.unscaled(self._attend(i, layer, *qkv, plan, cache, attend))
             x, scales = self._out(layer, layer.post_attention_norm, x, scales)
-            gate_up, down = matrix(layer.gate_up), matrix(layer.down)
-            rows = self._in_norm(layer.mlp_norm, x, residual, scales, eight=gate_up.takes_fp8)
-            eight = down.takes_fp8 and len(residual) > 1
-            x, scales = down.unscaled(gate_up.gated(rows, spec.feed_forward.activation, eight=eight))
+            x, scales = self._feed_forward(layer, x, residual, scales)
             x, scales = self._out(layer, layer.post_mlp_norm, x, scales)
         assert x is not None
         return add_rms_norm(x, residual, self.norm, self.spec.rms_eps, scales)
@@ -120,25 +118,44 @@ class GpuDecoder(Decoder):
         rows = self._in_norm(layer.input_norm, x, residual, scales, eight=product.takes_fp8 and not whole)
         if not whole:
             return product.unscaled(rows)
-        assert isinstance(rows, torch.Tensor) and layer.q_norm is not None and layer.k_norm is not None
+        assert isinstance(rows, torch.Tensor), "not in 8 bits"
+        assert layer.q_norm is not None
+        assert layer.k_norm is not None
         qkv = product(rows)
-        q, k, _ = qkv.split([heads * spec.key_size for heads in (spec.heads, spec.kv_heads, spec.kv_heads)], 1)
+        q, k, _ = qkv.split_with_sizes([n * spec.key_size for n in (spec.heads, spec.kv_heads, spec.kv_heads)], 1)
         for part, weight in ((q, layer.q_norm), (k, layer.k_norm)):
             part.copy_(F.rms_norm(part, weight.shape, weight, self.spec.rms_eps))
         return qkv, None
+
+    def _feed_forward(
+        self, layer: Layer, x: torch.Tensor, residual: torch.Tensor, scales: Scales | None
+    ) -> tuple[torch.Tensor, Scales | None]:
+        """Output of a layer's feed-forward, and what it has yet to be multiplied with."""
+        fed = layer.feed_forward
+        if not isinstance(fed, FeedForward):
+            rows = self._in_norm(layer.mlp_norm, x, residual, scales, eight=False)
+            assert isinstance(rows, torch.Tensor)
+            return fed(rows), None
+        gate_up, down = matrix(fed.gate_up), matrix(fed.down)
+        eight = down.takes_fp8 and len(residual) > 1
+        rows = self._in_norm(layer.mlp_norm, x, residual, scales, eight=gate_up.takes_fp8)
+        return down.unscaled(gate_up.gated(rows, fed.spec.activation, eight=eight))
 
     def _run_one(self, x: torch.Tensor, plan: DevicePlan, cache: KVCache, attend: Attend) -> torch.Tensor:
         """A single token [1, hidden_size]: norms and activations are part of the products beside them."""
         eps = self.spec.rms_eps
         residual: torch.Tensor | None = None
         for i, layer in enumerate(self.layers):
-            assert layer.input_norm is not None and layer.mlp_norm is not None, "plain layers have both"
+            assert layer.input_norm is not None
+            assert layer.mlp_norm is not None
             qkv, total = matrix(layer.qkv).one(x, residual=residual, norm=layer.input_norm, eps=eps)
             x = layer.output(self._attend(i, layer, qkv, None, plan, cache, attend))
-            gated_up, residual = matrix(layer.gate_up).one(
-                x, residual=total, norm=layer.mlp_norm, eps=eps, gate=layer.spec.feed_forward.activation
+            fed = layer.feed_forward
+            assert isinstance(fed, FeedForward)
+            gated_up, residual = matrix(fed.gate_up).one(
+                x, residual=total, norm=layer.mlp_norm, eps=eps, gate=fed.spec.activation
             )
-            x = layer.down(gated_up)
+            x = fed.down(gated_up)
         assert residual is not None
         return add_rms_norm(x, residual, self.norm, eps)
 
@@ -162,8 +179,15 @@ class GpuDecoder(Decoder):
         norms = (layer.q_norm, layer.k_norm) if spec.qk_norm == "head" else (None, None)
         q = rope_store(qkv, *norms, self.spec.rms_eps, self.ropes[layer.rope].tables, plan, cache, index, scales)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        attend(q, cache, index, out, scale=spec.scale, window=spec.window, softcap=spec.softcap)
+        attend(q, cache, index, out, scale=spec.scale, window=spec.window, softcap=spec.softcap, sinks=layer.sinks)
         return out.view(len(qkv), -1)
+
+
+def _held(spec: FeedForwardSpec, hidden: int) -> int:
+    """Numbers of a token that a feed-forward holds at once."""
+    if isinstance(spec, DenseSpec):
+        return 3 * spec.size
+    return spec.top_k * (spec.size + hidden) + 3 * spec.shared_size + hidden
 
 
 def _is_plain(layer: LayerSpec) -> bool:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models import config_fields
 from sglang_lite.runtime.models.config_fields import Json
 from sglang_lite.runtime.models.families import ARCHITECTURES, FAMILIES, Config, Family
-from sglang_lite.runtime.models.spec import NO_ROPE, AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeSpec
+from sglang_lite.runtime.models.spec import (
+    NO_ROPE,
+    AttentionSpec,
+    DenseSpec,
+    ExpertsSpec,
+    LayerSpec,
+    ModelSpec,
+    RopeSpec,
+)
 
 _FIRST = {name: config_fields.CONFIG[name] for name in ("architectures", "text_config")}  # say what the others mean
 _ACTIVATIONS = {
@@ -98,17 +107,30 @@ def _layers(family: Family, config: Config) -> tuple[LayerSpec, ...]:
     )
     dense = DenseSpec(config["intermediate_size"], _activation(family, config), mlp_bias)
     rope, local = _ropes(family, config, head_dim)
-    changes = {"scale": head_dim**-0.5, **family.attention(config)}
+    changes = {"scale": head_dim**-0.5, "qk_norm": family.qk_norm, **family.attention(config)}
     layers = []
     for i, window in enumerate(_windows(family, config)):
-        turned = NO_ROPE if not family.turns(config, i) else rope if window is None else local
+        turned = NO_ROPE if not family.turns(config, i, window) else rope if window is None else local
         attention = AttentionSpec(
-            heads, kv_heads, head_dim, head_dim, rope=turned, window=window, qk_norm=family.qk_norm,
-            qkv_bias=qkv_bias, output_bias=output_bias, **changes,
+            heads, kv_heads, head_dim, head_dim, rope=turned, window=window, qkv_bias=qkv_bias,
+            output_bias=output_bias, **changes,
         )  # fmt: skip
-        feed_forward = family.experts(config, i) or dense
+        fields = family.experts(config, i)
+        feed_forward = dense if fields is None else _experts(config, {"activation": dense.activation, **fields})
         layers.append(LayerSpec(attention, feed_forward, norms=family.norms, **family.layer(config)))
     return tuple(layers)
+
+
+def _experts(config: Config, fields: Mapping[str, Any]) -> ExpertsSpec:
+    spec = ExpertsSpec(top_k=config["num_experts_per_tok"], **fields)
+    if spec.top_k > spec.count:
+        raise ValueError(f"num_experts_per_tok is {spec.top_k}, and there are {spec.count} experts")
+    if spec.count % spec.groups or spec.kept_groups > spec.groups:
+        raise ValueError(f"n_group {spec.groups} and topk_group {spec.kept_groups} don't fit {spec.count} experts")
+    kept = spec.kept_groups * (spec.count // spec.groups)
+    if spec.top_k > kept or spec.group_top > spec.count // spec.groups:
+        raise ValueError(f"num_experts_per_tok is {spec.top_k}, and topk_group leaves {kept} experts to choose from")
+    return spec
 
 
 def _activation(family: Family, config: Config) -> str:
@@ -122,8 +144,9 @@ def _activation(family: Family, config: Config) -> str:
 def _max_positions(config: Config, layers: tuple[LayerSpec, ...]) -> int:
     """A model's own limit, or what YaRN stretches it to: people add YaRN to a config and leave the limit as it is."""
     stretched = [layer.attention.rope.params for layer in layers if layer.attention.rope.kind == "yarn"]
-    limits = [int(params["factor"] * params["original_max_position_embeddings"]) for params in stretched[:1]]
-    return max(config["max_position_embeddings"], *limits, 0)
+    limits = [config["max_position_embeddings"]]
+    limits += [int(params["factor"] * params["original_max_position_embeddings"]) for params in stretched[:1]]
+    return max(limits)
 
 
 def _ropes(family: Family, config: Config, head_dim: int) -> tuple[RopeSpec, RopeSpec]:

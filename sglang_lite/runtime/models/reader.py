@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.models.layers.experts import Experts, FeedForward
 from sglang_lite.runtime.models.layers.linear import (
+    DenseLinear,
+    Float32Linear,
     Linear,
+    PairedLinear,
     RowByRow,
     has_one_path,
     make_head,
     make_linear,
     stacked,
+    stacked_rows,
     stacked_shape,
 )
 from sglang_lite.runtime.models.layers.rope import RotaryTable, halves_apart
 from sglang_lite.runtime.models.parameters import Parameter, Place, layer_parameters, parameters
 from sglang_lite.runtime.models.precision import Precision
-from sglang_lite.runtime.models.spec import DenseSpec, LayerSpec, ModelSpec
+from sglang_lite.runtime.models.spec import DenseSpec, ExpertsSpec, LayerSpec, ModelSpec
 from sglang_lite.runtime.models.weights.fp8 import ScaledRows
 from sglang_lite.runtime.models.weights.source import Encoded, Weight, WeightSource
 
+if TYPE_CHECKING:
+    from sglang_lite.runtime.models.layers.gpu_experts import GpuExperts
+
 logger = logging.getLogger("sglang_lite")
+Table: TypeAlias = dict[tuple[str, int | None], Parameter]  # of a layer, by role and expert
 
 
 @dataclass(slots=True)
@@ -43,11 +52,11 @@ class Layer:
     qkv: Linear
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
+    sinks: torch.Tensor | None
     output: Linear
     post_attention_norm: torch.Tensor | None
     mlp_norm: torch.Tensor | None
-    gate_up: Linear
-    down: Linear
+    feed_forward: FeedForward | Experts | GpuExperts
     post_mlp_norm: torch.Tensor | None
 
 
@@ -75,10 +84,10 @@ class WeightReader:
 
     def rotary_tables(self, positions: int) -> list[RotaryTable]:
         """A table for each of the spec's ropes."""
-        name, divisors = "rope_freqs.weight", None  # of GGUF files, for all layers
-        if self.source.has(name):
-            divisors = self.source.take(name, ((self._ropes[0].rotary_dim or self._head_size()) // 2,))
-            assert isinstance(divisors, torch.Tensor), "only matrices are encoded"
+        name = "rope_freqs.weight"  # of GGUF files, for all layers
+        size = (self._ropes[0].rotary_dim or self._head_size()) // 2
+        divisors = self.source.take(name, (size,)) if self.source.has(name) else None
+        assert not isinstance(divisors, Encoded), "only matrices are encoded"
         p = self.precision
         return [RotaryTable(r, self._head_size(), positions, p.compute, self.device, divisors) for r in self._ropes]
 
@@ -104,21 +113,25 @@ class WeightReader:
 
     def layer(self, index: int) -> Layer:
         spec = self.spec.layers[index]
-        assert isinstance(spec.feed_forward, DenseSpec)
-        table = {p.role: p for p in layer_parameters(self.spec, index)}
-        norms = {role: self._norm(p) for role, p in table.items() if role.endswith("norm")}
+        table: Table = {(p.role, p.expert): p for p in layer_parameters(self.spec, index)}
+        norms = {role: self._norm(p) for (role, _), p in table.items() if role.endswith("norm")}
+        sinks = table.get(("sinks", None))
         layer = Layer(
             spec=spec,
             rope=self._ropes.index(spec.attention.rope),
             input_norm=norms.get("input_norm"),
-            qkv=self._linear(table, ("q", "k", "v"), halves_apart(spec.attention)),
+            qkv=self._linear(table, ("q", "k", "v"), order=halves_apart(spec.attention)),
             q_norm=norms.get("q_norm"),
             k_norm=norms.get("k_norm"),
+            sinks=None if sinks is None else self._vector(sinks).float().to(self.device),
             output=self._linear(table, ("o",)),
             post_attention_norm=norms.get("attention_out_norm"),
             mlp_norm=norms.get("mlp_norm"),
-            gate_up=self._linear(table, ("gate", "up")),
-            down=self._linear(table, ("down",)),
+            feed_forward=(
+                self._feed_forward(table, "", spec.feed_forward)
+                if isinstance(spec.feed_forward, DenseSpec)
+                else self._experts(table, spec.feed_forward)
+            ),
             post_mlp_norm=norms.get("mlp_out_norm"),
         )
         self._stacks.clear()
@@ -154,29 +167,85 @@ class WeightReader:
     def _norm(self, parameter: Parameter) -> torch.Tensor:
         return self._vector(parameter).float().add(self.spec.norm_offset).to(self.device, self.precision.compute)
 
-    def _matrices(self, parameters: Iterable[Parameter]) -> list[Weight]:
+    def _matrices(self, parameters: Sequence[Parameter]) -> list[Weight]:
         """Matrices that are stacked along their outputs; as one where the checkpoint has them so."""
         places = [self._place(p) for p in parameters]
-        if len({place.name for place in places}) == 1:
+        if len({place.name for place in places}) == 1 and len(places[0].shape) == 2:
             return [self.source.take(places[0].name, places[0].shape)]
         return [self._take(p) for p in parameters]
 
     # ------------------------------------------------------------------------------------------ products
 
     def _linear(
-        self, table: dict[str, Parameter], roles: tuple[str, ...], order: torch.Tensor | None = None
+        self, table: Table, roles: tuple[str, ...], expert: int | None = None, order: torch.Tensor | None = None
     ) -> Linear:
         """The product with matrices that are stacked along their outputs.
 
         Args:
             order: of the outputs, where it is another one than the checkpoint's.
         """
-        parts = self._matrices([table[role] for role in roles])
-        biases = [self._vector(table[f"{role}_bias"]) for role in roles if f"{role}_bias" in table]
-        bias = torch.cat(biases) if biases else None
+        parts, bias = self._matrices([table[role, expert] for role in roles]), self._bias(table, roles, expert)
         if order is not None:
             parts, bias = [stacked(parts, torch.float32)[order]], None if bias is None else bias[order]
         return self._make(parts, bias)
+
+    def _bias(self, table: Table, roles: tuple[str, ...], expert: int | None = None) -> torch.Tensor | None:
+        biases = [self._vector(p) for role in roles if (p := table.get((f"{role}_bias", expert))) is not None]
+        return torch.cat(biases) if biases else None
+
+    def _feed_forward(
+        self, table: Table, prefix: str, spec: DenseSpec | ExpertsSpec, expert: int | None = None
+    ) -> FeedForward:
+        gate_up = self._linear(table, (f"{prefix}gate", f"{prefix}up"), expert)
+        return FeedForward(gate_up, self._linear(table, (f"{prefix}down",), expert), spec, self.precision.one_path)
+
+    def _experts(self, table: Table, spec: ExpertsSpec) -> Experts | GpuExperts:
+        found, gate = table.get(("correction", None)), table.get(("shared_expert_gate", None))
+        router = self._router(table)
+        correction = None if found is None else self._vector(found).float().to(self.device)
+        shared = self._feed_forward(table, "shared_", spec) if spec.shared_size else None
+        shared_gate = None if gate is None else self._exact(self._take(gate), None)
+        if self.fused:
+            from sglang_lite.runtime.models.layers.gpu_experts import GpuExperts  # needs Triton
+
+            matrices = self._expert_matrices(table, spec)
+            return GpuExperts(spec, router, correction, matrices, shared, shared_gate)
+        experts = tuple(self._feed_forward(table, "expert_", spec, expert) for expert in range(spec.count))
+        return Experts(spec, router, correction, experts, shared, shared_gate)
+
+    def _router(self, table: Table) -> Linear:
+        place = self._place(table["router", None])
+        weight = stacked([self._take(table["router", None])], torch.float32)
+        if not weight.isfinite().all():
+            raise ModelError(f"{self.source.label}: {place.name} has NaN or infinite numbers: it chooses no expert.")
+        return self._exact(weight, self._bias(table, ("router",)))
+
+    def _exact(self, weight: Weight, bias: torch.Tensor | None) -> Linear:
+        """A small product that much depends on: on a CPU in float32, whatever the other weights' format."""
+        if self.fused:
+            return self._make([weight], bias, quantise=False)
+        bias = None if bias is None else bias.float()
+        if self.precision.one_path:
+            return PairedLinear(Float32Linear([weight], bias))
+        return DenseLinear(stacked([weight], torch.float32), bias)
+
+    def _expert_matrices(self, table: Table, spec: ExpertsSpec) -> Any:
+        """Matrices of all experts as the kernels take them."""
+        from sglang_lite.runtime.kernels.experts import ExpertMatrices  # needs Triton
+
+        hidden, dtype = self.spec.hidden_size, self.precision.weights
+        gate_up = torch.empty((spec.count, 2 * spec.size, hidden), dtype=dtype, device=self.device)
+        down = torch.empty((spec.count, hidden, spec.size), dtype=dtype, device=self.device)
+        biases: list[tuple[torch.Tensor | None, torch.Tensor | None]] = []
+        for expert in range(spec.count):
+            for whole, roles in ((gate_up, ("expert_gate", "expert_up")), (down, ("expert_down",))):
+                for start, rows in stacked_rows(self._matrices([table[role, expert] for role in roles])):
+                    whole[expert, start : start + len(rows)] = rows
+            biases.append(
+                (self._bias(table, ("expert_gate", "expert_up"), expert), self._bias(table, ("expert_down",), expert))
+            )
+        both = (torch.stack(b).to(self.device, dtype) if spec.bias else None for b in zip(*biases))
+        return ExpertMatrices(gate_up, down, *both)
 
     def _head(self, weight: Weight) -> Linear:
         p = self.precision

@@ -1,6 +1,7 @@
 """Specification of a decoder: a table of layers, and what the whole model has in common. Needs no torch.
 
-One record drives one parametrised decoder (`decoder.py`). `read_config.py` and `read_gguf.py` make it of a model's files.
+One record drives one parametrised decoder (`decoder.py`). `read_config.py` and `read_gguf.py` make it of a model's
+files.
 """
 
 from __future__ import annotations
@@ -96,6 +97,7 @@ class ExpertsSpec:
             been bounded by `limit` from above and `up` from both sides.
         scoring: the function that makes scores of the router's logits.
         groups, kept_groups: experts are chosen within the best of so many groups of equal size.
+        group_top: best scores of a group whose sum says how good it is.
         correction: a bias of each expert is added to its score for the choice, not for the weight.
         normalise: weights of a token are divided by their sum.
         scale: factor of the weights.
@@ -111,6 +113,7 @@ class ExpertsSpec:
     scoring: Literal["softmax", "sigmoid"] = "softmax"
     groups: int = 1
     kept_groups: int = 1
+    group_top: int = 1
     correction: bool = False
     normalise: bool = False
     scale: float = 1.0

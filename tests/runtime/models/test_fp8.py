@@ -13,10 +13,10 @@ from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime import load
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.load import load_model
-from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.layers import linear
 from sglang_lite.runtime.models.layers.gpu_linear import Fp8Linear, GpuLinear
+from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.models.weights.folder import open_folder
 from tests.runtime.kernels import needs_kernels
@@ -262,7 +262,10 @@ def test_a_device_keeps_eight_bits_of_what_has_them(tmp_path):
     precision = Precision(torch.bfloat16, torch.bfloat16, torch.bfloat16, keep_fp8=True)
     with torch.inference_mode():
         model = GpuDecoder(spec, open_folder(folder), precision, device, 64)
-    kinds = [[type(x) for x in (layer.qkv, layer.output, layer.gate_up, layer.down)] for layer in model.layers]
+    kinds = [
+        [type(x) for x in (layer.qkv, layer.output, layer.feed_forward.gate_up, layer.feed_forward.down)]
+        for layer in model.layers
+    ]
     assert kinds == [[Fp8Linear] * 4, [Fp8Linear] * 3 + [GpuLinear]]
     assert type(model.head) is GpuLinear
 

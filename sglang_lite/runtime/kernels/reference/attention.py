@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 
@@ -9,6 +11,36 @@ from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, Decode
 from sglang_lite.runtime.kernels.kv_cache import KVCache, by_kv_head, gather, indexable
 
 _FEW = 8  # new tokens of a row, up to which the heads of a group are one product
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """Rules by which a layer's attention weighs positions; attributes as `attention` takes them."""
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+
+    @property
+    def plain(self) -> bool:
+        """True where each token sees all before it, by scores as they are."""
+        return self.window is None and self.softcap is None and self.sinks is None
+
+    def softmax(self, scores: torch.Tensor, hidden: torch.Tensor | None, heads: tuple[int, ...]) -> torch.Tensor:
+        """Weights of scores that are scaled, float32 [kv_heads, …, positions], but for those that are hidden.
+
+        Args:
+            heads: shape of the scores with 1 for what is not heads.
+        """
+        if self.softcap is not None:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+        if hidden is not None:
+            scores = scores.masked_fill_(hidden, float("-inf"))
+        if self.sinks is None:
+            return scores.softmax(-1)
+        sinks = self.sinks.view(heads).expand(*scores.shape[:-1], 1)
+        return torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
 
 
 def store_kv(
@@ -36,6 +68,7 @@ def attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of new tokens over their sequences, causal.
 
@@ -43,16 +76,17 @@ def attention(
         q: [T, heads, head_dim], as `store_kv` returns them.
         window: each token sees only the last `window` positions, itself included.
         softcap: scores become softcap * tanh(scores / softcap).
+        sinks: float32 [heads], a score more of each head, whose weight goes to no value.
 
     Returns:
-        [T, heads, head_dim].
+        [T, heads, size of a value].
     """
     k, v = cache.k[layer], cache.v[layer]
-    out = torch.empty_like(q)
-    rows = plan.decode
+    out = q.new_empty((*q.shape[:2], v.shape[2]))
+    rows, how = plan.decode, Scoring(scale, window, softcap, sinks)
     if rows is not None:
-        out[: rows.count] = attend_rows(q[: rows.count], k, v, rows, scale=scale, window=window, softcap=softcap)
-    groups = plan.groups if window is None and softcap is None else ()
+        out[: rows.count] = attend_rows(q[: rows.count], k, v, rows, how)
+    groups = plan.groups if how.plain else ()
     for group in groups:
         for row, part in zip(group.rows, _extend_together(q, k, v, group, scale)):
             out[row.start : row.end] = part
@@ -61,7 +95,7 @@ def attention(
         if row.start in together:
             continue
         mine = q[row.start : row.end]
-        out[row.start : row.end] = attend_rows(mine, k, v, row, scale=scale, window=window, softcap=softcap)
+        out[row.start : row.end] = attend_rows(mine, k, v, row, how)
     return out if cache.scales is None else by_kv_head(out, cache.scales.v[layer])
 
 
@@ -70,17 +104,14 @@ def attend_rows(
     k: torch.Tensor,
     v: torch.Tensor,
     rows: DecodeRows | ExtendRow,
-    *,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
+    how: Scoring,
 ) -> torch.Tensor:
     """Attention of the tokens of `rows` alone, q [tokens, heads, head_dim], computed in the format of keys and values;
     where that has 8 bits, in that of q."""
     q = q if k.dtype.itemsize == 1 else q.to(k.dtype)
     if isinstance(rows, DecodeRows):
-        return _decode(q, k, v, rows, scale, window, softcap)
-    return _extend(q, k, v, rows, scale, window, softcap)
+        return _decode(q, k, v, rows, how)
+    return _extend(q, k, v, rows, how)
 
 
 def _extend_together(
@@ -131,25 +162,16 @@ def _flash(
     return out.view(queries.shape), lse.reshape(queries.shape[:-1])
 
 
-def _decode(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    rows: DecodeRows,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-) -> torch.Tensor:
+def _decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: DecodeRows, how: Scoring) -> torch.Tensor:
     kv_heads, _, dim = k.shape
     count, longest = rows.read_at.shape
     flat = rows.read_at.reshape(-1)
     keys = gather(k, flat, q.dtype).view(kv_heads * count, longest, dim)
-    values = gather(v, flat, q.dtype).view(kv_heads * count, longest, dim)
+    values = gather(v, flat, q.dtype).view(kv_heads * count, longest, -1)
     group = q.shape[1] // kv_heads
     queries = q.view(count, kv_heads, group, dim).transpose(0, 1).reshape(kv_heads * count, group, dim)
-    scores = torch.bmm(queries, keys.transpose(1, 2)).float().mul_(scale)
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
+    scores = torch.bmm(queries, keys.transpose(1, 2)).float().mul_(how.scale)
+    window, hidden = how.window, None
     if window is not None and longest <= window:
         window = None
     if rows.ragged or window is not None:
@@ -157,39 +179,31 @@ def _decode(
         hidden = at >= rows.lengths.unsqueeze(1)
         if window is not None:
             hidden |= at < rows.lengths.unsqueeze(1) - window
-        scores = scores.view(kv_heads, count, group, longest).masked_fill_(
-            hidden.view(1, count, 1, longest), float("-inf")
-        )
-        scores = scores.view(kv_heads * count, group, longest)
-    out = torch.bmm(scores.softmax(-1).to(values.dtype), values)
-    return out.view(kv_heads, count, group, dim).transpose(0, 1).reshape(count, kv_heads * group, dim)
+        hidden = hidden.view(1, count, 1, longest)
+    weights = how.softmax(scores.view(kv_heads, count, group, longest), hidden, (kv_heads, 1, group, 1))
+    out = torch.bmm(weights.reshape(kv_heads * count, group, longest).to(values.dtype), values)
+    return out.view(kv_heads, count, group, -1).transpose(0, 1).reshape(count, kv_heads * group, -1)
 
 
-def _extend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    row: ExtendRow,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-) -> torch.Tensor:
+def _extend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: ExtendRow, how: Scoring) -> torch.Tensor:
     new, heads, dim = q.shape
+    scale, window = how.scale, how.window
+    explicit = how.softcap is not None or how.sinks is not None
     first = 0 if window is None else max(0, row.length - new - window + 1)  # what none of the new tokens sees
     keys, values = row.read(k, first, q.dtype), row.read(v, first, q.dtype)
     kv_heads, length, _ = keys.shape
     if window is not None and length <= window:
         window = None
     group = heads // kv_heads
-    if new == 1 and window is None and softcap is None:
+    if new == 1 and window is None and not explicit:
         # The heads of a group as rows of one product.
         out = F.scaled_dot_product_attention(q.view(1, kv_heads, group, dim), keys[None], values[None], scale=scale)
-        return out.reshape(1, heads, dim)  # on a GPU it lies as q does
+        return out.reshape(1, heads, -1)  # on a GPU it lies as q does
     # [kv_heads, group, …]: the heads of a group share keys and values without a copy.
     keys = keys.unsqueeze(1).expand(-1, group, -1, -1)
     values = values.unsqueeze(1).expand(-1, group, -1, -1)
     queries = q.view(new, kv_heads, group, dim).permute(1, 2, 0, 3)
-    if new == length and window is None and softcap is None:
+    if new == length and window is None and not explicit:
         out = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale)
     else:
         at = torch.arange(length, device=q.device)
@@ -197,15 +211,14 @@ def _extend(
         visible = at <= position
         if window is not None:
             visible &= at > position - window
-        if softcap is None and new <= _FEW:  # the heads of a group as rows of one product, of the same bits
+        if explicit:
+            scores = (queries @ keys.transpose(-1, -2)).float() * scale
+            out = how.softmax(scores, ~visible, (kv_heads, group, 1, 1)).to(values.dtype) @ values
+        elif new <= _FEW:  # the heads of a group as rows of one product, of the same bits
             queries, visible = queries.reshape(1, kv_heads, group * new, dim), visible.repeat(group, 1)
             out = F.scaled_dot_product_attention(
                 queries, keys[None, :, 0], values[None, :, 0], attn_mask=visible, scale=scale
-            ).view(kv_heads, group, new, dim)
-        elif softcap is None:
-            out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=visible, scale=scale)
+            ).view(kv_heads, group, new, -1)
         else:
-            scores = torch.tanh((queries @ keys.transpose(-1, -2)).float() * (scale / softcap)) * softcap
-            scores = scores.masked_fill_(~visible, float("-inf"))
-            out = scores.softmax(-1).to(values.dtype) @ values
-    return out.permute(2, 0, 1, 3).reshape(new, heads, dim)
+            out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=visible, scale=scale)
+    return out.permute(2, 0, 1, 3).reshape(new, heads, -1)

@@ -78,7 +78,12 @@ class _FolderSource(WeightSource):
 
     def __init__(self, folder: Path, files: set[Path], block: tuple[int, int] | None) -> None:
         self._block = block
-        stored = {name: file for file in sorted(files) for name in self._names(file)}
+        stored: dict[str, Path] = {}
+        for file in sorted(files):
+            for name in self._names(file):
+                if name in stored:
+                    raise ModelError(f"{file}: {name} is in {stored[name].name}, too.")
+                stored[name] = file
         # Vision-language models keep the decoder's tensors under `language_model.` or `model.language_model.`
         self._stored_as = {name.replace("language_model.", "", 1): name for name in stored}
         super().__init__(str(folder), {name: stored[stored_as] for name, stored_as in self._stored_as.items()})

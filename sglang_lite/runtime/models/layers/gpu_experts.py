@@ -1,0 +1,47 @@
+"""Mixture of experts on a GPU: routing and products as kernels, with no number read by the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sglang_lite.runtime.kernels.experts import ExpertMatrices, apply_experts
+from sglang_lite.runtime.kernels.experts_route import experts_route
+from sglang_lite.runtime.models.layers.experts import FeedForward
+from sglang_lite.runtime.models.layers.gpu_linear import matrix
+from sglang_lite.runtime.models.layers.linear import Linear
+from sglang_lite.runtime.models.spec import ExpertsSpec
+
+
+@dataclass(frozen=True, slots=True)
+class GpuExperts:
+    """Experts of a layer.
+
+    Attributes:
+        router, correction, shared, shared_gate: as `experts.Experts` has them.
+        matrices: of the experts.
+    """
+
+    spec: ExpertsSpec
+    router: Linear
+    correction: torch.Tensor | None
+    matrices: ExpertMatrices
+    shared: FeedForward | None
+    shared_gate: Linear | None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        spec, base = self.spec, None
+        chosen, weights = experts_route(
+            self.router(x), spec.top_k, scoring=spec.scoring, correction=self.correction, groups=spec.groups,
+            kept_groups=spec.kept_groups, group_top=spec.group_top, normalise=spec.normalise, scale=spec.scale,
+        )  # fmt: skip
+        if self.shared is not None:
+            gated = matrix(self.shared.gate_up).gated(x, spec.activation, eight=False)
+            assert isinstance(gated, torch.Tensor)
+            base = self.shared.down(gated)
+            if self.shared_gate is not None:
+                base = base * self.shared_gate(x).sigmoid()
+        return apply_experts(
+            x, chosen, weights, self.matrices, spec.activation, alpha=spec.alpha, limit=spec.limit, base=base
+        )
