@@ -144,7 +144,7 @@ def _activation(family: Family, config: Config) -> str:
 def _max_positions(config: Config, layers: tuple[LayerSpec, ...]) -> int:
     """A model's own limit, or what YaRN stretches it to: people add YaRN to a config and leave the limit as it is."""
     stretched = [layer.attention.rope.params for layer in layers if layer.attention.rope.kind == "yarn"]
-    limits = [config["max_position_embeddings"]]
+    limits: list[int] = [config["max_position_embeddings"]]
     limits += [int(params["factor"] * params["original_max_position_embeddings"]) for params in stretched[:1]]
     return max(limits)
 
