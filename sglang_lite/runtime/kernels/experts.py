@@ -20,7 +20,8 @@ from sglang_lite.runtime.kernels.experts_tiled import (
 )
 from sglang_lite.runtime.kernels.fp8 import quantise_rows
 
-MOST_FEW = 4  # tokens that are multiplied pair by pair
+MOST_FEW = 8  # tokens that are multiplied pair by pair
+MOST_FEW_EIGHT = 4  # where weights are in 8 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +66,16 @@ def apply_experts(
         base: [T, H], contiguous, added (what shared experts made), or None.
     """
     own, top = matrices, ids.shape[1]
-    if len(x) <= MOST_FEW or not (can_tile_experts(own.gate_up) and can_tile_experts(own.down)):
+    eight = own.gate_up_scales is not None
+    if len(x) <= (MOST_FEW_EIGHT if eight else MOST_FEW) or not (
+        can_tile_experts(own.gate_up) and can_tile_experts(own.down)
+    ):
         hidden = experts_gate_up_few(
             x, own.gate_up, ids, activation,
             scales=own.gate_up_scales, bias=own.gate_up_bias, alpha=alpha, limit=limit,
         )  # fmt: skip
         return experts_down_few(hidden, own.down, ids, weights, scales=own.down_scales, bias=own.down_bias, base=base)
     blocks = experts_order(ids, len(own.gate_up), block_rows(len(x), top, len(own.gate_up)))
-    eight = own.gate_up_scales is not None
     hidden = experts_gate_up(
         quantise_rows(x) if eight else x, own.gate_up, blocks, top, activation,
         scales=own.gate_up_scales, bias=own.gate_up_bias, alpha=alpha, limit=limit,

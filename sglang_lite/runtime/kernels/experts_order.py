@@ -39,41 +39,62 @@ class ExpertBlocks:
         return ExpertBlocks(pairs, torch.empty(blocks, dtype=torch.int32, device=ids.device), size)
 
 
+@triton.jit
+def _chunk(ids, start, count, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr):
+    """Experts of a chunk of pairs; one that there is not beyond the last pair."""
+    at = start + tl.arange(0, CHUNK)
+    return tl.load(ids + at, mask=at < count, other=BLOCK_E - 1)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _count(ids, counts, count, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr):
+    start_next(PDL)
+    wait(PDL)
+    chunk = tl.program_id(0)
+    experts = _chunk(ids, chunk * CHUNK, count, BLOCK_E, CHUNK)
+    tl.store(counts + chunk * BLOCK_E + tl.arange(0, BLOCK_E), tl.histogram(experts, BLOCK_E))
+
+
 @triton.jit(do_not_specialize=["count", "most_blocks"])
 def _order(
-    ids, pairs, block_experts, count, most_blocks,
-    E: tl.constexpr, SIZE: tl.constexpr, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
+    ids, counts, pairs, block_experts, count, most_blocks,
+    COUNTED: tl.constexpr, E: tl.constexpr, SIZE: tl.constexpr, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
     wait(PDL)
     own = tl.program_id(0)
+    chunk = tl.program_id(1)
+    last = tl.num_programs(1) - 1
     bins = tl.arange(0, BLOCK_E)
-    at = tl.arange(0, CHUNK)
-    counts = tl.zeros((BLOCK_E,), tl.int32)
-    for start in range(0, count, CHUNK):
-        expert = tl.load(ids + start + at, mask=start + at < count, other=BLOCK_E - 1)  # a bin of no expert
-        counts += tl.histogram(expert, BLOCK_E)
-    blocks = tl.where(bins < E, (counts + (SIZE - 1)) // SIZE, 0)
+    experts = _chunk(ids, chunk * CHUNK, count, BLOCK_E, CHUNK)
+    before = tl.zeros((BLOCK_E,), tl.int32)  # pairs of each expert in the chunks before
+    if COUNTED:
+        totals = tl.zeros((BLOCK_E,), tl.int32)
+        for other in range(0, last + 1):
+            found = tl.load(counts + other * BLOCK_E + bins)
+            totals += found
+            before += tl.where(other < chunk, found, 0)
+    else:
+        totals = tl.histogram(experts, BLOCK_E)
+    blocks = tl.where(bins < E, (totals + (SIZE - 1)) // SIZE, 0)
     first = tl.sum(tl.where(bins < own, blocks, 0), 0)
     end = first + tl.sum(tl.where(bins == own, blocks, 0), 0)
-    for start in range(first, end, BLOCK_E):
-        tl.store(block_experts + start + bins, own, mask=start + bins < end)
-    if own == E - 1:
-        for start in range(end, most_blocks, BLOCK_E):
-            tl.store(block_experts + start + bins, -1, mask=start + bins < most_blocks)
-    row = first * SIZE
-    if end > first:
-        for start in range(0, count, CHUNK):
-            expert = tl.load(ids + start + at, mask=start + at < count, other=BLOCK_E - 1)
-            hit = (expert == own).to(tl.int32)
-            tl.store(pairs + row + tl.cumsum(hit, 0) - 1, start + at, mask=hit > 0)
-            row += tl.sum(hit, 0)
-        rest = row + tl.arange(0, SIZE)
+    row = first * SIZE + tl.sum(tl.where(bins == own, before, 0), 0)
+    hit = (experts == own).to(tl.int32)
+    tl.store(pairs + row + tl.cumsum(hit, 0) - 1, chunk * CHUNK + tl.arange(0, CHUNK), mask=hit > 0)
+    if chunk == last:
+        rest = row + tl.sum(hit, 0) + tl.arange(0, SIZE)
         tl.store(pairs + rest, count, mask=rest < end * SIZE)
+        for start in range(first, end, BLOCK_E):
+            tl.store(block_experts + start + bins, own, mask=start + bins < end)
+        if own == E - 1:
+            for start in range(end, most_blocks, BLOCK_E):
+                tl.store(block_experts + start + bins, -1, mask=start + bins < most_blocks)
 
 
 def experts_order(ids: torch.Tensor, experts: int, size: int) -> ExpertBlocks:
-    """Blocks of the pairs in `ids`. Reads 2 T top integers for each expert, from a cache.
+    """Blocks of the pairs in `ids`. Reads T top integers for each expert, from a cache.
 
     Args:
         ids: int32 [T, top], contiguous; each below `experts`.
@@ -81,10 +102,15 @@ def experts_order(ids: torch.Tensor, experts: int, size: int) -> ExpertBlocks:
         size: rows of a block; a power of two.
     """
     blocks = ExpertBlocks.empty(ids, experts, size)
-    chunk = min(_CHUNK, max(128, triton.next_power_of_2(ids.numel())))
-    _order[(experts,)](
-        ids, blocks.pairs, blocks.experts, ids.numel(), len(blocks.experts),
-        E=experts, SIZE=size, BLOCK_E=triton.next_power_of_2(experts + 1), CHUNK=chunk,
-        num_warps=min(max(chunk // 256, 1), 8), **overlapped(ids.device),
+    count, bins = ids.numel(), triton.next_power_of_2(experts + 1)
+    chunk = min(_CHUNK, max(128, triton.next_power_of_2(count)))
+    warps, chunks = min(max(chunk // 256, 1), 8), triton.cdiv(count, chunk)
+    counts = torch.empty((chunks, bins), dtype=torch.int32, device=ids.device)
+    if chunks > 1:
+        _count[(chunks,)](ids, counts, count, BLOCK_E=bins, CHUNK=chunk, num_warps=warps, **overlapped(ids.device))
+    _order[(experts, chunks)](
+        ids, counts, blocks.pairs, blocks.experts, count, len(blocks.experts),
+        COUNTED=chunks > 1, E=experts, SIZE=size, BLOCK_E=bins, CHUNK=chunk,
+        num_warps=warps, **overlapped(ids.device),
     )  # fmt: skip
     return blocks

@@ -254,14 +254,13 @@ def _parts(x: torch.Tensor | Fp8Rows) -> tuple[int, torch.Tensor, torch.Tensor |
 
 
 def _gate_up_launch(rows: int, item: int) -> tuple[int, int, int, int]:
-    """BLOCK_N, BLOCK_K, warps and stages for blocks of so many rows, of elements of so many bytes."""
+    """BLOCK_N, BLOCK_K, warps and stages for blocks of so many rows, of elements of so many bytes; measured on an H200
+    with Qwen3-30B-A3B's shape."""
     if item > 2:
         return 32, 32, 4, 2
     if item == 1:
-        return (64, 128, 4, 5) if rows <= 64 else (128, 128, 8, 3)
-    if rows <= 64:
-        return 64, 128, 4, 4 if rows <= 32 else 3
-    return 128, 64, 8, 4
+        return (64, 128, 4, 3) if rows <= 64 else (128, 128, 8, 3)
+    return (64, 128, 4, 2) if rows <= 64 else (128, 64, 8, 4)
 
 
 def _down_launch(rows: int, item: int) -> tuple[int, int, int, int]:
@@ -269,7 +268,5 @@ def _down_launch(rows: int, item: int) -> tuple[int, int, int, int]:
     if item > 2:
         return 32, 32, 4, 2
     if item == 1:
-        return (64, 128, 4, 6) if rows <= 64 else (128, 128, 8, 4)
-    if rows <= 64:
-        return 64, 128, 4, 6
-    return 128, 64, 8, 4
+        return (128, 128, 4, 3)
+    return (128, 64, 4, 4) if rows <= 64 else (128, 64, 4, 3)
