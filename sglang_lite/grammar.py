@@ -4,6 +4,8 @@ import sglang_lite as sgl
 
 sgl.grammar.check({"type": "array", "uniqueItems": True}).refused
 sgl.grammar.matches(sgl.Grammar('root ::= "a" | "(" root ")"'), "((a))")
+sgl.grammar.complete(sgl.Regex("(yes|yellow)!"), "y").forced  # "e"
+sgl.grammar.describe(dict[str, int])  # how to ask for it in a prompt
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sglang_lite.constraints import matching
+from sglang_lite.constraints.byte_matcher import ByteMatcher, Completion
 from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, type_of
 from sglang_lite.constraints.coerce import Grammar as Grammar
+from sglang_lite.constraints.describe import description
 from sglang_lite.constraints.json_schema.assertions import assertions_and_annotations
 from sglang_lite.constraints.json_schema.normal_form import document_of, normalise
 from sglang_lite.constraints.json_schema.write_value import value_text
@@ -55,8 +59,9 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 __all__ = [
-    "Choices", "Ebnf", "Grammar", "InOrder", "JsonSchema", "Lark", "Number", "OneOf", "Regex", "Repeated", "Report",
-    "StructuralTag", "Tag", "TaggedObject", "Tags", "check", "json_schema", "matches", "validate",
+    "Choices", "Completion", "Ebnf", "Grammar", "InOrder", "JsonSchema", "Lark", "Number", "OneOf", "Regex", "Repeated",
+    "Report", "StructuralTag", "Tag", "TaggedObject", "Tags", "check", "complete", "describe", "json_schema", "matches",
+    "validate",
 ]  # fmt: skip
 
 
@@ -180,6 +185,39 @@ def validate(constraint: ConstraintLike, text: str) -> Any:
     with within_limits("the constraint"):
         value = matching.validate(as_constraint(constraint), text)
     return value if kind is None else kind.parse(text)
+
+
+def complete(constraint: ConstraintLike, text: str = "") -> Completion:
+    """What a text may continue with, character by character: what is forced, and what may come behind it.
+
+    Args:
+        constraint: a constraint, a JSON schema, or a Python type.
+        text: the beginning of one that it allows, as it is generated.
+
+    Raises:
+        ConstraintError: a constraint that is not valid or can't be enforced; or a text that it does not allow.
+    """
+    known = as_constraint(constraint)
+    _must_be_text(text)
+    with within_limits("the constraint"):
+        matcher = ByteMatcher(known)
+        matcher.push(text)
+        return matcher.ahead()
+
+
+def describe(constraint: ConstraintLike) -> str:
+    """A hint for prompts: what a text has to look like, for a model to read. Masks alone hold a model to a form that it
+    may not expect.
+
+    Args:
+        constraint: a constraint, a JSON schema, or a Python type.
+
+    Raises:
+        ConstraintError: a constraint that is not valid.
+    """
+    known, kind = as_constraint(constraint), type_of(constraint)
+    with within_limits("the constraint"):
+        return description(known, None if kind is None else kind.annotation)
 
 
 def _must_be_text(text: object) -> None:

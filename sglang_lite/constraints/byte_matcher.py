@@ -29,6 +29,7 @@ _STEP_ITEMS = 500_000
 _WAYS = 1_000
 _ROW_ITEMS = 50_000
 PARSER_BYTES = 50  # that a parser takes for each character of its grammar
+_MAX_FORCED = 10_000  # bytes that are looked ahead
 _MAX_SHOWN = 12  # characters that may come next
 
 
@@ -105,6 +106,25 @@ class _Start:
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What a text may continue with.
+
+    Attributes:
+        forced: text that every continuation begins with; "" where there is a choice.
+        follows: characters of ASCII, in order, of which one may come behind `forced`.
+        beyond_ascii: other characters may come there, too.
+        ends: the text may end behind `forced`.
+        complete: the text may end where it is.
+    """
+
+    forced: str
+    follows: str
+    beyond_ascii: bool
+    ends: bool
+    complete: bool
+
+
 @lru_cache(maxsize=1)
 def _bytes() -> LLTokenizer:
     return LLTokenizer("byte")
@@ -176,6 +196,20 @@ class ByteMatcher:
         if isinstance(self.constraint, JsonSchema):
             parse_json(self.constraint, self.text)
 
+    def ahead(self) -> Completion:
+        """What may come next. Of forced text at most 10,000 bytes are looked at."""
+        at, forced = self._at.deep_copy(), bytearray()
+        while len(forced) < _MAX_FORCED and (more := _forced(at)):
+            more = more[: _MAX_FORCED - len(forced)]
+            forced += more
+            _consume(at, more)
+        text = forced.decode("utf-8", "ignore")
+        inside = len(text.encode()) < len(forced)  # a character of which only the beginning is forced
+        mask = 0 if at.is_stopped() else int.from_bytes(at.compute_bitmask(), "little")
+        follows = "" if inside else "".join(chr(byte) for byte in range(128) if mask >> byte & 1)
+        beyond = inside or any(mask >> byte & 1 for byte in range(128, 256))
+        return Completion(text, follows, beyond, not inside and at.is_accepting(), self._at.is_accepting())
+
     def _tried(self, text: str) -> tuple[Any, str | None]:
         """The matcher after a text and None; for a refused text, the matcher after its longest accepted part, and that
         part.
@@ -186,6 +220,22 @@ class ByteMatcher:
         if at.is_error():
             raise refusal(at)
         return at, None if count == len(data) else data[:count].decode("utf-8", "ignore")
+
+
+def _forced(at: Any) -> bytes:
+    """Bytes that come next in every continuation."""
+    if at.is_stopped() or at.is_accepting():
+        return b""
+    if found := bytes(at.compute_ff_bytes()):
+        return found
+    mask = int.from_bytes(at.compute_bitmask(), "little") & ((1 << 256) - 1)
+    return bytes([mask.bit_length() - 1]) if mask.bit_count() == 1 else b""
+
+
+def _consume(at: Any, data: bytes) -> None:
+    at.try_consume_tokens(list(data))
+    if at.is_error():
+        raise refusal(at)
 
 
 def _next(at: Any) -> str:

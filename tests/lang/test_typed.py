@@ -1,20 +1,28 @@
 """Typed values: gen(type=T) gives a T, raw() the text behind it, and while it is written, what there is of it."""
 
 import asyncio
+import collections
 import datetime
 import enum
+import random
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Optional, TypedDict
+from typing import Annotated, Any, Generic, Literal, NamedTuple, Optional, TypedDict, TypeVar
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 import sglang_lite as sgl
+from sglang_lite.constraints.coerce import as_constraint
 from sglang_lite.constraints.python_types.partial import partial_reader
+from sglang_lite.constraints.random_texts import sample
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.ir import REGEX_FLOAT, REGEX_INT
 from sglang_lite.protocol import Choices, Generation, JsonSchema, Number, Regex
 from sglang_lite.text.reasoning import FORMATS
+from tests.constraints.python_types import examples
+
+T = TypeVar("T")
 
 
 class Colour(enum.Enum):
@@ -50,9 +58,51 @@ class Point:
     labels: list[str] = field(default_factory=list)
 
 
+class Row(NamedTuple):
+    name: str | None
+    number: int | None = None
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True)
+    level: int
+
+
+class Roots(RootModel[dict[str, Tree]]):
+    pass
+
+
+class Both(BaseModel, Generic[T]):
+    one: T
+    two: T
+
+
+class ByName(BaseModel):
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=False)
+    user: str = Field(alias="userName")
+
+
+class Open(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    a: int
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"]
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"]
+
+
 class Options(TypedDict):
     verbose: bool
     level: int
+
+
+class Twice(TypedDict):
+    a: Options
+    b: Options
 
 
 def generated(text, **options):
@@ -354,11 +404,52 @@ def test_names_that_json_has_under_another_name_grow():
 
 def test_a_type_inside_itself_grows():
     seen = prefixes(Tree, '{"value": 1, "children": [{"value": 2}]}')
-    assert seen[-1].children == [{"value": 2}]
+    assert [(type(child).__name__, child.value) for child in seen[-1].children] == [("PartialTree", 2)]
+    assert [child.value for child in seen[-2].children] in ([], [None])
 
 
 def test_a_member_is_shown_when_it_is_whole():
     assert [v["c"] for v in prefixes(dict[str, Colour], '{"c": "red"}') if v] == [Colour.RED]
+
+
+def test_tuples_have_what_has_come_and_named_tuples_none_for_the_rest():
+    assert prefixes(tuple[int, str, Options], '[1, "ab", {"verbose": true}]') == [
+        (), (1,), (1, ""), (1, "a"), (1, "ab"), (1, "ab", {}), (1, "ab", {"verbose": True}),
+    ]  # fmt: skip
+    assert prefixes(list[Row], '[["a", 2]]') == [[], [Row(None)], [Row("")], [Row("a")], [Row("a", 2)]]
+
+
+def test_containers_of_every_kind_grow():
+    assert prefixes(set[str], '["a", "b"]')[-1] == {"a", "b"}
+    assert [v.level for v in prefixes(frozenset[Frozen], '[{"level": 1}]')[-1]] == [1]
+    assert [v.level for v in prefixes(collections.deque[Frozen], '[{"level": 1}]')[-1]] == [1]
+    assert [v.level for v in prefixes(Sequence[Frozen], '[{"level": 1}, {"lev')[-1]] == [1, None]
+    assert prefixes(Iterable[int], "[1, 2]") == [[], [1], [1, 2]]
+    assert prefixes(collections.defaultdict[str, list[int]], '{"a": [1]}')[-1] == {"a": [1]}
+
+
+def test_models_of_every_kind_grow():
+    roots = prefixes(Roots, '{"a": {"value": 1}}')
+    assert roots[0].root == {}
+    assert roots[-1].root["a"].value == 1
+    both = prefixes(Both[Point], '{"one": {"x": 1}')[-1]
+    assert (both.one.x, both.two) == (1, None)
+    assert prefixes(ByName, '{"user": "a"}')[-1].user == "a"
+    assert prefixes(Open, '{"a": 1, "more": "te')[-1].more == "te"
+    dog = prefixes(Annotated[Cat | Dog, Field(discriminator="kind")], '{"kind": "dog"}')[-1]
+    assert type(dog).__name__ == "PartialDog"
+    assert prefixes(Twice, '{"a": {"level": 1}, "b": {"level": 2}}')[-1] == {"a": {"level": 1}, "b": {"level": 2}}
+
+
+@pytest.mark.parametrize("kind", examples.HELD, ids=str)
+def test_a_text_of_any_type_is_read_at_every_place(kind):
+    constraint = as_constraint(kind)
+    if not isinstance(constraint, JsonSchema):
+        return
+    text = sample(constraint, random.Random(1))
+    seen = prefixes(kind, text)
+    if text[0] in '[{"':
+        assert seen, text
 
 
 def test_scalars_have_no_beginnings_and_text_is_its_own():

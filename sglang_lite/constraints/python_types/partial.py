@@ -6,9 +6,10 @@ import dataclasses
 import re
 import types
 import typing
-from collections.abc import Callable
+from collections import abc
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, ForwardRef, Literal, Union, get_args, get_origin
 
 from typing_extensions import TypedDict
 
@@ -19,8 +20,9 @@ from sglang_lite.protocol import JsonSchema
 def partial_reader(annotation: object) -> Callable[[str], Any]:
     """A function from the beginning of a text to what it says of the value so far; None where that is nothing yet.
 
-    Models and dataclasses become models of the same fields, None where one has not come; lists and dicts have what has
-    come. A scalar by itself has no beginnings: only `str` is read before it is whole.
+    Models and dataclasses become models of the same fields, None where one has not come, as are the fields of a named
+    tuple; lists, tuples and dicts have what has come, sets of what has no hash yet are lists. A scalar by itself has no
+    beginnings: only `str` is read before it is whole.
     """
     if annotation is str:
         return lambda text: text or None
@@ -51,33 +53,120 @@ def _without_open_number(text: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def _partial(annotation: Any, inside: frozenset[type] = frozenset()) -> Any:
-    """The type with every field optional. A type inside itself is read as plain JSON."""
-    from pydantic import BaseModel, Field, create_model
+def _cached(annotation: Any) -> Any:
+    return _Partial().of(annotation)
 
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is typing.Annotated:
-        return _partial(arguments[0], inside)
-    if origin in (Union, types.UnionType):
-        return Union[tuple(_partial(a, inside) for a in arguments)]  # noqa: UP007 # from a tuple
-    if origin in (list, dict, tuple, set):
-        return origin[tuple(a if a is ... else _partial(a, inside) for a in arguments)]
-    if origin is Literal or not isinstance(annotation, type):
-        return annotation
-    if annotation in inside:
-        return Any
-    inside |= {annotation}
-    fields: dict[str, Any] = {}
-    if issubclass(annotation, BaseModel):
-        for name, f in annotation.model_fields.items():
-            annotated: Any = f.annotation
-            fields[name] = _partial(annotated, inside) | None, Field(None, validation_alias=f.validation_alias)
-        return create_model(f"Partial{annotation.__name__}", **fields)
-    if dataclasses.is_dataclass(annotation):
-        for name, hint in typing.get_type_hints(annotation).items():
-            fields[name] = _partial(hint, inside) | None, None
-        return create_model(f"Partial{annotation.__name__}", **fields)
-    if typing.is_typeddict(annotation):
+
+def _partial(annotation: Any) -> Any:
+    """The type with whatever may come later left out or None."""
+    try:
+        return _cached(annotation)
+    except TypeError:  # unhashable metadata in Annotated
+        return _cached.__wrapped__(annotation)
+
+
+class _Partial:
+    """Maker of the partial types of one type. A class that is inside itself is referred to by its name."""
+
+    def __init__(self) -> None:
+        self._names: dict[Any, str] = {}  # of the classes that were met
+        self._made: dict[str, Any] = {}  # models, by name
+        self._done: dict[Any, Any] = {}  # partial types of classes
+
+    def of(self, annotation: Any) -> Any:
+        found = self._typed(annotation)
+        for model in self._made.values():
+            model.model_rebuild(_types_namespace=self._made, force=True)
+        return found
+
+    def _typed(self, annotation: Any) -> Any:
+        origin, arguments = get_origin(annotation), get_args(annotation)
+        if origin is typing.Annotated:
+            return self._typed(arguments[0])
+        if isinstance(annotation, typing.NewType):
+            return self._typed(annotation.__supertype__)
+        if origin in (Union, types.UnionType):
+            return Union[tuple(map(self._typed, arguments))]  # noqa: UP007 # from a tuple
+        if origin is tuple and arguments and arguments[-1] is not ...:
+            return self._tuple(arguments, tuple)
+        if isinstance(origin, type) and arguments and issubclass(origin, abc.Iterable):
+            return self._container(origin, arguments)
+        return self._class(annotation) if isinstance(annotation, type) and origin is None else annotation
+
+    def _container(self, origin: Any, arguments: tuple[Any, ...]) -> Any:
+        before = len(self._made)
+        inner = tuple(a if a is ... else self._typed(a) for a in arguments)
+        unhashable = issubclass(origin, abc.Set) and len(self._made) > before
+        lazy = origin in (abc.Iterable, abc.Iterator, abc.Generator)
+        return list[inner[0]] if unhashable or lazy else origin[inner]  # type: ignore[valid-type] # made at run time
+
+    def _tuple(self, items: Sequence[Any], make: Callable[[Sequence[Any]], Any]) -> Any:
+        """A tuple of which only the first items may be there.
+
+        Args:
+            make: the value, of those that are.
+        """
+        from pydantic import WrapValidator
+
+        def read(given: Any, whole: Callable[[Any], Any]) -> Any:
+            if not isinstance(given, list):
+                raise ValueError("no list")
+            return make(whole([*given, *[None] * (len(items) - len(given))])[: len(given)])
+
+        kinds = [Union[self._typed(item), None] for item in items]  # noqa: UP007 # of a ForwardRef, too
+        return typing.Annotated[tuple[tuple(kinds)], WrapValidator(read)]  # type: ignore[misc] # made at run time
+
+    def _class(self, annotation: type) -> Any:
+        from pydantic import BaseModel
+
+        if annotation in self._done:
+            return self._done[annotation]
+        if annotation in self._names:  # inside itself
+            return Any if typing.is_typeddict(annotation) else ForwardRef(self._names[annotation])
+        model = issubclass(annotation, BaseModel)
+        if not model and not dataclasses.is_dataclass(annotation) and not typing.is_typeddict(annotation):
+            return self._named_tuple(annotation) if hasattr(annotation, "_fields") else annotation
+        name = f"Partial{annotation.__name__}"
+        while name in self._names.values():
+            name += "_"
+        self._names[annotation] = name
+        self._done[annotation] = made = self._model(annotation, name) if model else self._record(annotation, name)
+        return made
+
+    def _model(self, annotation: Any, name: str) -> Any:
+        from pydantic import ConfigDict, Field, RootModel, create_model
+
+        if issubclass(annotation, RootModel):
+            root = self._typed(annotation.model_fields["root"].annotation)
+            made: Any = create_model(name, __base__=RootModel[root])  # type: ignore[valid-type] # made at run time
+        else:
+            extra: Literal["allow", "ignore"] = "allow" if annotation.model_config.get("extra") == "allow" else "ignore"
+            fields: dict[str, Any] = {
+                each: (Union[self._typed(f.annotation), None], Field(None, validation_alias=f.validation_alias))  # noqa: UP007 # of a ForwardRef, too
+                for each, f in annotation.model_fields.items()
+            }
+            config = ConfigDict(populate_by_name=True, extra=extra, arbitrary_types_allowed=True)
+            made = create_model(name, __config__=config, **fields)
+        self._made[name] = made
+        return made
+
+    def _record(self, annotation: Any, name: str) -> Any:
+        from pydantic import create_model
+
         hints = typing.get_type_hints(annotation)
-        return TypedDict(annotation.__name__, {n: _partial(h, inside) for n, h in hints.items()}, total=False)  # type: ignore[operator] # made at run time
-    return annotation
+        if typing.is_typeddict(annotation):
+            members = {each: self._typed(hint) for each, hint in hints.items()}
+            return TypedDict(annotation.__name__, members, total=False)  # type: ignore[operator] # made at run time
+        given = [each.name for each in dataclasses.fields(annotation) if each.init]
+        fields: dict[str, Any] = {
+            each: (Union[self._typed(hints[each]), None], None)  # noqa: UP007 # of a ForwardRef, too
+            for each in given
+        }
+        self._made[name] = made = create_model(name, **fields)
+        return made
+
+    def _named_tuple(self, annotation: Any) -> Any:
+        hints = typing.get_type_hints(annotation)
+        kinds = [hints.get(name, Any) for name in annotation._fields]  # noqa: SLF001 # of a NamedTuple, where it is public
+        missing = [None] * len(kinds)
+        return self._tuple(kinds, lambda given: annotation(*given, *missing[len(given) :]))
