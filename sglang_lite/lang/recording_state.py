@@ -13,6 +13,7 @@ from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.blanks import RUN_IT, Blank, CompileError, Origin, kept, origin_of, unmarked
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch
+from sglang_lite.lang.execution.equal_branches import EqualBranches
 from sglang_lite.lang.execution.operations import (
     ForkOp,
     GenOp,
@@ -125,7 +126,8 @@ class _Branch(Branch):
         self.state = _State(self)
         recorder.branches.append(self)
 
-    def submit(self, expr: Expression | str, where: Location | None = None) -> None:
+    def submit(self, expr: Expression | str, where: Location | None = None, equal: EqualBranches | None = None) -> None:
+        """Records what is added. `equal` is for who is asked node by node."""
         if isinstance(expr, str):
             for part in unmarked(str.__str__(expr)):
                 self._submit_one(part, where, as_text=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_lite.lang.concurrency.variables import Variable, when_all_done
 from sglang_lite.lang.execution.branch import Branch
+from sglang_lite.lang.execution.equal_branches import EqualBranches, is_constant
 from sglang_lite.lang.tracebacks import user_location
 from sglang_lite.program.nodes import Expression, JoinMode, not_addable
 from sglang_lite.protocol import ParameterError, ProgramError
@@ -21,6 +22,7 @@ class ProgramStateGroup:
     def __init__(self, states: Sequence[ProgramState], src_state: ProgramState | None = None) -> None:
         self.states = list(states)
         self.src_state = src_state
+        self._alike = src_state is not None  # nothing tells the branches apart, as far as the group knows
 
     def join(self, mode: JoinMode = "gather_variable") -> None:
         """Brings the branches' results to the state they were forked from. Nothing is waited for.
@@ -53,9 +55,11 @@ class ProgramStateGroup:
         return len(self.states)
 
     def __iter__(self) -> Iterator[ProgramState]:
+        self._alike = False
         return iter(self.states)
 
     def __getitem__(self, i: int) -> ProgramState:
+        self._alike = False
         return self.states[i]
 
     def __setitem__(self, i: int, value: ProgramState) -> None:
@@ -78,10 +82,13 @@ class ProgramStateGroup:
                 "+=", f"a {type(other).__name__} can't be added to a group.",
                 hint="Give text, an expression, a list of them, or a function of the index.", where=where,
             )  # fmt: skip
+        added = other if isinstance(other, Expression) else None
+        equal = EqualBranches(len(self)) if self._alike and added is not None and len(self) > 1 else None
+        self._alike = self._alike and (isinstance(other, str) or (added is not None and is_constant(added)))
         for state, item in zip(self.states, each):
             if item is None:
                 raise not_addable("+=", item, where)
-            state.branch.submit(item, where)
+            state.branch.submit(item, where, equal)
         return self
 
 

@@ -22,6 +22,7 @@ from sglang_lite.protocol import Location, ProgramError
 from sglang_lite.protocol.sampling import Deferred
 
 if TYPE_CHECKING:
+    from sglang_lite.lang.execution.equal_branches import EqualBranches
     from sglang_lite.lang.execution.turn_plan import TurnPlan
     from sglang_lite.lang.expressions import SglGen, SglSelect
     from sglang_lite.lang.tracer import TracerProgramState
@@ -78,6 +79,7 @@ class Entry:
         own: what was asked for of a generation or selection.
         states: that a fork or a call has begun, or that a join ends.
         turn: the plan of a generation's turn and its place there, in a trace that is made to be explained.
+        equal: a call that it may share with other branches, in such a trace.
     """
 
     state: TracerProgramState | None
@@ -86,6 +88,7 @@ class Entry:
     own: SglGen | SglSelect | None = None
     states: tuple[TracerProgramState, ...] = ()
     turn: tuple[TurnPlan, int] | None = None
+    equal: EqualBranches | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 
 from sglang_lite.lang.backend.paper import Paper
+from sglang_lite.lang.execution.equal_branches import may_share
+from sglang_lite.lang.execution.run import merge
 from sglang_lite.lang.execution.turn_plan import Setting, TurnPlan, plan
 from sglang_lite.lang.expressions import SglGen, SglSelect
 from sglang_lite.lang.symbols import Symbol
@@ -30,6 +32,15 @@ def planned(
     speculation = paper.speculation
     ahead = speculation is not None and speculation.on
     return plan(list(map(_known, parts)), Setting(paper.about, role, paper.params, speculation, ahead, where))
+
+
+def may_share_traced(part: Expression, paper: Paper, size: int) -> bool:
+    """Tells whether a generation may share a call with other branches, as `equal_branches.may_share` does."""
+    known = _known(part)
+    if not isinstance(known, SglGen):
+        return False
+    params = merge(paper.params, known.node.params)
+    return may_share(known, params, known.node.constraint, paper.about, size)
 
 
 def _known(part: Expression) -> Expression:

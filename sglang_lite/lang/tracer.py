@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar, Token, copy_context
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from sglang_lite.lang.backend.paper import Paper
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch, raised_at
+from sglang_lite.lang.execution.equal_branches import EqualBranches, first_shared
 from sglang_lite.lang.execution.operations import Checkpoint, GenOp, HookOp, MarkOp, Op, ReadOp, ScopeOp, SelectOp
 from sglang_lite.lang.execution.operations import Mark as PlayedMark
 from sglang_lite.lang.execution.player import Player
@@ -43,7 +44,7 @@ from sglang_lite.lang.symbols import (
     recording,
     refuse,
 )
-from sglang_lite.lang.traced_turns import planned
+from sglang_lite.lang.traced_turns import may_share_traced, planned
 from sglang_lite.program.nodes import (
     BaseNode,
     Expression,
@@ -88,27 +89,37 @@ class StopTracing(Exception):  # noqa: N818 # SGLang's name
 class TraceBranch(Branch):
     """A branch that records instead of playing. Everything the submitting side checks is checked here too."""
 
-    __slots__ = ("_turn", "state")
+    __slots__ = ("_equal", "_turn", "state")
 
     state: TracerProgramState
 
     def __init__(self, player: Player, path: str = "") -> None:
         super().__init__(player, path)
         self._turn: tuple[TurnPlan, int] | None = None  # of the generation that is being added
+        self._equal: EqualBranches | None = None  # as well
 
-    def submit(self, expr: Expression | str, where: Location | None = None) -> None:
+    def submit(self, expr: Expression | str, where: Location | None = None, equal: EqualBranches | None = None) -> None:
         if isinstance(expr, str):
             self._submit_text(expr, where)
-        elif isinstance(expr, Expressions):
-            parts = list(expr.walk())
-            turns = self._turns_of(parts, where)
-            for i, part in enumerate(parts):
-                self._submit_one(part.text if isinstance(part, Text) else part, where, turns.get(i))
-        else:
-            self._submit_one(expr, where, self._turns_of([expr], where).get(0))
+            return
+        several = isinstance(expr, Expressions)
+        parts = list(expr.walk()) if several else [expr]
+        turns = self._turns_of(parts, where)
+        shared = None if equal is None else self._shared(parts, turns, equal)
+        for i, part in enumerate(parts):
+            self._turn, self._equal = turns.get(i), equal if i == shared else None
+            self._submit_one(part.text if isinstance(part, Text) and several else part, where)
 
-    def _submit_one(self, expr: Expression | str, where: Location | None, turn: tuple[TurnPlan, int] | None) -> None:
-        self._turn = turn
+    def _shared(
+        self, parts: Sequence[Expression], turns: Mapping[int, tuple[TurnPlan, int]], equal: EqualBranches
+    ) -> int | None:
+        """The place of the generation that may share a call with other branches."""
+        i = first_shared(parts)
+        if i is None or i in turns or not isinstance(self.backend, Paper):
+            return None
+        return i if may_share_traced(parts[i], self.backend, equal.size) else None
+
+    def _submit_one(self, expr: Expression | str, where: Location | None) -> None:
         if isinstance(expr, str):
             self._submit_text(expr, where)
         elif isinstance(expr, Symbol | SglImage):
@@ -179,7 +190,8 @@ class TraceBranch(Branch):
         if isinstance(node, GrammarBegin):
             self._ahead = None  # what symbols stand for is not known
         if not isinstance(node, Text) or node.text:
-            state.add(node, node.where, own, turn=self._turn if own is not None else None)
+            planned = (self._turn, self._equal) if own is not None else (None, None)
+            state.add(node, node.where, own, (), *planned)
         if isinstance(op, GenOp | SelectOp):
             name = op.node.name or f"{'gen' if isinstance(op, GenOp) else 'select'}_{len(state.variables)}"
             state.variables[name] = SglVariable(name, node, _choices(op))
@@ -250,8 +262,9 @@ class TracerProgramState(ProgramState):
         own: SglGen | SglSelect | None = None,
         states: Sequence[TracerProgramState] = (),
         turn: tuple[TurnPlan, int] | None = None,
+        equal: EqualBranches | None = None,
     ) -> None:
-        self.recording.add(Entry(self, node, where, own, tuple(states), turn))
+        self.recording.add(Entry(self, node, where, own, tuple(states), turn, equal))
         self.nodes.append(node)
         if self.on_node is not None:
             self.on_node(node)

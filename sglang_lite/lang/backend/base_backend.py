@@ -369,6 +369,10 @@ class BaseBackend:
             instead = "It only picks, without scores: leave them out."
             raise self.refusal(node, "choices_method, temperature or multi", instead, where)
 
+    def samples_at_once(self, params: SamplingParams, constraint: Constraint | None, count: int) -> bool:
+        """Tells whether so many samples of a generation are worth one call: a provider charges their prompt once."""
+        return False
+
     def refusal(self, node: object, feature: str, instead: str, where: Location | None) -> CapabilityError:
         """The error for what the model can't do."""
         name = f"{type(self).__name__}({self.get_model_name()!r})"

@@ -44,6 +44,7 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.sampling import given
 
 if TYPE_CHECKING:
+    from sglang_lite.lang.execution.equal_branches import EqualBranches
     from sglang_lite.lang.execution.turn_plan import TurnPlan
     from sglang_lite.lang.symbols import Entry
 
@@ -234,6 +235,7 @@ class _Reader:
         self._places: dict[Path, _Place] = {(): _Place()}
         self._forks: dict[int, _Place] = {}
         self._marks: dict[Path, list[_Place]] = {}
+        self._shared: set[EqualBranches] = set()  # whose call was counted
 
     def read(self, i: int, node: GraphNode, entry: Entry) -> ExplainedNode | None:
         """Takes note of the next node, and explains it if a backend has a say in it."""
@@ -301,6 +303,9 @@ class _Reader:
         if turn is not None:
             explained = self._in_turn(explained, turn, place, here)
         least, worst = explained.calls
+        if entry.equal is not None:
+            least = 0 if entry.equal in self._shared else least
+            self._shared.add(entry.equal)
         tries = self._tries(entry)
         if turn is not None and turn.by == "object" and place:
             return replace(explained, calls=(0, worst * tries))  # an earlier one's call brings the first answer

@@ -237,6 +237,12 @@ class RemoteBackend(BaseBackend):
         if isinstance(found, Refusal):
             raise self.refusal(node, found.feature, found.instead, where)
 
+    def samples_at_once(self, params: SamplingParams, constraint: Constraint | None, count: int) -> bool:
+        if self.profile.api not in _SAMPLED:
+            return False
+        found = self.rung(Asked("gen", msgspec.structs.replace(params, n=count), constraint))
+        return isinstance(found, Rung) and found.native and found.api in _SAMPLED
+
     def _rung(self, asked: Asked) -> Rung:
         found = self.rung(asked)
         if isinstance(found, Refusal):
@@ -446,6 +452,7 @@ class RemoteBackend(BaseBackend):
 
 
 _MOST_PAUSES = 16
+_SAMPLED = ("chat", "completions")  # APIs whose samples are whole turns: others have more to give back of each
 
 
 def _estimate(question: Question) -> float:

@@ -12,6 +12,7 @@ import msgspec
 from sglang_lite.constraints.free_numbers import ENDS
 from sglang_lite.lang.backend.base_backend import EVERYTHING, BaseBackend
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
+from sglang_lite.lang.execution.equal_branches import EqualBranches, first_shared, may_share
 from sglang_lite.lang.execution.operations import (
     Checkpoint,
     ForkOp,
@@ -114,14 +115,18 @@ class Branch:
         self._ahead: ByteMatcher | None = None  # through it, as long as all text in it is known
         self.node_count = node_count
 
-    def submit(self, expr: Expression | str, where: Location | None = None) -> None:
-        """Queues what `expr` says. Misuse that can be seen now is raised now."""
+    def submit(self, expr: Expression | str, where: Location | None = None, equal: EqualBranches | None = None) -> None:
+        """Queues what `expr` says. Misuse that can be seen now is raised now.
+
+        Args:
+            equal: branches that nothing tells apart so far, and which are added the same.
+        """
         if type(expr) is str and self._ahead is None:  # as _put_text, in which a program spends its time
             self._put(Text(expr, None, self._role is None, where=where))
         elif isinstance(expr, str):
             self._put_text(expr, where)
         elif isinstance(expr, Expression) and self.backend.turn_rules is not None:
-            self._submit_turns(list(expr.walk()), where)
+            self._submit_turns(list(expr.walk()), where, equal)
         elif isinstance(expr, Expressions):
             for part in expr.walk():
                 self._submit_part(part, where)
@@ -130,22 +135,33 @@ class Branch:
         else:
             raise not_addable("+=", expr, where)
 
-    def _submit_turns(self, parts: Sequence[Expression], where: Location | None) -> None:
+    def _submit_turns(self, parts: Sequence[Expression], where: Location | None, equal: EqualBranches | None) -> None:
         """Queues a statement whose turns are planned before anything of it is asked for."""
         role = None if self._role is None else self._role[0]
         run = self.run
         setting = Setting(self.backend, role, run.settings.params, run.speculation, run.speculates, where)
         turns = turns_of(parts, setting)
+        shared = None if equal is None or run.budgets else first_shared(parts)
         for i, part in enumerate(parts):
-            self._submit_part(part, where, turns.get(i))
+            turn = turns.get(i)
+            self._submit_part(part, where, turn, equal if i == shared and turn is None else None)
 
-    def _submit_part(self, part: Expression, where: Location | None, turn: tuple[Turn, int] | None = None) -> None:
+    def _submit_part(
+        self,
+        part: Expression,
+        where: Location | None,
+        turn: tuple[Turn, int] | None = None,
+        equal: EqualBranches | None = None,
+    ) -> None:
         match part:
             case Text():
                 self._put_text(part.text, where, part.ids, special=part.special)
             case SglGen():
                 op = self._gen(part, where)
                 op.turn = turn
+                params, constraint = op.node.params, op.node.constraint
+                if equal is not None and may_share(part, params, constraint, self.backend, equal.size):
+                    op.equal = equal
                 self._put(op)
             case SglSelect():
                 choice = self._select(part, where)

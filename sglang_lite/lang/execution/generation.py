@@ -305,7 +305,10 @@ async def _call(
         if op.turn is None or (attempt and shows(options, op)):
             if op.turn is not None:
                 op.turn[0].forget()
-            events = backend.agenerate(prompt, params, constraint, stream=stream)
+            if op.equal is None or attempt:
+                events = backend.agenerate(prompt, params, constraint, stream=stream)
+            else:
+                events = op.equal.answers(backend, prompt, params, constraint, stream=stream)
         else:
             turn, place = op.turn
             events = turn.answers(place, backend, prompt, params, constraint, attempt, stream=stream)

@@ -23,6 +23,7 @@ from sglang_lite.program.nodes import (
 
 if TYPE_CHECKING:
     from sglang_lite.constraints.byte_matcher import ByteMatcher
+    from sglang_lite.lang.execution.equal_branches import EqualBranches
     from sglang_lite.lang.execution.player import Player
     from sglang_lite.lang.execution.push_down import PushedBranch
     from sglang_lite.lang.execution.transcript import Place
@@ -58,6 +59,7 @@ class GenOp:
     ended: float = 0.0  # when it had its answer, or failed
     refused: tuple[Refused, ...] = ()  # attempts before that one
     turn: tuple[Turn, int] | None = None  # that it is part of, and its place there; None: it is asked for as if alone
+    equal: EqualBranches | None = None  # a call that it may share; None: it has its own
     place: str = ""  # in the tree of forks
 
     def refuse(self, answers: Sequence[Generation], error: Exception) -> None:

@@ -1,0 +1,102 @@
+"""Branches of a fork that nothing tells apart: their first generation is one call with a sample for each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import msgspec
+
+from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.expressions import SglCall, SglGen, SglSelect, SglSeparateReasoning
+from sglang_lite.program.nodes import Expression
+from sglang_lite.protocol import Constraint, Delta, Generation, Prompt, SamplingParams, Unset
+
+_MAKERS = (SglGen, SglSelect, SglCall, SglSeparateReasoning)  # of what differs from branch to branch
+
+
+def is_constant(expression: Expression) -> bool:
+    """Tells whether branches that an expression is added to are still alike."""
+    return not any(isinstance(part, _MAKERS) for part in expression.walk())
+
+
+def first_shared(parts: Sequence[Expression]) -> int | None:
+    """The place of a statement's first generation, if nothing before it makes anything."""
+    first = next((i for i, part in enumerate(parts) if isinstance(part, _MAKERS)), None)
+    return first if first is not None and isinstance(parts[first], SglGen) else None
+
+
+def may_share(
+    own: SglGen, params: SamplingParams, constraint: Constraint | None, backend: BaseBackend, size: int
+) -> bool:
+    """Tells whether a generation may be a sample of another branch's call: it has no seed, samples, tools or backend of
+    its own, and the backend makes so many samples in a call.
+
+    Args:
+        params: of the node and its run.
+        size: how many branches there are.
+    """
+    if not isinstance(params.seed, Unset) or not isinstance(params.n, Unset) or own.tools is not None:
+        return False
+    elsewhere = own.options is not None and own.options.backend is not None
+    return not elsewhere and backend.samples_at_once(params, constraint, size)
+
+
+class EqualBranches:
+    """Call of several branches. Who comes first makes it; the others take its samples, if they ask for the same. If it
+    fails, or its branch is stopped, each of them has a call of its own.
+
+    Args:
+        size: how many branches there are.
+    """
+
+    __slots__ = ("_asked", "_made", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._asked: tuple[Any, ...] = ()  # prompt, parameters and constraint of the call
+        self._made: asyncio.Future[list[Generation]] | None = None  # samples that nobody has taken
+
+    async def answers(
+        self,
+        backend: BaseBackend,
+        prompt: Prompt,
+        params: SamplingParams,
+        constraint: Constraint | None,
+        *,
+        stream: bool,
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        """Answers of a branch's generation, as `BaseBackend.agenerate` gives them. On the executor loop."""
+        if self._made is None:
+            self._asked, self._made = (prompt, params, constraint), asyncio.get_running_loop().create_future()
+            async for event in self._call(backend, self._made, stream=stream):
+                yield event
+            return
+        left = await asyncio.shield(self._made) if self._asked == (prompt, params, constraint) else []
+        if left:
+            yield left.pop(0)
+            return
+        async for event in backend.agenerate(prompt, params, constraint, stream=stream):
+            yield event
+
+    async def _call(
+        self, backend: BaseBackend, made: asyncio.Future[list[Generation]], *, stream: bool
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        prompt, params, constraint = self._asked
+        samples: list[Generation] = []
+        left: list[Generation] = []
+        try:
+            several = msgspec.structs.replace(params, n=self.size)
+            async for event in backend.agenerate(prompt, several, constraint, stream=stream):
+                if isinstance(event, Generation):
+                    samples.append(event)
+                elif not event.index:
+                    yield event
+            samples.sort(key=lambda sample: sample.index)
+            told = {"branches": self.size, "calls": 0, "cost": 0.0}
+            left = [msgspec.structs.replace(each, index=0, meta={**each.meta, **told}) for each in samples[1:]]
+        finally:
+            made.set_result(left)
+        first = samples[0]
+        yield msgspec.structs.replace(first, meta={**first.meta, "branches": self.size})
