@@ -187,7 +187,7 @@ class _Parser:
 
     def _parsed(self, pattern: str, at: int) -> Node:
         try:
-            return regex.parse(pattern)
+            return regex.parse_part(pattern)
         except ConstraintError as error:
             self._scanner.fail(error.message.removeprefix("regex: "), at, hint=error.hint)
 

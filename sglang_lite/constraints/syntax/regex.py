@@ -1,15 +1,16 @@
 """The regex dialect: Python's `re` for `str`, always matched against the whole text, minus what no automaton can do.
 
 `parse` gives a small tree whose leaves are sets of code points, so that every engine is handed the same language
-spelled in its own dialect (emit/regex.py), whatever `\\w`, `.` or `(?i)` mean there. Backreferences, lookaround, word
-boundaries, conditionals, atomic and possessive groups are refused with a caret under the place.
+spelled in its own dialect (emit/regex.py), whatever `\\w`, `.` or `(?i)` mean there. Lookahead and word boundaries
+become intersections (zero_width.py). Backreferences, lookbehind, conditionals, atomic and possessive groups are refused
+with a caret under the place.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from typing import NoReturn, TypeAlias, cast
+from typing import NoReturn, cast
 
 from sglang_lite.constraints.formal import charsets
 from sglang_lite.constraints.formal.charsets import ECMA, LAST, Ranges
@@ -28,6 +29,17 @@ from sglang_lite.constraints.formal.nodes import (
     repeat,
 )
 from sglang_lite.constraints.memo import memoized
+from sglang_lite.constraints.syntax.zero_width import (
+    Anchor,
+    Assertions,
+    Boundary,
+    Lookahead,
+    Tree,
+    has_anchor,
+    has_assertion,
+    is_zero_width,
+    place_of_assertion,
+)
 from sglang_lite.protocol import ConstraintError
 
 MAX_PATTERN_CHARS = 50_000
@@ -43,7 +55,20 @@ def parse(pattern: str) -> Node:
         ConstraintError: not valid, or outside the dialect; the message shows the place.
     """
     parser = _Parser(pattern, ecma=False)
-    return parser.edges(parser.parse(), EMPTY, EMPTY)
+    return parser.language(EMPTY, parser.parse(), EMPTY, EMPTY, EMPTY)
+
+
+def parse_part(pattern: str) -> Node:
+    """Parses a pattern that is matched within other text, of which lookahead and word boundaries would say something.
+
+    Raises:
+        ConstraintError: as `parse`, or it has lookahead or word boundaries.
+    """
+    parser = _Parser(pattern, ecma=False)
+    tree = parser.parse()
+    if has_assertion(tree):
+        parser.fail("lookahead and word boundaries are not supported inside a grammar", place_of_assertion(tree))
+    return parse(pattern)
 
 
 @memoized
@@ -59,32 +84,11 @@ def parse_schema_pattern(pattern: str) -> Node:
     # (what comes before, what ^ then says), and the same for what comes after and $
     anchored: list[tuple[Node, Node]] = [(EMPTY, EMPTY), (more, NOTHING)]
     free: list[tuple[Node, Node]] = [(ANY_TEXT, EMPTY)]
-    fronts = anchored if _has_anchor(tree, at_start=True) else free
-    backs = anchored if _has_anchor(tree, at_start=False) else free
+    fronts = anchored if has_anchor(tree, at_start=True) else free
+    backs = anchored if has_anchor(tree, at_start=False) else free
     return alternation(
-        concat(before, parser.edges(tree, caret, dollar), after) for before, caret in fronts for after, dollar in backs
+        parser.language(before, tree, after, caret, dollar) for before, caret in fronts for after, dollar in backs
     )
-
-
-class _Anchor:
-    """`^`, `$` and the like, until the parser has seen what stands around it."""
-
-    def __init__(self, at: int, *, at_start: bool) -> None:
-        self.at, self.at_start = at, at_start
-
-
-_Tree: TypeAlias = "Node | _Anchor"  # in which a node's parts may be anchors as well
-
-
-def _has_anchor(tree: _Tree, *, at_start: bool) -> bool:
-    match tree:
-        case _Anchor():
-            return tree.at_start == at_start
-        case Concat(parts) | Alternation(parts):
-            return any(_has_anchor(part, at_start=at_start) for part in parts)
-        case Repeat(inner):
-            return _has_anchor(inner, at_start=at_start)
-    return False
 
 
 _CATEGORY = re.compile(r"\{(\^?)([A-Za-z_]+)\}")
@@ -102,7 +106,7 @@ class _Parser:
         self.names: set[str] = set()  # of groups
         self.ignore_case = self.dot_all = False
 
-    def parse(self) -> _Tree:
+    def parse(self) -> Tree:
         if len(self.pattern) > MAX_PATTERN_CHARS:
             raise ConstraintError(f"regex: {len(self.pattern):,} characters long, the limit is {MAX_PATTERN_CHARS:,}.")
         for i, char in enumerate(self.pattern):
@@ -146,32 +150,32 @@ class _Parser:
         self.ignore_case = (self.ignore_case or "i" in on) and "i" not in off
         self.dot_all = (self.dot_all or "s" in on) and "s" not in off
 
-    def alternation(self) -> _Tree:
+    def alternation(self) -> Tree:
         options = [self.concatenation()]
         while self.take("|"):
             options.append(self.concatenation())
         return options[0] if len(options) == 1 else Alternation(cast(tuple[Node, ...], tuple(options)))
 
-    def concatenation(self) -> _Tree:
-        parts: list[_Tree] = []
+    def concatenation(self) -> Tree:
+        parts: list[Tree] = []
         while self.at < len(self.pattern) and not self.peek("|") and not self.peek(")"):
             parts.append(self.repetition())
         return parts[0] if len(parts) == 1 else Concat(cast(tuple[Node, ...], tuple(parts)))
 
-    def repetition(self) -> _Tree:
+    def repetition(self) -> Tree:
         start = self.at
         tree = self.atom()
         counts = self.quantifier()
         if counts is None:
             return tree
-        if isinstance(tree, _Anchor):
+        if is_zero_width(tree):
             self.fail("nothing to repeat", start)
         if self.peek("+"):
             self.fail("possessive quantifiers are not supported", hint="Drop the '+'.")
         self.take("?")  # lazy or greedy: the same language
         if self.quantifier() is not None:
             self.fail("multiple repeat", self.at - 1)
-        return Repeat(tree, *counts)
+        return Repeat(cast(Node, tree), *counts)
 
     def quantifier(self) -> tuple[int, int | None] | None:
         for sign, counts in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
@@ -191,7 +195,7 @@ class _Parser:
         self.at = match.end()
         return least, most
 
-    def atom(self) -> _Tree:
+    def atom(self) -> Tree:
         start, char = self.at, self.pattern[self.at]
         if char == "(":
             return self.group()
@@ -204,7 +208,10 @@ class _Parser:
             self.fail("nothing to repeat", start)
         for name, at_start in (("^", True), (r"\A", True), ("$", False), (r"\Z", False), (r"\z", False)):
             if self.take(name):
-                return _Anchor(self.at - len(name), at_start=at_start)
+                return Anchor(self.at - len(name), at_start=at_start)
+        for name in (r"\b", r"\B"):
+            if self.take(name):
+                return Boundary(self.at - 2, negated=name == r"\B")
         if char == "\\":
             return CharSet(self.cased(self.escape(in_class=False)))
         self.at += 1
@@ -213,7 +220,14 @@ class _Parser:
     def cased(self, ranges: Ranges) -> Ranges:
         return charsets.ignoring_case(ranges) if self.ignore_case else ranges
 
-    def edges(self, tree: _Tree, caret: Node, dollar: Node, *, starts: bool = True, ends: bool = True) -> Node:
+    def language(self, before: Node, tree: Tree, after: Node, caret: Node, dollar: Node) -> Node:
+        """The texts of one before, one of the tree and one after. `caret` and `dollar` as for `edges`."""
+        if not has_assertion(tree):
+            return concat(before, self.edges(tree, caret, dollar), after)
+        word = ECMA["w"] if self.ecma else charsets.python_class(r"\w")
+        return Assertions(self.edges, self.fail, word).language(before, tree, after, caret, dollar)
+
+    def edges(self, tree: Tree, caret: Node, dollar: Node, *, starts: bool = True, ends: bool = True) -> Node:
         """The tree with its anchors replaced by what they say there. They may only stand at its edges.
 
         Args:
@@ -221,7 +235,7 @@ class _Parser:
             starts, ends: nothing in the pattern can come before `tree`, or after it.
         """
         match tree:
-            case _Anchor():
+            case Anchor():
                 if not (starts if tree.at_start else ends):
                     place = "start" if tree.at_start else "end"
                     self.fail(f"an anchor is only supported at the {place} of the pattern", tree.at)
@@ -233,7 +247,7 @@ class _Parser:
                 inside = self.edges(inner, caret, dollar, starts=starts and alone, ends=ends and alone)
                 return repeat(inside, least, most)
             case Concat(parts):
-                solid = [i for i, part in enumerate(parts) if not isinstance(part, _Anchor)]
+                solid = [i for i, part in enumerate(parts) if not is_zero_width(part)]
                 first, last = (solid[0], solid[-1]) if solid else (len(parts), -1)
                 return concat(
                     *(
@@ -241,9 +255,10 @@ class _Parser:
                         for i, part in enumerate(parts)
                     )
                 )
+        assert not isinstance(tree, Lookahead | Boundary), "those are read by `language`"
         return tree
 
-    def group(self) -> _Tree:
+    def group(self) -> Tree:
         start = self.at
         saved = self.ignore_case, self.dot_all
         self.at += 1
@@ -256,15 +271,23 @@ class _Parser:
                 if not self.ecma:  # where alternatives may share names
                     self.names.add(name)
                 self.at = end + 1
+            elif self.take("=") or self.take("!"):
+                return self.lookahead(start, saved)
             elif not self.take(":"):
                 flags = re.compile(r"([a-zA-Z]*)(?:-([a-zA-Z]+))?:").match(self.pattern, self.at)
                 if not flags:
-                    kinds = {"=": "lookahead", "!": "lookahead", "<": "lookbehind", ">": "an atomic group",
+                    kinds = {"<": "lookbehind", ">": "an atomic group",
                              "(": "a conditional", "P": "a backreference", "#": "a comment"}  # fmt: skip
                     kind = kinds.get(self.pattern[self.at : self.at + 1], "this group")
                     self.fail(f"{kind} is not supported", start)
                 self.set_flags(flags[1], flags[2] or "", self.at)
                 self.at = flags.end()
+        tree = self.inside(start)
+        self.ignore_case, self.dot_all = saved
+        return tree
+
+    def inside(self, start: int) -> Tree:
+        """The rest of a group, up to its end."""
         self.depth += 1
         if self.depth > MAX_NESTING:
             self.fail(f"groups nest deeper than {MAX_NESTING}")
@@ -272,8 +295,13 @@ class _Parser:
         self.depth -= 1
         if not self.take(")"):
             self.fail("missing )", start)
-        self.ignore_case, self.dot_all = saved
         return tree
+
+    def lookahead(self, start: int, saved: tuple[bool, bool]) -> Tree:
+        negated = self.pattern[self.at - 1] == "!"
+        tree = self.inside(start)
+        self.ignore_case, self.dot_all = saved
+        return Lookahead(start, tree, negated=negated)
 
     def escape(self, *, in_class: bool) -> Ranges:
         start = self.at
@@ -308,7 +336,7 @@ class _Parser:
         if char == "N" and not self.ecma:
             return self.named_character(start)
         if char.isalnum() and char.isascii():
-            kind = {"b": "a word boundary", "B": "a word boundary"}.get(char, f"\\{char}")
+            kind = f"\\{char}"
             backreference = char.isdigit() and not in_class
             self.fail("a backreference is not supported" if backreference else f"{kind} is not supported", start)
         return ((ord(char), ord(char)),)

@@ -1,0 +1,51 @@
+"""Lookahead and word boundaries mean what Python's `re` means by them."""
+
+import itertools
+import re
+
+import pytest
+
+from sglang_lite.constraints.formal.automaton import accepts, is_empty
+from sglang_lite.constraints.syntax.regex import parse, parse_schema_pattern
+from sglang_lite.protocol import ConstraintError
+
+TEXTS = ["".join(chars) for count in range(5) for chars in itertools.product("ab1 -", repeat=count)]
+PATTERNS = [
+    "(?=a)a*", "(?!a)[ab1]+", "^(?=.*1)(?=.*a).{2,3}$", "(?!.*--)[a-]+", "(?:a(?!b)|b){1,4}?", "a(?=b)b", "a(?=b)",
+    "(?!a$)a*", "(?=a|b$).*", "^(?!a$|b$).+$", "(?=(?!aa)a).*", r"\ba", r"a\b", r"a\b-\b1", r"\b", r"a\Bb", r"a\B",
+    r"(?:\bab|1\b| ){0,3}", r"^\b(?=a).*\b$", r"(?:a(?!1)){0,4}", r"(?:\b.){2}", r"[ab]*\b[ -]?\b[1a]+", r"(?i)(?=A)a.",
+    "(?!)", "(?=)a",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_regex_matches_what_python_matches(pattern):
+    node = parse(pattern)
+    for text in TEXTS:
+        assert accepts(node, text) == bool(re.fullmatch(pattern, text)), text
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_schemas_pattern_is_found_where_python_finds_it(pattern):
+    node = parse_schema_pattern(pattern)
+    for text in TEXTS:
+        assert accepts(node, text) == bool(re.search(pattern, text)), text
+
+
+def test_words_are_of_ascii_in_schemas_and_of_unicode_in_regexes():
+    assert accepts(parse(r"a\bé?"), "a")
+    assert not accepts(parse(r"a\bé?"), "aé")
+    assert accepts(parse_schema_pattern(r"^a\bé?$"), "aé")
+
+
+def test_what_contradicts_itself_is_nothing():
+    assert is_empty(parse("(?!a)a"))
+    assert is_empty(parse_schema_pattern(r"^(?=b)a"))
+
+
+@pytest.mark.parametrize("pattern", [r"(?:(?!--).)*", r"(?:a\b)+", "(?:(?=a).){0,51}"])
+def test_without_a_finite_form_it_is_refused_at_its_place(pattern):
+    with pytest.raises(ConstraintError, match="can't be repeated more than 50 times") as caught:
+        parse(pattern)
+    _, shown, caret = caught.value.message.split("\n")
+    assert shown[caret.index("^") :].startswith(("(?!", r"\b", "(?="))
