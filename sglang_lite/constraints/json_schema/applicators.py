@@ -86,14 +86,10 @@ def _dependent(context: Context, values: ValueSet, schema: Schema, place: Place,
     return values
 
 
-def _refused(context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, seen: bool) -> ValueSet:
-    raise ConstraintError("json_schema: $recursiveRef is not supported.", hint="Use $dynamicRef, or $ref.")
-
-
 APPLICATORS: dict[str, Callable[[Context, ValueSet, Schema, Place, str, bool], ValueSet]] = {
     "$ref": _ref,
     "$dynamicRef": _ref,
-    "$recursiveRef": _refused,
+    "$recursiveRef": _ref,
     "allOf": _all_of,
     "anyOf": _any_of,
     "dependentRequired": _dependent,

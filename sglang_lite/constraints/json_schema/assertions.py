@@ -22,6 +22,8 @@ def assertions_and_annotations(document: Document, *, assert_format: bool) -> tu
     demands: list[str] = []
     remarks: list[str] = []
     for place in document.places:
+        if place.pointer[:1] not in ("", "/"):  # of a meta-schema
+            continue
         written, known = document.at(place.pointer), document.schema(place)
         for keyword in written if isinstance(written, dict) else ():
             if keyword not in _NO_ASSERTIONS:

@@ -6,12 +6,11 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-from sglang_lite.constraints.json_schema.document import Document, Place
+from sglang_lite.constraints.json_schema.document import REFERENCES, Document, Place
 from sglang_lite.protocol import ConstraintError
 
 _NAMING = ("properties", "patternProperties")
 _SAYING = ("additionalProperties", "unevaluatedProperties")
-_REFERENCES = ("$ref", "$dynamicRef")
 _ALTERNATIVES = ("anyOf", "oneOf")
 _IN_PLACE = ("allOf", *_ALTERNATIVES, "then", "else", "dependentSchemas", "dependencies")
 _BELOW = (*_NAMING, *_SAYING, "items", "prefixItems", "additionalItems", "unevaluatedItems")
@@ -19,7 +18,8 @@ _BELOW = (*_NAMING, *_SAYING, "items", "prefixItems", "additionalItems", "uneval
 
 def closed(schema: object) -> Any:
     """The schema with its objects closed, those of alternatives and references each by itself, those that are put
-    together of several schemas as a whole. Conditions (`if`, `not`, `contains`) stay as they are.
+    together of several schemas as a whole. Conditions (`if`, `not`, `contains`) stay as they are, and so do
+    meta-schemas.
 
     Raises:
         ConstraintError: the draft that the schema names can't say it in one place; with its JSON Pointer.
@@ -35,6 +35,8 @@ def closed(schema: object) -> Any:
     result = copy.deepcopy(schema)
     written = Document(result)
     for pointer, keyword in found.closings.items():
+        if pointer[:1] not in ("", "/"):  # of a meta-schema
+            continue
         written.at(pointer)[keyword] = False
         if keyword not in written.schema(Place(pointer)):
             raise ConstraintError(
@@ -69,11 +71,11 @@ class _Closer:
             return
         if part:
             self.parts |= {place.pointer}
-        here = [self._document.follow(place, keyword) for keyword in _REFERENCES if keyword in schema]
+        here = [self._document.follow(place, keyword) for keyword in REFERENCES if keyword in schema]
         here += self._children(place, schema, _IN_PLACE)
         names = any(keyword in schema for keyword in _NAMING)
         says = any(keyword in schema for keyword in _SAYING)
-        kinds = [keyword for keyword in (*_REFERENCES, *_IN_PLACE) if keyword in schema]
+        kinds = [keyword for keyword in (*REFERENCES, *_IN_PLACE) if keyword in schema]
         together = names or says or len(kinds) > 1 or (len(here) > 1 and kinds[0] not in _ALTERNATIVES)
         together = together or any(each.pointer in self._known_parts for each in here)
         if not part and not says and together and (names or any(self._names(each, set()) for each in here)):
@@ -89,7 +91,7 @@ class _Closer:
         if place.pointer in seen or not isinstance(schema, dict):
             return False
         seen.add(place.pointer)
-        here = [self._document.follow(place, keyword) for keyword in _REFERENCES if keyword in schema]
+        here = [self._document.follow(place, keyword) for keyword in REFERENCES if keyword in schema]
         here += self._children(place, schema, _IN_PLACE)
         return any(keyword in schema for keyword in _NAMING) or any(self._names(each, seen) for each in here)
 

@@ -1,13 +1,18 @@
 """A schema document: what stands at a JSON Pointer, and where its references lead.
 
+The drafts' own schemas are at hand (meta_schemas.json): pointers into one begin with its URI and `#`.
+
 Source: JSON Schema draft 2020-12, core, 8 and 9; RFC 6901 (pointers), RFC 3986 (references).
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urljoin
 
@@ -42,7 +47,8 @@ class Place:
 
     Attributes:
         pointer: where it stands.
-        scope: the resources that references entered on the way there, the outermost first; for dynamic references.
+        scope: of the resources that references entered on the way there, the outermost first, those whose dynamic
+            anchors count.
     """
 
     pointer: str
@@ -52,7 +58,17 @@ class Place:
         return Place(self.pointer + "".join(f"/{escaped(str(step))}" for step in steps), self.scope)
 
 
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_RECURSIVE = "$recursiveAnchor"  # counts as the name of an anchor, which no other can have
 _INDEX = re.compile("0|[1-9][0-9]{0,8}")
+
+
+@cache
+def _meta_schemas() -> dict[str, str]:
+    """Texts of the drafts' own schemas by URI, from the package jsonschema-specifications 2025.9.1 (MIT, © 2022 Julian
+    Berman)."""
+    found = json.loads(Path(__file__).with_name("meta_schemas.json").read_text(encoding="utf-8"))
+    return {uri: json.dumps(schema) for uri, schema in found.items()}
 
 
 def _joined(base: str, reference: str, pointer: str) -> str:
@@ -72,18 +88,30 @@ class Document:
 
     Args:
         root: the schema. Its `$schema` says of which draft it is, else it is of 2020-12. `dependencies` always count.
+
+    Attributes:
+        draft: its name in the URI of `$schema`.
+        old: in this draft `$ref` hides what stands beside it.
+        roots: the schema, and the meta-schemas that are referred to, by what pointers into them begin with.
     """
 
     def __init__(self, root: object) -> None:
         self.root = root
+        self.roots: dict[str, Any] = {"": root}
         said = str(root.get("$schema")) if isinstance(root, dict) else ""
-        self._unknown = next((others for name, others in _OTHERS.items() if name in said), frozenset[str]())
-        self._old = "$defs" in self._unknown  # where `$ref` hides what stands beside it
+        self.draft = next((name for name in _OTHERS if name in said), "2020-12")
+        self._unknown = _OTHERS.get(self.draft, frozenset[str]())
+        self.old = "$defs" in self._unknown
         self._bases: dict[str, tuple[str, str]] = {}  # of a schema: base URI, and the pointer of its resource
         self._resources: dict[str, str] = {"": ""}
         self._anchors: dict[tuple[str, str], str] = {}  # (resource, name) to pointer
         self._dynamic: set[tuple[str, str]] = set()
-        self._index()
+        for uri in (queue := list(self._index(root, "", ""))):
+            address = f"{uri}#"
+            if address not in self.roots and uri not in self._resources:  # or embedded by the user
+                self.roots[address] = json.loads(_meta_schemas()[uri])
+                self._resources[uri] = address
+                queue += self._index(self.roots[address], address, uri)
         self.start = Place("", ("",) if self._dynamic else ())
 
     def at(self, pointer: str) -> Any:
@@ -92,8 +120,9 @@ class Document:
         Raises:
             KeyError: nothing.
         """
-        found = self.root
-        for step in pointer.split("/")[1:]:
+        start = "" if pointer[:1] in ("", "/") else pointer.partition("#")[0] + "#"
+        found = self.roots[start]
+        for step in pointer.removeprefix(start).split("/")[1:]:
             step = step.replace("~1", "/").replace("~0", "~")
             if isinstance(found, list) and _INDEX.fullmatch(step) and int(step) < len(found):
                 found = found[int(step)]
@@ -113,7 +142,7 @@ class Document:
         found = self.at(place.pointer)
         if not isinstance(found, dict) or not self._unknown:
             return found
-        if self._old and "$ref" in found:
+        if self.old and "$ref" in found:
             return {"$ref": found["$ref"]}
         return {keyword: value for keyword, value in found.items() if keyword not in self._unknown}
 
@@ -137,11 +166,13 @@ class Document:
                 )
             resource = self._resources[address]
         fragment = unquote(fragment)
-        if fragment and not fragment.startswith("/"):
+        found: str | None
+        if keyword == "$recursiveRef":
+            found = self._outermost(place, resource, _RECURSIVE, resource)
+        elif fragment and not fragment.startswith("/"):
             found = self._anchors.get((resource, fragment))
-            if keyword == "$dynamicRef" and (resource, fragment) in self._dynamic:
-                scopes = (self._anchors[r, fragment] for r in place.scope if (r, fragment) in self._dynamic)
-                found = next(scopes, found)
+            if keyword == "$dynamicRef":
+                found = self._outermost(place, resource, fragment, found)
         else:
             found = resource + fragment
             try:
@@ -151,6 +182,12 @@ class Document:
         if found is None:
             raise ConstraintError(f"json_schema: the reference {reference!r} leads to nothing.", pointer=where)
         return self._entered(Place(found, place.scope))
+
+    def _outermost(self, place: Place, resource: str, name: str, found: str | None) -> str | None:
+        """Dynamic anchor of the outermost resource on the way that has one; `found` if this resource has none."""
+        if (resource, name) not in self._dynamic:
+            return found
+        return next((self._anchors[r, name] for r in place.scope if (r, name) in self._dynamic), found)
 
     def child(self, place: Place, *steps: str | int) -> Place:
         """A schema below another."""
@@ -164,8 +201,9 @@ class Document:
 
     def _entered(self, place: Place) -> Place:
         resource = self._base(place.pointer)[1]
-        if not place.scope or resource in place.scope:
-            return place
+        names = [name for each, name in self._dynamic if each == resource]
+        if not place.scope or all(any((r, name) in self._dynamic for r in place.scope) for name in names):
+            return place  # the outermost anchor of each name counts, so that no way here differs from another
         return Place(place.pointer, (*place.scope, resource))
 
     def _base(self, pointer: str) -> tuple[str, str]:
@@ -173,25 +211,49 @@ class Document:
             pointer = pointer.rpartition("/")[0]
         return self._bases[pointer]
 
-    def _index(self) -> None:
-        stack: list[tuple[Any, str, str, str]] = [(self.root, "", "", "")]
+    def _index(self, root: Any, start: str, base: str) -> Iterator[str]:
+        """Find the resources and anchors of a root, and the URIs of the meta-schemas that it refers to."""
+        stack: list[tuple[Any, str, str, str]] = [(root, start, base, start)]
         while stack:
             schema, pointer, base, resource = stack.pop()
             if isinstance(schema, dict):
-                name = schema.get("$id", schema.get("id") if self._old else None)
-                if isinstance(name, str) and not (self._old and "$ref" in schema):
-                    if self._old and name.startswith("#"):
-                        self._anchors[resource, name[1:]] = pointer
-                    else:
-                        base, resource = _joined(base, name, f"{pointer}/$id").partition("#")[0], pointer
-                        self._resources[base] = pointer
+                base, resource = self._named(schema, pointer, base, resource)
                 for keyword in ("$anchor", "$dynamicAnchor"):
                     if isinstance(schema.get(keyword), str):
                         self._anchors[resource, schema[keyword]] = pointer
                 if isinstance(schema.get("$dynamicAnchor"), str):
                     self._dynamic.add((resource, schema["$dynamicAnchor"]))
+                if schema.get(_RECURSIVE) is True and pointer == resource:
+                    self._anchors[resource, _RECURSIVE] = pointer
+                    self._dynamic.add((resource, _RECURSIVE))
                 stack += ((s, pointer + steps, base, resource) for steps, s in subschemas(schema))
+                yield from _meta_schemas_in(schema, base)
             self._bases[pointer] = base, resource
+
+    def _named(self, schema: dict[str, Any], pointer: str, base: str, resource: str) -> tuple[str, str]:
+        """Base URI and resource of a schema, which may be a new one."""
+        name = schema.get("$id", schema.get("id") if self.old else None)
+        if not isinstance(name, str) or (self.old and "$ref" in schema):
+            return base, resource
+        if self.old and name.startswith("#"):
+            self._anchors[resource, name[1:]] = pointer
+            return base, resource
+        base = _joined(base, name, f"{pointer}/$id").partition("#")[0]
+        self._resources[base] = pointer
+        return base, pointer
+
+
+def _meta_schemas_in(schema: dict[str, Any], base: str) -> Iterator[str]:
+    """URIs of meta-schemas that a schema refers to."""
+    for keyword in ("$ref", "$dynamicRef"):
+        reference = schema.get(keyword)
+        if isinstance(reference, str) and ("json-schema.org/" in reference or "json-schema.org/" in base):
+            try:
+                uri = urljoin(base, reference).partition("#")[0]
+            except ValueError:  # which is refused where it is followed
+                continue
+            if uri in _meta_schemas():
+                yield uri
 
 
 def subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from sglang_lite.constraints.formal.automaton import accepts
 from sglang_lite.constraints.json_schema import formats
-from sglang_lite.constraints.json_schema.document import Document, Place
+from sglang_lite.constraints.json_schema.document import REFERENCES, Document, Place
 from sglang_lite.constraints.json_schema.numbers import exact
 from sglang_lite.constraints.memo import memoized
 from sglang_lite.constraints.syntax.regex import parse_schema_pattern
@@ -21,7 +21,6 @@ from sglang_lite.protocol import ConstraintError, JsonSchema
 
 MAX_FOLLOWED = 100_000  # references in the validation of a value
 
-_REFERENCES = ("$ref", "$dynamicRef")
 _OLDER = {"$schema": "http://json-schema.org/draft-07/schema#"}
 
 
@@ -50,7 +49,8 @@ def _validator(constraint: JsonSchema) -> tuple[Any, _Way]:
         "multipleOf": _multiple_of,
         "format": _format if constraint.format == "assert" else _nothing,
     }
-    keywords |= {name: partial(_reference, name) for name in _REFERENCES if name in draft.VALIDATORS}
+    keywords |= {name: partial(_reference, name) for name in REFERENCES if name in draft.VALIDATORS}
+    keywords["$recursiveRef"] = partial(_reference, "$recursiveRef")
     if draft in (Draft201909Validator, Draft202012Validator):
         keywords["dependencies"] = validators.validator_for(_OLDER).VALIDATORS["dependencies"]
         keywords |= {"unevaluatedProperties": _unevaluated_properties, "unevaluatedItems": _unevaluated_items}
@@ -63,13 +63,13 @@ def _validator(constraint: JsonSchema) -> tuple[Any, _Way]:
             found.pop("$schema", None)
     extend: Any = validators.extend  # which has no types
     kind = extend(draft, keywords)
-    return kind(schema, registry=EMPTY_REGISTRY), _Way(document, _pointers(schema), document.start)
+    return kind(schema, registry=EMPTY_REGISTRY), _Way(document, _pointers(document.roots), document.start)
 
 
-def _pointers(root: Any) -> dict[int, str]:
-    """JSON Pointers of the objects of a schema, by their ids."""
+def _pointers(roots: Mapping[str, Any]) -> dict[int, str]:
+    """JSON Pointers of the objects of a document, by their ids."""
     found: dict[int, str] = {}
-    stack = [(root, Place(""))]
+    stack = [(root, Place(start)) for start, root in roots.items()]
     while stack:
         each, place = stack.pop()
         if isinstance(each, dict):
@@ -259,7 +259,7 @@ def _evaluated(validator: Any, value: Any, schema: Any, but: str = "") -> set[st
         return set()
     known = {name: said for name, said in validator.format_checker.known(schema).items() if name != but}
     found = _members(known, value) if isinstance(value, dict) else _indexes(validator, known, value)
-    for keyword in known.keys() & {*_REFERENCES, "$recursiveRef"}:
+    for keyword in known.keys() & set(REFERENCES):
         there, target = _followed(validator, schema, keyword)
         found |= _evaluated(there, value, target)
     applied = [each for keyword in ("allOf", "anyOf", "oneOf") for each in known.get(keyword, ())]

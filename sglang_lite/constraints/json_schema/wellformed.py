@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from sglang_lite.constraints.json_schema.document import LISTS, NAMED, Document, Place, escaped, subschemas
+from sglang_lite.constraints.json_schema.document import LISTS, NAMED, REFERENCES, Document, Place, escaped, subschemas
 from sglang_lite.constraints.json_schema.numbers import is_finite
 from sglang_lite.constraints.memo import memoized
 from sglang_lite.protocol import ConstraintError
@@ -20,7 +21,7 @@ MAX_SCHEMA_CHARS = 2_000_000
 MAX_DEPTH = 200
 MAX_SCHEMAS = 200_000
 
-_REFERENCES = frozenset({"$ref", "$dynamicRef"})
+_TOO_OLD = re.compile(r"json-schema\.org/draft-0[0-3]\b")
 _TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 
 
@@ -64,6 +65,13 @@ def check(schema: object) -> None:
     Raises:
         ConstraintError: not a schema; with the JSON Pointer of the fault.
     """
+    if isinstance(schema, dict) and _TOO_OLD.search(str(schema.get("$schema"))):
+        raise ConstraintError(
+            f"json_schema: {schema['$schema']} is too old a draft: its required, extends, disallow and divisibleBy "
+            "mean something else since draft 4.",
+            pointer="/$schema",
+            hint="Rewrite the schema for draft 4 or a later one.",
+        )
     stack = [(schema, "", 0)]
     seen, references = set[str](), list[str]()
     document: Document | None = None
@@ -97,16 +105,19 @@ def check(schema: object) -> None:
                     f"json_schema: {keyword} is {kind}, not {str(each[keyword])[:60]!r}.", pointer=where
                 )
         stack += ((below, pointer + steps, depth + 1) for steps, below in subschemas(each))
-        if not _REFERENCES.isdisjoint(each):
+        if not each.keys().isdisjoint(REFERENCES):
             references.append(pointer)
 
 
 def _aims(document: Document, pointer: str) -> Iterator[str]:
-    """Targets of a schema's references. Those that lead to nothing are refused where they are followed."""
+    """Targets of a schema's references in its own document. Those that lead to nothing are refused where they are
+    followed."""
     place = Place(pointer)
-    for keyword in _REFERENCES & document.schema(place).keys():
+    for keyword in document.schema(place).keys() & REFERENCES:
         with contextlib.suppress(ConstraintError):
-            yield document.follow(place, keyword).pointer
+            aim = document.follow(place, keyword).pointer
+            if aim[:1] in ("", "/"):
+                yield aim
 
 
 def _number(value: Any) -> bool:

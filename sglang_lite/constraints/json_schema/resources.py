@@ -1,0 +1,53 @@
+"""Schemas that others refer to by URI, put into the schema that refers to them: a compound document.
+
+Source: JSON Schema draft 2020-12, core, 9.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sglang_lite.constraints.json_schema.document import Document, escaped
+from sglang_lite.protocol import ConstraintError
+
+
+def embedded(schema: object, resources: Mapping[str, Any]) -> object:
+    """A schema with others below its definitions, each under its URI.
+
+    Args:
+        resources: schemas by their absolute URIs.
+
+    Raises:
+        ConstraintError: a URI that is none, a schema without a place for others, or others of another draft.
+    """
+    if not resources:
+        return schema
+    if not isinstance(schema, dict):
+        return schema  # true and false refer to nothing
+    document = Document(schema)
+    keyword = "definitions" if document.old else "$defs"
+    name = "id" if document.draft == "draft-04" else "$id"
+    definitions = dict(schema.get(keyword, {}))
+    for uri, resource in resources.items():
+        if not isinstance(uri, str) or ":" not in uri or uri.partition("#")[2]:
+            raise ConstraintError(f"json_schema: resources: {uri!r} is no absolute URI without a fragment.")
+        pointer = f"/{keyword}/{escaped(uri)}"
+        if uri in definitions:
+            raise ConstraintError("json_schema: resources: the schema has a definition of this name.", pointer=pointer)
+        if isinstance(resource, dict) and "$schema" in resource and Document(resource).draft != document.draft:
+            raise ConstraintError(
+                f"json_schema: resources: {uri} is of another draft than the schema.", pointer=f"{pointer}/$schema"
+            )
+        definitions[uri] = _named(resource, uri, name)
+    return {**schema, keyword: definitions}
+
+
+def _named(resource: Any, uri: str, name: str) -> Any:
+    """A schema under its URI, whatever it calls itself."""
+    uri = uri.partition("#")[0]
+    if isinstance(resource, dict) and name not in resource and "$ref" not in resource:
+        return {name: uri, **resource}
+    if isinstance(resource, dict) and resource.get(name) == uri:
+        return resource
+    return {name: uri, "allOf": [resource]}
