@@ -2,9 +2,10 @@
 
     python benchmarks/constraints_suite.py [--vocabulary FILE] [--schemas N] [--groups N]
 
-An instance of a real-world schema is judged twice: "byte level", exactly as `json.dumps` writes it (its own order of
-members, any number's spelling), and "rewritten", its value as our constraints would write it, which is what they are
-made for. A schema passes if it judges all of its instances right.
+An instance is judged three times: "byte level", exactly as `json.dumps` writes it, by masks of the schema's order and
+of any order (`order="any", integers="decimal"`), and "rewritten", its value as our constraints would write it, which is
+what they are made for. A real-world schema passes if it judges all of its instances right. The official suite's cases
+are judged with formats as annotations and its remotes as resources; a refused schema's cases count as wrong.
 
 One thread. Masks are timed before every token of every valid instance, written as it is generated. FILE is a
 `.tiktoken` file (Qwen's is in the PyPI package `dashscope`), padded to 151,936 tokens; without it the default model's
@@ -27,6 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import machine
+import msgspec
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -35,8 +37,9 @@ from sglang_lite.constraints.json_schema.write_value import value_text
 from sglang_lite.protocol import JsonSchema
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
-from sglang_lite.runtime.structured_output.base import generates
+from sglang_lite.runtime.structured_output.base import CompiledGrammar, generates, next_mask
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
+from sglang_lite.runtime.structured_output.unique_names import distinct, watched_in
 from sglang_lite.runtime.tokens.from_gguf import tokenizer_from_gguf
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from tests.constraints.suites import DRAFTS, maskbench, official_groups
@@ -77,24 +80,44 @@ def default_tokenizer() -> Tokenizer:
     return tokenizer_from_gguf(GgufFile(path).metadata, str(path))
 
 
-def official(draft: str, groups: int | None) -> str:
-    """The suite, or so many of its groups, through `sgl.grammar.matches`, in a line."""
-    right = wrong = refused = cases = 0
-    for _, schema, tests in islice(official_groups(draft), groups):
-        constraint = sgl.grammar.json_schema(schema, format="annotate")
-        for case in tests:
-            cases += 1
+def official(draft: str, groups: int | None) -> list[str]:
+    """The suite, or so many of its groups, in a line for each way to judge."""
+    lines = [f"official suite, {draft}:"]
+    by_bytes = LlguidanceEngine(None)
+    for level in ("byte level", "any order", "rewritten"):
+        right = wrong = refused = cases = 0
+        for _, schema, resources, tests in islice(official_groups(draft), groups):
+            cases += len(tests)
             try:
-                matched = sgl.grammar.matches(constraint, json.dumps(case["data"], ensure_ascii=False))
+                known = sgl.grammar.json_schema(schema, format="annotate", resources=resources, **STYLES[level])
+                grammar = watched(by_bytes, known)
             except sgl.ConstraintError as error:
                 contradicts = "contradicts itself" in str(error)
-                refused += not contradicts
-                right += contradicts and not case["valid"]
+                refused += 0 if contradicts else len(tests)
+                right += sum(contradicts and not case["valid"] for case in tests)
                 continue
-            right += matched == case["valid"]
-            wrong += matched and not case["valid"]
-    share = f"{100 * right / cases:.1f} % right"
-    return f"official suite, {draft}: {cases} cases, {share}, {wrong} wrongly accepted, {refused} refused"
+            for case in tests:
+                text = json.dumps(case["data"], ensure_ascii=False)
+                rewriting = level == "rewritten"
+                verdict = rewritten(known, text) if rewriting else generates(grammar, by_bytes.encode(text))
+                right += verdict == case["valid"]
+                wrong += bool(verdict) and not case["valid"]
+        share = f"{cases} cases, {100 * right / cases:.1f} % right"
+        lines.append(f"  {level}: {share}, {wrong} wrongly accepted, {refused} refused")
+    return lines
+
+
+def watched(engine: LlguidanceEngine, constraint: JsonSchema) -> CompiledGrammar:
+    """A grammar with what its masks watch."""
+    return distinct(engine.compile(constraint), constraint, engine.ending_tokens, watched_in(constraint))
+
+
+def in_any_order(engine: LlguidanceEngine, constraint: JsonSchema) -> CompiledGrammar | None:
+    """The grammar of a schema's members in any order; None where that is refused."""
+    try:
+        return watched(engine, msgspec.structs.replace(constraint, order="any", integers="decimal"))
+    except sgl.ConstraintError:
+        return None
 
 
 def real(engine: LlguidanceEngine, stride: int) -> list[str]:
@@ -108,8 +131,8 @@ def real(engine: LlguidanceEngine, stride: int) -> list[str]:
         constraint = sgl.grammar.json_schema(schema)
         began = time.perf_counter()
         try:
-            grammar = engine.compile(constraint)
-            engine.masks([grammar.matcher()])
+            grammar = watched(engine, constraint)
+            next_mask(grammar.matcher())
         except sgl.ConstraintError as error:
             contradicts = "contradicts itself" in str(error)
             refused += not contradicts
@@ -117,10 +140,11 @@ def real(engine: LlguidanceEngine, stride: int) -> list[str]:
                 passed[level] += contradicts and not any(case["valid"] for case in tests)
             continue
         first.append(time.perf_counter() - began)
-        bytewise = by_bytes.compile(constraint)
+        bytewise, unordered = watched(by_bytes, constraint), in_any_order(by_bytes, constraint)
         texts = [json.dumps(case["data"], ensure_ascii=False) for case in tests]
         judged: dict[str, list[Any]] = {  # truth, as each level has it
             "byte level": [generates(bytewise, by_bytes.encode(text)) for text in texts],
+            "any order": [unordered and generates(unordered, by_bytes.encode(text)) for text in texts],
             "rewritten": [rewritten(constraint, text) for text in texts],
         }
         for level, verdicts in judged.items():
@@ -150,14 +174,17 @@ def rewritten(constraint: JsonSchema, text: str) -> bool | None:
         return None
 
 
-_LEVELS = ("byte level", "rewritten")
+_LEVELS = ("byte level", "any order", "rewritten")
+STYLES: dict[str, dict[str, Any]] = {
+    "byte level": {}, "any order": {"order": "any", "integers": "decimal"}, "rewritten": {},
+}  # fmt: skip
 
 
 def mask_times(engine: LlguidanceEngine, matcher: Any, tokens: list[int]) -> list[float]:
     times = []
     for token in tokens[:1000]:
         began = time.perf_counter()
-        engine.masks([matcher])
+        next_mask(matcher)
         times.append(time.perf_counter() - began)
         if not matcher.accept(token):
             raise AssertionError(f"a valid text is not accepted: {matcher.error}")
@@ -177,7 +204,7 @@ def main() -> None:
     options = parser.parse_args()
     print(machine.describe())
     for draft in DRAFTS:
-        print(official(draft, options.groups))
+        print(*official(draft, options.groups), sep="\n")
     tokenizer = tiktoken_tokenizer(options.vocabulary) if options.vocabulary else default_tokenizer()
     engine = LlguidanceEngine(tokenizer, PADDED if options.vocabulary else None, sorted(tokenizer.eos_ids))
     gc.collect()

@@ -2,7 +2,7 @@
 
 import sglang_lite as sgl
 
-sgl.grammar.check({"type": "array", "uniqueItems": True}).refused
+sgl.grammar.check({"items": {"type": "object"}, "uniqueItems": True}).refused
 sgl.grammar.matches(sgl.Grammar('root ::= "a" | "(" root ")"'), "((a))")
 sgl.grammar.complete(sgl.Regex("(yes|yellow)!"), "y").forced  # "e"
 sgl.grammar.describe(dict[str, int])  # how to ask for it in a prompt
@@ -238,7 +238,9 @@ def _engine(tokenizer: Tokenizer | None, vocab_size: int | None) -> LlguidanceEn
 
 @memoized
 def _grammar(engine: LlguidanceEngine, constraint: Constraint) -> CompiledGrammar:
-    return engine.compile(constraint)
+    from sglang_lite.runtime.structured_output.unique_names import distinct, watched_in
+
+    return distinct(engine.compile(constraint), constraint, engine.ending_tokens, watched_in(constraint))
 
 
 def _compiled(constraint: Constraint, model: str | Path | Engine | None) -> CompiledGrammar:

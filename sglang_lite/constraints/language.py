@@ -23,7 +23,7 @@ from sglang_lite.constraints.formal.nodes import (
     repeat,
 )
 from sglang_lite.constraints.free_numbers import PATTERNS
-from sglang_lite.constraints.json_schema.normal_form import normalise, tagged
+from sglang_lite.constraints.json_schema.normal_form import normalise, normalise_inside, tagged
 from sglang_lite.constraints.limits import within_limits
 from sglang_lite.constraints.memo import memoized
 from sglang_lite.constraints.syntax import gbnf, lark
@@ -142,12 +142,15 @@ def _structural(constraint: StructuralTag, contents: list[Ref]) -> dict[str, Nod
 
 
 def _inner(constraint: Constraint) -> Language:
-    if isinstance(constraint, JsonSchema) and normalise(constraint).checked:
-        pointer, problem = normalise(constraint).checked[0]
+    if not isinstance(constraint, JsonSchema):
+        return language_of(constraint)
+    form = normalise_inside(constraint)
+    if form.checked:
+        pointer, problem = form.checked[0]
         raise ConstraintError(
             f"json_schema: {problem}", pointer=pointer, hint="Inside another constraint nothing is left to be checked."
         )
-    return language_of(constraint)
+    return form.language
 
 
 def _joined(outer: Language, inner: dict[str, Language]) -> Language:

@@ -6,17 +6,19 @@ import json
 from functools import lru_cache
 from random import Random
 
-from sglang_lite.constraints.formal.automaton import DEAD, Automaton, State, automaton
+from sglang_lite.constraints.formal.automaton import DEAD, Automaton, automaton
 from sglang_lite.constraints.formal.grammars import users
 from sglang_lite.constraints.formal.nodes import Alternation, CharSet, Concat, Language, Node, Ref, Repeat, Text
+from sglang_lite.constraints.json_schema.normal_form import normalise
 from sglang_lite.constraints.json_schema.wellformed import distinct_names
 from sglang_lite.constraints.language import language_of
-from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema
+from sglang_lite.constraints.schema import parse_json
+from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema, ValueValidationError
 
 MAX_CHARS = 20_000
 MAX_STEPS = 200_000
 
-_DRAWS = 20  # of JSON in which a name may come twice, of which no grammar knows
+_DRAWS = 20  # of JSON in which a name or an item may come twice, of which no grammar knows
 _MORE = 3  # how far beyond its minimum a repeat goes
 _DEPTH = 12  # of rules and repeats, from where on the shortest way out is taken
 _STEPS = 6  # through an automaton, likewise
@@ -35,15 +37,19 @@ def sample(constraint: Constraint, random: Random) -> str:
             text = sampler.text(0)
         if text is None:
             break
-        if not isinstance(constraint, JsonSchema) or _has_distinct_names(text):
+        if not isinstance(constraint, JsonSchema) or _is_kept(constraint, text):
             return text
     raise ConstraintError(f"no text of at most {MAX_CHARS:,} characters was found.")
 
 
-def _has_distinct_names(text: str) -> bool:
+def _is_kept(constraint: JsonSchema, text: str) -> bool:
+    """The text has in it what the masks watch."""
     try:
-        json.loads(text, object_pairs_hook=distinct_names)
-    except (ValueError, RecursionError):
+        if normalise(constraint).watched:
+            parse_json(constraint, text)
+        else:
+            json.loads(text, object_pairs_hook=distinct_names)
+    except (ValueError, RecursionError, ValueValidationError):
         return False
     return True
 
@@ -132,21 +138,7 @@ def _through(machine: Automaton, random: Random) -> str:
         printable = [step for step in live if _printable(machine.characters(step[0]))]
         symbol, state = random.choice(printable or live)
         text += _character(machine.characters(symbol), random)
-    return text + "".join(_character(machine.characters(c), random) for c in _way_out(machine, state))
-
-
-def _way_out(machine: Automaton, state: State) -> list[int]:
-    """The symbols of a shortest text from a state."""
-    ways: dict[State, list[int]] = {state: []}
-    for each in (queue := [state]):
-        if machine.accepting(each):
-            return ways[each]
-        for symbol in machine.classes:
-            after = machine.step(each, symbol)
-            if after != DEAD and after not in ways:
-                ways[after] = [*ways[each], symbol]
-                queue.append(after)
-    raise AssertionError("the language is not empty")
+    return text + "".join(_character(machine.characters(c), random) for c in machine.way_out(state))
 
 
 def _is_wide(node: Node) -> bool:

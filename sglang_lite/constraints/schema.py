@@ -10,6 +10,8 @@ from typing import Any, Literal
 import msgspec
 
 from sglang_lite.constraints.json_schema import closed_objects, wellformed
+from sglang_lite.constraints.json_schema.resources import embedded
+from sglang_lite.constraints.json_schema.style import style_of
 from sglang_lite.constraints.json_schema.validator import faults
 from sglang_lite.protocol import ConstraintError, JsonSchema, SglError, ValueValidationError
 
@@ -20,15 +22,21 @@ def json_schema(
     enforce: Literal["strict", "best_effort"] = "strict",
     format: Literal["assert", "annotate"] = "assert",
     separators: tuple[str, str] = (", ", ": "),
+    whitespace: str = "json",
+    order: Literal["schema", "any"] = "schema",
+    integers: Literal["whole", "decimal"] = "whole",
     closed: bool = False,
+    resources: Mapping[str, Any] | None = None,
 ) -> JsonSchema:
     """A checked constraint from schema text or a schema.
 
     Args:
         source: of draft 2020-12, or the draft that its `$schema` says.
-        enforce, format, separators: see JsonSchema.
+        enforce, format, separators, whitespace, order, integers: see JsonSchema.
         closed: objects whose members the schema names have no others, unless it says `additionalProperties` or
             `unevaluatedProperties` itself. False: others are allowed, as the specification says.
+        resources: schemas that it refers to, by their absolute URIs. They are put into its definitions. (The drafts'
+            own schemas are known.)
 
     Raises:
         ConstraintError: not JSON, or not a valid schema; with the JSON Pointer of the fault.
@@ -37,7 +45,10 @@ def json_schema(
         text = source if isinstance(source, str) else json.dumps(source, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConstraintError(f"json_schema: not a JSON document: {error}") from error
-    schema = JsonSchema(text, enforce, format, separators)
+    schema = JsonSchema(text, enforce, format, separators, whitespace, order, integers)
+    style_of(schema)  # so that a pattern that is none is refused here
+    if resources:
+        text = _with_resources(text, resources)
     wellformed.check_text(text)
     if closed:
         try:
@@ -45,6 +56,22 @@ def json_schema(
         except RecursionError as error:
             raise ConstraintError("json_schema: nested too deeply.") from error
     return msgspec.structs.replace(schema, schema=text)
+
+
+def _with_resources(text: str, resources: Mapping[str, Any]) -> str:
+    """The text of a schema with others below its definitions."""
+    wellformed.check_text(text)
+    for uri, resource in resources.items():
+        try:
+            wellformed.check_text(json.dumps(resource, allow_nan=False))
+        except ConstraintError as error:
+            raise ConstraintError(f"{error.message} (in the resource {uri!r})", pointer=error.pointer) from error
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConstraintError(f"json_schema: the resource {uri!r} is not a JSON document: {error}") from error
+    try:
+        return json.dumps(embedded(json.loads(text), resources))
+    except RecursionError as error:
+        raise ConstraintError("json_schema: nested too deeply.") from error
 
 
 def parse_json(constraint: JsonSchema, text: str) -> Any:

@@ -59,16 +59,28 @@ class JsonSchema(Variant, frozen=True):
             to the check of the finished value, which is always made.
         format: "assert" demands the formats that are known, "annotate" none.
         separators: between items and after names in generated text, as json.dumps takes them.
+        whitespace: in generated text: "json" as `separators` say, "compact" none, "free" any that JSON allows; or the
+            pattern of what stands inside of brackets and braces and around commas and colons.
+        order: of members in generated text: "schema" that of the schema, "any" any.
+        integers: "whole" are written without a fraction; "decimal" may have one of zeros.
     """
 
     schema: str
     enforce: Literal["strict", "best_effort"] = "strict"
     format: Literal["assert", "annotate"] = "assert"
     separators: tuple[str, str] = (", ", ": ")
+    whitespace: str = "json"
+    order: Literal["schema", "any"] = "schema"
+    integers: Literal["whole", "decimal"] = "whole"
 
     def __post_init__(self) -> None:
-        _must_be_text(self, "schema")
-        for name, possible in (("enforce", ("strict", "best_effort")), ("format", ("assert", "annotate"))):
+        _must_be_text(self, "schema", "whitespace")
+        for name, possible in (
+            ("enforce", ("strict", "best_effort")),
+            ("format", ("assert", "annotate")),
+            ("order", ("schema", "any")),
+            ("integers", ("whole", "decimal")),
+        ):
             value = getattr(self, name)
             if value not in possible:
                 raise ConstraintError(f"json_schema: {name} is {' or '.join(map(repr, possible))}, not {value!r}.")
@@ -77,6 +89,8 @@ class JsonSchema(Variant, frozen=True):
             raise ConstraintError(
                 f"json_schema: separators are a comma and a colon with blanks, not {self.separators!r}."
             )
+        if self.whitespace != "json" and self.separators != (", ", ": "):
+            raise ConstraintError("json_schema: separators are said twice, by `whitespace` as well. Give one of them.")
 
 
 class Tags(Record, frozen=True):

@@ -5,6 +5,7 @@ from functools import lru_cache
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.runtime.structured_output.base import generates
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
+from sglang_lite.runtime.structured_output.unique_names import distinct, watched_in
 
 
 @lru_cache(maxsize=1)
@@ -16,7 +17,8 @@ def byte_engine():
 def compiled(constraint):
     """The grammar and None, or None and the error that refuses it."""
     try:
-        return byte_engine().compile(constraint), None
+        grammar = byte_engine().compile(constraint)
+        return distinct(grammar, constraint, byte_engine().ending_tokens, watched_in(constraint)), None
     except ConstraintError as error:
         return None, error
 

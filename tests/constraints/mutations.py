@@ -38,7 +38,7 @@ _LARKS = [
 def schemas():
     """Schemas to mutate."""
     real = (schema for _, schema, _ in maskbench(7))
-    official = (schema for draft in ("2020-12", "draft7") for _, schema, _ in official_groups(draft))
+    official = (schema for draft in ("draft2020-12", "draft7") for _, schema, _, _ in official_groups(draft))
     return [schema for schema in (*real, *official) if len(json.dumps(schema)) < SMALL]
 
 

@@ -7,7 +7,14 @@ from functools import lru_cache
 from pathlib import Path
 
 DATA = Path(__file__).with_name("data")
-DRAFTS = {"2020-12": None, "draft7": "http://json-schema.org/draft-07/schema#"}
+DRAFTS = {
+    "draft4": "http://json-schema.org/draft-04/schema#",
+    "draft6": "http://json-schema.org/draft-06/schema#",
+    "draft7": "http://json-schema.org/draft-07/schema#",
+    "draft2019-09": "https://json-schema.org/draft/2019-09/schema",
+    "draft2020-12": "https://json-schema.org/draft/2020-12/schema",
+}
+_REMOTE = "http://localhost:1234/"
 
 
 @lru_cache(maxsize=1)
@@ -16,14 +23,28 @@ def _official():
         return json.load(file)
 
 
-def official_groups(draft):
-    """Groups of the official suite as (name, schema, cases); a schema that does not name its draft is made to."""
-    for file, groups in _official()[draft].items():
+def official_groups(draft, part="drafts"):
+    """Groups of the official suite, or of its "optional" part, as (name, schema, resources, cases); a schema that does
+    not name its draft is made to. The resources are the suite's remotes, where the schema refers to some."""
+    for file, groups in _official()[part][draft].items():
         for group in groups:
             schema = group["schema"]
-            if DRAFTS[draft] and isinstance(schema, dict):
+            if isinstance(schema, dict):
                 schema = {"$schema": DRAFTS[draft], **schema}
-            yield f"{file}: {group['description']}", schema, group["tests"]
+            resources = _remotes(draft) if _REMOTE in json.dumps(schema) else None
+            yield f"{file}: {group['description']}", schema, resources, group["tests"]
+
+
+@lru_cache(maxsize=len(DRAFTS))
+def _remotes(draft):
+    """Remotes of the suite by URI, of a draft and of none."""
+    found = {}
+    for path, schema in _official()["remotes"].items():
+        of = path.split("/")[0]
+        said = schema.get("$schema", DRAFTS[draft]) if isinstance(schema, dict) else DRAFTS[draft]
+        if (of == draft or of not in DRAFTS) and said.rstrip("#") == DRAFTS[draft].rstrip("#"):
+            found[_REMOTE + path] = schema
+    return found
 
 
 def maskbench(stride=1):

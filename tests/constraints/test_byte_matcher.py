@@ -104,12 +104,16 @@ def test_of_several_texts_the_possible_ones_are_left():
 
 def test_what_a_schema_leaves_to_be_checked_is_checked_at_the_end():
     with pytest.raises(sgl.ValueValidationError, match="non-unique"):
-        walked(json_schema({"type": "array", "uniqueItems": True}, enforce="best_effort"), "[1, ", "1]").end()
+        walked(
+            json_schema({"type": "array", "items": {"type": "object"}, "uniqueItems": True}, enforce="best_effort"),
+            "[{}, ",
+            "{}]",
+        ).end()
 
 
 def test_what_can_not_be_enforced_is_refused_at_the_start():
     with pytest.raises(ConstraintError, match="uniqueItems"):
-        ByteMatcher(json_schema({"type": "array", "uniqueItems": True}))
+        ByteMatcher(json_schema({"type": "array", "items": {"type": "object"}, "uniqueItems": True}))
 
 
 def test_numbers_that_can_not_be_read_greedily_are_taken_apart():

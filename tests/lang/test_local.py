@@ -99,7 +99,7 @@ def test_failures_come_from_the_engine_with_the_line():
 
     @sgl.function
     def refused(s):
-        s += "x" + sgl.gen("a", json_schema={"type": "array", "uniqueItems": True})
+        s += "x" + sgl.gen("a", json_schema={"type": "array", "items": {"type": "object"}, "uniqueItems": True})
 
     with pytest.raises(sgl.ConstraintError, match="uniqueItems"):
         refused.run()["a"]

@@ -156,7 +156,7 @@ def test_constraints_hold(engine):
 
 def test_what_a_grammar_cannot_keep_is_refused_before_the_first_token(engine):
     with pytest.raises(sgl.ConstraintError, match="uniqueItems"):
-        engine.complete(CHAT, GREEDY, JsonSchema('{"type": "array", "uniqueItems": true}'))
+        engine.complete(CHAT, GREEDY, JsonSchema('{"type": "array", "items": {"type": "object"}, "uniqueItems": true}'))
 
 
 def collect(engine, prompt, params, constraint=None):

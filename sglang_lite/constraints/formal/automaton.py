@@ -154,6 +154,19 @@ class Automaton:
                     queue.append(after)
         return False
 
+    def way_out(self, state: State) -> list[int]:
+        """The classes of a shortest text from a state from which some text is accepted."""
+        ways: dict[State, list[int]] = {state: []}
+        for each in (queue := [state]):
+            if self._nullable[each]:
+                return ways[each]
+            for symbol in self.classes:
+                after = self.step(each, symbol)
+                if after != DEAD and after not in ways:
+                    ways[after] = [*ways[each], symbol]
+                    queue.append(after)
+        raise AssertionError("no text is accepted from here")
+
     def references(self, state: State) -> frozenset[str]:
         """The rules that may come next."""
         if state not in self._references:
@@ -394,6 +407,12 @@ def accepts(node: Node, text: str) -> bool:
         return text in texts
     found = automaton(node)
     return found.accepting(found.run(found.start, text))
+
+
+def shortest(node: Node) -> str:
+    """A shortest text of a regular language that is not empty."""
+    found = automaton(node)
+    return "".join(chr(found.characters(symbol).ranges[0][0]) for symbol in found.way_out(found.start))
 
 
 def is_empty(node: Node) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sglang_lite.constraints.formal.nodes import Language
-from sglang_lite.constraints.json_schema.document import Document
+from sglang_lite.constraints.json_schema.document import REFERENCES, Document
 from sglang_lite.constraints.json_schema.formulas import ValidAt
 from sglang_lite.constraints.json_schema.reader import SchemaReader
+from sglang_lite.constraints.json_schema.style import style_of
 from sglang_lite.constraints.json_schema.values import MAX_WORK
+from sglang_lite.constraints.json_schema.watched import Watched
 from sglang_lite.constraints.json_schema.wellformed import check_text
 from sglang_lite.constraints.json_schema.write_tagged import TaggedWriter
 from sglang_lite.constraints.json_schema.writer import JsonWriter
@@ -19,8 +21,6 @@ from sglang_lite.protocol import ConstraintError, JsonSchema, Tags
 
 MAX_CHECKED = 100  # keywords that best effort leaves to the check of finished values
 MAX_TRIALS = 3  # how often all of the work may be done
-
-_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")  # without which finished values could not be checked either
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,13 @@ class NormalForm:
         checked: what is not enforced but checked in finished values: JSON Pointers of keywords, and why.
         open_at: JSON Pointers of objects with names that are not listed, of which no grammar knows whether one comes
             twice.
+        watched: places of which the masks watch what the grammar does not say (watched.py), the start first.
     """
 
     language: Language
     checked: tuple[tuple[str, str], ...] = ()
     open_at: tuple[str, ...] = ()
+    watched: tuple[Watched, ...] = ()
 
 
 def document_of(constraint: JsonSchema) -> Document:
@@ -50,24 +52,40 @@ def document_of(constraint: JsonSchema) -> Document:
         return Document(json.loads(constraint.schema))
 
 
-@memoized
 def normalise(constraint: JsonSchema) -> NormalForm:
-    """The language of a schema.
+    """The language of a schema whose JSON is the whole text, with what masks have to watch.
+
+    Raises:
+        ConstraintError: as `normalise_inside`.
+    """
+    return _normal_form(constraint, True)
+
+
+def normalise_inside(constraint: JsonSchema) -> NormalForm:
+    """The language of a schema whose JSON stands among other text, where masks watch nothing.
 
     Raises:
         ConstraintError: nothing satisfies it, it is too complex, or it has a keyword that can't be enforced, unless
             the constraint asks for best effort; `pointer` says where.
     """
-    document = document_of(constraint)
+    return _normal_form(constraint, False)
+
+
+@memoized
+def _normal_form(constraint: JsonSchema, watched: bool) -> NormalForm:
+    document, style = document_of(constraint), style_of(constraint)
+    if document.draft == "draft-04":  # of which 1.0 is no whole number
+        style = replace(style, decimals=False)
     checked: dict[str, str] = {}
     work = 0
     while True:
         reader = SchemaReader(document, assert_format=constraint.format == "assert", ignored=frozenset(checked))
         try:
             with within_limits("json_schema"):
-                writer = JsonWriter(reader, constraint.separators)
+                writer = JsonWriter(reader, style, watched=watched)
                 language = writer.language(ValidAt(document.start))
-            return NormalForm(language, tuple(checked.items()), tuple(writer.open_at))
+                places = writer.places(ValidAt(document.start))
+            return NormalForm(language, tuple(checked.items()), tuple(writer.open_at), places)
         except ConstraintError as error:
             pointer = error.pointer
             work += reader.algebra.work
@@ -75,7 +93,7 @@ def normalise(constraint: JsonSchema) -> NormalForm:
                 raise
             if constraint.enforce == "strict" or not pointer or pointer in checked or len(checked) == MAX_CHECKED:
                 raise
-            if pointer.rpartition("/")[2] in _REFERENCES:
+            if pointer.rpartition("/")[2] in REFERENCES:  # without which finished values could not be checked either
                 raise
             checked[pointer] = error.message.removeprefix("json_schema: ").removesuffix(f" (at {pointer})")
 
@@ -90,4 +108,4 @@ def tagged(schema: JsonSchema, tags: Tags) -> Language:
     document = document_of(schema)
     reader = SchemaReader(document, assert_format=schema.format == "assert")
     with within_limits("json_schema"):
-        return TaggedWriter(reader, schema.separators, tags).language(ValidAt(document.start))
+        return TaggedWriter(reader, style_of(schema), tags).language(ValidAt(document.start))

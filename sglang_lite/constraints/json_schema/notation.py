@@ -9,19 +9,25 @@ from sglang_lite.constraints.formal.nodes import Node, Ref
 from sglang_lite.constraints.json_schema.formulas import Formula
 from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.values import ArrayShape, ObjectShape
+from sglang_lite.constraints.json_schema.watched import Watches
 
 
 class Notation(Protocol):
     """Texts of arrays and objects, as JSON (writer.py) or between tags (write_tagged.py).
 
     Attributes:
-        brackets: around the items of an array.
+        opening, closing: around the items of an array.
         comma: between them.
+        any_order: members may come in any order.
+        watches: takes shapes of which the masks watch what the grammar does not say; None where nobody does.
     """
 
     reader: SchemaReader
-    brackets: tuple[str, str]
-    comma: str
+    opening: Node
+    closing: Node
+    comma: Node
+    any_order: bool
+    watches: Watches | None
 
     def rule(self, key: Hashable, body: Callable[[], Node]) -> Ref:
         """A reference to the rule of a key. Its body is worked out later."""
@@ -33,6 +39,10 @@ class Notation(Protocol):
 
     def item(self, formula: Formula) -> Node:
         """The texts of an item."""
+        ...
+
+    def different_item(self, formula: Formula, scalars: Node) -> Node:
+        """The texts of an item that has to differ from others, with its scalars spelt in one way."""
         ...
 
     def member(self, names: Node, formula: Formula, *, first: bool) -> Node:

@@ -7,10 +7,13 @@ many there have been, how many of them count for what, and which values are used
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import combinations, product
 from math import comb
 
+from sglang_lite.constraints.formal.counting import CountedTexts
 from sglang_lite.constraints.formal.nodes import (
     EMPTY,
     NOTHING,
@@ -26,11 +29,17 @@ from sglang_lite.constraints.formal.nodes import (
 from sglang_lite.constraints.json_schema import write_numbers
 from sglang_lite.constraints.json_schema.formulas import Const, Formula, all_of, not_
 from sglang_lite.constraints.json_schema.notation import Notation
-from sglang_lite.constraints.json_schema.values import ArrayShape, ValueSet
+from sglang_lite.constraints.json_schema.values import ANY_VALUE, ArrayShape, ValueSet
+from sglang_lite.constraints.json_schema.watched import DistinctItems
+from sglang_lite.constraints.json_schema.write_strings import quoted
 from sglang_lite.protocol import ConstraintError
 
 MAX_SUBSETS = 500  # sets of values that may have been used
 MAX_COMPARED = 12  # items that are held against each other
+MAX_DISTINCT = 1_000  # different items that are asked for, or listed values of them
+
+_NOT_HERE = "json_schema: inside another constraint only a handful of scalars can be unique items."
+_ADVICE = "Leave uniqueItems out, list up to 8 items in an enum, or: enforce='best_effort'."
 
 
 def array_text(writer: Notation, shape: ArrayShape) -> Node:
@@ -41,26 +50,88 @@ def array_text(writer: Notation, shape: ArrayShape) -> Node:
     """
     if shape.most is not None and shape.least > shape.most:
         return NOTHING
-    start, end = writer.brackets
-    opening = writer.rule(start, lambda: literal(start)) if start else EMPTY
+    opening = EMPTY if writer.opening == EMPTY else writer.rule("[", lambda: writer.opening)
     unique = shape.unique is not None and not _different(writer, shape)
+    if unique and (watched := _watched_items(writer, shape)) is not None:
+        return concat(opening, watched, writer.closing)
     if shape.contains or unique:
         return concat(
             opening, _ArrayWriter(writer, shape, unique=unique).place(0, (0,) * len(shape.contains), frozenset())
         )
-    return concat(opening, _items(writer, shape), literal(end))
+    return concat(opening, _items(writer, shape), writer.closing)
 
 
-def _items(writer: Notation, shape: ArrayShape) -> Node:
+def _watched_items(writer: Notation, shape: ArrayShape) -> Node | None:
+    """The items of an array whose masks watch that they differ; None where the grammar can say so.
+
+    Raises:
+        ConstraintError: the masks can't tell in time that no value is left.
+    """
+    places = [shape.item(i) for i in range(len(shape.prefix))] + ([] if shape.rest is False else [shape.rest])
+    sets = [writer.reader.values(formula) for formula in places]
+    if not places or _few_values(writer, shape) is not None:
+        return None
+    with _blame(shape):
+        if writer.watches is None:
+            raise ConstraintError(_NOT_HERE, hint=_ADVICE)
+        if shape.contains:
+            raise ConstraintError("json_schema: items that are unique and counted by contains can't be enforced.")
+        if shape.least > MAX_DISTINCT:
+            raise ConstraintError(f"json_schema: more than {MAX_DISTINCT:,} different items are asked for.")
+        scalars = tuple(map(_scalars, sets))
+        counts = [CountedTexts(node).count if node != NOTHING else 0 for node in scalars]
+        for i, values in enumerate(sets):
+            if (values.arrays or values.objects) and replace(values, loose=False) != ANY_VALUE:
+                raise ConstraintError(
+                    "json_schema: that items are unique can't be enforced for objects and arrays of a schema.",
+                    hint=_ADVICE,
+                )
+            if values.arrays or values.objects:
+                counts[i] = None
+        for i in range(min(shape.least, len(places))):
+            last = shape.least - 1 if i == len(places) - 1 and shape.rest is not False else i
+            count = counts[i]
+            if count is not None and count <= last:
+                if i >= len(shape.prefix) and not shape.prefix:
+                    return NOTHING
+                raise ConstraintError("json_schema: that the first items are unique can't be enforced.", hint=_ADVICE)
+    writer.watches.items[shape] = DistinctItems(scalars)
+    texts = dict(zip(places, scalars))
+    return _items(writer, shape, lambda formula: writer.different_item(formula, texts[formula]))
+
+
+def _scalars(values: ValueSet) -> Node:
+    """The texts of the scalars of a set, each spelt in one way."""
+    listed = texts_of(values.strings)
+    if len(listed or ()) + len(values.numbers) > MAX_DISTINCT:
+        raise ConstraintError(f"json_schema: more than {MAX_DISTINCT:,} values of unique items.", hint=_ADVICE)
+    return alternation([
+        *([literal("null")] if values.null else []),
+        *(literal(text) for value, text in ((True, "true"), (False, "false")) if value in values.booleans),
+        write_numbers.plain_texts(values.numbers),
+        *([quoted(values.strings)] if values.strings != NOTHING else []),
+    ])  # fmt: skip
+
+
+@contextmanager
+def _blame(shape: ArrayShape) -> Iterator[None]:
+    """Give errors inside to the keyword that forbids equal items."""
+    try:
+        yield
+    except ConstraintError as error:
+        raise ConstraintError(error.message, pointer=shape.unique, hint=error.hint) from error
+
+
+def _items(writer: Notation, shape: ArrayShape, item_text: Callable[[Formula], Node] | None = None) -> Node:
     least, most, first = shape.least, shape.most, shape.prefix
-    comma = literal(writer.comma)
+    comma, item_text = writer.comma, item_text or writer.item
 
     def more(count: int) -> Node:
         """The items that are not in the prefix, after `count` others."""
-        rest = writer.item(shape.rest)
+        rest = EMPTY if shape.rest is False else item_text(shape.rest)
         fewer, less = max(0, least - count), None if most is None else most - count
         if shape.rest is False or less == 0:
-            return NOTHING if fewer else literal("")
+            return NOTHING if fewer else EMPTY
         if count:
             return repeat(concat(comma, rest), fewer, less)
         following = repeat(concat(comma, rest), max(0, fewer - 1), None if less is None else less - 1)
@@ -71,7 +142,7 @@ def _items(writer: Notation, shape: ArrayShape) -> Node:
         first = first[:most]
     text = more(len(first))
     for i in reversed(range(len(first))):
-        item = concat(comma, writer.item(first[i])) if i else writer.item(first[i])
+        item = concat(comma, item_text(first[i])) if i else item_text(first[i])
         text = concat(item, text) if i < least else optional(concat(item, text))
     return text
 
@@ -98,28 +169,24 @@ def _all_of_them(values: ValueSet) -> list[Formula] | None:
     return [Const(text) for text in (*texts, *(json.dumps(text, ensure_ascii=False) for text in strings))]
 
 
+def _few_values(writer: Notation, shape: ArrayShape) -> list[Formula] | None:
+    """The values of unique items one by one, where a grammar can remember which were used."""
+    found: dict[Formula, None] = {}
+    for formula in (*shape.prefix, shape.rest):
+        values = _all_of_them(writer.reader.values(formula))
+        if values is None:
+            return None
+        found |= dict.fromkeys(values)
+    most = len(found) if shape.most is None else min(shape.most, len(found))
+    return list(found) if sum(comb(len(found), count) for count in range(most + 1)) <= MAX_SUBSETS else None
+
+
 class _ArrayWriter:
     def __init__(self, writer: Notation, shape: ArrayShape, *, unique: bool) -> None:
         self._writer, self._shape, self._number = writer, shape, writer.number(shape)
-        self._values = self._few_values() if unique else None
+        self._values = _few_values(writer, shape) if unique else None
         # From this item on all items are alike, so that places after it need not be told apart.
         self._alike = max(len(shape.prefix), shape.least, *(each.start for each in shape.contains), 0)
-
-    def _few_values(self) -> list[Formula]:
-        shape = self._shape
-        found: dict[Formula, None] | None = {}
-        for formula in (*shape.prefix, shape.rest):
-            values = _all_of_them(self._writer.reader.values(formula))
-            found = None if found is None or values is None else found | dict.fromkeys(values)
-        if found is not None:
-            most = len(found) if shape.most is None else min(shape.most, len(found))
-            if sum(comb(len(found), count) for count in range(most + 1)) <= MAX_SUBSETS:
-                return list(found)
-        raise ConstraintError(
-            "json_schema: that items are unique can't be enforced, but for a handful of scalars.",
-            pointer=shape.unique,
-            hint="Leave uniqueItems out, list up to 8 items in an enum, or: enforce='best_effort'.",
-        )
 
     def place(self, index: int, counts: tuple[int, ...], used: frozenset[Formula]) -> Ref:
         key = self._number, index, counts, used
@@ -129,7 +196,7 @@ class _ArrayWriter:
         shape = self._shape
         options: list[Node] = []
         if index >= shape.least and all(count >= each.least for count, each in zip(counts, shape.contains)):
-            options.append(literal(self._writer.brackets[1]))
+            options.append(self._writer.closing)
         if shape.most is None or index < shape.most:
             after = index + 1 if shape.most is not None else min(index + 1, max(1, self._alike))
             for formula, now in self._counting(index, counts):
@@ -138,7 +205,7 @@ class _ArrayWriter:
                         continue
                     item = self._writer.item(formula if value is None else all_of(formula, value))
                     place = self.place(after, now, used if value is None else used | {value})
-                    options.append(concat(*([literal(self._writer.comma)] if index else []), item, place))
+                    options.append(concat(*([self._writer.comma] if index else []), item, place))
         return alternation(options)
 
     def _counting(self, index: int, counts: tuple[int, ...]) -> Iterator[tuple[Formula, tuple[int, ...]]]:

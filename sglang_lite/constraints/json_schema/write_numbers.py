@@ -19,8 +19,9 @@ from sglang_lite.constraints.formal.nodes import (
     literal,
     optional,
     repeat,
+    texts_of,
 )
-from sglang_lite.constraints.json_schema.numbers import EVERY, NumberRange, Numbers
+from sglang_lite.constraints.json_schema.numbers import EVERY, NONE, NumberRange, Numbers
 from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.protocol import ConstraintError
 
@@ -32,16 +33,40 @@ _DIGIT = CharSet(((48, 57),))
 _DIGITS = Repeat(_DIGIT, 0, None)
 _FRACTION = optional(parse(r"\.[0-9]+"))
 _SOME_MORE = parse("0*[1-9][0-9]*")  # digits that add something
+_PLAIN = parse(r"0|-?[1-9][0-9]*|-?(?:0|[1-9][0-9]*)\.[0-9]*[1-9]")
+_ZEROS = parse(r"\.0+")
 _WHOLE = parse(r"-?(?:0|[1-9][0-9]*)")
 
 
-def texts(numbers: Numbers) -> Node:
+def texts(numbers: Numbers, *, decimals: bool = False) -> Node:
     """Texts of a set of numbers; NOTHING for none.
+
+    Args:
+        decimals: whole numbers may have a fraction of zeros.
 
     Raises:
         ConstraintError: multiples that no small automaton can tell.
     """
-    return ANY_NUMBER if numbers == EVERY else alternation(map(_piece, numbers))
+    if numbers == EVERY:
+        return ANY_NUMBER
+    return alternation(
+        concat(_piece(each), optional(_ZEROS)) if decimals and _is_whole(each) else _piece(each) for each in numbers
+    )
+
+
+def _is_whole(piece: NumberRange) -> bool:
+    return piece.integral or (piece.low is not None and piece.low == piece.high and piece.low.denominator == 1)
+
+
+def plain_texts(numbers: Numbers) -> Node:
+    """Texts of a set of numbers, each as `decimal_text` spells it."""
+    if numbers == NONE:
+        return NOTHING
+    if numbers == EVERY:
+        return _PLAIN
+    return alternation(
+        node if texts_of(node) is not None else intersection(node, _PLAIN) for node in map(_piece, numbers)
+    )
 
 
 def decimal_text(value: Fraction) -> str:

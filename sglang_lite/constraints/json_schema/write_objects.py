@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from sglang_lite.constraints.formal.automaton import accepts
+from sglang_lite.constraints.formal.counting import CountedTexts
 from sglang_lite.constraints.formal.nodes import (
     ANY_TEXT,
     NOTHING,
@@ -26,6 +27,7 @@ from sglang_lite.constraints.formal.nodes import (
 from sglang_lite.constraints.json_schema.formulas import Formula, all_of
 from sglang_lite.constraints.json_schema.notation import Notation
 from sglang_lite.constraints.json_schema.values import Member, ObjectShape, both_strings
+from sglang_lite.constraints.json_schema.write_any_order import AnyOrder, left_over, watch
 from sglang_lite.protocol import ConstraintError
 
 MAX_COUNTED = 300  # named members, where their number counts
@@ -34,14 +36,19 @@ _Met = frozenset[int]  # which of the needs are met
 _Need = tuple[Node, Formula]
 
 
-def object_text(writer: Notation, shape: ObjectShape) -> Node:
+def object_text(writer: Notation, shape: ObjectShape, *, alone: bool = True) -> Node:
     """The texts of the objects of a shape.
 
+    Args:
+        alone: no other shape of objects is possible in this place.
+
     Raises:
-        ConstraintError: too many members to count.
+        ConstraintError: too many members to count, or for any order.
     """
     if shape.too_few() or any(member.required and member.formula is False for member in shape.members):
         return NOTHING
+    if writer.any_order:
+        return AnyOrder(writer, shape.listed()).text(alone=alone)
     object_writer = _ObjectWriter(writer, shape.listed())
     return object_writer.counted() if object_writer.counts or shape.needs else object_writer.plain()
 
@@ -65,17 +72,24 @@ class _ObjectWriter:
             self._refuse_what_repeated_names_break(required)
 
     def _refuse_what_repeated_names_break(self, required: int) -> None:
-        """Refuse counts and needs that a name written twice would break: no grammar knows of it, and the last one
-        counts.
+        """Let the masks watch the names where counts and needs would break by one that is written twice: no grammar
+        knows of it, and the last one counts. Refuse them where nobody watches.
         """
-        if self._shape.least - required > 1 and self._shape.counted_at is not None:
+        counting = self._shape.least - required > 1 and self._shape.counted_at is not None
+        if counting and self._writer.watches is not None and left_over(self._others, self._shape.least):
+            watch(self._writer, self._shape, self._others)
+        elif counting:
             raise ConstraintError(
                 "json_schema: that there are several members with different names can't be enforced.",
                 pointer=self._shape.counted_at,
                 hint="List the names in properties or propertyNames, or: enforce='best_effort'.",
             )
         needs = [both_strings(names, self._shape.free_names) for names, _ in self._needs]
-        if any(both_strings(a, b) != NOTHING for a, b in combinations(needs, 2)):
+        if not any(both_strings(a, b) != NOTHING for a, b in combinations(needs, 2)):
+            return
+        if self._writer.watches is not None and all(CountedTexts(names).count is None for names in needs):
+            watch(self._writer, self._shape, self._others)
+        else:
             raise ConstraintError("json_schema: that several members with different names fit can't be enforced.")
 
     # ------------------------------------------------------------------------------- named members by halves

@@ -10,6 +10,7 @@ from sglang_lite.constraints.formal import charsets
 from sglang_lite.constraints.formal.nodes import (
     ANY_CHAR,
     ANY_TEXT,
+    EMPTY,
     Alternation,
     CharSet,
     Complement,
@@ -21,6 +22,7 @@ from sglang_lite.constraints.formal.nodes import (
     concat,
     literal,
     mapped,
+    text_of,
 )
 from sglang_lite.constraints.syntax.regex import parse
 
@@ -32,13 +34,16 @@ _ANY_CHARACTER = parse(r'[^"\\\0-\x1f]|\\(?:["\\bfnrt]|u00(?:0[0-7bef]|1[0-9a-f]
 _ANY_CHARACTERS = Repeat(_ANY_CHARACTER, 0, None)
 
 
-def quoted(strings: Node, before: str = "", after: str = "") -> Node:
-    """The JSON texts of some strings, with a text before and after each."""
-    return between(before + '"', strings, '"' + after, _written)
+_QUOTE = literal('"')
 
 
-def between(before: str, strings: Node, after: str, written: Callable[[Node], Node]) -> Node:
-    """Strings, written in some way, with a text before and after each.
+def quoted(strings: Node, before: Node = EMPTY, after: Node = EMPTY) -> Node:
+    """The JSON texts of some strings, with others before and after each."""
+    return between(concat(before, _QUOTE), strings, concat(_QUOTE, after), _written)
+
+
+def between(before: Node, strings: Node, after: Node, written: Callable[[Node], Node]) -> Node:
+    """Strings, written in some way, with others before and after each.
 
     Complements are put outermost, as `a & ~b` of whole lexemes: engines have a short cut for that.
     """
@@ -46,11 +51,14 @@ def between(before: str, strings: Node, after: str, written: Callable[[Node], No
     inside = [part for part in parts if not isinstance(part, Complement)] or [ANY_TEXT]
     outside = [part.node for part in parts if isinstance(part, Complement)]
 
+    edges = text_of(before), text_of(after)
+    before, after = (node if text is None else literal(text) for node, text in zip((before, after), edges))
+
     def whole(node: Node) -> Node:
         inner = written(node)
-        if isinstance(inner, Text):
-            return Text(before + inner.text + after)
-        return concat(literal(before), inner, literal(after))
+        if isinstance(inner, Text) and None not in edges:
+            return Text(f"{edges[0]}{inner.text}{edges[1]}")
+        return concat(before, inner, after)
 
     if not outside and len(inside) == 1:
         return whole(inside[0])

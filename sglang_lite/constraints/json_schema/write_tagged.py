@@ -30,7 +30,9 @@ from sglang_lite.constraints.formal.nodes import (
 from sglang_lite.constraints.json_schema import write_numbers
 from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt
 from sglang_lite.constraints.json_schema.reader import SchemaReader
+from sglang_lite.constraints.json_schema.style import Style
 from sglang_lite.constraints.json_schema.values import NO_VALUE, ArrayShape, ObjectShape, ValueSet, both_strings
+from sglang_lite.constraints.json_schema.watched import Watches
 from sglang_lite.constraints.json_schema.write_arrays import array_text
 from sglang_lite.constraints.json_schema.write_objects import object_text
 from sglang_lite.constraints.json_schema.write_strings import between
@@ -58,16 +60,19 @@ class TaggedWriter:
 
     Args:
         reader: of the schema.
-        separators: of JSON.
+        style: of JSON.
         tags: around the members.
     """
 
-    brackets = ("", "")
-    comma = ""
+    opening: Node = EMPTY
+    closing: Node = EMPTY
+    comma: Node = EMPTY
+    any_order = False
+    watches: Watches | None = None
 
-    def __init__(self, reader: SchemaReader, separators: tuple[str, str], tags: Tags) -> None:
+    def __init__(self, reader: SchemaReader, style: Style, tags: Tags) -> None:
         self.reader, self._tags = reader, tags
-        self._json = JsonWriter(reader, separators)
+        self._json = JsonWriter(reader, style)
         self._sealed: set[str] = set()
 
     def language(self, formula: Formula) -> Language:
@@ -88,6 +93,9 @@ class TaggedWriter:
         assert self._tags.item is not None
         before, after = self._tags.item
         return self.rule(("item", formula), lambda: self._between(before, EMPTY, after, formula))
+
+    def different_item(self, formula: Formula, scalars: Node) -> Node:
+        raise AssertionError("nobody watches what is between tags")
 
     def member(self, names: Node, formula: Formula, *, first: bool) -> Node:
         tags = self._tags
@@ -144,12 +152,12 @@ class TaggedWriter:
         if without == NOTHING:
             return NOTHING
         if texts_of(without) is not None:
-            return between(before, without, after, lambda node: node)
+            return between(literal(before), without, literal(after), lambda node: node)
         # Said of the whole, so that an automaton sees that nothing can follow: the mark with more behind it than there
         # is in the tag.
         more = len(after) - after.index(self._tags.mark) - len(self._tags.mark) + 1
         again = concat(literal(before), ANY_TEXT, mark, Repeat(ANY_CHAR, more, None))
-        return intersection(between(before, strings, after, lambda node: node), complement(again))
+        return intersection(between(literal(before), strings, literal(after), lambda node: node), complement(again))
 
     def _container(self, said: str, formula: Formula, values: ValueSet) -> Node:
         """The texts of arrays and objects."""

@@ -11,6 +11,7 @@ from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt
 from sglang_lite.constraints.json_schema.normal_form import document_of, normalise
 from sglang_lite.constraints.json_schema.numbers import exact, is_finite
 from sglang_lite.constraints.json_schema.reader import SchemaReader
+from sglang_lite.constraints.json_schema.style import Style, style_of
 from sglang_lite.constraints.json_schema.values import ArrayShape, ObjectShape
 from sglang_lite.constraints.json_schema.write_numbers import decimal_text
 from sglang_lite.constraints.limits import within_limits
@@ -27,13 +28,13 @@ def value_text(constraint: JsonSchema, value: object) -> str | None:
     checked = frozenset(pointer for pointer, _ in normalise(constraint).checked)
     reader = SchemaReader(document, assert_format=constraint.format == "assert", ignored=checked)
     with within_limits("the value"):
-        return _Styler(reader, constraint.separators).text(ValidAt(document.start), value)
+        return _Styler(reader, style_of(constraint)).text(ValidAt(document.start), value)
 
 
 class _Styler:
-    def __init__(self, reader: SchemaReader, separators: tuple[str, str]) -> None:
-        self._reader = reader
-        self._comma, self._colon = separators
+    def __init__(self, reader: SchemaReader, style: Style) -> None:
+        self._reader, self._inside = reader, style.inside
+        self._comma, self._colon = style.separators
 
     def text(self, formula: Formula, value: Any) -> str | None:
         values = self._reader.values(formula)
@@ -64,7 +65,7 @@ class _Styler:
             return
         texts = [self.text(shape.item(i), item) for i, item in enumerate(items)]
         if None not in texts:
-            yield "[" + self._comma.join(map(str, texts)) + "]"
+            yield f"[{self._inside}{self._comma.join(map(str, texts))}{self._inside}]"
 
     def _object(self, shape: ObjectShape, members: dict[str, Any]) -> Iterator[str]:
         """The text, if the object is of the shape."""
@@ -85,7 +86,7 @@ class _Styler:
         texts = [self.text((listed.get(n) or shape.unlisted(n)).formula, members[n]) for n in order]
         if None not in texts:
             pairs = (f"{_quoted(name)}{self._colon}{text}" for name, text in zip(order, texts))
-            yield "{" + self._comma.join(pairs) + "}"
+            yield "{" + self._inside + self._comma.join(pairs) + (self._inside if texts else "") + "}"
 
 
 def _quoted(text: str) -> str:

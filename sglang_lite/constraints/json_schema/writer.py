@@ -12,11 +12,13 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
 from sglang_lite.constraints.formal.grammars import pruned
-from sglang_lite.constraints.formal.nodes import NOTHING, Language, Node, Ref, alternation, concat, literal
+from sglang_lite.constraints.formal.nodes import EMPTY, NOTHING, Language, Node, Ref, alternation, concat, literal
 from sglang_lite.constraints.json_schema import write_numbers
 from sglang_lite.constraints.json_schema.formulas import AllOf, AnyOf, Formula, ValidAt
 from sglang_lite.constraints.json_schema.reader import SchemaReader
+from sglang_lite.constraints.json_schema.style import Style
 from sglang_lite.constraints.json_schema.values import ArrayShape, ObjectShape, ValueSet, both_strings
+from sglang_lite.constraints.json_schema.watched import Watched, Watches
 from sglang_lite.constraints.json_schema.write_arrays import array_text
 from sglang_lite.constraints.json_schema.write_objects import object_text
 from sglang_lite.constraints.json_schema.write_strings import quoted
@@ -30,14 +32,16 @@ class JsonWriter:
 
     Args:
         reader: of the schema.
-        separators: what stands between items, and after names.
+        style: of the text.
+        watched: the masks watch what the grammar can't say.
     """
 
-    brackets = ("[", "]")
-
-    def __init__(self, reader: SchemaReader, separators: tuple[str, str]) -> None:
+    def __init__(self, reader: SchemaReader, style: Style, *, watched: bool = False) -> None:
         self.reader = reader
-        self.comma, self.colon = separators
+        self.comma, self.any_order = style.comma, style.any_order
+        self.opening, self.closing = concat(literal("["), style.gap), concat(style.gap, literal("]"))
+        self.watches = Watches() if watched else None
+        self._style = style
         self._names: dict[Hashable, str] = {}
         self._numbers: dict[ArrayShape | ObjectShape, int] = {}
         self._to_do: deque[tuple[str, Callable[[], Node]]] = deque()
@@ -84,11 +88,20 @@ class JsonWriter:
     def item(self, formula: Formula) -> Node:
         return self.value(formula)
 
+    def different_item(self, formula: Formula, scalars: Node) -> Node:
+        def body() -> Node:
+            return alternation([scalars, *self.containers(self.reader.values(formula))])
+
+        return self.rule(("different", formula), body)
+
     def member(self, names: Node, formula: Formula, *, first: bool) -> Node:
-        return concat(quoted(names, "{" if first else self.comma, self.colon), self.value(formula))
+        before = concat(literal("{"), self._style.gap) if first else self.comma
+        return concat(quoted(names, before, self._style.colon), self.value(formula))
 
     def end(self, *, empty: bool) -> Node:
-        return literal("{}" if empty else "}")
+        if self._style.gap == EMPTY:
+            return literal("{}" if empty else "}")
+        return concat(*([literal("{")] if empty else []), self._style.gap, literal("}"))
 
     def _body(self, formula: Formula) -> Node:
         with blame_formula(formula):
@@ -99,15 +112,20 @@ class JsonWriter:
 
     def _texts(self, values: ValueSet) -> Node:
         options: list[Node] = [literal("null")] if values.null else []
-        options += [booleans(values), write_numbers.texts(values.numbers)]
+        options += [booleans(values), write_numbers.texts(values.numbers, decimals=self._style.decimals)]
         if values.strings != NOTHING:
             options.append(quoted(values.strings))
         return alternation([*options, *self.containers(values)])
 
+    def places(self, formula: Formula) -> tuple[Watched, ...]:
+        """Places that the masks have to watch, once the language was written."""
+        return () if self.watches is None else self.watches.places(self.reader, formula)
+
     def containers(self, values: ValueSet) -> list[Node]:
         """The texts of the arrays and objects."""
         arrays = [array_text(self, shape) for shape in values.arrays]
-        return arrays + [object_text(self, shape) for shape in values.objects]
+        alone = len(values.objects) == 1
+        return arrays + [object_text(self, shape, alone=alone) for shape in values.objects]
 
 
 def _has_unlisted(shape: ObjectShape) -> bool:

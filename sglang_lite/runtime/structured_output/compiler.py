@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sglang_lite.constraints.free_numbers import PATTERNS
+from sglang_lite.constraints.json_schema.watched import Watched
 from sglang_lite.constraints.memo import size_of, trim
 from sglang_lite.protocol import (
     Constraint,
@@ -39,7 +40,7 @@ from sglang_lite.runtime.structured_output.number import NumberGrammar
 from sglang_lite.runtime.structured_output.prefixed import ContinuedGrammar
 from sglang_lite.runtime.structured_output.registry import make_engine
 from sglang_lite.runtime.structured_output.simple import is_simple
-from sglang_lite.runtime.structured_output.unique_names import DistinctGrammar, QuotingTokens, names_are_open
+from sglang_lite.runtime.structured_output.unique_names import EndingTokens, distinct, unpacked, watched_in
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, mask_of
 from sglang_lite.runtime.structured_output.worker import OverBudgetError, Worker
 
@@ -126,7 +127,7 @@ class Compiler:
             future = self._cache[key] = Future()
         try:
             if is_simple(constraint):
-                self._here.submit(self._settle, key, future, partial(self.build, constraint))
+                self._here.submit(self._settle, key, future, partial(self._build_here, constraint))
             else:
                 self._apart.submit(self._settle_apart, key, future, constraint)
         except RuntimeError:  # closed meanwhile
@@ -202,8 +203,6 @@ class Compiler:
             if self._closed:
                 raise EngineClosedError("the engine is closed.")
             grammar = build()
-            if names_are_open(key):
-                grammar = DistinctGrammar(grammar, self._quoting)
             if isinstance(key, JsonSchema) and may_be_number(grammar, self._digits):
                 grammar = JsonNumberGrammar(grammar, self._vocabulary.tokens, ~self._digits)
         except Exception as error:  # whatever it is, it must not vanish in the pool
@@ -242,24 +241,33 @@ class Compiler:
                 del self._cache[key]
                 self._bytes -= size_of(key) + (future.result().size if future.exception() is None else 0)
 
+    def _build_here(self, constraint: Constraint) -> CompiledGrammar:
+        return self._distinct(self.build(constraint), constraint, watched_in(constraint))
+
+    def _distinct(
+        self, grammar: CompiledGrammar, constraint: Constraint, places: tuple[Watched, ...]
+    ) -> CompiledGrammar:
+        return distinct(grammar, constraint, self._ending, places) if isinstance(constraint, JsonSchema) else grammar
+
     def _build_apart(self, key: Constraint, constraint: Constraint) -> CompiledGrammar:
         kept = self.disk_cache()
         found = kept.get(key)
         if found is not None:
             try:
-                grammar = self._engine(found[0]).load(found[1])
+                name, (prepared, places) = found
+                grammar = self._distinct(self._engine(name).load(prepared), constraint, unpacked(places))
             except Exception as error:  # a library's, of a file that was changed
                 logger.warning("a compiled grammar of %s can't be loaded: %s", found[0], error)
             else:
                 self.kept += 1
                 return grammar
-        name, prepared, seconds = self._prepare(constraint)
+        name, (prepared, places), seconds = self._prepare(constraint)
         grammar = self._engine(name).load(prepared)
         if seconds > SLOW_S:
-            kept.put(key, name, prepared)
-        return grammar
+            kept.put(key, name, (prepared, places))
+        return self._distinct(grammar, constraint, unpacked(places))
 
-    def _prepare(self, constraint: Constraint) -> tuple[str, Any, float]:
+    def _prepare(self, constraint: Constraint) -> tuple[str, tuple[Any, bytes], float]:
         """Prepares a constraint in a worker, as `Worker.prepare`."""
         worker = self._worker()
         try:
@@ -296,9 +304,9 @@ class Compiler:
         return mask_of((i for i, token in enumerate(self._vocabulary.tokens) if token[:1].isdigit()), self._vocab_size)
 
     @cached_property
-    def _quoting(self) -> QuotingTokens:
+    def _ending(self) -> EndingTokens:
         special = {*self._eos_ids, *self._tokenizer.special_ids}
-        return QuotingTokens(self._tokenizer.token_bytes, special)
+        return EndingTokens(self._tokenizer.token_bytes, special)
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, is_dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any  # the library has no types
 
 import numpy as np
@@ -24,6 +25,7 @@ from sglang_lite.constraints.memo import size_of
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.runtime.structured_output.base import Mask
 from sglang_lite.runtime.structured_output.mask_cache import LanguageStates, MaskCache
+from sglang_lite.runtime.structured_output.unique_names import EndingTokens, byte_tokens
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -238,6 +240,10 @@ class LlguidanceEngine:
         self._threads = threads
         self._local = threading.local()
         self.kept = MaskCache(_MASK_BYTES)
+
+    @cached_property
+    def ending_tokens(self) -> EndingTokens:
+        return byte_tokens() if self._token_bytes is None else EndingTokens(self._token_bytes, self._special)
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text."""

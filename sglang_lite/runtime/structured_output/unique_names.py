@@ -1,24 +1,36 @@
-"""JSON whose objects have each name once, which no grammar can say of names that are not listed.
+"""JSON whose objects have each name once, which no grammar can say of names that are not listed, and that keeps what
+else a schema has its masks watch (constraints/json_schema/watched.py).
 
-The text is followed as JSON. Where the quotation mark that ends a name would make it one that its object has already,
-tokens with it are taken out of the mask. If no token is left then (a pattern's names have run out), they stay, and the
-check of the finished value refuses it.
+The text is followed as JSON (json_text.py). Where the quotation mark that ends a name would make it one that its object
+has already, tokens with it are taken out of the mask. If no token is left then (a pattern's names have run out), they
+stay, and the check of the finished value refuses it; but where something is watched, there always is one left.
 """
 
 from __future__ import annotations
 
 import bisect
+import io
 import json
+import pickle
 from collections.abc import Container, Hashable, Sequence
+from dataclasses import is_dataclass
+from functools import cache
+from typing import Any
 
-from sglang_lite.constraints.json_schema.document import Document, Place
+from sglang_lite.constraints.formal import nodes
+from sglang_lite.constraints.json_schema import watched as watched_places
+from sglang_lite.constraints.json_schema.document import REFERENCES, Document, Place
+from sglang_lite.constraints.json_schema.normal_form import normalise
+from sglang_lite.constraints.json_schema.watched import Watched
 from sglang_lite.protocol import Constraint, JsonSchema
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Mask, MaskMaker, Matcher, NumberSoFar
-from sglang_lite.runtime.structured_output.vocabulary import mask_of
+from sglang_lite.runtime.structured_output.json_text import JsonText, Places
+from sglang_lite.runtime.structured_output.vocabulary import mask_of, tokens_of
 
-_QUOTE, _BACKSLASH = ord('"'), ord("\\")
+_QUOTE = ord('"')
+_ENDS = frozenset(b",]} \t\r\n")  # of names, items and objects, outside of strings
 _SCALARS = frozenset({"null", "boolean", "number", "integer", "string"})
-_ELSEWHERE = ("enum", "const", "$ref", "$dynamicRef", "anyOf", "oneOf", "allOf")
+_ELSEWHERE = ("enum", "const", *REFERENCES, "anyOf", "oneOf", "allOf")
 
 
 def names_are_open(constraint: Constraint) -> bool:
@@ -43,8 +55,8 @@ def _is_open(schema: object, place: Place) -> bool:
     return not any(keyword in schema for keyword in _ELSEWHERE)
 
 
-class QuotingTokens:
-    """The tokens with a quotation mark.
+class EndingTokens:
+    """The tokens that may end a name, an item or an object.
 
     Args:
         token_bytes: what each token says.
@@ -53,12 +65,17 @@ class QuotingTokens:
 
     def __init__(self, token_bytes: Sequence[bytes], special: Container[int]) -> None:
         self.token_bytes, self.special = token_bytes, special
-        quoting = [(text, token) for token, text in enumerate(token_bytes) if _QUOTE in text and token not in special]
+        said = [(text, token) for token, text in enumerate(token_bytes) if token not in special]
+        quoting = [(text, token) for text, token in said if _QUOTE in text]
         self._sorted = sorted(quoting)
-        self.whole = [token for text, token in quoting if text.count(b'"') > 1]  # that may have a name from end to end
+        size = len(token_bytes)
+        self._whole = mask_of((token for text, token in quoting if text.count(b'"') > 1), size)
+        ending = (token for text, token in quoting if not _ENDS.isdisjoint(text[text.index(_QUOTE) :]))
+        self._in_string = self._whole | mask_of(ending, size)
+        self._outside = self._whole | mask_of((token for text, token in said if not _ENDS.isdisjoint(text)), size)
 
     def beginning(self, text: bytes) -> list[int]:
-        """The tokens that begin with a text."""
+        """The tokens with a quotation mark that begin with a text."""
         start = bisect.bisect_left(self._sorted, (text, -1))
         found = []
         for each, token in self._sorted[start:]:
@@ -67,57 +84,62 @@ class QuotingTokens:
             found.append(token)
         return found
 
+    def to_try(self, mask: Mask, text: JsonText) -> list[int]:
+        """The tokens of a mask of which only following them tells whether something comes again."""
+        group = self._whole if not text.is_watched else self._in_string if text.quoted else self._outside
+        return tokens_of(mask[: len(group)] & group[: len(mask)])
 
-class _Text:
-    """A JSON text that is being written: the objects it is in, and the names that they have."""
 
-    def __init__(self) -> None:
-        self._open: list[set[bytes] | None] = []  # the names of each object, None for an array
-        self._string: bytearray | None = None  # the one it is in
-        self._escaped = self._is_name = self._name_next = False
+@cache
+def byte_tokens() -> EndingTokens:
+    """A token for every byte."""
+    return EndingTokens([bytes([byte]) for byte in range(256)], ())
 
-    def copy(self) -> _Text:
-        other = _Text()
-        other._open = [None if names is None else set(names) for names in self._open]
-        other._string = None if self._string is None else bytearray(self._string)
-        other._escaped, other._is_name, other._name_next = self._escaped, self._is_name, self._name_next
-        return other
 
-    def write(self, text: bytes) -> bool:
-        """Moves past a text. False: with it a name is written again."""
-        distinct = True
-        for byte in text:
-            if self._string is not None:
-                if byte != _QUOTE or self._escaped:
-                    self._escaped = byte == _BACKSLASH and not self._escaped
-                    self._string.append(byte)
-                    continue
-                if self._is_name and self._open and (names := self._open[-1]) is not None:
-                    distinct = distinct and bytes(self._string) not in names
-                    names.add(bytes(self._string))
-                self._string, self._name_next = None, False
-            elif byte == _QUOTE:
-                self._string, self._is_name = bytearray(), self._name_next
-            elif byte in b"{[":
-                self._open.append(set() if byte == ord("{") else None)
-                self._name_next = byte == ord("{")
-            elif byte in b"}]":
-                del self._open[-1:]
-            elif byte == ord(","):
-                self._name_next = bool(self._open) and self._open[-1] is not None
-        return distinct
+def watched_in(constraint: Constraint) -> tuple[Watched, ...]:
+    """The places that masks have to watch under a constraint."""
+    return normalise(constraint).watched if isinstance(constraint, JsonSchema) else ()
 
-    def endings(self) -> list[bytes]:
-        """Texts that would complete the name being written to one that the object already has."""
-        names = self._open[-1] if self._open else None
-        if self._string is None or not self._is_name or self._escaped or not names:
-            return []
-        begun = bytes(self._string)
-        return [name[len(begun) :] + b'"' for name in names if name.startswith(begun)]
 
-    @property
-    def has_names(self) -> bool:
-        return any(self._open)
+def packed(places: tuple[Watched, ...]) -> bytes:
+    """Places as bytes, for another process or the disk."""
+    return pickle.dumps(places, protocol=5) if places else b""
+
+
+def unpacked(data: bytes) -> tuple[Watched, ...]:
+    """Places that were packed.
+
+    Raises:
+        pickle.UnpicklingError: something else is among them.
+    """
+    found: tuple[Watched, ...] = _Unpickler(io.BytesIO(data)).load() if data else ()
+    return found
+
+
+class _Unpickler(pickle.Unpickler):
+    """Unpickler of places and languages, and nothing else: they may come from a file."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        for known in (nodes, watched_places):
+            found = getattr(known, name, None) if module == known.__name__ else None
+            if isinstance(found, type) and is_dataclass(found):
+                return found
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of a place")
+
+
+def distinct(
+    grammar: CompiledGrammar, constraint: Constraint, tokens: EndingTokens, places: tuple[Watched, ...]
+) -> CompiledGrammar:
+    """A grammar whose masks watch what it can't say; the grammar itself where there is nothing.
+
+    Args:
+        constraint: that it was compiled from.
+        tokens: that its masks are of.
+        places: of `watched_in`.
+    """
+    if not places and not names_are_open(constraint):
+        return grammar
+    return DistinctGrammar(grammar, tokens, Places(places))
 
 
 class DistinctGrammar:
@@ -126,25 +148,28 @@ class DistinctGrammar:
     Args:
         grammar: of JSON.
         tokens: of the model.
+        places: that are watched.
     """
 
-    def __init__(self, grammar: CompiledGrammar, tokens: QuotingTokens) -> None:
-        self._grammar, self._tokens = grammar, tokens
+    def __init__(self, grammar: CompiledGrammar, tokens: EndingTokens, places: Places) -> None:
+        self._grammar, self._tokens, self._places = grammar, tokens, places
         self.size = grammar.size
 
     def matcher(self) -> DistinctMatcher:
-        return DistinctMatcher(self._grammar.matcher(), self._tokens)
+        return DistinctMatcher(self._grammar.matcher(), self._tokens, self._places)
 
     def combinable(self) -> DistinctGrammar:
-        return DistinctGrammar(self._grammar.combinable(), self._tokens)
+        return DistinctGrammar(self._grammar.combinable(), self._tokens, self._places)
 
 
 class DistinctMatcher:
-    """The inner matcher's masks without the tokens that write a name again."""
+    """The inner matcher's masks without the tokens that write a name again, or whatever else is watched."""
 
-    def __init__(self, inner: Matcher, tokens: QuotingTokens) -> None:
+    def __init__(self, inner: Matcher, tokens: EndingTokens, places: Places) -> None:
         self._inner, self._tokens = inner, tokens
-        self._text = _Text()
+        self._strict = places.start is not None
+        self._text = JsonText(places)
+        self._error = ""
 
     @property
     def engine(self) -> MaskMaker:
@@ -172,16 +197,23 @@ class DistinctMatcher:
         if mask is None or not again:
             return mask
         kept: Mask = mask & ~mask_of(again, 32 * len(mask))
-        return kept if kept.any() else mask
+        return kept if self._strict or kept.any() else mask
 
     def _again(self, mask: Mask) -> list[int]:
-        """The tokens of a mask that write a name again."""
-        if not self._text.has_names:
+        """The tokens of a mask that write a name or an item again, or end an object too early."""
+        if not self._text.comes_again:
             return []
-        endings = self._text.endings()
-        found = [token for ending in endings for token in self._tokens.beginning(ending)]
-        allowed = (token for token in self._tokens.whole if mask[token >> 5] >> (token & 31) & 1)
-        found += (t for t in allowed if not self._text.copy().write(self._tokens.token_bytes[t]))
+        found: list[int] = []
+        others: list[bytes] = []
+        for ending in self._text.forbidden():
+            if ending.endswith(b'"'):
+                found += self._tokens.beginning(ending)
+            else:
+                others.append(ending)
+        texts = self._tokens.token_bytes
+        if others:
+            found += (t for t in tokens_of(mask) if t < len(texts) and texts[t].startswith(tuple(others)))
+        found += (t for t in self._tokens.to_try(mask, self._text) if not self._text.copy().write(texts[t]))
         return found
 
     def learn(self, mask: Mask) -> None:
@@ -190,17 +222,24 @@ class DistinctMatcher:
     def accept(self, token: int) -> bool:
         if not self._inner.accept(token):
             return False
+        distinct = True
         if token not in self._tokens.special and token < len(self._tokens.token_bytes):
-            self._text.write(self._tokens.token_bytes[token])
-        return True
+            distinct = self._text.write(self._tokens.token_bytes[token])
+        return self._kept(distinct)
 
     def advance(self, text: bytes) -> bool:
-        self._text.write(text)
-        return self._inner.advance(text)
+        distinct = self._text.write(text)
+        return self._inner.advance(text) and self._kept(distinct)
+
+    def _kept(self, distinct: bool) -> bool:
+        if self._strict and not distinct:
+            self._error = "a name or an item comes again, or an object ends before all names came that have to."
+            return False
+        return True
 
     def forced(self) -> list[int]:
         forced = self._inner.forced()
-        if forced and self._text.has_names:
+        if forced and self._text.comes_again:
             ahead = self._text.copy()
             distinct = [ahead.write(self._tokens.token_bytes[token]) for token in forced]
             return forced if all(distinct) else forced[: distinct.index(False)]
@@ -216,4 +255,4 @@ class DistinctMatcher:
 
     @property
     def error(self) -> str:
-        return self._inner.error
+        return self._error or self._inner.error

@@ -50,6 +50,12 @@ class Vocabulary:
         return mask_of(self.eos_ids, self.size)
 
 
+def tokens_of(mask: NDArray[np.int32]) -> list[int]:
+    """The tokens that a mask allows."""
+    found: list[int] = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+    return found
+
+
 def mask_of(tokens: Iterable[int], vocab_size: int) -> NDArray[np.int32]:
     """The mask that allows these tokens."""
     allowed = np.zeros(-(-vocab_size // 32) * 32, np.uint8)

@@ -28,6 +28,7 @@ from sglang_lite.runtime.socket_pair import socket_pair
 from sglang_lite.runtime.structured_output.base import GrammarEngine, PreparedGrammar
 from sglang_lite.runtime.structured_output.fastest import fastest
 from sglang_lite.runtime.structured_output.registry import make_engine
+from sglang_lite.runtime.structured_output.unique_names import packed, watched_in
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 
 START_SECONDS = 60.0  # for a process to start, and to import an engine
@@ -63,8 +64,9 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._kill: Callable[[], object] = lambda: None
 
-    def prepare(self, constraint: Constraint) -> tuple[str, PreparedGrammar, float]:
-        """The name of the engine, what its `load` takes, and how many seconds on the CPU that took.
+    def prepare(self, constraint: Constraint) -> tuple[str, tuple[PreparedGrammar, bytes], float]:
+        """The name of the engine; what its `load` takes, and the places that are watched, packed; and how many seconds
+        on the CPU that took.
 
         Raises:
             ConstraintError: it can't be enforced, or not within the limits.
@@ -213,7 +215,7 @@ def _answer(
         engine = engines.get(name)  # which may have to be imported
         began = time.process_time()
         with _limited(max(engines.timeout - chosen, 0.001)):
-            prepared = engine.prepare(constraint)
+            prepared = engine.prepare(constraint), packed(watched_in(constraint))
         return name, prepared, chosen + time.process_time() - began
     except ConstraintError as error:
         return error

@@ -25,9 +25,9 @@ def test_every_case_is_right_or_its_schema_refused(draft, capsys):
     ratchet = RATCHET[draft]
     refused, rejected, accepted = [], [], []
     cases_in_all = right = exact = 0
-    for name, schema, cases in official_groups(draft):
+    for name, schema, resources, cases in official_groups(draft):
         cases_in_all += len(cases)
-        constraint = json_schema(schema, format="annotate")  # as the suite expects of format
+        constraint = json_schema(schema, format="annotate", resources=resources)  # as the suite expects of format
         grammar, refusal = compiled(constraint)
         if refusal is not None and "contradicts itself" in str(refusal):  # an answer: nothing is valid
             wrong = [case for case in cases if case["valid"]]
@@ -55,7 +55,7 @@ def test_every_case_is_right_or_its_schema_refused(draft, capsys):
     assert accepted == []
     assert sorted(refused) == sorted(ratchet["refused"]), "the ratchet only goes one way"
     assert sorted(rejected) == sorted(ratchet["rejected"]), "the ratchet only goes one way"
-    assert right >= 0.7 * cases_in_all
+    assert right >= 0.98 * cases_in_all
 
 
 def reordered(data):
@@ -67,8 +67,8 @@ def reordered(data):
 
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_the_validator_agrees_with_the_suite_in_any_style(draft):
-    for name, schema, cases in official_groups(draft):
-        constraint = json_schema(schema, format="annotate")
+    for name, schema, resources, cases in official_groups(draft):
+        constraint = json_schema(schema, format="annotate", resources=resources)
         for case in cases:
             text = json.dumps(case["data"], indent=2)
             try:

@@ -1,0 +1,72 @@
+"""The style in which JSON is generated: blanks, the order of members, the spelling of whole numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sglang_lite.constraints.formal.automaton import accepts, is_empty, shortest
+from sglang_lite.constraints.formal.nodes import EMPTY, Node, complement, concat, intersection, literal
+from sglang_lite.constraints.syntax.regex import parse
+from sglang_lite.protocol import ConstraintError, JsonSchema
+
+_BLANKS = r"[ \t\r\n]*"  # RFC 8259, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """Style of JSON text.
+
+    Attributes:
+        gap: what stands after an opening bracket or brace, and before a closing one.
+        comma, colon: with the blanks around them.
+        any_order: members may come in any order.
+        decimals: whole numbers may have a fraction of zeros.
+        separators: a comma and a colon with blanks, and `inside` a text of the gap, as one text is written.
+    """
+
+    gap: Node
+    comma: Node
+    colon: Node
+    any_order: bool = False
+    decimals: bool = False
+    separators: tuple[str, str] = (", ", ": ")
+    inside: str = ""
+
+
+def style_of(constraint: JsonSchema) -> Style:
+    """The style of a constraint.
+
+    Raises:
+        ConstraintError: a pattern for blanks that is none, or allows something else.
+    """
+    any_order, decimals = constraint.order == "any", constraint.integers == "decimal"
+    if constraint.whitespace in ("json", "compact"):
+        separators = constraint.separators if constraint.whitespace == "json" else (",", ":")
+        comma, colon = map(literal, separators)
+        return Style(EMPTY, comma, colon, any_order, decimals, separators)
+    gap = _blanks(constraint.whitespace)
+    inside = "" if accepts(gap, "") else shortest(gap)
+    after = inside or (" " if accepts(gap, " ") else "")
+    comma, colon = (concat(gap, literal(sign), gap) for sign in ",:")
+    return Style(gap, comma, colon, any_order, decimals, (f"{inside},{after}", f"{inside}:{after}"), inside)
+
+
+def _blanks(pattern: str) -> Node:
+    if pattern == "free":
+        return parse(_BLANKS)
+    try:
+        gap = parse(pattern)
+    except ConstraintError as error:
+        raise ConstraintError(f"json_schema: whitespace: {error.message}", hint=error.hint) from error
+    if is_empty(gap):
+        raise ConstraintError(f"json_schema: whitespace: the pattern {pattern!r} allows no text.")
+    if is_empty(intersection(gap, complement(EMPTY))):
+        raise ConstraintError(
+            f"json_schema: whitespace: the pattern {pattern!r} allows no blanks.", hint='Give "compact" for none.'
+        )
+    if not is_empty(intersection(gap, complement(parse(_BLANKS)))):
+        raise ConstraintError(
+            f"json_schema: whitespace: the pattern {pattern!r} allows more than blanks, tabs and line ends.",
+            hint='Give "json", "compact", "free", or a pattern like r"\\n? *".',
+        )
+    return gap

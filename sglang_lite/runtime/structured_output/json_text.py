@@ -1,0 +1,278 @@
+"""A JSON text that is being written: the objects and arrays that it is in, and what may not come in them again.
+
+Names come once in an object. Where a schema asks for more than its grammar says (constraints/json_schema/watched.py), a
+text is followed through the schema's places as well: then items differ, and names that are required have come before
+their object ends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, TypeAlias
+
+from sglang_lite.constraints.formal.counting import CountedTexts
+from sglang_lite.constraints.formal.nodes import NOTHING, Node
+from sglang_lite.constraints.json_schema.watched import Watched
+
+_QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'
+_OPENING, _CLOSING, _BLANKS = b"{[", b"}]", b" \t\r\n"
+
+Value: TypeAlias = Any  # JSON, made hashable
+
+
+class Places:
+    """The places of a schema's values, with the texts that may come there counted.
+
+    Args:
+        watched: the start first; nothing where only names are watched.
+    """
+
+    def __init__(self, watched: Sequence[Watched] = ()) -> None:
+        self._watched = watched
+        self.start = 0 if watched else None
+        self.texts = cache(_texts)
+
+        self._endless: dict[tuple[int, bytes], bool] = {}
+
+    def is_endless(self, texts: CountedTexts, text: bytes) -> bool:
+        """Tells whether up to the end of a text there are ways to others without end."""
+        key = id(texts), text
+        if key not in self._endless:
+            before = text[:-1] if text[:1] == b'"' else text
+            self._endless[key] = texts.count_behind(before.decode("utf-8", "ignore")) is None
+        return self._endless[key]
+
+    def __getitem__(self, number: int | None) -> Watched | None:
+        return None if number is None else self._watched[number]
+
+
+def _texts(node: Node) -> CountedTexts | None:
+    return None if node == NOTHING else CountedTexts(node)
+
+
+class _Container:
+    """An object or array that is being written. Copies share its sets, which are replaced and not changed.
+
+    Attributes:
+        place: of its value; None where nothing of it and what is in it is watched.
+        is_object: it is no array.
+        used: names, or texts of items, that came before.
+        values: of the items, where they have to differ.
+        begun: where the text of the current name or item begins, in the whole text; -1 between them.
+        pending: a comma came: there has to be another.
+        below: the place of the current member or item.
+        count: of items that came before.
+    """
+
+    __slots__ = ("begun", "below", "count", "is_object", "pending", "place", "used", "values")
+
+    def __init__(self, place: Watched | None, *, is_object: bool) -> None:
+        self.place, self.is_object = place, is_object
+        self.used: frozenset[bytes] = frozenset()
+        self.values: frozenset[Value] = frozenset()
+        self.begun, self.count, self.pending = -1, 0, False
+        self.below: int | None = None
+
+    def copy(self) -> _Container:
+        twin = object.__new__(_Container)
+        for name in _Container.__slots__:
+            setattr(twin, name, getattr(self, name))
+        return twin
+
+    def allowed(self) -> Node | None:
+        """The texts of names or of scalar items, of which no other may come; None where any may."""
+        if self.place is None:
+            return None
+        if self.is_object:
+            return None if self.place.names is None else self.place.names.names
+        return None if self.place.items is None else self.place.items.at(self.count)
+
+    @property
+    def differs(self) -> bool:
+        """Its items have to differ."""
+        return not self.is_object and self.place is not None and self.place.items is not None
+
+
+class JsonText:
+    """Follower of a JSON text.
+
+    Args:
+        places: of the schema that the text is written under.
+    """
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._open: list[_Container] = []
+        self._text = b""  # as far as a container asks for it
+        self._quoted = self._escaped = self._is_name = self._name_next = False
+
+    def copy(self) -> JsonText:
+        twin = JsonText(self._places)
+        twin._open, twin._text = [each.copy() for each in self._open], self._text
+        twin._quoted, twin._escaped = self._quoted, self._escaped
+        twin._is_name, twin._name_next = self._is_name, self._name_next
+        return twin
+
+    # -------------------------------------------------------------------------------------------- following
+
+    def write(self, text: bytes) -> bool:
+        """Move past a text. False: with it something comes again, or nothing is left that could come."""
+        start = len(self._text)
+        self._text += text
+        allowed = True
+        for at, byte in enumerate(text, start):
+            if not self._quoted:
+                allowed &= self._outside(byte, at)
+            elif self._escaped:
+                self._escaped = False
+            elif byte == _BACKSLASH:
+                self._escaped = True
+            elif byte == _QUOTE:
+                allowed &= self._end_of_string(at + 1)
+        allowed = allowed and self._any_left()
+        if not any(each.begun >= 0 for each in self._open):
+            self._text = b""
+        return allowed
+
+    def _outside(self, byte: int, at: int) -> bool:
+        top = self._open[-1] if self._open else None
+        if byte in _BLANKS or byte == _COLON:
+            return self._end_of_item(top, at) if byte in _BLANKS else True
+        if byte == _COMMA:
+            allowed = self._end_of_item(top, at)
+            if top is not None:
+                top.count += not top.is_object
+                top.pending, self._name_next = True, top.is_object
+            return allowed
+        if byte in _CLOSING:
+            return self._close(top, at)
+        if top is not None and top.begun < 0 and not top.is_object:
+            top.below = None if top.place is None else top.place.item(top.count)
+            top.pending = False
+            if top.differs:
+                top.begun = at
+        if byte == _QUOTE:
+            self._quoted, self._is_name = True, self._name_next
+            if self._is_name and top is not None:
+                top.begun, top.pending = at, False
+        elif byte in _OPENING:
+            self._open.append(_Container(self._below(), is_object=byte == _OPENING[0]))
+            self._name_next = byte == _OPENING[0]
+        return True
+
+    def _below(self) -> Watched | None:
+        return self._places[self._open[-1].below if self._open else self._places.start]
+
+    def _end_of_string(self, end: int) -> bool:
+        self._quoted, top = False, self._open[-1] if self._open else None
+        if top is None or not self._is_name:
+            return self._end_of_item(top, end)
+        name, top.begun = self._text[top.begun : end], -1
+        self._name_next = self._is_name = False
+        again = name in top.used
+        top.used |= {name}
+        if top.place is not None:
+            top.below = top.place.members.get(_loaded(name), top.place.others)
+        return not again
+
+    def _end_of_item(self, top: _Container | None, end: int) -> bool:
+        """End the item of an array, if one has begun."""
+        if top is None or top.begun < 0 or top.is_object:
+            return True
+        text, top.begun = self._text[top.begun : end], -1
+        value = _hashable(_loaded(text))
+        again = value in top.values
+        top.values |= {value}
+        top.used |= {text}
+        return not again
+
+    def _close(self, top: _Container | None, at: int) -> bool:
+        allowed = self._end_of_item(top, at)
+        if top is not None:
+            del self._open[-1]
+            watched = top.place and top.place.names
+            if top.is_object and watched:
+                missing = watched.required - {_loaded(name) for name in top.used} if watched.required else ()
+                allowed = allowed and not missing and len(top.used) >= watched.least
+        above = self._open[-1] if self._open else None
+        return self._end_of_item(above, at + 1) and allowed
+
+    # --------------------------------------------------------------------------------------- what is left
+
+    @property
+    def comes_again(self) -> bool:
+        """Something could come again, or end too early."""
+        return any(each.used or each.place is not None for each in self._open)
+
+    @property
+    def is_watched(self) -> bool:
+        return any(each.place is not None for each in self._open)
+
+    @property
+    def quoted(self) -> bool:
+        """It is in a string."""
+        return self._quoted
+
+    def forbidden(self) -> list[bytes]:
+        """Texts with which there would be nothing but names or items that came before."""
+        current = self._current()
+        if current is None or self._escaped:
+            return []
+        top, begun = current
+        node = top.allowed()
+        texts = None if node is None else self._places.texts(node)
+        scalars = (used for used in top.used if used.startswith(begun) and used[0] not in _OPENING)
+        found = {self._dead_end(texts, top, begun, used) for used in scalars}
+        return sorted(found - {b""})
+
+    def _dead_end(self, texts: CountedTexts | None, top: _Container, begun: bytes, used: bytes) -> bytes:
+        """The shortest text on the way to a used one that leads to nothing else; empty where all of it does."""
+        if texts is None or self._places.is_endless(texts, used):
+            return used[len(begun) :] if used[:1] == b'"' else b""
+        ends = range(len(begun) + 1, len(used) + 1)
+        return next((used[len(begun) : end] for end in ends if not _any_left(texts, used[:end], top)), b"")
+
+    def _current(self) -> tuple[_Container, bytes] | None:
+        """The container whose name or item is being written or has to come, and what there is of that."""
+        top = self._open[-1] if self._open else None
+        if top is None or (top.begun < 0 and not top.pending):
+            return None
+        return top, self._text[top.begun :] if top.begun >= 0 else b""
+
+    def _any_left(self) -> bool:
+        """Tells whether some name or item that did not come can come where one has to."""
+        current = self._current()
+        if current is None:
+            return True
+        top, begun = current
+        node = top.allowed()
+        if node is None or not any(used.startswith(begun) for used in top.used):
+            return True
+        texts = self._places.texts(node)
+        return texts is None or _any_left(texts, begun, top)
+
+
+def _any_left(texts: CountedTexts, begun: bytes, top: _Container) -> bool:
+    return texts.any_left(begun.decode("utf-8", "ignore"), [used.decode() for used in top.used])
+
+
+def _loaded(text: bytes) -> Value:
+    """The value of a JSON text; where it is none, the text."""
+    try:
+        return json.loads(text)
+    except ValueError:  # of a text that another grammar has let through
+        return text
+
+
+def _hashable(value: Value) -> Value:
+    """JSON values are equal if these are."""
+    match value:
+        case bool():
+            return "boolean", value
+        case list():
+            return "array", tuple(map(_hashable, value))
+        case dict():
+            return "object", frozenset((name, _hashable(each)) for name, each in value.items())
+    return value

@@ -1,0 +1,166 @@
+"""What masks watch because no grammar says it: items that differ, names in any order. Token by token, byte by byte."""
+
+import itertools
+import json
+import random
+from typing import Any
+
+import pytest
+
+import sglang_lite as sgl
+from sglang_lite.constraints.random_texts import sample
+from sglang_lite.constraints.schema import json_schema, parse_json
+from sglang_lite.protocol import ConstraintError, InOrder, Regex, ValueValidationError
+from sglang_lite.runtime.structured_output.base import next_mask
+from tests.constraints.engine import accepts, compiled
+
+MANY = ["a", "ab", "abc", "b", "ba", "c", "ca", "d", "e", "f"]
+UNIQUE: dict[str, dict[str, Any]] = {
+    "anything": {"uniqueItems": True},
+    "strings": {"items": {"type": "string"}},
+    "integers": {"items": {"type": "integer"}},
+    "few integers": {"items": {"type": "integer", "minimum": -3, "maximum": 12}, "minItems": 16},
+    "listed": {"items": {"enum": [*MANY, None, 1, 10, 100]}, "minItems": 12},
+    "a pattern": {"items": {"type": "string", "pattern": "^[ab]{1,2}$|^c+$"}, "minItems": 5},
+    "nested": {"items": {"type": ["boolean", "number", "null"]}, "prefixItems": [{"type": "string"}]},
+}
+
+
+def constraint_of(name, **options):
+    return json_schema({"type": "array", "uniqueItems": True, **UNIQUE[name]}, **options)
+
+
+def walked(constraint, rng, steps=120):
+    """The text of a random way through the masks, which ends where it can after a while. There is always a token."""
+    grammar, refusal = compiled(constraint)
+    assert refusal is None
+    matcher, text = grammar.matcher(), b""
+    for step in range(steps):
+        if matcher.finished or (matcher.complete and step > 20):
+            break
+        mask = next_mask(matcher)
+        allowed = [byte for byte in range(256) if mask[byte >> 5] >> (byte & 31) & 1]
+        assert allowed, text
+        usual = [byte for byte in allowed if byte in b'abc10", -.]}[{:nulltruefalse' and byte < 128]
+        token = rng.choice(usual or allowed)
+        assert matcher.accept(token), (text, token)
+        text += bytes([token])
+    return text.decode("utf-8", "ignore"), matcher.complete
+
+
+@pytest.mark.parametrize("name", UNIQUE)
+def test_no_way_through_the_masks_has_an_item_twice_or_gets_stuck(name):
+    constraint = constraint_of(name)
+    for seed in range(15):
+        text, complete = walked(constraint, random.Random(seed))
+        if complete:
+            parse_json(constraint, text)
+
+
+@pytest.mark.parametrize("name", UNIQUE)
+def test_samples_are_kept(name):
+    constraint = constraint_of(name)
+    try:
+        text = sample(constraint, random.Random(1))
+    except ConstraintError:  # draws of many that happen to differ
+        return
+    assert accepts(compiled(constraint)[0], text)
+
+
+@pytest.mark.parametrize(
+    ("name", "kept", "refused"),
+    [
+        ("anything", ['[1, true, [1], [true], {"a": 1, "b": 2}, "1"]'],
+         ["[1, 1]", "[1, 1.0]", '[{"a": 1, "b": [2]}, {"b": [2], "a": 1}]', '["é", "\\u00e9"]', "[[], []]", "[null, null]"]),
+        ("strings", ['["a", "ab", "b"]'], ['["a", "b", "a"]']),
+        ("integers", ["[1, 12, 2, 0]"], ["[1, 12, 1]", "[0, 0]"]),
+        ("nested", ['["a", 1, 1.5, null, true]'], ['["a", 1, 1]']),
+    ],
+)  # fmt: skip
+def test_unique_items(name, kept, refused):
+    grammar, _ = compiled(constraint_of(name))
+    assert [text for text in kept if not accepts(grammar, text)] == []
+    assert [text for text in refused if accepts(grammar, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "pointer", "problem"),
+    [
+        ({"items": {"type": "object"}}, "/uniqueItems", "objects and arrays"),
+        ({"items": {"enum": list(range(10_000))}}, "/uniqueItems", "more than 1,000 values"),
+        ({"minItems": 10_000}, "/uniqueItems", "more than 1,000 different"),
+        ({"anyOf": [{"items": {"type": "string"}}, {"items": {"type": "integer"}, "minItems": 3}]}, "/uniqueItems", "alternat"),
+        ({"contains": {"const": 1}}, "/uniqueItems", "contains"),
+        ({"prefixItems": [{"enum": ["a", "b"]}, {"const": "a"}], "minItems": 3}, "/uniqueItems", "first items"),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_watched_is_refused_in_a_line_with_its_pointer(schema, pointer, problem):
+    with pytest.raises(ConstraintError, match=problem) as caught:
+        sgl.grammar.matches({"type": "array", "uniqueItems": True, **schema}, "[]")
+    assert caught.value.pointer == pointer
+    assert "\n" not in caught.value.message
+
+
+def test_inside_another_constraint_nothing_is_watched_so_that_it_is_refused():
+    with pytest.raises(ConstraintError, match="inside another constraint") as caught:
+        sgl.grammar.matches(InOrder((Regex("a"), constraint_of("strings"))), "a[]")
+    assert caught.value.pointer == "/uniqueItems"
+    few = json_schema({"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True})
+    assert not sgl.grammar.matches(InOrder((Regex("a"), few)), "a[1, 1]")
+    assert sgl.grammar.matches(InOrder((Regex("a"), few)), "a[2, 1]")
+
+
+# --------------------------------------------------------------------------------------------- members in any order
+
+MEMBERS = {"a": {"type": "integer"}, "b": {"type": "null"}, "c": {"type": "boolean"}}
+OBJECTS: dict[str, dict[str, Any]] = {
+    "open": {"properties": MEMBERS, "required": ["a", "b"]},
+    "closed": {"properties": MEMBERS, "required": ["a", "b"], "additionalProperties": False},
+    "many closed": {"properties": {**MEMBERS, **{f"p{i}": True for i in range(20)}}, "required": ["a", "b", "p3"],
+                    "additionalProperties": False, "minProperties": 4},
+    "many required": {"properties": MEMBERS, "required": ["a", "b", *(f"p{i}" for i in range(12))]},
+    "alternatives": {"oneOf": [{"properties": {"a": {"const": 1}}, "required": ["a", "b"]},
+                               {"properties": {"a": {"const": 2}}, "required": ["a", "c"]}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_members_come_in_any_order_each_once_and_all_that_have_to(name):
+    constraint = json_schema({"type": "object", **OBJECTS[name]}, order="any")
+    for seed in range(10):
+        text, complete = walked(constraint, random.Random(seed), 200)
+        if complete:
+            parse_json(constraint, text)
+    grammar, _ = compiled(constraint)
+    required = (
+        {f"p{i}": 0 for i in range(12)} if name == "many required" else {"p3": 0} if name == "many closed" else {}
+    )
+    for members in itertools.permutations({"a": 1, "b": None, "c": True}.items()):
+        for some in ({}, {"a"}, {"b"}, {"c"}):
+            value = {**dict(each for each in members if each[0] not in some), **required}
+            text = json.dumps(value)
+            assert accepts(grammar, text) == is_valid(constraint, text), text
+            assert not accepts(grammar, text.replace("}", ', "a": 1, "a": 1}'))
+
+
+def is_valid(constraint, text):
+    try:
+        parse_json(constraint, text)
+        return True
+    except ValueValidationError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        ({"properties": {f"p{i}": True for i in range(40)}}, "40 members; up to 39"),
+        ({"properties": MEMBERS, "required": ["a"], "maxProperties": 2}, "maxProperties"),
+        ({"not": {"additionalProperties": {"type": "null"}}, "type": "object"}, "pattern"),
+    ],
+)
+def test_what_can_not_come_in_any_order_is_refused_in_a_line(schema, problem):
+    with pytest.raises(ConstraintError, match=problem) as caught:
+        sgl.grammar.matches(json_schema(schema, order="any"), "{}")
+    assert caught.value.pointer == ""
+    assert "\n" not in caught.value.message
