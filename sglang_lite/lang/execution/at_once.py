@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sglang_lite.lang.backend.prompt_cache import LEAST
-from sglang_lite.lang.execution import generation
+from sglang_lite.lang.execution import generation, selection
 from sglang_lite.lang.execution.first_token import LEAST_BRANCHES, FirstToken
 from sglang_lite.lang.execution.operations import ForkOp, GenOp, HookOp, JoinOp, MarkOp, ReadOp, ScopeOp, SelectOp
 from sglang_lite.lang.execution.transcript import Transcript
@@ -74,7 +74,7 @@ def _on_transcript(change: Callable[[Transcript, Any], None]) -> Callable[[Playe
 # What is played where it is submitted. True: done. False: it has to wait for a backend.
 AT_ONCE: dict[type, Callable[[Player, Any], bool]] = {
     GenOp: generation.at_once,
-    SelectOp: generation.select_at_once,
+    SelectOp: selection.select_at_once,
     ImagePart: _on_transcript(Transcript.show),
     TurnBegin: _on_transcript(Transcript.begin_turn),
     TurnEnd: _on_transcript(Transcript.end_turn),

@@ -1,13 +1,9 @@
-"""Playing the nodes that a backend answers: attempts, time limits, checks, values; and where the answer comes from."""
+"""Playing generations: where the answer comes from, its value, and what it adds to the text."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import inspect
-import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
@@ -17,35 +13,26 @@ from sglang_lite.constraints.matching import validate
 from sglang_lite.lang.backend.asked import AskedNode, asked_node, scores_needed
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.rendering import rendered
-from sglang_lite.lang.concurrency.pool import elsewhere, in_pool
+from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.execution import blocking_hooks
-from sglang_lite.lang.execution.budget import most_of_generation, most_of_selection
+from sglang_lite.lang.execution.attempts import attempts, check_value, limit
+from sglang_lite.lang.execution.budget import most_of_generation
 from sglang_lite.lang.execution.operations import GenOp, JoinOp, Op, SelectOp
 from sglang_lite.lang.execution.repairs import repaired, shows
+from sglang_lite.lang.execution.showing import Show
 from sglang_lite.lang.execution.transcript import Reasoned
 from sglang_lite.lang.expressions import GenOptions, only_picks
-from sglang_lite.lang.results import delta_meta, joined_meta
-from sglang_lite.program.choosing import ChoicesDecision, decide
-from sglang_lite.program.nodes import Select
 from sglang_lite.program.seeds import reseeded
 from sglang_lite.protocol import (
-    BudgetError,
-    CapabilityError,
     Constraint,
-    ConstraintError,
     Continuation,
     Delta,
-    EngineClosedError,
     Generation,
     JsonSchema,
-    ParameterError,
     ProgramError,
     Prompt,
-    RequestTimeoutError,
-    Selection,
     SglError,
     Span,
-    TemplateError,
     Unset,
     ValueValidationError,
     total_usage,
@@ -57,16 +44,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _NO_OPTIONS = GenOptions()
-_HOPELESS = (BudgetError, ParameterError, ConstraintError, CapabilityError, TemplateError, EngineClosedError)
 _STOPS = ("stop", "stop_token_ids", "stop_regex")
-_SAME_AGAIN = (
-    "It was not tried again, as `retries` at temperature 0 give the same answer: set a temperature, or repair=True, "
-    "which shows the model what was wrong."
-)
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts, doubling
-
-
-# ----------------------------------------------------------------------------------------------- generating
 
 
 def at_once(branch: Player, op: GenOp) -> bool:
@@ -74,7 +52,7 @@ def at_once(branch: Player, op: GenOp) -> bool:
     backend = branch.backend
     if not backend.answers_now or _decides(op.own.options) or branch.log is not None or not branch.run.plain:
         return False
-    _says_what_asks(branch, op)
+    says_what_asks(branch, op)
     generations = backend.answer_now(branch.transcript.prompt(), op.node.params, _constraint(branch, op))
     if generations is None:
         return False
@@ -84,7 +62,7 @@ def at_once(branch: Player, op: GenOp) -> bool:
     return True
 
 
-def _says_what_asks(branch: Player, op: GenOp | SelectOp) -> None:
+def says_what_asks(branch: Player, op: GenOp | SelectOp) -> None:
     """Lets the backend know which node asks."""
     called = branch.run.called
     scores_needed.set(isinstance(op, SelectOp) and not only_picks(op.own))
@@ -165,14 +143,14 @@ async def _generate(branch: Player, op: GenOp, came: Callable[[], None] | None) 
         answers = []
         began = time.monotonic()
         try:
-            async with _limit(options.timeout, "no answer within the node's timeout of"):
+            async with limit(options.timeout, "no answer within the node's timeout of"):
                 answers = await _ask(branch, op, options, attempt, came, live=live)
             values = _values(op, answers)
             if options.check is not None:
                 left = None if options.timeout is None else began + options.timeout - time.monotonic()
-                async with _limit(left, "the check did not end within the node's timeout of", options.timeout):
+                async with limit(left, "the check did not end within the node's timeout of", options.timeout):
                     for value, answer in zip(values, answers):
-                        await _check(options.check, value, answer.text)
+                        await check_value(options.check, value, answer.text)
         except Exception as error:  # noted, and raised on
             _refuse(branch, op, answers, error)
             raise
@@ -181,70 +159,15 @@ async def _generate(branch: Player, op: GenOp, came: Callable[[], None] | None) 
     def same_again(error: Exception) -> bool:
         return greedy and not shows(options, op) and (bool(answers) or isinstance(error, ValueValidationError))
 
-    generations, values = await _attempts(branch, retries, ask, same_again)
+    generations, values = await attempts(branch, retries, ask, same_again)
     if not live:
-        _Show(branch, op, options.reasoning).end(generations[0])
+        Show(branch, op, options.reasoning).end(generations[0])
     _accept(branch, op, generations, values)
-
-
-async def _attempts(
-    branch: Player,
-    retries: int,
-    ask: Callable[[int], Awaitable[_T]],
-    same_again: Callable[[Exception], bool] = lambda _: False,
-) -> _T:
-    """Asks until there is an answer, the run's time is over, or `retries` more attempts have failed.
-
-    Args:
-        same_again: an attempt has failed by what would be so in the next one.
-    """
-    deadline = branch.run.deadline
-    left = None if deadline is None else deadline - time.monotonic()
-    attempt = 0
-    async with _limit(left, "the run took longer than its timeout of", branch.run.timeout):
-        while True:
-            try:
-                return await ask(attempt)
-            except Exception as error:  # foreign backends raise anything
-                if attempt >= retries or isinstance(error, _HOPELESS):
-                    raise
-                if same_again(error):
-                    if isinstance(error, SglError):
-                        error.hint = _SAME_AGAIN
-                    else:
-                        error.add_note(_SAME_AGAIN)
-                    raise
-                if not isinstance(error, ValueValidationError):
-                    await asyncio.sleep(min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE))
-                attempt += 1
-
-
-@contextlib.asynccontextmanager
-async def _limit(left: float | None, message: str, timeout: float | None = None) -> AsyncGenerator[None, None]:
-    """Cancels what is inside when it has taken too long.
-
-    Args:
-        left: seconds it may take, None for no limit.
-        timeout: what was asked for, where that is not what is left.
-
-    Raises:
-        RequestTimeoutError: it has.
-    """
-    late = f"{message} {left if timeout is None else timeout:g} s." if left is not None else ""
-    if left is not None and left <= 0:
-        raise RequestTimeoutError(late)
-    try:
-        async with asyncio.timeout(left) as limit:
-            yield
-    except TimeoutError:
-        if not limit.expired():  # it is the backend's own
-            raise
-        raise RequestTimeoutError(late) from None
 
 
 def generate(branch: Player, op: GenOp) -> None:
     """`agenerate` on a thread of the backend's pool, for blocking hooks and nodes that wait for nothing else."""
-    show = _Show(branch, op, None) if branch.log is not None else None
+    show = Show(branch, op, None) if branch.log is not None else None
     generations = blocking_hooks.generate(branch.backend, branch, op, None if show is None else show.piece)
     _hold(branch, op, generations)
     if show is not None:
@@ -284,7 +207,7 @@ async def _call(
     if attempt and not isinstance(params.seed, Unset):  # the same draws would give the same answer
         params = msgspec.structs.replace(params, seed=reseeded(params.seed, attempt))
     stream = branch.log is not None or came is not None
-    show = _Show(branch, op, options.reasoning) if live and branch.log is not None else None
+    show = Show(branch, op, options.reasoning) if live and branch.log is not None else None
     done: list[Generation] = []
     known = None
     if backend.remembers and branch.pushed is not None:
@@ -299,7 +222,7 @@ async def _call(
     elif backend.blocking:
         events = _from_hooks(backend, branch, op, show)
     else:
-        _says_what_asks(branch, op)
+        says_what_asks(branch, op)
         prompt = _prompt(branch, op, options, attempt)
         constraint = _constraint(branch, op)
         if op.turn is None or (attempt and shows(options, op)):
@@ -359,75 +282,6 @@ def _constraint(branch: Player, op: GenOp) -> Constraint | None:
     """The constraint of a generation where the branch is now."""
     walk = branch.transcript.walk
     return op.node.constraint if walk is None else Continuation(walk.constraint, walk.text, op.node.constraint)
-
-
-class _Show:
-    """Puts an answer into the streams that are read, piece by piece: all of its text and metadata, none twice."""
-
-    __slots__ = ("_chars", "_early", "_ids", "_log", "_logprobs", "_op", "_parser", "_thoughts")
-
-    def __init__(self, branch: Player, op: GenOp, reasoning: str | None) -> None:
-        self._log, self._op = branch.log, op
-        self._parser = None if reasoning is None else ReasoningParser(reasoning, once=op.node.constraint is not None)
-        self._chars = self._ids = self._logprobs = self._thoughts = 0  # shown so far
-        self._early: dict[str, Any] = {}  # metadata whose text is yet to come
-
-    def delta(self, delta: Delta) -> None:
-        """Shows a piece, with the counts of all so far that SGLang's streams have."""
-        self._ids += len(delta.token_ids)
-        self._logprobs += len(delta.logprobs)
-        meta = delta_meta(delta)
-        if delta.logprobs:
-            meta["output_token_logprobs_length"] = self._logprobs
-        tokens = max(self._ids, self._logprobs)  # not every backend tells them
-        if tokens and (delta.text or delta.logprobs):
-            meta["completion_tokens"] = tokens
-        if delta.reasoning:
-            self._think(delta.reasoning)
-        self.piece(delta.text, meta)
-
-    def _think(self, thought: str) -> None:
-        """Shows reasoning that is told apart: then there is none in the text."""
-        self._parser = None
-        self._thoughts += len(thought)
-        if self._op.thoughts_log is not None:
-            self._op.thoughts_log.append(thought)
-
-    def piece(self, text: str, meta: dict[str, Any]) -> None:
-        if self._log is None:
-            return
-        self._chars += len(text)
-        if text:
-            self._log.append(text)
-        self._give(*(("", text) if self._parser is None else self._parser.push(text)), meta)
-
-    def end(self, generation: Generation) -> None:
-        """Shows what has not been shown of a finished answer."""
-        if self._log is None:
-            return
-        if generation.reasoning is not None:
-            self._think(generation.reasoning[self._thoughts :])
-        self.delta(
-            Delta(
-                generation.text[self._chars :],
-                generation.token_ids[self._ids :],
-                generation.output_logprobs[self._logprobs :],
-            )
-        )
-        if self._parser is not None:
-            self._give(*self._parser.flush(), {})
-        if self._early and self._op.log is not None:
-            self._op.log.append("", self._early)
-
-    def _give(self, thought: str, answer: str, meta: dict[str, Any]) -> None:
-        op = self._op
-        if self._early:
-            meta = joined_meta(self._early, meta)
-        self._early = {} if thought or answer else meta
-        if thought and op.thoughts_log is not None:
-            op.thoughts_log.append(thought, None if answer else meta)
-        if answer and op.log is not None:
-            op.log.append(answer, meta)
 
 
 def _checked(branch: Player, op: GenOp, generations: Sequence[Generation]) -> list[Any]:
@@ -497,22 +351,6 @@ def _split(op: GenOp, generation: Generation) -> tuple[str, str]:
     return ReasoningParser.split(op.own.options.reasoning, generation.text, once=op.node.constraint is not None)
 
 
-async def _check(check: Callable[[Any], Any], value: Any, text: str) -> None:
-    if inspect.iscoroutinefunction(check):
-        verdict = check(value)
-    else:  # in a thread of its own, as it may wait for other programs, whose checks need threads too
-        verdict = await elsewhere(lambda job: threading.Thread(target=job, daemon=True).start(), partial(check, value))
-    if inspect.isawaitable(verdict):
-        verdict = await verdict
-    name = getattr(check, "__name__", "check")
-    if type(verdict).__name__ not in ("bool", "bool_"):  # numpy's too
-        raise ParameterError(
-            "check", f"{name} returned {verdict!r:.60}, not True or False.", hint="Return whether the value will do."
-        )
-    if not verdict:
-        raise ValueValidationError(f"{name} refused the value {value!r}.", text=text, value=value)
-
-
 def _accept(branch: Player, op: GenOp, generations: Sequence[Generation], values: Sequence[Any]) -> None:
     """Appends the first sample to the text and gives the variable its value."""
     if not branch.is_at(op):  # stopped meanwhile
@@ -541,167 +379,9 @@ def _accept(branch: Player, op: GenOp, generations: Sequence[Generation], values
 
 
 async def _from_hooks(
-    backend: BaseBackend, branch: Player, op: GenOp, show: _Show | None
+    backend: BaseBackend, branch: Player, op: GenOp, show: Show | None
 ) -> AsyncGenerator[Delta | Generation, None]:
     for event in await in_pool(
         backend.pool, partial(blocking_hooks.generate, backend, branch, op, None if show is None else show.piece)
     ):
         yield event
-
-
-# ------------------------------------------------------------------------------------------------ selecting
-
-
-def select_at_once(branch: Player, op: SelectOp) -> bool:
-    """Plays a selection whose scores are there without waiting. False: it has to wait."""
-    if not branch.backend.answers_now or op.own.multi is not None or branch.log is not None or not branch.run.plain:
-        return False
-    unconditional = op.own.choices_method.requires_unconditional_logprobs
-    _says_what_asks(branch, op)
-    selection = branch.backend.select_now(
-        branch.transcript.prompt(), _choices(branch, op.node), unconditional=unconditional
-    )
-    if selection is None:
-        return False
-    _picked(branch, op, selection, _decided(op, selection))
-    return True
-
-
-async def aselect(branch: Player, op: SelectOp) -> None:
-    """Plays a selection."""
-    backend = branch.backend
-    if branch.pushed is not None:
-        branch.pushed.reach(op, branch.transcript.pieces)
-    if backend.blocking:
-        decision = await _retried(branch, op, lambda _: _by_hook(branch, op))
-        _picked(branch, op, None, decision)
-    elif op.own.multi is None:
-        selection = await _score(branch, op, _choices(branch, op.node))
-        _picked(branch, op, selection, _decided(op, selection))
-    else:
-        await _select_several(branch, op)
-
-
-async def _by_hook(branch: Player, op: SelectOp) -> ChoicesDecision:
-    prompt, choices = branch.transcript.prompt(), op.node.choices
-    with branch.run.within_budget(branch.backend, partial(most_of_selection, prompt, choices)):
-        decision: ChoicesDecision = await in_pool(branch.backend.pool, partial(blocking_hooks.select, branch, op))
-        return decision
-
-
-def _decided(op: SelectOp, selection: Selection) -> ChoicesDecision:
-    return decide(selection, op.node.choices, op.own.choices_method, op.node.temperature, op.node.seed)
-
-
-def _choices(branch: Player, node: Select) -> Sequence[str]:
-    """Choices that may come where the branch is now."""
-    walk = branch.transcript.walk
-    return node.choices if walk is None else walk.possible(node.choices)
-
-
-async def _retried(branch: Player, op: SelectOp, ask: Callable[[int], Awaitable[_T]]) -> _T:
-    """
-    Args:
-        ask: makes an attempt; 0 is the first.
-    """
-    if branch.run.plain:
-        return await ask(0)
-
-    async def attempt(number: int) -> _T:
-        try:
-            return await ask(number)
-        except Exception as error:  # as in `ask`
-            op.refuse(error)
-            raise
-
-    return await _attempts(branch, branch.run.settings.retries, attempt)
-
-
-async def _score(branch: Player, op: SelectOp, texts: Sequence[str]) -> Selection:
-    unconditional = op.own.choices_method.requires_unconditional_logprobs
-    if branch.pushed is None:
-        _says_what_asks(branch, op)
-        return await _retried(branch, op, partial(_select_once, branch, op, texts, unconditional=unconditional))
-
-    async def ask(_: int) -> Selection:
-        assert branch.pushed is not None
-        if branch.backend.remembers:
-            prompt = branch.transcript.prompt()
-            known = branch.backend.remembered_choice(prompt, texts, unconditional=unconditional)
-            if known is not None:
-                return known
-        asked, op.asked = op.asked, None
-        pushed, place = asked or (
-            branch.pushed,
-            branch.pushed.score(op, texts, branch.transcript.pieces, unconditional=unconditional),
-        )
-        answers: list[Any] = [each async for each in pushed.answers(place)]
-        selection: Selection = answers[0]
-        return selection
-
-    return await _retried(branch, op, ask)
-
-
-async def _select_once(
-    branch: Player, op: SelectOp, texts: Sequence[str], attempt: int, *, unconditional: bool
-) -> Selection:
-    """Asks the backend for scores, if the budgets allow it."""
-    prompt, run, backend = branch.transcript.prompt(), branch.run, branch.backend
-    with run.within_budget(backend, partial(most_of_selection, prompt, texts)) as used:
-        try:
-            if op.turn is None:
-                selection = await backend.aselect(prompt, texts, unconditional=unconditional)
-            else:
-                turn, place = op.turn
-                selection = await turn.selection(place, backend, prompt, texts, attempt)
-        except SglError as error:
-            run.failed([error.usage])
-            raise
-        used.append(selection.usage)
-    return selection
-
-
-async def _select_several(branch: Player, op: SelectOp) -> None:
-    node, multi = op.node, op.own.multi
-    assert multi is not None
-    left, taken, records = list(node.choices), list[str](), []
-    while left:
-        before = multi.separator if taken else ""
-        texts = [before + choice for choice in left] + ([multi.end] if taken else [])
-        selection = await _score(branch, op, texts)
-        if not branch.is_at(op):  # as in _accept
-            return
-        seed = reseeded(node.seed, len(taken))
-        records.append((selection, decide(selection, texts, op.own.choices_method, node.temperature, seed)))
-        decision = records[-1][1].decision
-        if decision == multi.end:
-            break
-        branch.transcript.choose(decision)
-        op.mark = None  # that was before it
-        taken.append(decision.removeprefix(before))
-        left.remove(taken[-1])
-    _chosen(branch, op, records, multi.separator.join(taken), taken)
-
-
-def select(branch: Player, op: SelectOp) -> None:
-    """`aselect` with blocking hooks, on a thread of the backend's pool."""
-    _picked(branch, op, None, blocking_hooks.select(branch, op))
-
-
-def _picked(branch: Player, op: SelectOp, selection: Selection | None, decision: ChoicesDecision) -> None:
-    if not branch.is_at(op):  # as in _accept
-        return
-    branch.transcript.choose(decision.decision)
-    record = selection or Selection((), picked=decision.decision), decision
-    _chosen(branch, op, record, decision.decision, decision.decision)
-
-
-def _chosen(branch: Player, op: SelectOp, record: Any, text: str, value: str | list[str]) -> None:
-    """Gives the variable of a selection its value, and its stream the text."""
-    op.variable.record = record
-    op.variable.behind = branch.transcript.behind
-    op.ended = branch.run.played(record)
-    if op.log is not None:
-        op.log.append(text)
-        op.log.close()
-    op.variable.set(value)

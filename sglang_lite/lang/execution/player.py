@@ -25,7 +25,7 @@ from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
-from sglang_lite.lang.execution import generation
+from sglang_lite.lang.execution import generation, selection
 from sglang_lite.lang.execution.at_once import AT_ONCE
 from sglang_lite.lang.execution.first_token import FirstToken
 from sglang_lite.lang.execution.names import Names
@@ -357,7 +357,7 @@ class Player:
                     await generation.agenerate(self, op)
                 else:
                     assert isinstance(op, SelectOp)
-                    await generation.aselect(self, op)
+                    await selection.aselect(self, op)
                 following = self._play_after(op)
             except asyncio.CancelledError:
                 self._fail(RequestAbortedError("the program was cancelled."), op)
@@ -384,7 +384,7 @@ class Player:
                     generation.generate(self, op)
                 else:
                     assert isinstance(op, SelectOp)
-                    generation.select(self, op)
+                    selection.select(self, op)
                 following = self._play_after(op)
             except BaseException as error:  # as in _play
                 self._fail(error, op)

@@ -1,0 +1,82 @@
+"""Answers while they come: put into the streams that somebody reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sglang_lite.lang.execution.operations import GenOp
+from sglang_lite.lang.results import delta_meta, joined_meta
+from sglang_lite.protocol import Delta, Generation
+from sglang_lite.text.reasoning import ReasoningParser
+
+if TYPE_CHECKING:
+    from sglang_lite.lang.execution.player import Player
+
+
+class Show:
+    """Puts an answer into the streams that are read, piece by piece: all of its text and metadata, none twice."""
+
+    __slots__ = ("_chars", "_early", "_ids", "_log", "_logprobs", "_op", "_parser", "_thoughts")
+
+    def __init__(self, branch: Player, op: GenOp, reasoning: str | None) -> None:
+        self._log, self._op = branch.log, op
+        self._parser = None if reasoning is None else ReasoningParser(reasoning, once=op.node.constraint is not None)
+        self._chars = self._ids = self._logprobs = self._thoughts = 0  # shown so far
+        self._early: dict[str, Any] = {}  # metadata whose text is yet to come
+
+    def delta(self, delta: Delta) -> None:
+        """Shows a piece, with the counts of all so far that SGLang's streams have."""
+        self._ids += len(delta.token_ids)
+        self._logprobs += len(delta.logprobs)
+        meta = delta_meta(delta)
+        if delta.logprobs:
+            meta["output_token_logprobs_length"] = self._logprobs
+        tokens = max(self._ids, self._logprobs)  # not every backend tells them
+        if tokens and (delta.text or delta.logprobs):
+            meta["completion_tokens"] = tokens
+        if delta.reasoning:
+            self._think(delta.reasoning)
+        self.piece(delta.text, meta)
+
+    def _think(self, thought: str) -> None:
+        """Shows reasoning that is told apart: then there is none in the text."""
+        self._parser = None
+        self._thoughts += len(thought)
+        if self._op.thoughts_log is not None:
+            self._op.thoughts_log.append(thought)
+
+    def piece(self, text: str, meta: dict[str, Any]) -> None:
+        if self._log is None:
+            return
+        self._chars += len(text)
+        if text:
+            self._log.append(text)
+        self._give(*(("", text) if self._parser is None else self._parser.push(text)), meta)
+
+    def end(self, generation: Generation) -> None:
+        """Shows what has not been shown of a finished answer."""
+        if self._log is None:
+            return
+        if generation.reasoning is not None:
+            self._think(generation.reasoning[self._thoughts :])
+        self.delta(
+            Delta(
+                generation.text[self._chars :],
+                generation.token_ids[self._ids :],
+                generation.output_logprobs[self._logprobs :],
+            )
+        )
+        if self._parser is not None:
+            self._give(*self._parser.flush(), {})
+        if self._early and self._op.log is not None:
+            self._op.log.append("", self._early)
+
+    def _give(self, thought: str, answer: str, meta: dict[str, Any]) -> None:
+        op = self._op
+        if self._early:
+            meta = joined_meta(self._early, meta)
+        self._early = {} if thought or answer else meta
+        if thought and op.thoughts_log is not None:
+            op.thoughts_log.append(thought, None if answer else meta)
+        if answer and op.log is not None:
+            op.log.append(answer, meta)
