@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from sglang_lite.lang import batch
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.default import BackendLike, backend_for
-from sglang_lite.lang.batch import BatchPlan, Cluster, Item, OnError
-from sglang_lite.lang.body_pool import AsyncBodyPool, AwaitedPool, BodyPool, Pool, PoolOnLoop, Report
+from sglang_lite.lang.batch import BatchPlan, Cluster, OnError
+from sglang_lite.lang.batch_pools import async_pool_of, pool_of
 from sglang_lite.lang.call import Call, start_thread
 from sglang_lite.lang.execution.api_speculation import ApiSpeculation
 from sglang_lite.lang.execution.reading import finished
@@ -203,11 +203,11 @@ class SglFunction(BaseProgram):
             The state, when the body has returned. Reading from it waits for what is still being generated.
         """
         given = dict(locals())
-        if (handed := self._handed(args, kwargs, given)) is not None:
+        if (handed := _handed(self, args, kwargs, given)) is not None:
             return handed  # type: ignore[no-any-return] # it stands for a state
         own, options = self._sorted(args, kwargs, given)
         check_flags(use_thread=options["use_thread"])
-        call = self._call(args, own, options)
+        call = self.prepared(args, own, options)
         with _trimmed:
             if options["stream"]:
                 start_thread(call.run_streaming)
@@ -226,7 +226,7 @@ class SglFunction(BaseProgram):
         body continues as a task of this event loop. The body of a plain function runs in a thread."""
         own = {name: value for name, value in kwargs.items() if name not in _RUN_DEFAULTS}
         own, options = self._sorted(args, own, {**_RUN_DEFAULTS, **kwargs})
-        call = self._call(args, own, options)
+        call = self.prepared(args, own, options)
         if not options["stream"]:
             with _trimmed:
                 await call.arun()
@@ -307,7 +307,7 @@ class SglFunction(BaseProgram):
             ProgramError: the checkpoint's file is of another batch, damaged, or open in another run.
         """
         plan = self._plan(batch_kwargs, locals())
-        make_pool = functools.partial(self._pool, plan, held=plan.iterates)
+        make_pool = functools.partial(pool_of, self, plan, held=plan.iterates)
         if plan.iterates:
             return batch.passed(plan, batch.iterate(make_pool, plan))
         with plan:
@@ -319,7 +319,7 @@ class SglFunction(BaseProgram):
         for name in options.keys() - _BATCH_DEFAULTS.keys():
             raise TypeError(f"SglFunction.arun_batch() got an unexpected keyword argument {name!r}")
         plan = self._plan(batch_kwargs, {**_BATCH_DEFAULTS, **options})
-        outcomes = batch.aiterate(functools.partial(self._async_pool, plan, held=True), plan)
+        outcomes = batch.aiterate(functools.partial(async_pool_of, self, plan, held=True), plan)
         if plan.iterates:
             return batch.apassed(plan, outcomes)
         with plan:
@@ -403,21 +403,15 @@ class SglFunction(BaseProgram):
         if len(prefix) > 64:
             chosen.cache_prefix(prefix)
 
-    def _handed(self, args: Sequence[Any], kwargs: dict[str, Any], given: Mapping[str, Any]) -> Any:
-        """Symbol of the run's state, where it is inside a body that is compiled; None elsewhere."""
-        inside = current_run.get()
-        if inside is None:
-            return None
-        said = {name: given[name] for name, default in _RUN_DEFAULTS.items() if is_said(given[name], default)}
-        return inside.hand_over(self.name, self.run, args, {**kwargs, **said})
-
-    def _call(
+    def prepared(
         self,
         args: Sequence[Any],
         kwargs: dict[str, Any],
         options: Mapping[str, Any],
         settings: RunSettings | None = None,
     ) -> Call | CompiledCall | HeldCall:
+        """A run that has not begun. `settings` are what the options come to, where that is known. Raises
+        ParameterError: an argument or option does not fit."""
         bound = self.bound(args, kwargs, "run")
         try:
             if self.compiled is not None:
@@ -433,41 +427,6 @@ class SglFunction(BaseProgram):
     def _plan(self, batch_kwargs: Any, given: Mapping[str, Any]) -> BatchPlan:
         options = with_seed({**_RUN_DEFAULTS, **{name: given[name] for name in _BATCH_DEFAULTS}})
         return batch.plan_of(self, batch_kwargs, options, _RUN_DEFAULTS)
-
-    def _pool(self, plan: BatchPlan, report: Report, *, held: bool) -> Pool:
-        """A pool for the items of a batch that are left."""
-        if plan.cluster is not None:
-            return plan.cluster.pool(self, plan, batch.saving(report, plan.file), held=held)
-        if self.compiled is not None:
-            rows = self.compiled.pool(plan, backend_of(plan.options), batch.saving(report, plan.file), held=held)
-            if rows is not None:
-                return rows
-        if self.is_async:
-            return self._body_pool(plan, report, held=held)
-
-        def call(item: Item) -> Call | CompiledCall | HeldCall:
-            return self._call(item[0], item[1], plan.options, plan.settings)
-
-        return BodyPool(call, plan.left, plan.window, batch.saving(report, plan.file), held=held)
-
-    def _async_pool(self, plan: BatchPlan, report: Report, *, held: bool) -> PoolOnLoop:
-        if plan.cluster is not None or self._plays_rows(plan):
-            return AwaitedPool(functools.partial(self._pool, plan, held=held), report)
-        return self._body_pool(plan, report, held=held)
-
-    def _plays_rows(self, plan: BatchPlan) -> bool:
-        """Tells whether no body is run for the items of a batch."""
-        if self.compiled is None:
-            return False
-        return self.compiled.playable(backend_of(plan.options), plan.settings) is not None
-
-    def _body_pool(self, plan: BatchPlan, report: Report, *, held: bool) -> AsyncBodyPool:
-        async def body(item: Item) -> ProgramState:
-            call = self._call(item[0], item[1], plan.options, plan.settings)
-            await call.arun()
-            return call.state
-
-        return AsyncBodyPool(body, plan.left, plan.window, batch.saving(report, plan.file), held=held)
 
     def bound(self, args: Sequence[Any], kwargs: dict[str, Any], what: str) -> dict[str, Any]:
         """The keyword arguments of a call, those given by `bind` included.
@@ -503,6 +462,15 @@ class SglFunction(BaseProgram):
                     own[name] = value  # None or False, which may have been said
                 options[name] = default
         return own, with_seed(options)
+
+
+def _handed(program: SglFunction, args: Sequence[Any], kwargs: dict[str, Any], given: Mapping[str, Any]) -> Any:
+    """Symbol of a run's state, where it is inside a body that is compiled; None elsewhere."""
+    inside = current_run.get()
+    if inside is None:
+        return None
+    said = {name: given[name] for name, default in _RUN_DEFAULTS.items() if is_said(given[name], default)}
+    return inside.hand_over(program.name, program.run, args, {**kwargs, **said})
 
 
 def _parameters_of(func: Callable[..., Any], name: str) -> list[inspect.Parameter]:

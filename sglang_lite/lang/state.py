@@ -18,12 +18,14 @@ from sglang_lite.lang.execution.reading import (
     afind_variable,
     all_messages,
     check_name,
+    error_of,
     find_variable,
     finished,
     may_block,
     nothing,
     whole_text,
 )
+from sglang_lite.lang.execution.run import current_run
 from sglang_lite.lang.execution.stream_executor import StreamExecutor
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.kept_values import named
@@ -239,7 +241,7 @@ class ProgramState:
         player = self.branch.player
         if self.branch.run.body_open:
             self._may_wait(self.branch.read(nothing, user_location()))
-            player.error()
+            error_of(player)
         else:
             finished(player).wait()
         for each in player.tree():
@@ -301,9 +303,16 @@ class ProgramState:
         await self._await(self.branch.read(nothing, user_location()))
 
     def error(self) -> SglError | None:
-        """The error, None if nothing went wrong. Waits like `sync`."""
+        """The error, None if nothing went wrong. Waits like `sync`; outside of the body of a run with
+        stream=True until that has ended."""
+        if self.branch.player.log is not None and current_run.get() is not self.branch.run:
+            try:
+                text_streams.follow(self)
+            except KeyboardInterrupt:  # as in any reading
+                self.cancel()
+                raise
         self._may_wait(self.branch.read(nothing, user_location()))
-        return self.branch.player.error()
+        return error_of(self.branch.player)
 
     def _may_wait(self, variable: Variable, name: str | None = None) -> None:
         if not variable.done and self.branch.run.is_async and self.branch.player.waits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from sglang_lite.lang.execution.reading import afind_variable, find_variable, ma
 from sglang_lite.lang.execution.run import current_run
 from sglang_lite.lang.results import meta_info
 from sglang_lite.lang.tracebacks import user_location
-from sglang_lite.protocol import Generation, ProgramError
+from sglang_lite.protocol import Generation, ProgramError, SglError
 
 if TYPE_CHECKING:
     from sglang_lite.lang.state import ProgramState
@@ -41,6 +42,17 @@ def pieces(state: ProgramState, name: str | None) -> Iterator[str]:
     for text, _ in log:
         if text:
             yield text
+
+
+def follow(state: ProgramState) -> None:
+    """Waits until nothing more comes of a text that is streamed."""
+    branch = state.branch
+    assert branch.player.log is not None
+    if not branch.player.log.closed:
+        may_block(branch.run, "text_async_iter", user_location())
+    with contextlib.suppress(SglError):
+        for _ in branch.player.log:
+            pass
 
 
 async def apieces(state: ProgramState, name: str | None, *, with_meta: bool) -> AsyncIterator[Any]:

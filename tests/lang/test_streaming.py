@@ -458,3 +458,29 @@ def test_a_stream_waits_for_a_name_that_comes_late_and_ends_with_the_program():
     backend.open()
     with pytest.raises(sgl.UnknownVariableError, match="it has: 'a'"):
         read_all(reader)
+
+
+def test_the_error_of_a_stream_is_that_of_the_whole_program():
+    asked = threading.Event()
+
+    @sgl.function
+    def program(s):
+        asked.wait()
+        s += "a" + sgl.gen("x")
+        s.sync()
+
+    state = program.run(stream=True, backend=sgl.ScriptedBackend({"a": sgl.BackendError("down")}))
+    asked.set()  # it has added nothing yet
+    assert isinstance(state.error(), sgl.BackendError)
+    asked.clear()
+    state = program.run(stream=True, backend=sgl.ScriptedBackend(default="b"))
+    asked.set()
+    assert state.error() is None
+    assert state["x"] == "b"
+
+    @sgl.function
+    def asks(s):
+        s += "a" + sgl.gen("x")
+        s["so far"] = s.error()
+
+    assert asks.run(stream=True, backend=sgl.ScriptedBackend(default="b"))["so far"] is None

@@ -10,7 +10,6 @@ A branch that fails stays failed: everything queued and submitted later fails wi
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 import time
@@ -42,7 +41,7 @@ from sglang_lite.lang.execution.operations import (
     SelectOp,
 )
 from sglang_lite.lang.execution.push_down import Inbox, PushedBranch
-from sglang_lite.lang.execution.reading import nothing, unknown
+from sglang_lite.lang.execution.reading import unknown
 from sglang_lite.lang.execution.run import Run, current_run
 from sglang_lite.lang.execution.transcript import Transcript
 from sglang_lite.program.nodes import Text
@@ -167,13 +166,6 @@ class Player:
     def see_failure(self) -> None:
         """Notes that somebody is told what the branch has failed with, or will be."""
         self._failure_seen = True
-
-    def error(self) -> SglError | None:
-        """The error that the branch failed with, once everything queued has been played."""
-        with contextlib.suppress(SglError):
-            self.read(nothing).wait()
-        self.see_failure()
-        return self._failure
 
     def declare_no_more(self) -> None:
         """Notes that the body has ended: names that were not declared never will be, and the text is complete."""

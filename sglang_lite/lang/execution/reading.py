@@ -103,6 +103,14 @@ def added(player: Player) -> list[Piece]:
     return player.transcript.added
 
 
+def error_of(player: Player) -> SglError | None:
+    """The error that a branch failed with, once everything queued has been played."""
+    with contextlib.suppress(SglError):
+        player.read(nothing).wait()
+    player.see_failure()
+    return player.failure
+
+
 def when_finished(player: Player, callback: Callable[[], object]) -> None:
     """Calls back when everything queued so far, in every branch, has been played or has failed."""
     if not player.children:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.concurrency.variables import Variable
-from sglang_lite.lang.execution.reading import all_messages, find_variable, nothing, whole_text
+from sglang_lite.lang.execution.reading import all_messages, error_of, find_variable, nothing, whole_text
 from sglang_lite.lang.expressions import SglSamplingParams
 from sglang_lite.lang.results import as_dicts, meta_info
 from sglang_lite.protocol import Image, ProgramError, RequestTimeoutError, SglError, UnknownVariableError
@@ -172,7 +172,7 @@ class StreamExecutor:
         return self._player.failure
 
     def error(self) -> SglError | None:
-        return self._player.error()
+        return error_of(self._player)
 
     @property
     def is_finished(self) -> bool:

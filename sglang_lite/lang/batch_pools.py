@@ -1,0 +1,52 @@
+"""Pools for the items of a batch: of bodies, of rows without one, or of a cluster."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sglang_lite.lang.batch import BatchPlan, Item, saving
+from sglang_lite.lang.body_pool import AsyncBodyPool, AwaitedPool, BodyPool, Pool, PoolOnLoop, Report
+from sglang_lite.lang.call import Call
+from sglang_lite.lang.run_options import backend_of
+from sglang_lite.lang.state import ProgramState
+
+if TYPE_CHECKING:
+    from sglang_lite.lang.function import SglFunction
+    from sglang_lite.lang.held_row import HeldCall
+    from sglang_lite.lang.playing import CompiledCall
+
+
+def pool_of(program: SglFunction, plan: BatchPlan, report: Report, *, held: bool) -> Pool:
+    """A pool for the items of a batch that are left; arguments as of a BodyPool."""
+    saved = saving(report, plan.file)
+    if plan.cluster is not None:
+        return plan.cluster.pool(program, plan, saved, held=held)
+    if program.compiled is not None:
+        rows = program.compiled.pool(plan, backend_of(plan.options), saved, held=held)
+        if rows is not None:
+            return rows
+    if program.is_async:
+        return _async_bodies(program, plan, report, held=held)
+
+    def call(item: Item) -> Call | CompiledCall | HeldCall:
+        return program.prepared(item[0], item[1], plan.options, plan.settings)
+
+    return BodyPool(call, plan.left, plan.window, saved, held=held)
+
+
+def async_pool_of(program: SglFunction, plan: BatchPlan, report: Report, *, held: bool) -> PoolOnLoop:
+    """`pool_of` for the event loop that awaits it."""
+    rows = program.compiled
+    if plan.cluster is None and (rows is None or rows.playable(backend_of(plan.options), plan.settings) is None):
+        return _async_bodies(program, plan, report, held=held)
+    return AwaitedPool(partial(pool_of, program, plan, held=held), report)
+
+
+def _async_bodies(program: SglFunction, plan: BatchPlan, report: Report, *, held: bool) -> AsyncBodyPool:
+    async def body(item: Item) -> ProgramState:
+        call = program.prepared(item[0], item[1], plan.options, plan.settings)
+        await call.arun()
+        return call.state
+
+    return AsyncBodyPool(body, plan.left, plan.window, saving(report, plan.file), held=held)
