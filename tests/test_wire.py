@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+import re
 import types
 import typing
 
@@ -17,9 +18,10 @@ import sglang_lite as sgl
 from sglang_lite import errors, protocol, wire
 from sglang_lite.program import graph, nodes
 from sglang_lite.protocol.record import Record, Variant
-from sglang_lite.protocol.recording import RecordedCall
+from sglang_lite.protocol.recording import RecordedCall, RecordedEvent, RecordedRequest
 from sglang_lite.protocol.sampling import PARAMETERS, Deferred
 from sglang_lite.wire import failure, messages
+from sglang_lite.wire.scan import scan_json
 
 pytestmark = pytest.mark.slow
 
@@ -529,3 +531,48 @@ def test_random_bytes_are_refused(form):
     for _ in range(FUZZED):
         with pytest.raises(protocol.WireError):
             wire.decode(draw.randbytes(draw.randrange(60)), form=form)
+
+
+def outcome(data):
+    """The message that JSON is, or the error that refuses it."""
+    try:
+        found = wire.decode(data, form="json")
+    except protocol.WireError as error:
+        return re.sub(r"byte \d+", "byte", str(error)), error.pointer
+    return type(found), content(found)
+
+
+def test_json_that_was_written_here_is_read_as_any_other(monkeypatch):
+    """What is taken without a scan is what a scan lets through: a blank before it brings the scan."""
+    draw, taken = random.Random(11), 0
+    scanned = []
+    monkeypatch.setattr(messages, "scan_json", lambda *args: scanned.append(1) or scan_json(*args))
+    meant = [wire.encode(sent, form="json") for sent in SENT]
+    for data in [*meant, *(altered(draw.choice(meant), draw) for _ in range(4 * FUZZED)), *WRONG_BYTES]:
+        scanned.clear()
+        found = outcome(data)
+        taken += not scanned
+        assert outcome(b" " + data) == found, data
+    assert taken >= len(meant) - 1  # all but minus infinity
+
+
+WRONG_BYTES = [data for data, _, _ in WRONG_JSON.values()] + [
+    b'{"version":1,"type":"Generation","data":{"kind":"Generation","text":"a","meta":%b}}' % meta
+    for meta in (
+        b'{"a":1,"a":2}', b'{"a":18446744073709551616}', b'{"a":-9223372036854775809}', b'{"a":1e400}', b'{"a":-0}',
+        b'{"a":' + b"[" * 125 + b"]" * 125 + b"}", b'{"a":' + b"[" * 126 + b"]" * 126 + b"}",
+        b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}", b'{"a":"' + b"[" * 5000 + b'"}', b'{"a":"\\"","a":"\\""}',
+        b'{"$float":"inf"}', b'{"a":{"$float":"inf"}}', b'{"\\u0024float":"inf"}', b'{"a":"\xff"}', b'{"a":"\\ud800"}',
+    )
+]  # fmt: skip
+
+
+def test_as_many_values_as_the_limit_allows_are_read_and_no_more():
+    deltas = [RecordedEvent(0.0, protocol.Delta("x"))] * 200
+    call = RecordedCall(0, "", RecordedRequest(protocol.Prompt(())), events=tuple(deltas))
+    data = wire.encode(call, form="json")
+    assert content(wire.decode(data, form="json")) == content(call)
+    with pytest.raises(protocol.WireError, match="more than 300 values"):
+        wire.decode(data, form="json", limits=wire.Limits(items=300))
+    with pytest.raises(protocol.WireError, match="deeper than 4"):
+        wire.decode(data, form="json", limits=wire.Limits(depth=4))

@@ -45,8 +45,9 @@ class RecordingHead(Record, frozen=True):
         tool_family: format of the model's calls of tools.
         started: seconds since 1970.
         constraints: kinds of constraint that it enforces: some requests are made with a view to them.
-        begun: what it does with a turn that has begun, and `objects`: whether values of a turn can come as one object;
-            None: each generation is asked for as if it were alone.
+        begun: what it does with a turn that has begun; None: each generation is asked for as if it were alone.
+        objects: values of a turn can come as one object.
+        constrained: it continues a begun turn under a constraint, too.
     """
 
     backend: str
@@ -58,6 +59,7 @@ class RecordingHead(Record, frozen=True):
     constraints: tuple[str, ...] = ()
     begun: Literal["continued", "asked", "refused"] | None = None
     objects: bool = False
+    constrained: bool = False
 
 
 class RecordedRequest(Record, frozen=True):

@@ -3,7 +3,8 @@
 A message is one object, `{"version": 1, "type": …, "data": …}`. The types are a closed table: the records of `protocol`
 and `program`, and "Error". Nothing that comes from outside names a class or is called. Data is scanned before anything
 is made of it: its size, depth and count of items, names that come twice, texts that are no UTF-8, integers of more than
-64 bits. Whatever is wrong with it is a WireError.
+64 bits. (JSON that is byte for byte what this writes has none of these, and is held against that instead: 20 times as
+fast.) Whatever is wrong with it is a WireError.
 
 What is written in a way of its own:
 

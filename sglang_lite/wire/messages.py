@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from functools import cache
 from typing import Any, Final, Literal, TypeAlias, cast
 
@@ -16,7 +17,7 @@ from sglang_lite.protocol.results import Delta, Generation, Played, Selection
 from sglang_lite.wire.failure import Failure, as_error, as_failure
 from sglang_lite.wire.limits import LIMITS, Limits, too_deep, too_large
 from sglang_lite.wire.plain_data import check
-from sglang_lite.wire.scan import FLOAT, scan_json, scan_msgpack
+from sglang_lite.wire.scan import FLOAT, is_shallow, scan_json, scan_msgpack
 
 VERSION: Final = 1
 
@@ -63,6 +64,11 @@ TYPES: Final[dict[str, type[Record]]] = {
 _READ: Final[dict[str, type[Record]]] = {
     **TYPES, "Played": PlayedData, "RecordedCall": RecordedCallData, "Error": Failure
 }  # fmt: skip
+_DATA: Final = b',"data":'
+_HEADS: Final = {b'{"version":%d,"type":"%b"%b' % (VERSION, name.encode(), _DATA): kind for name, kind in _READ.items()}
+_LONG: Final = re.compile(rb"[0-9]{19}")
+_PERHAPS_WIDE: Final = re.compile(rb"[0-9]{20}|-[0-9]{19}")  # more than 64 bits
+_LONGEST_HEAD: Final = max(map(len, _HEADS))
 _FLOATS: Final = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
 _ENVELOPE: Final = {"version", "type", "data"}
 
@@ -102,11 +108,13 @@ def decode(data: bytes | bytearray | memoryview, *, form: Form = "msgpack", limi
         raise too_large(size, limits)
     data = bytes(data)
     try:
-        odd = _scan(data, _checked(form), limits)
-        name, content = _opened(data, form)
-        found = _read(name, content, form, odd=odd)
-        if odd:
-            check(found, limits)
+        found = _read_as_written(data, limits) if _checked(form) == "json" else None
+        if found is None:
+            odd = _scan(data, form, limits)
+            name, content = _opened(data, form)
+            found = _read(name, content, form, odd=odd)
+            if odd:
+                check(found, limits)
     except RecursionError:  # the caller is deep in a recursion of its own
         raise too_deep(["data"], limits) from None
     if isinstance(found, Failure):
@@ -177,6 +185,29 @@ def _value(envelope: dict[str, msgspec.Raw], name: str, kind: Any, form: Form) -
         return _decoder(kind, form).decode(envelope[name])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _translated(error, f"/{name}") from None
+
+
+def _read_as_written(data: bytes, limits: Limits) -> Any:
+    """The record of JSON that is, byte for byte, what `encode` would write of it. None: of JSON that is not, and where
+    a limit might be reached.
+
+    Such data needs no scan: a name that came twice or half of a surrogate pair would not have been written again.
+    """
+    end = data.find(_DATA, 0, _LONGEST_HEAD) + len(_DATA)
+    kind = _HEADS.get(data[:end])
+    if kind is None or len(data) > limits.items or FLOAT.encode() in data:
+        return None
+    if _LONG.search(data) and _PERHAPS_WIDE.search(data):
+        return None
+    content = data[end:-1]
+    try:
+        found = _decoder(kind, "json").decode(content)
+        again = msgspec.json.encode(found, enc_hook=location_names)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None  # the scan tells what is wrong
+    if again != content or not data.endswith(b"}") or not is_shallow(data, limits.depth):
+        return None
+    return found
 
 
 def _read(name: str, content: msgspec.Raw, form: Form, *, odd: bool) -> Any:

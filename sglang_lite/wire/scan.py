@@ -4,6 +4,7 @@ linear in the bytes, up to the limit of items. Whether JSON is well-formed is le
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from typing import Any, Final
@@ -101,6 +102,18 @@ def _unescaped(name: str) -> str:
         return str(json.loads(name))
     except ValueError:
         return name  # malformed
+
+
+_STRINGS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+
+
+def is_shallow(data: bytes, depth: int) -> bool:
+    """Tells whether well-formed JSON is nested no deeper than that."""
+    if data.count(b"[") + data.count(b"{") <= depth:
+        return True
+    brackets = _STRINGS.sub(b"", data).translate(None, _NO_BRACKETS)
+    return max(itertools.accumulate(1 if each in b"[{" else -1 for each in brackets)) <= depth
 
 
 # --------------------------------------------------------------------------------------------------- msgpack

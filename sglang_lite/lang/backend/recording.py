@@ -98,13 +98,13 @@ class Recording(StandIn):
             self._file = open(path, "wb")  # noqa: SIM115 # closed by close
         except OSError as error:
             raise ParameterError("path", f"{os.fspath(path)!r} can't be written: {error}") from error
-        self._began, turns = time.perf_counter(), backend.turn_rules
+        self._began, rules = time.perf_counter(), backend.turn_rules
+        turns = () if rules is None else (rules.begun, rules.objects, rules.constrained)
         self._write(
             RecordingHead(
                 backend.trace_name, backend.get_model_name(), backend.enforces,
                 _template(backend.get_chat_template()), backend.tool_family(), time.time(),
-                tuple(sorted(kind.__name__ for kind in backend.capabilities.constraints)),
-                None if turns is None else turns.begun, turns is not None and turns.objects,
+                tuple(sorted(kind.__name__ for kind in backend.capabilities.constraints)), *turns,
             )
         )  # fmt: skip
 

@@ -103,7 +103,8 @@ class Replay(BaseBackend):
 
     @property
     def turn_rules(self) -> TurnRules | None:
-        return None if self._head.begun is None else TurnRules(self._head.begun, self._head.objects)
+        head = self._head
+        return None if head.begun is None else TurnRules(head.begun, head.objects, head.constrained)
 
     def check(
         self, node: object, params: SamplingParams, constraint: Constraint | None, where: Location | None
@@ -297,7 +298,7 @@ def _read_lines(
 
 def _decoded(path: Path, number: int, line: bytes) -> Any:
     try:
-        return wire.decode(line, form="json")
+        return wire.decode(line.removesuffix(b"\n"), form="json")
     except WireError as error:
         reason = error.message.removeprefix("wire: ").rpartition(" (at ")[0]
         raise WireError(f"{path}, line {number}: {reason}", pointer=error.pointer, hint=error.hint) from None
