@@ -11,12 +11,13 @@ import msgspec
 from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
 from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.backend.rendering import rendered
-from sglang_lite.lang.backend.turns import TurnRules
+from sglang_lite.lang.backend.turns import TurnRules, common_rules
 from sglang_lite.protocol import (
     BackendError,
     Constraint,
     Delta,
     Generation,
+    JsonSchema,
     Location,
     ParameterError,
     Prompt,
@@ -61,9 +62,12 @@ class Fallback(BaseBackend):
 
     @property
     def turn_rules(self) -> TurnRules | None:
-        """Those of all backends, where they are the same."""
-        rules = {backend.turn_rules for backend in self.backends}
-        return rules.pop() if len(rules) == 1 else None
+        """Rules that all backends keep to, so that whichever answers is asked in the same way. None: all of them are
+        asked as if each generation were alone."""
+        rules = [backend.turn_rules for backend in self.backends]
+        if not any(rules):
+            return None
+        return common_rules([own or _continues(backend) for own, backend in zip(rules, self.backends)])
 
     def identity(self) -> tuple[Any, ...]:
         return *super().identity(), *(backend.identity() for backend in self.backends)
@@ -130,6 +134,11 @@ class Fallback(BaseBackend):
 
 def _name(backend: BaseBackend) -> str:
     return f"{type(backend).__name__}({backend.get_model_name()!r})"
+
+
+def _continues(backend: BaseBackend) -> TurnRules:
+    """Rules of a backend that is asked as if each generation were alone: it continues whatever stands there."""
+    return TurnRules("continued", JsonSchema in backend.capabilities.constraints, constrained=True)
 
 
 def _shared(each: Sequence[Capabilities]) -> Capabilities:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -17,6 +18,7 @@ GO_ON = (
 
 
 Begun: TypeAlias = Literal["continued", "asked", "refused"]
+_WEAKEST_FIRST: tuple[Begun, ...] = ("refused", "asked", "continued")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,13 @@ class TurnRules:
     begun: Begun
     objects: bool
     constrained: bool = False
+
+
+def common_rules(each: Sequence[TurnRules]) -> TurnRules:
+    """Rules that several backends can keep to, each of which may be the one to answer: what one refuses is refused, a
+    turn is continued where all continue it, and comes as one object where all enforce its schema."""
+    begun: Begun = next(way for way in _WEAKEST_FIRST if any(rules.begun == way for rules in each))
+    return TurnRules(begun, all(rules.objects for rules in each), all(rules.constrained for rules in each))
 
 
 def from_start(prompt: Prompt) -> Prompt:

@@ -1,5 +1,8 @@
 """Several backends, of which the next one answers where one does not."""
 
+import itertools
+import json
+
 import pytest
 from anthropic_answers import said as claude_said
 from api_server import Drop, Events, Reply
@@ -8,6 +11,7 @@ from openai_answers import chunk, failure, said
 import sglang_lite as sgl
 from sglang_lite.lang.backend.anthropic import Anthropic
 from sglang_lite.lang.backend.openai import OpenAI
+from sglang_lite.lang.backend.turns import Begun, TurnRules, common_rules
 
 
 @pytest.fixture
@@ -156,3 +160,76 @@ def test_the_next_one_is_asked_for_a_turn_as_the_first_is(api, other, connected)
     state = program.run(backend=sgl.Fallback([first, second]))
     assert (state["name"], state["city"]) == (" Ann", " Rome")
     assert len(other.requests) == 1
+
+
+# ------------------------------------------------------------------------- turns, where the rules of backends differ
+
+
+def fields(s, **options):
+    s += sgl.user("Who?")
+    s += sgl.assistant(
+        "Name:" + sgl.gen("name", stop=";", **options) + ";\nCity:" + sgl.gen("city", stop=";", **options)
+    )
+
+
+@pytest.fixture
+def mixed(other, connected):
+    """Makes a fallback from a model that can't continue a begun turn to one that can."""
+
+    def make(**options):
+        first = connected(OpenAI, "gpt-4o", path="/v1", **options)
+        return sgl.Fallback([first, connected(Anthropic, "claude-haiku-4-5", base_url=other.url)])
+
+    return make
+
+
+def test_what_one_refuses_of_a_turn_is_refused_before_any_call(api, other, mixed):
+    with pytest.raises(sgl.CapabilityError, match="behind what stands in the assistant's turn already: 'Name:'"):
+        sgl.function(fields).run(backend=mixed())["city"]
+    assert not api.requests
+    assert not other.requests
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_what_all_enforce_comes_as_one_object_of_whoever_answers(api, other, mixed, busy):
+    @sgl.function
+    def program(s):
+        s += sgl.user("Who?")
+        s += sgl.assistant("Born: " + sgl.gen("year", type=int) + " in " + sgl.select("city", ["Rome", "Bonn"]))
+
+    def answered(request):  # of a schema
+        schema = json.dumps(request.body)
+        return json.dumps({"year": 1910, "city": "Rome"}) if '"city"' in schema else failure(500, "No object")
+
+    api.answers = failure(503, "Busy") if busy else answered
+    other.answers = answered
+    state = program.run(backend=mixed())
+    assert (state["year"], state["city"]) == (1910, "Rome")
+    assert state.get_meta_info("city")["turn"] == {"by": "found"}
+    assert state.get_meta_info("year")["backend"].startswith("Anthropic" if busy else "OpenAI")
+    assert (len(api.requests), len(other.requests)) == (1, busy)
+
+
+def test_a_turn_is_asked_for_as_the_weakest_has_to_be(api, other, mixed):
+    """The second generation is answered by the other one, which is shown the turn as the first would have been."""
+    api.answers = [said(" Ann"), failure(503, "Busy")]
+    other.answers = [claude_said(" Rome")]
+    state = sgl.function(fields).run(backend=mixed(policy="emulate", profile="compatible"))
+    assert (state["name"], state["city"]) == (" Ann", " Rome")
+    assert [message["role"] for message in other.last["messages"]] == ["user", "assistant", "user"]
+
+
+def test_an_engine_beside_an_api_keeps_to_the_rules_of_the_api(api, connected):
+    scripted = sgl.ScriptedBackend({"Name:": " Ann", "City:": " Rome"})
+    both = sgl.Fallback([connected(OpenAI, "gpt-4o", path="/v1"), scripted])
+    with pytest.raises(sgl.CapabilityError, match="gpt-4o"):
+        sgl.function(fields).run(backend=both)["city"]
+    assert not api.requests
+    assert sgl.function(fields).run(backend=sgl.Fallback([scripted, scripted]))["city"] == " Rome"
+
+
+def test_rules_in_common_are_the_weakest_of_each():
+    ways: tuple[Begun, ...] = ("continued", "asked", "refused")
+    for one, other in itertools.product(ways, ways):
+        rules = common_rules([TurnRules(one, True, True), TurnRules(other, False, True)])
+        assert rules == TurnRules(ways[max(ways.index(one), ways.index(other))], False, True)
