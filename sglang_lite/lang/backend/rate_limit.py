@@ -136,12 +136,21 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     text = headers.get("retry-after", "")
     if re.fullmatch(r"\d{1,12}(\.\d+)?", text):
         return min(float(text), _LONGEST_PAUSE_S)
+    until, sent = _date(text), _date(headers.get("date", ""))
+    if until is None:
+        return None
+    # The sender's clock, if it tells: ours may be set otherwise.
+    left = until - (sent or datetime.datetime.now(datetime.UTC))
+    return min(max(0.0, left.total_seconds()), _LONGEST_PAUSE_S)
+
+
+def _date(text: str) -> datetime.datetime | None:
+    """A date of a header, None where it is none."""
     try:
-        until = email.utils.parsedate_to_datetime(text)
-        left = until - datetime.datetime.now(until.tzinfo)
+        found = email.utils.parsedate_to_datetime(text)
     except (ValueError, TypeError, OverflowError):
         return None
-    return min(max(0.0, left.total_seconds()), _LONGEST_PAUSE_S)
+    return found if found.tzinfo is not None else found.replace(tzinfo=datetime.UTC)
 
 
 # One a provider and key, while a backend has it: what a process may ask does not depend on how many backends it makes.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sglang_lite.lang.concurrency.pool import elsewhere
 from sglang_lite.protocol import (
+    BackendError,
     BudgetError,
     CapabilityError,
     ConstraintError,
@@ -64,8 +65,24 @@ async def attempts(
                         error.add_note(_SAME_AGAIN)
                     raise
                 if not isinstance(error, ValueValidationError):
-                    await asyncio.sleep(min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE))
+                    await asyncio.sleep(_pause(error, attempt, deadline))
                 attempt += 1
+
+
+def _pause(error: Exception, attempt: int, deadline: float | None) -> float:
+    """Seconds until the next attempt: longer and longer ones, or as many as the provider asks for, if that is more.
+
+    Raises:
+        Exception: the error itself, where the run's time would be over before.
+    """
+    pause: float = min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE)
+    if not isinstance(error, BackendError) or error.retry_after is None:
+        return pause
+    if deadline is not None and time.monotonic() + error.retry_after >= deadline:
+        wants = f"The provider wants to be asked again after {error.retry_after:g} s"
+        error.hint = f"{wants}, when the run's timeout will be over: it was not tried again."
+        raise error
+    return max(pause, error.retry_after)
 
 
 @contextlib.asynccontextmanager

@@ -3,6 +3,8 @@
 import asyncio
 import email.utils
 import gc
+import itertools
+from types import SimpleNamespace
 
 import pytest
 from openai_answers import ask, failure, said
@@ -10,6 +12,15 @@ from openai_answers import ask, failure, said
 import sglang_lite as sgl
 from sglang_lite.lang.backend.openai import OpenAI
 from sglang_lite.lang.backend.rate_limit import RateLimit, retry_after, shared_limit
+from sglang_lite.lang.chat_template import get_chat_template
+from sglang_lite.lang.execution import attempts
+from sglang_lite.protocol import Generation
+from sglang_lite.testing import rate_limit
+
+
+@sgl.function
+def hello(s):
+    s += sgl.user("Hi") + sgl.assistant(sgl.gen("a"))
 
 
 class Clock:
@@ -96,6 +107,14 @@ def test_an_overloaded_provider_is_left_alone_for_as_long_as_it_asks():
         ({"retry-after-ms": "250", "retry-after": "9"}, 0.25),
         ({"retry-after": "999999"}, 600),
         ({"retry-after": email.utils.formatdate(0, usegmt=True)}, 0),  # long ago: a clock that jumped
+        (
+            {
+                "retry-after": email.utils.formatdate(1030, usegmt=True),
+                "date": email.utils.formatdate(1000, usegmt=True),
+            },
+            30,
+        ),
+        ({"retry-after": email.utils.formatdate(0), "date": "yesterday"}, 0),
         ({"retry-after": "soon"}, None),
         ({"retry-after": "-1"}, None),
         ({"retry-after": ""}, None),
@@ -171,3 +190,56 @@ def test_an_error_says_when_to_come_back(api, openai):
 def test_a_limit_of_another_type_is_refused():
     with pytest.raises(sgl.ParameterError, match="rate_limit"):
         OpenAI("gpt-4o", api_key="k", rate_limit=60)  # type: ignore[arg-type] # what is refused
+
+
+class Busy(sgl.BaseBackend):
+    """Is busy at first, and says for how long."""
+
+    def __init__(self, *seconds):
+        super().__init__()
+        self.chat_template = get_chat_template("chatml")
+        self._seconds = list(seconds)
+
+    async def agenerate(self, prompt, params, constraint, *, stream):
+        if self._seconds:
+            error = sgl.OverloadedError("busy")
+            error.retry_after = self._seconds.pop(0)
+            raise error
+        yield Generation("x")
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """Pauses between attempts, which nobody waits for."""
+    found = []
+
+    async def sleep(seconds):
+        found.append(seconds)
+
+    monkeypatch.setattr(attempts, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    return found
+
+
+def test_retries_pause_for_as_long_as_the_provider_asks(pauses):
+    state = hello.run(backend=Busy(7, 0.001, None), retries=3)
+    assert state["a"] == "x"
+    assert pauses == [7, 0.2, 0.4]  # at least as long as ever
+
+
+def test_what_is_asked_for_beyond_the_timeout_is_not_waited_for(pauses):
+    with pytest.raises(sgl.OverloadedError, match="busy") as caught:
+        hello.run(backend=Busy(600), retries=3, timeout=300)["a"]
+    assert "after 600 s, when the run's timeout will be over" in caught.value.hint
+    assert pauses == []
+
+
+def test_a_clock_that_is_set_changes_nothing(api, openai, monkeypatch):
+    """What waits or has a limit looks at no clock that can be set."""
+    jumps = itertools.cycle([0.0, 4e9, 1e9, -4e9])
+    monkeypatch.setattr("time.time", lambda: next(jumps))
+    api.answers = lambda request: rate_limit(retry_after=0.001) if len(api.requests) % 2 else "an answer"
+    backend = openai(rate_limit=RateLimit(requests_per_minute=60_000), max_retries=1, timeout=30)
+    for stream in (False, True):
+        state = hello.run(backend=backend, stream=stream, timeout=30)
+        assert "".join(state.text_iter("a")) == state["a"] == "an answer"
+        assert 0 <= state.usage().total_s < 30
