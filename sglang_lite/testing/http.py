@@ -112,6 +112,10 @@ class Drop:
         handler.close_connection = True
 
 
+class _Listener(ThreadingHTTPServer):
+    request_queue_size = 1024  # as many programs may come at once
+
+
 class LocalServer:
     """A server on a free port of this machine, for as long as its `with` lasts.
 
@@ -125,7 +129,7 @@ class LocalServer:
         self.hung_up = threading.Event()
         self.lock = threading.Lock()
         handler = type("BoundHandler", (Handler,), {"server_for_tests": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server = _Listener(("127.0.0.1", 0), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
 
     @property

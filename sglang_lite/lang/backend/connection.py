@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import os
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sglang_lite.errors import Origin
+from sglang_lite.lang.backend.connection_pool import pooled
 from sglang_lite.lang.backend.rate_limit import RateLimit, shared_limit
 from sglang_lite.lang.backend.remote_errors import Failures
-from sglang_lite.lang.concurrency.loop import executor
+from sglang_lite.lang.concurrency.loop import executor_loop, on_executor
+from sglang_lite.lang.concurrency.loop_end import Handle, closed_with_loop
 from sglang_lite.protocol import BackendError, ParameterError
 
 Errors = type[Exception] | tuple[type[Exception], ...]
@@ -62,9 +64,9 @@ class Connection:
             self._client: Any = connector.make(self.sdk, self._hears(), None)
         except connector.errors(self.sdk)[0] as error:
             raise ParameterError(backend, str(error)) from error
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._open = True
-        self._end: weakref.finalize[..., Any] | None = None  # closes what is open when nobody has the backend any more
+        self._loop: asyncio.AbstractEventLoop | None = None  # that the client is open for
+        self._used = False
+        self._handle: Handle | None = None
         self.server = str(getattr(self._client, "base_url", ""))
         key = getattr(self._client, "api_key", None)
         self.limit = shared_limit(f"{connector.package} {self.server}", key) if limit is None else limit
@@ -81,29 +83,22 @@ class Connection:
     def client(self) -> Any:
         """The client. One that another event loop has used (before a fork of the process, say) is not used again."""
         loop = asyncio.get_running_loop()
-        closed = not self._open and self._client is not self._connector.ready
-        if closed or self._loop not in (None, loop):
+        if self._loop is loop:
+            return self._client
+        if self._used:
             self._client = self._connector.make(self.sdk, self._hears(), self._client)
-        if self._loop is not loop and self._client is not self._connector.ready:
-            self._ends_with(loop)
-        self._loop, self._open = loop, True
+        if self._client is not self._connector.ready:
+            self._handle = closed_with_loop(partial(self._connector.close, self._client))
+        self._loop, self._used = loop, True
         return self._client
-
-    def _ends_with(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._end is not None:
-            self._end.detach()
-        self._end = weakref.finalize(self, _close_later, self._connector.close, self._client, loop, os.getpid())
-        self._end.atexit = False
 
     def close(self) -> None:
         """Closes the connections; `client` opens new ones."""
         if self._client is self._connector.ready:
             return
-        loop, self._loop, was_open, self._open = self._loop, None, self._open, False
-        if self._end is not None:
-            self._end.detach()
-        if was_open and loop is not None and loop is executor().loop:
-            asyncio.run_coroutine_threadsafe(self._connector.close(self._client), loop).result()
+        loop, self._loop, handle, self._handle = self._loop, None, self._handle, None
+        if handle is not None and loop is not None and loop is executor_loop() and not on_executor():
+            asyncio.run_coroutine_threadsafe(_closed(handle), loop).result()
 
     def _hears(self) -> Heard:
         """Has the limit learn from answers, while this lives: a client does not keep it alive."""
@@ -121,12 +116,8 @@ class Connection:
             yield getattr(self._client, name, None)
 
 
-def _close_later(
-    close: Callable[[Any], Coroutine[Any, Any, object]], client: Any, loop: asyncio.AbstractEventLoop, process: int
-) -> None:
-    """Closes a client that nobody has any more, on its loop, if that still runs in this process."""
-    if os.getpid() == process and loop.is_running():
-        asyncio.run_coroutine_threadsafe(close(client), loop)
+async def _closed(handle: Handle) -> None:
+    await handle.aclose()
 
 
 def sdk_client(kind: str, args: Sequence[Any], options: Mapping[str, Any], client: object) -> Callable[..., Any]:
@@ -152,8 +143,13 @@ def sdk_client(kind: str, args: Sequence[Any], options: Mapping[str, Any], clien
         if client is not None and before is None:
             return client
         if "http_client" in options:  # its answers' headers are heard of failures alone
+            if before is not None:
+                raise BackendError(
+                    "http_client= has its connections on another event loop, in the process before a fork or closed by "
+                    "shutdown(), and can't be used again.", hint="Make the backend anew, there where it is used."
+                )  # fmt: skip
             return getattr(sdk, kind)(*args, **options)
-        http = sdk.DefaultAsyncHttpxClient(event_hooks={"response": [hook]})
+        http = sdk.DefaultAsyncHttpxClient(event_hooks={"response": [hook]}, **pooled())
         return (
             before.copy(http_client=http)
             if client is not None

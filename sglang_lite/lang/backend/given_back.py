@@ -1,10 +1,11 @@
 """Items that a provider wants to be given back with a turn of its model: encrypted reasoning, signed thoughts, ids of
 calls. They belong to a conversation up to and with that turn, and are found by it, so that forks, rollbacks and threads
-need no care. A turn that is not found is given back as its text."""
+need no care. A turn that is not found is given back as its text.
+
+They belong to the loop that asks: there is no lock, which a forked copy of the process could find taken."""
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,23 +20,20 @@ class GivenBack:
 
     def __init__(self) -> None:
         self._items: OrderedDict[tuple[Message, ...], Sequence[Any]] = OrderedDict()
-        self._lock = threading.Lock()
 
     def keep(self, before: Sequence[Message], text: str, items: Sequence[Any]) -> None:
         """Keeps the items of an answer that makes a whole turn."""
         turn = Message("assistant", (text.lstrip(),))
-        with self._lock:
-            self._items[(*before, turn)] = items
-            if len(self._items) > _MOST:
-                self._items.popitem(last=False)
+        self._items[(*before, turn)] = items
+        if len(self._items) > _MOST:
+            self._items.popitem(last=False)
 
     def of(self, messages: Sequence[Message]) -> Mapping[int, Sequence[Any]]:
         """Items of the turns of a conversation, by their places."""
         found = {}
-        with self._lock:
-            for i, message in enumerate(messages if self._items else ()):
-                if message.role == "assistant":
-                    items = self._items.get(tuple(messages[: i + 1]))
-                    if items is not None:
-                        found[i] = items
+        for i, message in enumerate(messages if self._items else ()):
+            if message.role == "assistant":
+                items = self._items.get(tuple(messages[: i + 1]))
+                if items is not None:
+                    found[i] = items
         return found

@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
 
 import httpx2
 
 from sglang_lite import errors
+from sglang_lite.lang.backend.connection_pool import pooled
+from sglang_lite.lang.concurrency.loop_end import Handle, closed_with_loop
 from sglang_lite.protocol import (
     BackendError,
     EngineClosedError,
@@ -107,18 +108,19 @@ class Server:
             "limits": httpx2.Limits(max_connections=None, max_keepalive_connections=64),
             "trust_env": parts.hostname not in ("localhost", "127.0.0.1", "::1"),  # no proxy stands before it
         }
-        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx2.AsyncClient] = (
-            weakref.WeakKeyDictionary()
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[httpx2.AsyncClient, Handle]] = (
+            WeakKeyDictionary()
         )
         self._tasks: set[asyncio.Task[None]] = set()
-        weakref.finalize(self, _close_all, self._clients, os.getpid()).atexit = False
 
     def _client(self) -> httpx2.AsyncClient:
         """The pool of the event loop that runs here."""
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
-            self._clients[loop] = httpx2.AsyncClient(**self._settings)
-        return self._clients[loop]
+            pool = pooled(self._settings["verify"], most=None, trust_env=self._settings["trust_env"])
+            client = httpx2.AsyncClient(**self._settings, **pool)
+            self._clients[loop] = client, closed_with_loop(client.aclose)
+        return self._clients[loop][0]
 
     def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Runs what belongs to no caller that waits, until the connections are closed."""
@@ -135,9 +137,9 @@ class Server:
         for task in tasks:  # a connection that is only being made would be in no pool
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        client = self._clients.pop(asyncio.get_running_loop(), None)
-        if client is not None:
-            await client.aclose()
+        _, handle = self._clients.pop(loop, (None, None))
+        if handle is not None:
+            await handle.aclose()
 
     # ------------------------------------------------------------------------------------------------- requests
 
@@ -326,13 +328,6 @@ class LostEngineError(EngineClosedError):
     """The server's engine has died; it may come back."""
 
     retryable = True
-
-
-def _close_all(clients: Mapping[asyncio.AbstractEventLoop, httpx2.AsyncClient], home: int) -> None:
-    """Closes the pools of a server that nobody refers to any more; not in a copy of the process, whose loops stand."""
-    for loop, client in list(clients.items()) if os.getpid() == home else ():
-        if loop.is_running():
-            asyncio.run_coroutine_threadsafe(client.aclose(), loop)
 
 
 LOST = (LostConnectionError, LostEngineError, OverloadedError)  # after which the same may be asked again

@@ -16,13 +16,14 @@ from sglang_lite.lang.backend.openai_decisions import decision, decision_request
 from sglang_lite.lang.backend.openai_responses import RESPONSES
 from sglang_lite.lang.backend.profile import RUNGS, Profile, named, profile_of
 from sglang_lite.lang.backend.rate_limit import RateLimit
-from sglang_lite.lang.backend.remote import RemoteBackend, without_marks
-from sglang_lite.lang.backend.remote import TokenUsage as TokenUsage  # where SGLang's users look for it
+from sglang_lite.lang.backend.remote import RemoteBackend
 from sglang_lite.lang.backend.remote_api import Target
+from sglang_lite.lang.backend.rendering import without_marks
 from sglang_lite.lang.backend.rung import Policy, Rung
 from sglang_lite.lang.backend.selecting import Tokenizer, checked_tokenizer
 from sglang_lite.lang.backend.server_kind import kind_of_server
 from sglang_lite.lang.backend.serving import shape_of
+from sglang_lite.lang.backend.token_usage import TokenUsage as TokenUsage  # where SGLang's users look for it
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import Delta, Generation, ParameterError, Prompt, SamplingParams, Selection
 from sglang_lite.text.chat_template import ChatTemplate

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sglang_lite.lang.backend.openai_call import as_it_is
 from sglang_lite.lang.backend.openai_usage import reasoning_of, usage_of
 from sglang_lite.lang.backend.prompt_cache import cache_key
 from sglang_lite.lang.backend.remote_api import (
@@ -200,7 +201,7 @@ def logprobs_of(said: Any) -> tuple[TokenLogprob, ...]:
 
 CHAT = Api(
     request,
-    lambda client: client.chat.completions.create,
+    lambda client: as_it_is(client.chat.completions.create, "messages"),
     {"stream": True, "stream_options": {"include_usage": True}},
     ChatReader,
 )

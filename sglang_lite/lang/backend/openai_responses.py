@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sglang_lite.lang.backend.openai_call import as_it_is
 from sglang_lite.lang.backend.openai_chat import ANSWER, function_tool, logprobs_of
 from sglang_lite.lang.backend.openai_usage import reasoning_of, usage_of
 from sglang_lite.lang.backend.prompt_cache import cache_key
@@ -192,4 +193,4 @@ def _read(item: Any, sample: PartialAnswer, inputs: list[str]) -> None:
             inputs.append(item.input)
 
 
-RESPONSES = Api(request, lambda client: client.responses.create, {"stream": True}, ResponsesReader)
+RESPONSES = Api(request, lambda client: as_it_is(client.responses.create), {"stream": True}, ResponsesReader)

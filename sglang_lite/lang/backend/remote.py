@@ -1,4 +1,4 @@
-"""Base of backends on a provider's SDK: checks against the model, calls, what their answers make.
+"""Base of backends on a provider's SDK: what a model takes, what is refused, and on which rung a node is served.
 
 Nothing here knows a provider's requests or answers.
 """
@@ -6,16 +6,15 @@ Nothing here knows a provider's requests or answers.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from sglang_lite.errors import Origin
 from sglang_lite.lang.backend.asked import scores_needed
+from sglang_lite.lang.backend.asker import Asker
 from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
 from sglang_lite.lang.backend.connection import Connection, Connector
 from sglang_lite.lang.backend.explain import Explanation, Price
@@ -26,25 +25,14 @@ from sglang_lite.lang.backend.paper import Paper
 from sglang_lite.lang.backend.prices import price as known_price
 from sglang_lite.lang.backend.profile import Profile
 from sglang_lite.lang.backend.rate_limit import RateLimit
-from sglang_lite.lang.backend.remote_api import (
-    Api,
-    JsonTool,
-    PartialAnswer,
-    Question,
-    Reader,
-    Shape,
-    Target,
-    Tools,
-)
-from sglang_lite.lang.backend.remote_errors import shortened
+from sglang_lite.lang.backend.remote_api import Api, Question, Shape, Target
 from sglang_lite.lang.backend.rendering import text_outside
 from sglang_lite.lang.backend.rung import POLICIES, Asked, Policy, Refusal, Rung
 from sglang_lite.lang.backend.selecting import Tokenizer, selected
 from sglang_lite.lang.backend.serving import served
+from sglang_lite.lang.backend.token_usage import TokenUsage
 from sglang_lite.lang.backend.turns import TurnRules
-from sglang_lite.lang.chat_template import ChatTemplate as PlainTemplate
 from sglang_lite.protocol import (
-    BackendError,
     CapabilityError,
     Choices,
     Constraint,
@@ -55,14 +43,10 @@ from sglang_lite.protocol import (
     Prompt,
     SamplingParams,
     Selection,
-    SglError,
-    Unset,
-    Usage,
-    ValueValidationError,
 )
 from sglang_lite.text.chat_template import ChatTemplate
-from sglang_lite.text.tool_use import answer_object, call_object, calls_object
 
+_SAMPLED = ("chat", "completions")  # APIs whose samples are whole turns: others have more to give back of each
 _Answer = TypeVar("_Answer", Generation, Selection)
 
 
@@ -73,17 +57,6 @@ class Traceable(Protocol):
 
     def trace(self, *, backend: Any = None, explore: int | None = None, **kwargs: Any) -> Any:
         """Its trace: what `sgl.function` made has it."""
-
-
-@dataclass
-class TokenUsage:
-    """Tokens that a backend has used since it was made, or reset."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-    def reset(self) -> None:
-        self.prompt_tokens = self.completion_tokens = 0
 
 
 class RemoteBackend(BaseBackend):
@@ -142,7 +115,7 @@ class RemoteBackend(BaseBackend):
         self.token_usage = TokenUsage()
         self._connection = Connection(type(self).__name__, connect, rate_limit)
         self.failures = self._connection.failures(self._name, Origin(self.provider, model_name))
-        self._given_back = GivenBack()
+        self._asker = Asker(self._connection, self.failures, self.token_usage, GivenBack())
 
     def client(self) -> Any:
         """The SDK's client, for the event loop that runs."""
@@ -325,141 +298,17 @@ class RemoteBackend(BaseBackend):
                 hint="Put it into a turn: sgl.system(…) or sgl.user(…).",
             )
 
-    # --------------------------------------------------------------------------------------- answers
+    # ------------------------------------------------------------------------------------------------- asking
 
     def question(self, target: Target, prompt: Prompt, params: SamplingParams, shape: Shape) -> Question:
         """A question, with what the API wants to be given back of earlier turns."""
-        return Question(target, prompt, params, shape, self._given_back.of(prompt.messages))
+        return Question(target, prompt, params, shape, self._asker.given_back.of(prompt.messages))
 
-    async def ask(
+    def ask(
         self, api: Api, question: Question, *, constrained: bool, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        """Asks a question: the deltas of a stream, and the samples at its end.
-
-        Raises:
-            BackendError: the call failed, or what came is no answer.
-            ValueValidationError: a constrained one was cut short, or made several calls.
-        """
-        reader = api.reader()
-        try:
-            with self.failures.told():
-                async with aclosing(self._read(api, question, reader, stream=stream)) as deltas:
-                    async for delta in deltas:
-                        yield delta
-            for each in self._samples(reader, question, constrained=constrained):
-                yield each
-        except SglError as error:
-            if error.origin is None:
-                error.origin = Origin(self.provider, self.model_name, reader.meta.get("id"))
-            error.usage = reader.usage
-            raise
-
-    async def _read(self, api: Api, question: Question, reader: Reader, *, stream: bool) -> AsyncGenerator[Delta, None]:
-        """Makes the call, and those that go on where the model has paused."""
-        request = api.request(question)
-        waited = await self._connection.limit.wait(_estimate(question))
-        began, first = time.perf_counter(), 0.0
-        for _ in range(_MOST_PAUSES):
-            create = api.create(self.client())
-            if stream or api.always_streams:
-                async with await create(**request, **api.streamed) as events:
-                    async for event in events:
-                        for delta in reader.event(event):
-                            first = first or time.perf_counter() - began
-                            if stream and (delta.text or delta.reasoning):
-                                yield delta
-            else:
-                said = await create(**request)
-                if isinstance(said, str):  # an SDK gives what is no JSON as it is
-                    raise self.unreadable(f"the answer is {shortened(said)[:200] or 'empty'}, and no JSON")
-                reader.whole(said)
-            if not reader.paused:
-                break
-            request = api.resumed(request, reader)
-        reader.meta |= {"provider": self.provider} | ({"waited_s": waited} if waited else {})
-        times = {"first_token_s": first, "total_s": time.perf_counter() - began}
-        reader.usage = msgspec.structs.replace(reader.usage, **times)
-
-    def _samples(self, reader: Reader, question: Question, *, constrained: bool) -> Iterator[Generation]:
-        """The samples of an answer that has been read. Their usage is added to the totals."""
-        self.token_usage.prompt_tokens += reader.usage.prompt_tokens
-        self.token_usage.completion_tokens += reader.usage.completion_tokens
-        if reader.failure:
-            raise self.failures.failed(reader.failure)
-        if reader.paused:
-            raise self.unreadable(f"the model paused {_MOST_PAUSES} times")
-        params = question.params
-        wanted = 1 if isinstance(params.n, Unset) else params.n
-        if len(reader.samples) != wanted:
-            raise self.unreadable(f"{len(reader.samples)} answers came where {wanted} should have")
-        for index, sample in sorted(reader.samples.items()):
-            if sample.reason is None:
-                raise self.unreadable("the stream ended before the answer was complete")
-            # The cost is that of all samples together: the first one has it.
-            usage = Usage() if index else reader.usage
-            text = self._text(sample, question, usage, constrained=constrained)
-            if sample.items and wanted == 1 and not question.prompt.partial:
-                self._given_back.keep(question.prompt.messages, text, sample.items)
-            yield Generation(
-                text,
-                finish_reason="length" if sample.cut else "stop",
-                matched=sample.matched,
-                usage=usage,
-                index=index,
-                output_logprobs=sample.logprobs,
-                meta=reader.meta,
-                reasoning=sample.thoughts,
-            )
-
-    def _text(self, said: PartialAnswer, question: Question, usage: Usage, *, constrained: bool) -> str:
-        """The answer's text; of a call the object that spells it.
-
-        Raises:
-            RefusalError: there is no answer.
-            ValueValidationError: a constrained one was cut short, or made several calls.
-            BackendError: it is empty.
-        """
-        if said.refusal:
-            raise self.failures.refused(said.refusal)
-        if said.cut and constrained:
-            thoughts = ", which reasoning may have used up" if not said.text and not said.calls else ""
-            problem = f"{self._name} was cut short after {usage.completion_tokens} tokens{thoughts}."
-            raise ValueValidationError(problem, text=said.text, hint="Raise max_tokens.")
-        if isinstance(question.shape, Tools | JsonTool) and said.calls:
-            return self._called(said, question.shape)
-        if not said.text and (said.cut or isinstance(question.params.stop, Unset)):
-            spent = f" after {usage.completion_tokens} tokens, which reasoning may have used up" if said.cut else ""
-            raise BackendError(
-                f"{self._name} answered with no text{spent}.", hint="Raise max_tokens, or change the prompt."
-            )
-        return answer_object(said.text) if isinstance(question.shape, Tools) else said.text
-
-    def _called(self, said: PartialAnswer, shape: Tools | JsonTool) -> str:
-        """The text of an answer's calls, in their order."""
-        calls = [call for _, call in sorted(said.calls.items())]
-        if isinstance(shape, Tools) and shape.parallel:
-            return calls_object([(call.name, call.arguments) for call in calls])
-        if len(calls) > 1:
-            names = ", ".join(call.name for call in calls)
-            problem = f"{self._name} called {len(calls)} tools at once ({names}) where one was asked for."
-            hint = "Ask for one call in the prompt, set parallel_tool_calls=True, or set retries."
-            raise ValueValidationError(problem, text=said.text, hint=hint)
-        return calls[0].arguments if isinstance(shape, JsonTool) else call_object(calls[0].name, calls[0].arguments)
-
-    def unreadable(self, what: str) -> BackendError:
-        """The error for an answer that is none."""
-        return self.failures.unreadable(what)
-
-
-_MOST_PAUSES = 16
-_SAMPLED = ("chat", "completions")  # APIs whose samples are whole turns: others have more to give back of each
-
-
-def _estimate(question: Question) -> float:
-    """About how many tokens a call takes."""
-    limit = question.params.max_tokens
-    chars = sum(len(span.text) for span in question.prompt.spans)
-    return chars / 4 + (0 if isinstance(limit, Unset) else limit)
+        """Asks a question: see `Asker.ask`."""
+        return self._asker.ask(api, question, constrained=constrained, stream=stream)
 
 
 def _finder(
@@ -472,8 +321,3 @@ def _finder(
         return (found if told is None else found.with_capabilities(told)).asked_on(rungs)
 
     return find
-
-
-def without_marks(template: ChatTemplate) -> ChatTemplate:
-    """A template for an API that renders turns itself: without stop strings and placeholders of images."""
-    return replace(template, stop_str=(), image_token="") if isinstance(template, PlainTemplate) else template

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
+from sglang_lite.lang.chat_template import ChatTemplate as PlainTemplate
 from sglang_lite.protocol import Message, Prompt, Span
 from sglang_lite.text.chat_template import ChatTemplate
 
@@ -42,6 +45,11 @@ def rendered(prompt: Prompt, template: ChatTemplate | None, written_by: ChatTemp
         prefix, _ = template.get_prefix_and_suffix(prompt.role, before)
         spans += [Span(prefix), Span(prompt.partial, special=False)]
     return msgspec.structs.replace(prompt, spans=tuple(span for span in spans if span.text))
+
+
+def without_marks(template: ChatTemplate) -> ChatTemplate:
+    """A template for an API that renders turns itself: without stop strings and placeholders of images."""
+    return replace(template, stop_str=(), image_token="") if isinstance(template, PlainTemplate) else template
 
 
 def _squeezed(text: str) -> str:

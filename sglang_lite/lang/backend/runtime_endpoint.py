@@ -23,10 +23,10 @@ from sglang_lite.lang.backend.native_protocol import (
     unconditional_of,
     usage_of,
 )
-from sglang_lite.lang.backend.remote import TokenUsage
 from sglang_lite.lang.backend.remote_program import RemoteProgram, played_alone
 from sglang_lite.lang.backend.remote_rows import rows_played
 from sglang_lite.lang.backend.server_process import ServerProcess
+from sglang_lite.lang.backend.token_usage import TokenUsage
 from sglang_lite.lang.chat_template import get_chat_template, get_chat_template_by_model_path
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.program.compiled import CompiledProgram

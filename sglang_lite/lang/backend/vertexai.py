@@ -13,8 +13,9 @@ from sglang_lite.lang.backend.connection import Connector, Heard
 from sglang_lite.lang.backend.generate_content import GENERATE_CONTENT
 from sglang_lite.lang.backend.profile import Profile, named, profile_of
 from sglang_lite.lang.backend.rate_limit import RateLimit
-from sglang_lite.lang.backend.remote import RemoteBackend, without_marks
+from sglang_lite.lang.backend.remote import RemoteBackend
 from sglang_lite.lang.backend.remote_api import Target
+from sglang_lite.lang.backend.rendering import without_marks
 from sglang_lite.lang.backend.rung import Policy, Rung
 from sglang_lite.lang.backend.serving import shape_of
 from sglang_lite.lang.chat_template import get_chat_template

@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context
 from typing import Any
 
 _LOOKUPS = 2  # threads for what blocks in libraries that run on the loop
@@ -69,10 +70,15 @@ def executor() -> Mailbox:
     if _executor is None:
         with _lock:
             if _executor is None:
-                loop = asyncio.new_event_loop()
+                loop = Context().run(asyncio.new_event_loop)  # else it would keep the run that starts it
                 threading.Thread(target=_run, args=(loop,), name="sglang_lite-executor", daemon=True).start()
                 _executor = Mailbox(loop)
     return _executor
+
+
+def executor_loop() -> asyncio.AbstractEventLoop | None:
+    """The executor loop, None where it has not been started."""
+    return None if _executor is None else _executor.loop
 
 
 def running_mailbox() -> Mailbox:

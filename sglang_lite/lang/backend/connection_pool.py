@@ -1,0 +1,153 @@
+"""Pool of HTTP connections in which taking one costs the same however many there are.
+
+The HTTP library's own pool goes through all of its connections with every request and asks the system about each idle
+one: 8 ms of processor time a request at 1,000. Here a connection is a transport of that library with room for one, so
+that HTTP, TLS and broken connections stay its business; those that are idle are a stack.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextvars import Context
+from functools import partial
+from typing import Any
+from urllib.request import getproxies
+
+import httpx2
+
+_PROXIES = {"http", "https", "all"}
+_MOST, _IDLE_S = 1000, 5.0  # as the SDKs have them
+# A call may be silent for minutes: what stands between must not forget the connection.
+_KEPT_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
+    (socket.IPPROTO_TCP, getattr(socket, name), value)
+    for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 60), ("TCP_KEEPCNT", 5))
+    if hasattr(socket, name)
+]
+
+
+def pooled(
+    verify: ssl.SSLContext | str | bool = True, *, most: int | None = _MOST, trust_env: bool = True
+) -> dict[str, Any]:
+    """Arguments of an `httpx2.AsyncClient` that give it such a pool. None where the environment names a proxy: the
+    client's own pool knows the way through it."""
+    proxied = trust_env and not _PROXIES.isdisjoint(getproxies())
+    return {} if proxied else {"transport": ConnectionPool(verify, most=most)}
+
+
+class ConnectionPool(httpx2.AsyncBaseTransport):
+    """Transport of an `httpx2.AsyncClient`, for one event loop.
+
+    Args:
+        verify: of TLS, as the client takes it.
+        most: connections at once; a request beyond waits for one, as long as its `pool` timeout. None: no limit.
+        idle_s: seconds after which an idle connection is closed; None: as the SDKs do.
+    """
+
+    def __init__(
+        self, verify: ssl.SSLContext | str | bool = True, *, most: int | None = _MOST, idle_s: float | None = None
+    ) -> None:
+        self._idle_s = _IDLE_S if idle_s is None else idle_s
+        self._tls = httpx2.create_ssl_context(verify)
+        self._limits = httpx2.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=self._idle_s)
+        self._room = None if most is None else asyncio.Semaphore(most)
+        self._all: set[httpx2.AsyncHTTPTransport] = set()
+        self._idle: deque[tuple[float, httpx2.AsyncHTTPTransport]] = deque()  # since when; the last one was used last
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        if self._room is not None:
+            await _enter(self._room, request)
+        connection = self._idle.pop()[1] if self._idle else self._made()
+        try:
+            response = await connection.handle_async_request(request)
+        except BaseException:
+            self._leave(connection)
+            raise
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        response.stream = _Body(response.stream, partial(self._leave, connection))
+        return response
+
+    def _made(self) -> httpx2.AsyncHTTPTransport:
+        made = httpx2.AsyncHTTPTransport(verify=self._tls, limits=self._limits, socket_options=_KEPT_ALIVE)
+        self._all.add(made)
+        return made
+
+    def _leave(self, connection: httpx2.AsyncHTTPTransport) -> None:
+        """Takes back a connection that is free again."""
+        self._idle.append((time.monotonic(), connection))
+        if self._room is not None:
+            self._room.release()
+        if self._sweeping is None:
+            self._sweep_after(self._idle_s)
+
+    def _sweep_after(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()  # in a context of its own: the run's would keep its backend
+        self._sweeping = loop.call_later(seconds, self._sweep, context=Context())
+
+    def _sweep(self) -> None:
+        """Closes what has been idle for too long: nobody may come to use it."""
+        self._sweeping, now = None, time.monotonic()
+        old = []
+        while self._idle and now - self._idle[0][0] >= self._idle_s:
+            old.append(self._idle.popleft()[1])
+        if old:
+            self._all.difference_update(old)
+            task = asyncio.get_running_loop().create_task(_close(old))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+        if self._idle:
+            self._sweep_after(self._idle[0][0] + self._idle_s - now)
+
+    async def aclose(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        self._idle.clear()
+        await asyncio.gather(_close(self._all), *self._closing)
+        self._all.clear()
+
+
+async def _close(connections: Iterable[httpx2.AsyncHTTPTransport]) -> None:
+    for connection in list(connections):
+        await connection.aclose()
+
+
+class _Body(httpx2.AsyncByteStream):
+    """Body of a response, whose connection is free again when it is closed.
+
+    Args:
+        leave: gives the connection back.
+    """
+
+    def __init__(self, content: httpx2.AsyncByteStream, leave: Callable[[], None]) -> None:
+        self._content = content
+        self._leave: Callable[[], None] | None = leave
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._content.__aiter__()
+
+    async def aclose(self) -> None:
+        leave, self._leave = self._leave, None
+        try:
+            await self._content.aclose()
+        finally:
+            if leave is not None:
+                leave()
+
+
+async def _enter(room: asyncio.Semaphore, request: httpx2.Request) -> None:
+    """Waits for room, as long as the request may.
+
+    Raises:
+        PoolTimeout: there was none.
+    """
+    try:
+        async with asyncio.timeout(request.extensions.get("timeout", {}).get("pool") if room.locked() else None):
+            await room.acquire()
+    except TimeoutError:
+        raise httpx2.PoolTimeout("no connection was free in time", request=request) from None
