@@ -188,6 +188,28 @@ def test_most_experts_of_an_even_router_have_one_block_or_are_full(tokens):
     assert (blocks <= 1).float().mean() > 0.98 or blocks.sum() * size < 1.35 * counts.sum()
 
 
+@pytest.mark.skipif(not GPU, reason="no GPU")
+@pytest.mark.parametrize("tokens", [3, 40])
+def test_a_graph_is_valid_for_any_routing(tokens):
+    own = layer(16, 64, 32, torch.bfloat16, biases=False)
+    x, logits = normal(tokens, 64, dtype=torch.bfloat16), normal(tokens, 16)
+
+    def run():
+        ids, weights = experts_route(logits, 4)
+        return ids, weights, apply_experts(x, ids, weights, own, "silu")
+
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ids, weights, out = run()
+    for chosen in (slice(None), slice(0, 4)):  # all experts, the same for all tokens
+        x.copy_(normal(tokens, 64))
+        logits.copy_(normal(tokens, 16))
+        logits[:, chosen] += 9
+        graph.replay()
+        close(out, plain(x, ids, weights, own, "silu"), torch.bfloat16)
+
+
 def test_few_tokens_are_multiplied_pair_by_pair_and_more_by_tiles(monkeypatch):
     called = []
     for name in ("experts_down_few", "experts_down"):
