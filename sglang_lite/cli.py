@@ -59,7 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     trace.set_defaults(run=_trace)
     bench = commands.add_parser("bench", help="measure a GPU, and vllm and sglang if installed, with random weights")
     bench.add_argument(
-        "--shape", default="llama-3.1-8b", help="llama-3.1-8b, qwen3-0.6b, qwen3-14b; small: on CPUs, too"
+        "--shape",
+        default="llama-3.1-8b",
+        help="llama-3.1-8b, qwen3-0.6b, qwen3-14b, qwen3-30b-a3b; small: on CPUs, too",
     )
     bench.add_argument("--workload", nargs="+", metavar="NAME", help="w1, decode1, fork64 …; all without it")
     bench.add_argument("--repeat", type=int, default=3)

@@ -11,24 +11,26 @@ from tokenizers import Tokenizer as Backend
 from sglang_lite.runtime.load import LoadedModel, precision
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.kv_scales import kv_scales
-from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeSpec
+from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, ExpertsSpec, LayerSpec, ModelSpec, RopeSpec
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 
 def _spec(
-    hidden: int, layers: int, heads: int, inner: int, vocab: int, *, qk_norm: bool = False, tied: bool = False,
-    kv_heads: int = 8, head_dim: int = 128,
+    hidden: int, layers: int, heads: int, inner: int | ExpertsSpec, vocab: int, *, qk_norm: bool = False,
+    tied: bool = False, kv_heads: int = 8, head_dim: int = 128,
 ) -> ModelSpec:  # fmt: skip
     layer = LayerSpec(
         AttentionSpec(
             heads, kv_heads, head_dim, head_dim, head_dim**-0.5, RopeSpec(theta=5e5), qk_norm="head" if qk_norm else "",
         ),
-        DenseSpec(inner),
+        DenseSpec(inner) if isinstance(inner, int) else inner,
     )  # fmt: skip
+    dense = "qwen3" if qk_norm else "llama"
     return ModelSpec(
-        architecture="qwen3" if qk_norm else "llama", vocab_size=vocab, hidden_size=hidden, max_positions=16384,
-        rms_eps=1e-5, layers=(layer,) * layers, tied_embeddings=tied,
+        architecture=dense if isinstance(inner, int) else f"{dense}_moe",
+        vocab_size=vocab, hidden_size=hidden, max_positions=16384, rms_eps=1e-5, layers=(layer,) * layers,
+        tied_embeddings=tied,
     )  # fmt: skip
 
 
@@ -36,6 +38,7 @@ SHAPES = {
     "llama-3.1-8b": _spec(4096, 32, 32, 14336, 128_256),
     "qwen3-0.6b": _spec(1024, 28, 16, 3072, 151_936, qk_norm=True, tied=True),
     "qwen3-14b": _spec(5120, 40, 40, 17408, 151_936, qk_norm=True),
+    "qwen3-30b-a3b": _spec(2048, 48, 32, ExpertsSpec(128, 8, 768, normalise=True), 151_936, qk_norm=True, kv_heads=4),
     "small": _spec(256, 2, 4, 512, 10_240, kv_heads=2, head_dim=64),
 }
 ON_CPUS = {"small": 16}  # and how many times shorter texts are there: else it takes too long
@@ -46,8 +49,14 @@ def hf_config(name: str) -> dict[str, object]:
     spec = SHAPES[name]
     family = spec.architecture
     attention, feed_forward = spec.layers[0].attention, spec.layers[0].feed_forward
+    experts: dict[str, object] = {}
+    if isinstance(feed_forward, ExpertsSpec):
+        experts = {
+            "num_experts": feed_forward.count, "num_experts_per_tok": feed_forward.top_k,
+            "moe_intermediate_size": feed_forward.size, "norm_topk_prob": feed_forward.normalise,
+        }  # fmt: skip
     return {
-        "architectures": [f"{family.capitalize()}ForCausalLM"], "model_type": family,
+        "architectures": [f"{family.title().replace('_', '')}ForCausalLM"], "model_type": family, **experts,
         "vocab_size": spec.vocab_size, "hidden_size": spec.hidden_size, "intermediate_size": feed_forward.size,
         "num_hidden_layers": len(spec.layers), "num_attention_heads": attention.heads,
         "num_key_value_heads": attention.kv_heads, "head_dim": attention.key_size,
