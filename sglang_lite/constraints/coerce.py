@@ -15,6 +15,7 @@ from sglang_lite.protocol import Constraint, ConstraintError, Ebnf, Lark, Regex
 
 ConstraintLike: TypeAlias = Constraint | Mapping[str, Any] | Any  # a constraint, a schema, or a Python type
 
+_NAMED: Mapping[str, Constraint] = {"json": json_schema(True), "json_object": json_schema({"type": "object"})}
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
@@ -26,13 +27,15 @@ def Grammar(text: str) -> Ebnf | Lark:  # noqa: N802 # stands beside the records
 
 
 def as_constraint(source: ConstraintLike) -> Constraint:
-    """Convert a record, a schema or a Python type to a constraint.
+    """Convert a record, a schema, a Python type, or "json" and "json_object" to a constraint.
 
     Raises:
         ConstraintError: `source` is none of these.
     """
     if isinstance(source, get_args(Constraint)):
         return cast(Constraint, source)
+    if isinstance(source, str) and source in _NAMED:
+        return _NAMED[source]
     if isinstance(source, str):
         raise ConstraintError(f"{source!r:.60} is text.", hint="Say what it is: sgl.Regex(…) or sgl.Grammar(…).")
     if isinstance(source, Mapping | bool):

@@ -1,6 +1,6 @@
 """Grammars in GBNF, llama.cpp's dialect of EBNF. Every derivation counts; nothing is read greedily.
 
-Source: llama.cpp, grammars/README.md. Of the newer extensions there are no tokens (`<think>`).
+Source: llama.cpp, grammars/README.md. Of tokens there are the marks that are text for grammars (`<think>`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sglang_lite.constraints.formal.nodes import (
     literal,
     repeat,
 )
-from sglang_lite.constraints.syntax.scanner import Scanner, complete
+from sglang_lite.constraints.syntax.scanner import Scanner, complete, marked
 
 _BLANK = r"(?:[ \t\r\n]|#[^\n]*)*"
 _NAME = r"[a-zA-Z_][a-zA-Z0-9_-]*"
@@ -87,9 +87,10 @@ class _Parser:
             scanner.shallower()
             scanner.demand(r"\)", "a closing parenthesis")
             return node
+        if scanner.peek("!?<"):
+            return marked(scanner)
         if scanner.left and not scanner.peek(r"[|)]"):
-            hint = "Tokens are not supported: write their text." if scanner.peek("<") else ""
-            scanner.fail("a name, a literal, a character class or a group expected", hint=hint)
+            scanner.fail("a name, a literal, a character class or a group expected")
         return None
 
     def _literal(self) -> Node:

@@ -1,9 +1,12 @@
 """Grammars in Lark's syntax. Every derivation counts; nothing is read greedily.
 
 Terminals are what their regular expressions match, which are of the one dialect (regex.py); names in upper case are
-terminals, which can't be recursive. `%ignore` allows its text after every terminal. Of llguidance's additions there are
-`{m,n}`, `&` and `~` between terminals, and `%json {…}`; priorities, templates, `%declare`, `%override`, imports other
-than of `common`, attributes and special tokens are refused. Aliases and the marks `?`, `!`, `_` say nothing here.
+terminals, which can't be recursive. `%ignore` allows its text after every terminal. Templates (templates.py) are rules
+for each use, `%extend` adds to a rule, `%override` replaces it. Of llguidance's additions there are `{m,n}`, `&` and
+`~` between terminals, `%json {…}`, `%regex {…}` (substrings of a text) and the marks of models that are text for
+grammars. Attributes, other special tokens and imports other than of `common` are refused, and terminals that `%declare`
+leaves to a postlexer where they are used. Priorities choose among readings, all of which count here: they say nothing,
+as do aliases and the marks `?`, `!`, `_`.
 
 Source: Lark's grammar reference; llguidance, docs/syntax.md.
 """
@@ -13,7 +16,9 @@ from __future__ import annotations
 import json
 import re
 from functools import partial
+from typing import Any, NoReturn
 
+from sglang_lite.constraints.formal import charsets
 from sglang_lite.constraints.formal.nodes import (
     ANY_TEXT,
     CharSet,
@@ -30,14 +35,23 @@ from sglang_lite.constraints.formal.nodes import (
     repeat,
 )
 from sglang_lite.constraints.syntax import regex
-from sglang_lite.constraints.syntax.scanner import Scanner, complete
+from sglang_lite.constraints.syntax.scanner import Scanner, complete, marked
+from sglang_lite.constraints.syntax.templates import Templates
 from sglang_lite.protocol import ConstraintError, JsonSchema
 
 _BLANK = r"(?:[ \t\r\n]|(?://|#)[^\n]*)*"
 _RULE, _TERMINAL = r"_?[a-z][_a-z0-9-]*", r"_?[A-Z][_A-Z0-9]*"
 _NAME = f"(?:{_TERMINAL}|{_RULE})"
 _ADDED = r"(?:\[[^\]\n]*\]|\{[^}\n]*\}|\.-?[0-9]+)"  # attributes, templates, priorities
-_DEFINITION = rf"[?!]*{_NAME}{_BLANK}(?:{_ADDED}{_BLANK})?:(?!:)"
+_DEFINITION = rf"[?!]*{_NAME}{_BLANK}(?:{_ADDED}{_BLANK})*:(?!:)"
+_INSTEAD = {  # of attributes of a rule that llguidance knows
+    "stop": "Use gen(stop=…).", "suffix": "Use gen(stop=…).", "stop_capture": "Use gen(stop=…).",
+    "lazy": "Use gen(stop=…): every derivation counts here.", "capture": "Name a generation, or use var_scope.",
+    "max_tokens": "Use gen(max_tokens=…) inside of s.grammar(…).",
+    "temperature": "Use gen(temperature=…) inside of s.grammar(…).",
+}  # fmt: skip
+_PIECES = "%piece "  # begins the names of rules of substrings, to which terminals may refer
+_MOST_CHUNKS = 1_000  # of a text whose substrings are taken
 _STRING = r'"((?:\\.|[^"\\\n])*)"(i?)'
 _REGEX = r"/((?:\\.|[^/\\\n])+)/([imslux]*)"
 
@@ -70,6 +84,8 @@ class _Parser:
         self._ignored: list[str] = []
         self._terminals: dict[str, Node] = {}  # without references
         self._schemas: dict[str, JsonSchema] = {}
+        self._templates = Templates(scanner)
+        self._declared: set[str] = set()
 
     def grammar(self) -> tuple[Language, dict[str, JsonSchema]]:
         scanner = self._scanner
@@ -81,6 +97,9 @@ class _Parser:
                 self._definition()
         if "start" not in self._rules:
             scanner.fail("there is no rule 'start'", 0)
+        for name in self._declared & self._uses.keys() - self._rules.keys():
+            scanner.fail(f"{name} is declared: it comes from a postlexer, and no text is known of it", self._uses[name])
+        self._rules |= self._templates.instances(self._rules)
         names = {**self._rules, **dict.fromkeys(self._schemas, ANY_TEXT)}
         complete(Language("start", names), scanner, self._uses)
         between = repeat(alternation(self._resolved(name) for name in self._ignored), 0, None)
@@ -94,13 +113,25 @@ class _Parser:
         start = scanner.at
         scanner.take(r"[?!]+")
         name = scanner.demand(_NAME, "a name")[0]
-        if scanner.peek(r"[\[{.]"):
-            kind = {"[": "attributes", "{": "templates", ".": "priorities"}[scanner.text[scanner.at]]
-            scanner.fail(f"{kind} are not supported")
+        parameters = scanner.take(r"\{([^}\n]*)\}")
+        scanner.take(r"\.-?[0-9]+")
+        if scanner.peek(r"\["):
+            self._attributes()
         scanner.demand(":", "a colon")
-        if name in self._rules:
+        if name in self._rules or name in self._templates:
             scanner.fail(f"{name!r} is there twice", start)
-        self._rules[name] = self._alternation()
+        body = self._alternation()
+        if parameters is None:
+            self._rules[name] = body
+        else:
+            self._templates.define(name, parameters[1], body, start)
+
+    def _attributes(self) -> NoReturn:
+        scanner = self._scanner
+        named = scanner.peek(r"\[\s*(\w+)")
+        name = named[1] if named else ""
+        known = f": a grammar says what a text is, and {name!r} how it is generated" if name in _INSTEAD else ""
+        scanner.fail(f"attributes are not supported{known}", hint=_INSTEAD.get(name, ""))
 
     def _directive(self) -> None:
         scanner = self._scanner
@@ -113,8 +144,19 @@ class _Parser:
                 if name not in _COMMON:
                     scanner.fail(f"common has no {name}", start)
                 self._rules[match[2] or name] = regex.parse(_COMMON[name])
+        elif scanner.take("%declare"):
+            while name := scanner.take(rf"(?!{_DEFINITION}){_TERMINAL}"):
+                self._declared.add(name[0])
+        elif directive := scanner.take("%(extend|override)"):
+            name = scanner.demand(_NAME, "a name")
+            scanner.demand(":", "a colon")
+            if name[0] not in self._rules:
+                scanner.fail(f"there is no {name[0]!r} to {directive[1]}", start, hint="Define or import it above.")
+            body = self._alternation()
+            known = self._rules[name[0]]
+            self._rules[name[0]] = alternation((known, body)) if directive[1] == "extend" else body
         else:
-            scanner.fail("only %ignore and %import are supported")
+            scanner.fail("only %ignore, %import, %declare, %extend and %override are supported")
 
     # ------------------------------------------------------------------------------------------ expressions
 
@@ -142,14 +184,16 @@ class _Parser:
     def _item(self) -> Node | None:
         scanner = self._scanner
         at = scanner.at
-        if not scanner.left or scanner.peek(_DEFINITION) or scanner.peek(r"[|&)\]]|->|%(?!json)"):
+        if not scanner.left or scanner.peek(_DEFINITION) or scanner.peek(r"[|&)\]},]|->|%(?!json|regex)"):
             return None
         if scanner.take("~"):
             inner = self._item()
             return Complement(scanner.fail("what is not to be expected", at) if inner is None else inner)
         if name := scanner.take(_NAME):
             self._uses.setdefault(name[0], at)
-            return Ref(name[0])
+            return self._template(name[0], at) if scanner.take(r"\{(?!\s*,?\s*[0-9])") else Ref(name[0])
+        if scanner.peek("<"):
+            return self._terminal(marked(scanner))
         if match := scanner.take(_STRING):
             return self._terminal(self._string(match, at))
         if match := scanner.take(_REGEX):
@@ -158,6 +202,8 @@ class _Parser:
             return self._terminal(self._parsed(with_flags.replace(r"\/", "/"), at))
         if scanner.take("%json"):
             return self._json(at)
+        if scanner.take("%regex"):
+            return self._terminal(self._substrings(at))
         for opening, closing in ((r"\(", r"\)"), (r"\[", r"\]")):
             if scanner.take(opening):
                 scanner.deeper()
@@ -191,13 +237,48 @@ class _Parser:
         except ConstraintError as error:
             self._scanner.fail(error.message.removeprefix("regex: "), at, hint=error.hint)
 
-    def _json(self, at: int) -> Node:
+    def _template(self, name: str, at: int) -> Node:
+        """The use of a template."""
+        scanner = self._scanner
+        given: list[Node] = []
+        while not given or scanner.take(","):
+            item = self._item()
+            given.append(scanner.fail("an argument of the template expected") if item is None else item)
+        scanner.demand(r"\}", "a closing }")
+        return self._templates.use(name, given, at)
+
+    def _read_json(self, directive: str, at: int) -> Any:
         scanner = self._scanner
         try:
-            schema, scanner.at = json.JSONDecoder().raw_decode(scanner.text, scanner.at)
+            found, scanner.at = json.JSONDecoder().raw_decode(scanner.text, scanner.at)
         except ValueError as error:
-            scanner.fail(f"no JSON after %json: {error}", at)
+            scanner.fail(f"no JSON after {directive}: {error}", at)
         scanner.skip()
+        return found
+
+    def _substrings(self, at: int) -> Node:
+        """The substrings of a text, by characters, words or given pieces; the empty one, too."""
+        given = self._read_json("%regex", at)
+        kind, value = next(iter(given.items())) if isinstance(given, dict) and len(given) == 1 else ("", None)
+        pieces: Any = None
+        if kind == "substring_chunks" and isinstance(value, list) and all(isinstance(each, str) for each in value):
+            pieces = value
+        elif kind in ("substring_chars", "substring_words") and isinstance(value, str):
+            pieces = list(value) if kind == "substring_chars" else re.findall(r"\w+|\W", value)
+        if pieces is None:
+            self._scanner.fail("%regex has substring_chars, substring_words or substring_chunks", at)
+        if any(charsets.has_surrogates(piece) for piece in pieces):
+            self._scanner.fail("half a character, which no text has", at)
+        if len(pieces) > _MOST_CHUNKS:
+            self._scanner.fail(f"{len(pieces):,} pieces, the limit is {_MOST_CHUNKS:,}", at)
+        first = f"{_PIECES}{len(self._rules)}-"
+        for i, piece in enumerate([*pieces, ""]):
+            rest = (literal(piece), Ref(f"{first}{i + 1}")) if piece or i < len(pieces) else ()
+            self._rules[f"{first}{i}"] = alternation((literal(""), concat(*rest)))
+        return alternation(Ref(f"{first}{i}") for i in range(len(pieces) + 1))
+
+    def _json(self, at: int) -> Node:
+        schema = self._read_json("%json", at)
         name = f"%json {len(self._schemas)}"
         self._schemas[name] = JsonSchema(json.dumps(schema))
         return Ref(name)
@@ -222,6 +303,8 @@ class _Parser:
         match node:
             case Ref(name) if _is_terminal(name):
                 return self._resolved(name, inside)
+            case Ref(name) if name.startswith(_PIECES):
+                return node
             case Ref(name):
                 self._scanner.fail(f"a terminal refers to the rule {name}", self._uses.get(name, 0))
         return mapped(node, partial(self._without_names, inside=inside))

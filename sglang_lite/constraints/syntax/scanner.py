@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from typing import NoReturn
 
-from sglang_lite.constraints.formal.nodes import Language, references
+from sglang_lite.constraints.formal.nodes import Language, Node, literal, references
 from sglang_lite.protocol import ConstraintError
 
 MAX_GRAMMAR_CHARS = 500_000
 MAX_NESTING = 100
+_MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")  # that every tokenizer has as text, or spells
 
 
 class Scanner:
@@ -84,6 +85,21 @@ class Scanner:
         if not (match[1] or match[3]) or (most is not None and most < least) or max(least, most or 0) > 10_000:
             self.fail("a repetition is {least,most}, with counts up to 10,000", start)
         return least, most
+
+
+def marked(scanner: Scanner) -> Node:
+    """A special token by its name, of those that are text for grammars: marks of thoughts and of calls.
+
+    Raises:
+        ConstraintError: another one.
+    """
+    found = scanner.take(r"<\[?[^<>\s]*>")
+    if found is None or found[0] not in _MARKS:
+        scanner.fail(
+            "of special tokens only " + ", ".join(_MARKS) + " are supported", None if found is None else found.start(),
+            hint="What ends a text is said by the model; write other tokens as text.",
+        )  # fmt: skip
+    return literal(found[0])
 
 
 def complete(language: Language, scanner: Scanner, uses: dict[str, int]) -> Language:

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from sglang_lite.constraints.coerce import as_constraint
 from sglang_lite.constraints.emit.lexemes import lexed
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.matching import matches
@@ -111,24 +112,92 @@ def test_schemas_inside_lark():
     assert agree(constraint, texts) == texts[:2]
 
 
+def test_templates_of_lark_are_rules_for_each_use():
+    constraint = Lark("""
+        start: list{NUMBER, ","} | twice{list{"x"i, ";"}} | list{word, "-"} | nest{"a"}
+        list{item, between}: item (between item)*
+        twice{it}: "<" it it ">"
+        nest{it}: "(" nest{it} ")" | it
+        word: "w"
+        %import common.NUMBER
+    """)
+    texts = ["1,2", "3", "<x;Xx>", "w-w", "((a))", "1;2", "<x>", "(a", "w,w"]
+    assert agree(constraint, texts) == texts[:5]
+
+
+def test_repeats_of_lark_are_no_templates():
+    assert agree(Lark('start: a{2} a{1,2} a{,1}\na: "a"'), ["aaa", "aaaaa", "aa"]) == ["aaa", "aaaaa"]
+
+
+def test_rules_of_lark_are_extended_and_replaced():
+    constraint = Lark("""
+        start.2: word DIGIT+
+        word: "a"
+        %import common.DIGIT
+        %extend word: "b" | "c"
+        %override DIGIT: "7".."9"
+        %declare _INDENT _DEDENT
+    """)
+    assert agree(constraint, ["a7", "b89", "c7", "a1", "d7"]) == ["a7", "b89", "c7"]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "valid", "invalid"),
+    [
+        ('{"substring_chars": "abca"}', ["", "a", "bca", "abca"], ["ac", "abcab"]),
+        ('{"substring_words": "the quick,brown fox"}', ["", "the", "quick,brown", " quick"], ["he", "the fox"]),
+        ('{"substring_chunks": ["ab", "", "cd", "ab"]}', ["", "ab", "cdab", "abcd"], ["a", "abab"]),
+    ],
+)
+def test_substrings_of_a_text(pieces, valid, invalid):
+    texts = [f"[{text}]" for text in (*valid, *invalid)]
+    assert agree(Lark(f'start: "[" X "]"\nX: %regex {pieces}'), texts) == texts[: len(valid)]
+    assert agree(Lark(f'start: "[" %regex {pieces} "]"'), texts) == texts[: len(valid)]
+
+
+@pytest.mark.parametrize(
+    "constraint", [Ebnf("root ::= <think> [a-z]+ </think>"), Lark("start: <think> /[a-z]+/ </think>")]
+)
+def test_marks_of_thoughts_are_their_text(constraint):
+    assert agree(constraint, ["<think>so</think>", "so", "<think>so"]) == ["<think>so</think>"]
+
+
+def test_json_of_any_shape_has_names():
+    assert agree(as_constraint("json"), ["1", '{"a": [null]}', "a"]) == ["1", '{"a": [null]}']
+    assert agree(as_constraint("json_object"), ["{}", '{"a": 1}', "[1]"]) == ["{}", '{"a": 1}']
+
+
 BROKEN = [
     (gbnf.parse, 'root ::= "a', "no end", 9),
     (gbnf.parse, "root ::= foo", "no rule 'foo'", 9),
     (gbnf.parse, "root ::= [z-a]", "bad character range", 11),
-    (gbnf.parse, 'root ::= <think> "a"', "Tokens are not supported", 9),
+    (gbnf.parse, 'root ::= <|eot|> "a"', "of special tokens only <think>", 9),
+    (gbnf.parse, 'root ::= !<think> "a"', "of special tokens only <think>", 9),
+    (gbnf.parse, 'root ::= <[1000]> "a"', "of special tokens only <think>", 9),
     (gbnf.parse, "root ::= (a", "closing parenthesis", 11),
     (gbnf.parse, 'root ::= "a"{3,1}', "repetition", 12),
     (gbnf.parse, r'root ::= "\q"', "no escape", 10),
     (gbnf.parse, "", "no rule", 0),
     (gbnf.parse, 'a ::= "a"\na ::= "b"', "there twice", 0),
     (lark.parse, 'start: "a" x', "no rule 'x'", 11),
-    (lark.parse, 'start[lazy]: "a"', "attributes", 5),
-    (lark.parse, 'start.2: "a"', "priorities", 5),
+    (lark.parse, 'start[lazy]: "a"', "attributes are not supported", 5),
+    (lark.parse, 'start[max_tokens=3]: "a"', "'max_tokens' how it is generated", 5),
+    (lark.parse, 'start[capture="x"]: "a"', "'capture' how it is generated", 5),
+    (lark.parse, 'start[temperature=0.5]: "a"', "'temperature' how it is generated", 5),
+    (lark.parse, 'start: many{"a"}', "there is no template 'many'", 7),
+    (lark.parse, 'many{x, y}: x y\nstart: many{"a"}', "takes 2 arguments, not 1", 7),
+    (lark.parse, 'many{x, x}: x\nstart: many{"a"}', "parameters of many", 0),
+    (lark.parse, 'more{x}: x more{(x "a")} | "b"\nstart: more{"c"}', "more than 1,000 rules", None),
+    (lark.parse, '%extend x: "a"\nstart: "b"', "there is no 'x' to extend", 0),
+    (lark.parse, 'start: %regex {"regex": "a"}', "substring_chars", 7),
+    (lark.parse, "start: %regex {", "no JSON after %regex", 7),
+    (lark.parse, r'start: %regex {"substring_chars": "\ud800"}', "half a character", 7),
     (lark.parse, "start: /a(?=b)/", "lookahead", 7),
     (lark.parse, "start: A\nA: B\nB: A", "refers to itself", None),
     (lark.parse, "start: A\nA: b\nb: A", "refers to the rule b", None),
-    (lark.parse, "%declare X\nstart: X", "only %ignore and %import", 0),
-    (lark.parse, "start: <|eot|>", "expected", 7),
+    (lark.parse, "%declare X\nstart: X", "X is declared", 7),
+    (lark.parse, "%nothing X\nstart: X", "only %ignore, %import", 0),
+    (lark.parse, "start: <|eot|>", "of special tokens only <think>", 7),
     (lark.parse, "start: %json {", "no JSON", 7),
     (lark.parse, "%import common.NOPE\nstart: NOPE", "no NOPE", 0),
     (lark.parse, 'x: "a"', "no rule 'start'", 0),

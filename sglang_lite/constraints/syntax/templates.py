@@ -1,0 +1,104 @@
+"""Templates of Lark's grammars: rules with parameters, made anew for each use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from sglang_lite.constraints.formal.nodes import Node, Ref, mapped
+from sglang_lite.constraints.syntax.scanner import Scanner
+
+_MOST = 1_000  # rules that templates make
+
+
+class Templates:
+    """Templates of a grammar, and their uses. A use is a reference to a rule that `instances` makes."""
+
+    def __init__(self, scanner: Scanner) -> None:
+        self._scanner = scanner
+        self._bodies: dict[str, tuple[tuple[str, ...], Node]] = {}
+        self._names: dict[tuple[str, tuple[Node, ...]], str] = {}  # of the rule of each use
+        self._arguments: dict[Node, str] = {}  # rules of arguments that are no names, so that keys stay flat
+        self._bodies_of: dict[str, Node] = {}
+        self._uses: dict[str, tuple[str, tuple[Node, ...], int]] = {}  # template, arguments and place, by rule
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._bodies
+
+    def define(self, name: str, parameters: str, body: Node, at: int) -> None:
+        """Adds a template. Raises ConstraintError: its parameters are no names."""
+        names = tuple(each.strip() for each in parameters.split(","))
+        if len(set(names)) < len(names) or not all(each.replace("-", "_").isidentifier() for each in names):
+            self._scanner.fail(f"the parameters of {name} are not names, each another one", at)
+        self._bodies[name] = names, body
+
+    def use(self, name: str, given: Sequence[Node], at: int) -> Ref:
+        """A reference to the rule that a template makes of its arguments."""
+        key = name, tuple(map(self._as_name, given))
+        if key not in self._names:
+            if len(self._names) == _MOST:
+                self._scanner.fail(f"templates make more than {_MOST:,} rules", at)
+            self._names[key] = rule = f"%{name} {len(self._names)}"
+            self._uses[rule] = *key, at
+        return Ref(self._names[key])
+
+    def _as_name(self, node: Node) -> Ref:
+        if isinstance(node, Ref):
+            return node
+        if node not in self._arguments:
+            self._arguments[node] = name = f"%argument {len(self._arguments)}"
+            self._bodies_of[name] = node
+        return Ref(self._arguments[node])
+
+    def instances(self, rules: Mapping[str, Node]) -> dict[str, Node]:
+        """The rules of all uses.
+
+        Args:
+            rules: of the grammar, in which no template is used but by `use`.
+
+        Raises:
+            ConstraintError: a template is not there, or takes other arguments; or they make too many rules.
+        """
+        made: dict[str, Node] = {}
+        waiting = [*(name for body in rules.values() for name in self._used(body))]
+        while waiting:
+            rule = waiting.pop()
+            if rule in made:
+                continue
+            if rule in self._bodies_of:
+                made[rule] = self._bodies_of[rule]
+                waiting += self._used(made[rule])
+                continue
+            name, given, at = self._uses[rule]
+            if name not in self._bodies:
+                self._scanner.fail(f"there is no template {name!r}", at)
+            parameters, body = self._bodies[name]
+            if len(parameters) != len(given):
+                self._scanner.fail(f"{name} takes {len(parameters)} arguments, not {len(given)}", at)
+            made[rule] = self._filled(body, dict(zip(parameters, given)))
+            waiting += self._used(made[rule])
+        return made
+
+    def _used(self, node: Node) -> list[str]:
+        found: list[str] = []
+
+        def look(each: Node) -> Node:
+            if isinstance(each, Ref):
+                found.extend([each.name] if each.name in self._uses or each.name in self._bodies_of else [])
+                return each
+            return mapped(each, look)
+
+        look(node)
+        return found
+
+    def _filled(self, node: Node, arguments: Mapping[str, Node]) -> Node:
+        """A body with arguments in place of parameters, in the templates that it uses, too."""
+        match node:
+            case Ref(name) if name in arguments:
+                return arguments[name]
+            case Ref(name) if name in self._bodies_of:
+                return self._as_name(self._filled(self._bodies_of[name], arguments))
+            case Ref(name) if name in self._uses:
+                template, given, at = self._uses[name]
+                return self.use(template, [self._filled(each, arguments) for each in given], at)
+        return mapped(node, partial(self._filled, arguments=arguments))
