@@ -365,9 +365,9 @@ class SglFunction(BaseProgram):
 
     def compile(self, backend: BackendLike | None = None, *, saved: CompiledProgram | None = None) -> SglFunction:
         """The program compiled: its body is run once with symbols for its arguments, and no more. Runs of what is
-        returned are filled with their arguments and played as a whole, with the same results; those in which your
-        Python has a say (`check=`, `retries=`, a method of choosing or a backend of its own, `stream=True`), and those
-        on backends that play no programs, run the body.
+        returned are filled with their arguments and played as a whole, with the same results; where your Python has a
+        say (`check=`, a tool, a method of choosing or a backend of its own), from one such hold to the next. Runs with
+        `stream=True`, `retries=`, a budget or `push_down=False`, and on backends that play no programs, run the body.
 
         Arguments are then data: None, bools, numbers, texts, lists and dictionaries of such. Those that were bound
         (`bind`) are constants.
