@@ -140,7 +140,7 @@ class AnyOrder:
 
     def _at_place(self, come: _Come, remembered: _Come, most: int | None, *, empty: bool) -> Node:
         options: list[Node] = []
-        counted = len(come) if remembered >= frozenset(range(len(self._members))) else int(not empty)
+        counted = int(not empty) if self._others else len(come)
         if self._required <= come and counted >= self._shape.least:
             options.append(self._writer.end(empty=empty))
         for i in sorted(remembered - come):

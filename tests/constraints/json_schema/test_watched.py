@@ -114,6 +114,8 @@ def test_inside_another_constraint_nothing_is_watched_so_that_it_is_refused():
 
 MEMBERS = {"a": {"type": "integer"}, "b": {"type": "null"}, "c": {"type": "boolean"}}
 OBJECTS: dict[str, dict[str, Any]] = {
+    "one of any": {"minProperties": 1},
+    "two of any": {"minProperties": 2},
     "open": {"properties": MEMBERS, "required": ["a", "b"]},
     "closed": {"properties": MEMBERS, "required": ["a", "b"], "additionalProperties": False},
     "many closed": {"properties": {**MEMBERS, **{f"p{i}": True for i in range(20)}}, "required": ["a", "b", "p3"],
@@ -140,7 +142,8 @@ def test_members_come_in_any_order_each_once_and_all_that_have_to(name):
             value = {**dict(each for each in members if each[0] not in some), **required}
             text = json.dumps(value)
             assert accepts(grammar, text) == is_valid(constraint, text), text
-            assert not accepts(grammar, text.replace("}", ', "a": 1, "a": 1}'))
+            if name != "one of any":  # of which only a finished value is checked
+                assert not accepts(grammar, text.replace("}", ', "a": 1, "a": 1}'))
 
 
 def is_valid(constraint, text):
