@@ -28,7 +28,7 @@ from sglang_lite.runtime.models.layers.rope import RotaryTable, halves_apart
 from sglang_lite.runtime.models.parameters import Parameter, Place, layer_parameters, parameters
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import DenseSpec, ExpertsSpec, LayerSpec, ModelSpec
-from sglang_lite.runtime.models.weights.fp8 import ScaledRows
+from sglang_lite.runtime.models.weights.fp8 import BLOCK, ScaledRows, in_blocks
 from sglang_lite.runtime.models.weights.source import Encoded, Weight, WeightSource
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ class WeightReader:
         self._ropes = spec.ropes
         self._stacks: dict[str, torch.Tensor] = {}  # tensors that hold parameters of several experts
         self._few: Any = None
+        self._stay_wide = False  # experts, although 8 bits were asked for, and that has been said
         self._one_path: dict[tuple[int, int], bool] = {}
 
     def rotary_tables(self, positions: int) -> list[RotaryTable]:
@@ -233,19 +234,48 @@ class WeightReader:
         """Matrices of all experts as the kernels take them."""
         from sglang_lite.runtime.kernels.experts import ExpertMatrices  # needs Triton
 
-        hidden, dtype = self.spec.hidden_size, self.precision.weights
-        gate_up = torch.empty((spec.count, 2 * spec.size, hidden), dtype=dtype, device=self.device)
-        down = torch.empty((spec.count, hidden, spec.size), dtype=dtype, device=self.device)
-        biases: list[tuple[torch.Tensor | None, torch.Tensor | None]] = []
-        for expert in range(spec.count):
-            for whole, roles in ((gate_up, ("expert_gate", "expert_up")), (down, ("expert_down",))):
-                for start, rows in stacked_rows(self._matrices([table[role, expert] for role in roles])):
-                    whole[expert, start : start + len(rows)] = rows
-            biases.append(
-                (self._bias(table, ("expert_gate", "expert_up"), expert), self._bias(table, ("expert_down",), expert))
-            )
-        both = (torch.stack(b).to(self.device, dtype) if spec.bias else None for b in zip(*biases))
-        return ExpertMatrices(gate_up, down, *both)
+        gates_and_ups, experts = ("expert_gate", "expert_up"), range(spec.count)
+        gate_up = [self._matrices([table[role, expert] for role in gates_and_ups]) for expert in experts]
+        down = [self._matrices([table["expert_down", expert]]) for expert in experts]
+        gate_up_bias = self._biases(table, gates_and_ups, spec)
+        down_bias = self._biases(table, ("expert_down",), spec)
+        p, parts = self.precision, [part for expert in (*gate_up, *down) for part in expert]
+        if p.fp8 or (p.keep_fp8 and all(isinstance(part, ScaledRows) for part in parts)):
+            if not any(size % BLOCK for part in parts for size in part.shape):
+                (gate_up_8, gate_up_scales), (down_8, down_scales) = map(self._in_blocks, (gate_up, down))
+                return ExpertMatrices(gate_up_8, down_8, gate_up_bias, down_bias, gate_up_scales, down_scales)
+            if not self._stay_wide:
+                self._stay_wide = True
+                logger.warning("experts of %d by %d stay in 16 bits: no multiples of %d.", *parts[0].shape, BLOCK)
+        return ExpertMatrices(self._stacked(gate_up), self._stacked(down), gate_up_bias, down_bias)
+
+    def _biases(self, table: Table, roles: tuple[str, ...], spec: ExpertsSpec) -> torch.Tensor | None:
+        """Biases [experts, outputs]."""
+        biases = [self._bias(table, roles, expert) for expert in range(spec.count)]
+        given = [bias for bias in biases if bias is not None]
+        return torch.stack(given).to(self.device, self.precision.weights) if given else None
+
+    def _stacked(self, experts: list[list[Weight]]) -> torch.Tensor:
+        """Matrices [experts, outputs, inputs] of experts whose parts are stacked along their outputs."""
+        shape = (len(experts), *stacked_shape(experts[0]))
+        whole = torch.empty(shape, dtype=self.precision.weights, device=self.device)
+        for matrix, parts in zip(whole, experts):
+            for start, rows in stacked_rows(parts):
+                matrix[start : start + len(rows)] = rows
+        return whole
+
+    def _in_blocks(self, experts: list[list[Weight]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """`_stacked` in 8 bits, and a scale of each block."""
+        outputs, inputs = stacked_shape(experts[0])
+        whole = torch.empty((len(experts), outputs, inputs), dtype=torch.float8_e4m3fn, device=self.device)
+        scales = torch.empty((len(experts), outputs // BLOCK, inputs // BLOCK), device=self.device)
+        for matrix, of_matrix, parts in zip(whole, scales, experts):
+            at = 0
+            for part in parts:
+                end = at + part.shape[0]
+                matrix[at:end], of_matrix[at // BLOCK : end // BLOCK] = in_blocks(part)
+                at = end
+        return whole, scales
 
     def _head(self, weight: Weight) -> Linear:
         p = self.precision

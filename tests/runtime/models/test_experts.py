@@ -16,13 +16,16 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, ExtendRow
 from sglang_lite.runtime.load import load_model
 from sglang_lite.runtime.models.decoder import Decoder
+from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.models.read_gguf import spec_from_gguf
 from sglang_lite.runtime.models.spec import ExpertsSpec, LayerSpec
+from sglang_lite.runtime.models.weights.folder import open_folder
 from sglang_lite.runtime.models.weights.gguf import GgufSource
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
 from sglang_lite.runtime.models.weights.source import Encoded, WeightSource
+from tests.runtime.kernels import needs_kernels
 from tests.runtime.models.tiny import VOCAB, randomise, save
 
 EXPERTS, SIZE, HIDDEN = 4, 24, 32
@@ -32,6 +35,7 @@ CONFIG = Qwen3MoeConfig(
     moe_intermediate_size=SIZE, eos_token_id=1, bos_token_id=0,
 )  # fmt: skip
 FLOAT32 = Precision(torch.float32, torch.float32, torch.float32)
+BFLOAT16 = Precision(torch.bfloat16, torch.bfloat16, torch.bfloat16)
 CPU = torch.device("cpu")
 
 
@@ -153,6 +157,32 @@ def submitted(engine, ids, params):
     future = Future()
     engine.submit(ids, params, sink=future.set_result)
     return future
+
+
+@needs_kernels
+@pytest.mark.parametrize("stored", ["16 bits", "blocks"])
+def test_experts_in_eight_bits_are_as_stored_or_near(tmp_path, stored):
+    """As the kernels of a GPU take them: numbers, and a scale for each block of 128 by 128."""
+    config = Qwen3MoeConfig(**CONFIG.to_dict() | dict(hidden_size=128, moe_intermediate_size=128))
+    reference = randomise(Qwen3MoeForCausalLM(config))
+    folder = save(reference, tmp_path / "model")
+    expected = reference.state_dict()["model.layers.0.mlp.experts.gate_up_proj"]
+    if stored == "blocks":
+        state, scale = load_file(folder / "model.safetensors"), torch.rand(1, 1) + 0.5
+        for name in [name for name in state if ".experts." in name]:
+            state[name] = (state[name] * 50).to(torch.float8_e4m3fn)
+            state[f"{name}_scale_inv"] = scale.clone()
+        save_file(state, folder / "model.safetensors")
+        expected = (expected * 50).to(torch.float8_e4m3fn).float() * scale
+    eight = replace(BFLOAT16, fp8=stored == "16 bits", keep_fp8=True)
+    spec = spec_from_config(json.loads((folder / "config.json").read_text()), "config.json")
+    with torch.inference_mode():
+        model = GpuDecoder(spec, open_folder(folder, (128, 128)), eight, CPU, 64)
+    matrices = model.layers[0].feed_forward.matrices
+    assert matrices.gate_up.dtype == matrices.down.dtype == torch.float8_e4m3fn
+    scales = matrices.gate_up_scales.repeat_interleave(128, 1).repeat_interleave(128, 2)
+    near = 0 if stored == "blocks" else 1 / 16
+    torch.testing.assert_close(matrices.gate_up.float() * scales, expected, rtol=near, atol=near / 16)
 
 
 class Upcycled(WeightSource):

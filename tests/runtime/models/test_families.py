@@ -1,5 +1,7 @@
 """Every family gives transformers' logits: whole, in chunks, in a batch, after a cache hit, beyond the window."""
 
+import json
+import math
 import random
 from concurrent.futures import Future
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from transformers import (
     Ernie4_5ForCausalLM,
     Exaone4ForCausalLM,
@@ -41,6 +44,8 @@ from transformers import (
 import sglang_lite as sgl
 from sglang_lite.protocol import Generation, SamplingParams
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
+from sglang_lite.runtime.models.parameters import parameters
+from sglang_lite.runtime.models.read_config import spec_from_config
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.models.tiny import VOCAB, randomise, save
 
@@ -162,6 +167,19 @@ def test_logits_equal_those_of_transformers(family, step_tokens):
         generation = ask(running, again, prompt=False).result(timeout=30)
         assert generation.usage.cached_tokens >= 50
         assert differences(reference, again, generation).max() <= 1e-4
+
+
+def test_the_table_of_parameters_has_each_number_of_a_checkpoint_once(family):
+    folder, _ = family
+    spec = spec_from_config(json.loads((folder / "config.json").read_text()), "config.json")
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 # it is no dict
+    table = list(parameters(spec))
+    places = [next(place for place in p.places if place.name in stored) for p in table]
+    assert {place.name: place.shape for place in places} == stored
+    parts = [(place.name, str(place.part)) for place in places]
+    assert len(parts) == len(set(parts))
+    assert sum(math.prod(p.shape) for p in table) == sum(map(math.prod, stored.values()))
 
 
 @needs_kernels

@@ -14,7 +14,9 @@ import torch
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.config_fields import Json
-from sglang_lite.runtime.models.weights.source import Encoded
+from sglang_lite.runtime.models.weights.source import Encoded, Weight
+
+BLOCK = 128  # rows and columns of experts' matrices that have a scale in common
 
 
 def scale_block(config: Mapping[str, Json], source: str) -> tuple[int, int] | None:
@@ -142,6 +144,11 @@ class ScaledRows(Encoded):
         """float32 [rows], where each row has one scale."""
         return self._of_rows(0, self.shape[0])[:, 0] if self._scales.shape[1] == 1 else None
 
+    @property
+    def block_scales(self) -> torch.Tensor | None:
+        """float32 [rows / BLOCK, columns / BLOCK], where scales are by such blocks."""
+        return self._scales if self._block == (BLOCK, BLOCK) else None
+
     def decode(self, start: int, end: int) -> torch.Tensor:
         numbers = self.read(start, end).float()
         scales = self._of_rows(start, start + len(numbers))
@@ -151,3 +158,22 @@ class ScaledRows(Encoded):
 
     def _of_rows(self, start: int, end: int) -> torch.Tensor:
         return self._scales[torch.arange(start, end) // self._block[0]]
+
+
+def in_blocks(weight: Weight) -> tuple[torch.Tensor, torch.Tensor]:
+    """A matrix in 8 bits with a scale for each BLOCK by BLOCK of its numbers: as a checkpoint has it, else quantised.
+
+    Args:
+        weight: of multiples of BLOCK rows and columns.
+
+    Returns:
+        e4m3 [rows, columns] and float32 [rows / BLOCK, columns / BLOCK].
+    """
+    rows, columns = weight.shape
+    if isinstance(weight, ScaledRows) and weight.block_scales is not None:
+        return weight.read(0, rows), weight.block_scales
+    numbers = weight.decode(0, rows) if isinstance(weight, Encoded) else weight.float()
+    blocks = numbers.view(rows // BLOCK, BLOCK, columns // BLOCK, BLOCK)
+    scales = blocks.abs().amax((1, 3)).clamp_min(1e-12) / torch.finfo(torch.float8_e4m3fn).max
+    eight = (blocks / scales[:, None, :, None]).to(torch.float8_e4m3fn)
+    return eight.view(rows, columns), scales
