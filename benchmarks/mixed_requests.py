@@ -1,13 +1,13 @@
 """Soak of the server: valid, invalid, aborted and slow requests of all protocols, mixed.
 
-    python benchmarks/mixed_requests.py [--seconds 600] [--warm 60] [--clients 16] [--seed 0]
+    python benchmarks/mixed_requests.py [--seconds 600] [--warm 60] [--clients 16] [--seed 0] [--points 2]
 
 The server is `sglang-lite serve` in processes of its own, with the default model. Each client draws one request after
 the other. Printed are the counts of answers by kind and status, and, before, in the middle and after (when all has
-ended and the cache was flushed): requests under way, room in use, descriptors, threads and memory of the server's
-processes. "Before" is after each request was made once, and the same mixture for `--warm` seconds. The exit status is 1
-where an answer was a 5xx, a stream ended in an error, a connection broke, no answer came within `--patience` seconds,
-or something is more at the end than in the middle.
+ended and the cache was flushed; `--points` says how often): requests under way, room in use, descriptors, threads and
+memory of the server's processes, all together and by what they are. "Before" is after each request was made once, and
+the same mixture for `--warm` seconds. The exit status is 1 where an answer was a 5xx, a stream ended in an error, a
+connection broke, no answer came within `--patience` seconds, or something is more at the end than in the middle.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import json
 import random
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,7 @@ KEPT_DESCRIPTORS = 8  # that may be more afterwards: connections that are kept o
 KEPT_MB = 64  # of memory that may be more: allocators keep some
 ROOM = 4096  # tokens: little, so that all of it has soon been written to, and counts as memory before as after
 _DRAIN_S = 30  # for what was left alone to end
+_ROLES = {"sglang_lite.engine.serve": "engine", "structured_output.worker": "workers"}  # by what they run
 
 
 class Client:
@@ -232,19 +233,23 @@ def _processes(pid: int) -> list[int]:
 
 def _held(server: ServerProcess, stats: Mapping[str, Any]) -> dict[str, float]:
     """Resources that a server's processes have at the moment."""
-    descriptors = threads = kilobytes = 0
+    descriptors = threads = 0
+    megabytes: dict[str, float] = defaultdict(float)
     for pid in _processes(server.pid):
         with contextlib.suppress(OSError):
             status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+            runs = Path(f"/proc/{pid}/cmdline").read_text()
             descriptors += len(list(Path(f"/proc/{pid}/fd").iterdir()))
             threads += int(status["Threads"])
-            kilobytes += int(status["VmRSS"].split()[0])
+            role = next((role for module, role in _ROLES.items() if module in runs), "server")
+            megabytes[role] += int(status["VmRSS"].split()[0]) / 1024
     return {
         "requests under way": stats["running"] + stats["waiting"],
         "tokens of room in use": stats["total_tokens"] - stats["free_tokens"],
         "descriptors": descriptors,
         "threads": threads,
-        "memory, MB": round(kilobytes / 1024),
+        "memory, MB": round(sum(megabytes.values())),
+        **{f"  of the {role}": round(megabytes[role]) for role in ("server", *_ROLES.values())},
     }
 
 
@@ -284,18 +289,21 @@ async def soak(server: ServerProcess, options: argparse.Namespace) -> int:
 
         await work(options.warm)
         held = [_held(server, await _at_rest(http))]
-        for _ in range(2):
-            await work(options.seconds / 2)
+        for _ in range(options.points):
+            await work(options.seconds / options.points)
             held.append(_held(server, await _at_rest(http)))
     bad = sum(count for (_, status), count in seen.items() if _is_wrong(status))
     print(f"\n{sum(seen.values())} requests of {options.clients} clients; wrong: {bad}")
     for (kind, status), count in sorted(seen.items()):
         print(f"  {kind:32} {status:24} {count:6}")
-    print(f"\n  {'held':32} {'before':>10} {'middle':>10} {'after':>10}")
+    times = [f"{options.seconds * i / options.points:.0f} s" for i in range(1, options.points)]
+    print("\n  " + " ".join([f"{'held':32}", *(f"{each:>8}" for each in ("before", *times, "after"))]))
     for name in held[0]:
-        print(f"  {name:32} " + " ".join(f"{each[name]:10g}" for each in held))
+        print(f"  {name:32} " + " ".join(f"{each[name]:8g}" for each in held))
     kept = {"descriptors": KEPT_DESCRIPTORS, "threads": KEPT_DESCRIPTORS, "memory, MB": KEPT_MB}
-    leaks = [name for name, value in held[1].items() if held[2][name] > value + kept.get(name, 0)]
+    middle = held[len(held) // 2]
+    leaks = [name for name, most in kept.items() if held[-1][name] > middle[name] + most]
+    leaks += [name for name in ("requests under way", "tokens of room in use") if held[-1][name] > middle[name]]
     print(f"\nnot given back: {', '.join(leaks) or 'nothing'}")
     return int(bool(bad or leaks))
 
@@ -306,6 +314,7 @@ def main() -> int:
     parser.add_argument("--warm", type=float, default=60.0)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--points", type=int, default=2, help="times at which resources are counted, from 2 on")
     parser.add_argument("--patience", type=float, default=120.0, help="longest wait for an answer, in seconds")
     parser.add_argument("--model", default=DEFAULT_MODEL)
     options = parser.parse_args()

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from sglang_lite.protocol import ModelError, ParameterError
-from sglang_lite.runtime import messages
+from sglang_lite.runtime import messages, onednn
 from sglang_lite.runtime.checkpoint import Checkpoint, open_checkpoint
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.encoding.load import LoadedEncoder, load_encoder
@@ -75,6 +75,8 @@ def load_model(
     spec, tokenizer = checkpoint.spec, checkpoint.tokenizer
     device = pick_device(config)
     kind = Decoder
+    if device.type == "cpu":
+        onednn.bound_caches()
     if device.type == "cuda":
         from sglang_lite.runtime.models.gpu_decoder import GpuDecoder  # needs Triton
 
