@@ -31,7 +31,7 @@ def logprobs(loaded: LoadedModel, ids: list[int], chunk: int = 256) -> torch.Ten
     for start in range(0, len(ids), chunk):
         end = min(start + chunk, len(ids))
         at = torch.arange(start, end)
-        plan = AttentionPlan(at, None, (ExtendRow(0, end - start, slice(0, end)),))
+        plan = AttentionPlan(at, (), (ExtendRow(0, end - start, slice(0, end)),))
         hidden = loaded.model.forward(torch.tensor(ids[start:end]), at, plan, cache)
         rows.append(loaded.model.logits(hidden).log_softmax(-1))
     return torch.cat(rows)

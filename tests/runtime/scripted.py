@@ -59,10 +59,10 @@ class ScriptedModel:
     def forward(self, ids, positions, plan, cache):
         cache[plan.store_at] = ids
         states = np.zeros(len(ids), dtype=np.uint64)
-        if plan.decode is not None:
-            for i in range(plan.decode.count):
-                length = int(plan.decode.lengths[i])
-                states[i] = hashes(cache[plan.decode.read_at[i, :length].long()].numpy())[-1]
+        for group in plan.decode:
+            tokens = np.arange(len(ids))[group.tokens].tolist()
+            for i, length, read_at in zip(tokens, group.rows.lengths.tolist(), group.rows.read_at):
+                states[i] = hashes(cache[read_at[:length].long()].numpy())[-1]
                 assert int(positions[i]) == length - 1
         for row in plan.extends:
             at = row.read_at if isinstance(row.read_at, slice) else row.read_at.long()

@@ -83,7 +83,7 @@ def _decoding(plan: DevicePlan, first: int, end: int, lengths: list[int]) -> Dec
     if ragged:  # what is beyond a row's end may be anybody's: weighed with 0, but 0 x NaN is NaN
         at = torch.arange(longest, device=read_at.device)
         read_at = torch.where(at < of_rows.unsqueeze(1), read_at, read_at[:, :1])
-    return DecodeRows(end - first, read_at, of_rows, ragged)
+    return DecodeRows(read_at, of_rows, ragged)
 
 
 def _token_slots(plan: DevicePlan, slots: torch.Tensor, longest: int) -> torch.Tensor:

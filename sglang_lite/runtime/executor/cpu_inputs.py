@@ -6,15 +6,24 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sglang_lite.runtime.executor.prefix_groups import find_groups
-from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeRows, ExtendGroup, ExtendRow
+from sglang_lite.runtime.kernels.attention_metadata import (
+    AttentionPlan,
+    DecodeGroup,
+    DecodeRows,
+    ExtendGroup,
+    ExtendRow,
+)
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.table import SlotTable
 from sglang_lite.runtime.scheduler.batch import Batch
 
 # Tokens that need not be read again, from which on rows that begin alike are computed together.
 _SAVED_TOKENS = 4096
+# Tokens that a group of decoding rows may read for nothing: about what another group takes.
+_PADDING = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +62,9 @@ def build_cpu_inputs(batch: Batch, table: SlotTable, drawn: Ints, *, one_by_one:
     store_at = table.pages[slots, positions // size].astype(np.int64) * size + positions % size
     # A batch of one is faster as a row by itself.
     together = batch.singles if batch.singles > 1 and not one_by_one else 0
-    decode = _decode_rows(batch, table) if together else None
+    alone, several = _by_length(batch.ends[:together])
     extends: list[ExtendRow] = []
-    for i in range(together, len(counts)):
+    for i in (*alone, *range(together, len(counts))):
         start, end = int(last[i] + 1 - counts[i]), int(last[i] + 1)
         read_at = table.token_slots(int(batch.slots[i]), 0, int(batch.ends[i]))
         if one_by_one:
@@ -63,7 +72,8 @@ def build_cpu_inputs(batch: Batch, table: SlotTable, drawn: Ints, *, one_by_one:
             extends += [ExtendRow(t, t + 1, _read_at(read_at[: length + t - start])) for t in range(start, end)]
         else:
             extends.append(ExtendRow(start, end, _read_at(read_at)))
-    groups = () if one_by_one else _groups(batch, table, together, extends)
+    decode = tuple(_decode_group(batch, table, rows) for rows in several)
+    groups = () if one_by_one else _groups(batch, table, together, extends[len(alone) :])
     return CpuInputs(
         ids=torch.from_numpy(ids.astype(np.int64)),
         positions=torch.from_numpy(positions.astype(np.int64)),
@@ -92,17 +102,39 @@ def _read_at(slots: Ints) -> torch.Tensor | slice:
     return torch.from_numpy(slots)
 
 
-def _decode_rows(batch: Batch, table: SlotTable) -> DecodeRows:
-    lengths = batch.ends[: batch.singles]
+def _by_length(lengths: Ints) -> tuple[list[int], list[slice | NDArray[np.int64]]]:
+    """Decoding rows that are computed by themselves, and groups of those that are computed together.
+
+    Each row of a group is read as if it were as long as the longest, so one long row would cost as much as all rows
+    that long.
+    """
+    longest = int(lengths.max(initial=0))
+    if longest * len(lengths) - int(lengths.sum()) <= _PADDING:
+        return [], [slice(0, len(lengths))] if len(lengths) else []
+    groups: list[list[int]] = []
+    padding = longest = 0
+    for row in np.argsort(-lengths, kind="stable").tolist():
+        length = int(lengths[row])
+        padding += longest - length
+        if not groups or padding > _PADDING:
+            groups.append([])
+            padding, longest = 0, length
+        groups[-1].append(row)
+    alone = [group[0] for group in groups if len(group) == 1]
+    return alone, [np.sort(np.array(group, dtype=np.int64)) for group in groups if len(group) > 1]
+
+
+def _decode_group(batch: Batch, table: SlotTable, rows: slice | NDArray[np.int64]) -> DecodeGroup:
+    lengths = batch.ends[rows]
     longest = int(lengths.max())
     size = table.page_size
-    pages: Ints = table.pages[batch.slots[: batch.singles], : -(-longest // size)]
+    pages: Ints = table.pages[batch.slots[rows], : -(-longest // size)]
     if size > 1:
         slots = (pages[:, :, None] * size + np.arange(size)).astype(np.int32)
         pages = slots.reshape(len(lengths), -1)[:, :longest]
     ragged = bool((lengths != longest).any())
     if ragged:  # what is beyond a row's end may be anybody's: weighed with 0, but 0 x NaN is NaN
         pages = np.where(np.arange(longest) < lengths[:, None], pages, pages[:, :1])
-    return DecodeRows(
-        batch.singles, torch.from_numpy(np.ascontiguousarray(pages)), torch.from_numpy(lengths.copy()), ragged
-    )
+    read_at = torch.from_numpy(np.ascontiguousarray(pages))
+    tokens = rows if isinstance(rows, slice) else torch.from_numpy(rows)
+    return DecodeGroup(tokens, DecodeRows(read_at, torch.from_numpy(lengths.copy()), ragged))

@@ -97,18 +97,29 @@ class DevicePlan:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """Rows with one new token each: the first `count` tokens of the batch.
+    """Rows with one new token each, which are computed together.
 
     Attributes:
-        read_at: token slots [count, longest], the new token's included; padded with any slot.
-        lengths: [count].
+        read_at: token slots [rows, longest], the new token's included; padded with any slot.
+        lengths: [rows].
         ragged: some row is shorter than the longest.
     """
 
-    count: int
     read_at: torch.Tensor
     lengths: torch.Tensor
     ragged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Decoding rows of about one length, with their places in the batch.
+
+    Attributes:
+        tokens: of the batch: int64 [rows], or a slice where they lie side by side.
+    """
+
+    tokens: torch.Tensor | slice
+    rows: DecodeRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +165,12 @@ class AttentionPlan:
 
     Attributes:
         store_at: int64 [T]: the token slot of each new token.
-        decode: the rows with one new token, where they are computed together.
+        decode: rows with one new token, those that are computed together.
         extends: the other rows.
         groups: of them, where it pays.
     """
 
     store_at: torch.Tensor
-    decode: DecodeRows | None
+    decode: tuple[DecodeGroup, ...]
     extends: tuple[ExtendRow, ...]
     groups: tuple[ExtendGroup, ...] = ()

@@ -205,7 +205,7 @@ def experts_down(
     scales: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What experts make of the blocks' hidden states, weighted. Reads N K elements of weights and a block of hidden
+    """Outputs of experts for the blocks' hidden states, weighted. Reads N K elements of weights and a block of hidden
     states for each block that is used.
 
     Args:
@@ -264,7 +264,7 @@ def _gate_up_launch(rows: int, item: int) -> tuple[int, int, int, int]:
 
 
 def _down_launch(rows: int, item: int) -> tuple[int, int, int, int]:
-    """As `_gate_up_launch`."""
+    """Launch parameters, as of `_gate_up_launch`."""
     if item > 2:
         return 32, 32, 4, 2
     if item == 1:

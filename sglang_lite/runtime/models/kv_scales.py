@@ -45,7 +45,7 @@ def _tried(model: Decoder, bos: int | None) -> dict[tuple[int, str], torch.Tenso
     if bos is not None:
         ids[0] = bos
     cache = KVCache.allocate(layout, count, model.precision.compute, device)
-    model.forward(ids, at, AttentionPlan(at, None, (ExtendRow(0, count, slice(0, count)),)), cache)
+    model.forward(ids, at, AttentionPlan(at, (), (ExtendRow(0, count, slice(0, count)),)), cache)
     largest = torch.stack([x.abs().amax((1, 2)) for x in (*cache.k, *cache.v)]).float().cpu()
     if not largest.isfinite().all():
         raise ModelError(

@@ -42,7 +42,7 @@ def test_rows_see_together_what_they_see_alone(dtype, limit, options):
     q = torch.randn(tokens, HEADS, DIM).to(torch.bfloat16 if dtype.itemsize == 1 else dtype)
     group = ExtendGroup((rows[0], *rows[2:]), SHARED)  # the others are no part of it
     together, alone = (
-        attention(q, cache, 0, AttentionPlan(torch.zeros(0), None, rows, groups), scale=0.25, **options).float()
+        attention(q, cache, 0, AttentionPlan(torch.zeros(0), (), rows, groups), scale=0.25, **options).float()
         for groups in ((group,), ())
     )
     assert (together - alone).norm() <= limit * alone.norm()

@@ -110,7 +110,7 @@ class Rows:
         """`rows`: (first token in the batch, count, slot, end of the sequence)."""
         extends = tuple(ExtendRow(f, f + c, self.read_at(s, e)) for f, c, s, e in rows)
         with sdpa_kernel(SDPBackend.MATH):
-            return attention(q, self.cache, 0, AttentionPlan(torch.zeros(0), None, extends), **options)
+            return attention(q, self.cache, 0, AttentionPlan(torch.zeros(0), (), extends), **options)
 
 
 def in_eight_bits(rows, q, *, scaled):

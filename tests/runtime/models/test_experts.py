@@ -53,7 +53,7 @@ def logits(model, ids):
     count, cache = len(ids), model.allocate_cache(len(ids))
     at = torch.arange(count)
     with torch.inference_mode():
-        plan = AttentionPlan(at, None, (ExtendRow(0, count, slice(0, count)),))
+        plan = AttentionPlan(at, (), (ExtendRow(0, count, slice(0, count)),))
         return model.logits(model.forward(torch.tensor(ids), at, plan, cache))
 
 

@@ -83,9 +83,9 @@ def attention(
     """
     k, v = cache.k[layer], cache.v[layer]
     out = q.new_empty((*q.shape[:2], v.shape[2]))
-    rows, how = plan.decode, Scoring(scale, window, softcap, sinks)
-    if rows is not None:
-        out[: rows.count] = attend_rows(q[: rows.count], k, v, rows, how)
+    how = Scoring(scale, window, softcap, sinks)
+    for each in plan.decode:
+        out[each.tokens] = attend_rows(q[each.tokens], k, v, each.rows, how)
     groups = plan.groups if how.plain else ()
     for group in groups:
         for row, part in zip(group.rows, _extend_together(q, k, v, group, scale)):

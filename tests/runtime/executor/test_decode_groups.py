@@ -1,0 +1,69 @@
+"""Decoding rows are computed together with those of about their length, and see what they see alone."""
+
+import numpy as np
+import pytest
+import torch
+
+from sglang_lite.runtime.executor.cpu_inputs import build_cpu_inputs
+from sglang_lite.runtime.kernels.kv_cache import KVCache
+from sglang_lite.runtime.kernels.reference.attention import attention
+from sglang_lite.runtime.kv_cache.table import SlotTable
+from sglang_lite.runtime.scheduler.batch import Batch
+
+HEADS, KV_HEADS, DIM = 6, 2, 16
+DICE = np.random.default_rng(0)
+LENGTHS = {
+    "one long among short ones": [5, 6, 1800, 7, *[9] * 57],
+    "two long ones": [1900, 4, 1700, 4, 4],
+    "all alike": [700] * 8,
+    "two": [3, 1500],
+    "drawn": DICE.integers(1, 1900, 40).tolist(),
+    "one": [900],
+}
+
+PARTS = {tuple(LENGTHS["all alike"]): 1, tuple(LENGTHS["one long among short ones"]): 2, tuple(LENGTHS["one"]): 1}
+
+
+def planned(lengths, page_size, **options):
+    """The inputs of a step in which each row decodes, and how many token slots there are."""
+    table = SlotTable(len(lengths), 2000, page_size)
+    pages = -(-2000 // page_size)
+    order = np.random.default_rng(1).permutation(len(lengths) * pages)
+    table.pages[:, :pages] = order.reshape(len(lengths), pages)
+    ends = np.array(lengths, dtype=np.int32)
+    rows, nothing = len(lengths), np.zeros(0, dtype=np.int32)
+    batch = Batch(
+        step=0, requests=(), slots=np.arange(rows, dtype=np.int32), epochs=table.epoch[:rows], starts=ends - 1, ends=ends,
+        decoding=rows, singles=rows, samples=np.ones(rows, dtype=bool), unknown=np.zeros(rows, dtype=bool), fresh=(),
+        copies=(nothing, nothing),
+    )  # fmt: skip
+    return build_cpu_inputs(batch, table, np.zeros(rows, dtype=np.int32), **options), len(order) * page_size
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 20.0}], ids=str)
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_rows_see_together_what_they_see_alone(lengths, dtype, limit, options):
+    torch.manual_seed(0)
+    together, slots = planned(lengths, 16)
+    alone, _ = planned(lengths, 16, one_by_one=True)
+    assert not alone.plan.decode
+    k, v = (torch.randn(KV_HEADS, slots, DIM).to(dtype) for _ in range(2))
+    q = torch.randn(len(lengths), HEADS, DIM).to(dtype)
+    seen, expected = (
+        attention(q, KVCache((k,), (v,)), 0, inputs.plan, scale=0.25, **options).float() for inputs in (together, alone)
+    )
+    assert (seen - expected).norm(dim=(1, 2)).le(limit * expected.norm(dim=(1, 2))).all()
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_little_is_read_for_nothing(lengths, page_size):
+    plan = planned(lengths, page_size)[0].plan
+    read = sum(group.rows.read_at.numel() for group in plan.decode) + sum(row.length for row in plan.extends)
+    parts = len(plan.decode) + len(plan.extends)
+    assert sum(lengths) <= read <= sum(lengths) + 512 * parts
+    assert parts <= PARTS.get(tuple(lengths), 20)
+    rows = [np.arange(len(lengths))[group.tokens] for group in plan.decode]
+    rows += [np.arange(row.start, row.end) for row in plan.extends]
+    assert sorted(np.concatenate(rows).tolist()) == list(range(len(lengths)))
