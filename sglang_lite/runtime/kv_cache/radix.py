@@ -86,14 +86,11 @@ class EvictedPrefixes:
         while current is not None and current.prefix is None:
             path.append(current)
             current = current.parent
-        prefix = None if current is None else current.prefix
-        for each in reversed(path):
-            if prefix is None:  # the root's: namespaces differ by it
-                prefix = Prefix(0, id(each) % _MODULUS)
-            else:
-                prefix = self._extended(prefix, each.tokens)
-            each.prefix = prefix
+        assert current is not None  # a root has one
+        prefix = current.prefix
         assert prefix is not None
+        for each in reversed(path):
+            prefix = each.prefix = self._extended(prefix, each.tokens)
         return prefix
 
     def _extended(self, prefix: Prefix, tokens: Ints) -> Prefix:
@@ -166,7 +163,7 @@ class RadixTree:
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
-        self._roots: dict[str, Node] = {}
+        self._roots: dict[str, Node] = {}  # of namespaces that have pages
         self._clock = 0
         self._evicted = EvictedPrefixes()
         self.pages = 0  # in the tree
@@ -176,8 +173,13 @@ class RadixTree:
     def evictable(self) -> int:
         return self.pages - self.locked_pages
 
+    @property
+    def namespaces(self) -> int:
+        """Number of namespaces that have pages."""
+        return len(self._roots)
+
     def newest_namespaces(self, count: int) -> list[str]:
-        """The last ones that were asked for the first time."""
+        """The namespaces whose first pages came last."""
         return list(islice(reversed(self._roots), count))
 
     def was_evicted(self, node: Node, rest: Ints) -> bool:
@@ -224,6 +226,8 @@ class RadixTree:
             self._attach(child)
             self.pages += len(child.pages)
             node = child
+            if child.parent is not None and child.parent.parent is None:
+                self._roots[namespace] = child.parent
         return Insertion(node, np.concatenate((known, pages[at:])), duplicates)
 
     def evict(self, count: int, priority: Priority) -> Ints:
@@ -245,6 +249,7 @@ class RadixTree:
             if parent.parent is not None and not parent.children and not parent.locks:
                 order += 1
                 heapq.heappush(heap, (priority(parent), order, parent))
+        self._roots = {name: root for name, root in self._roots.items() if root.children}
         return np.concatenate(removed) if removed else _NO_PAGES
 
     def _key(self, tokens: Ints) -> bytes:
@@ -273,9 +278,12 @@ class RadixTree:
         return best
 
     def _root(self, namespace: str) -> Node:
-        if namespace not in self._roots:
-            self._roots[namespace] = Node(_NO_PAGES, _NO_PAGES, None, 0)
-        return self._roots[namespace]
+        """The root of a namespace: one of those that have pages, or a new one, which becomes one with its first."""
+        found = self._roots.get(namespace)
+        if found is None:
+            found = Node(_NO_PAGES, _NO_PAGES, None, 0)
+            found.prefix = Prefix(0, hash(namespace) % _MODULUS)  # evicted prefixes of namespaces differ by it
+        return found
 
     def _walk(self, tokens: Ints, namespace: str) -> tuple[Node, list[Node], int]:
         """Follows `tokens` down; returns the last node, the path to it and how many tokens it covers."""

@@ -74,6 +74,23 @@ def test_evicted_prefixes_are_remembered_however_nodes_were_split(inserted, agai
                 assert told == (after in gone)
 
 
+def test_namespaces_are_forgotten_with_their_pages():
+    tree, tokens = RadixTree(2), ints([1, 2, 3])
+    for i in range(100):
+        assert not len(tree.match(tokens, f"asked {i}").pages)
+    assert tree.namespaces == 0
+    for i in range(100):
+        tree.insert(tokens[:2], ints([i]), f"used {i}")
+    assert tree.newest_namespaces(2) == ["used 99", "used 98"]
+    assert len(tree.evict(60, LRU)) == 60
+    assert tree.namespaces == 40
+    assert len(tree.evict(100, LRU)) == 40
+    assert tree.namespaces == tree.pages == 0
+    known = [tree.was_evicted(tree.match(tokens, f"used {i}").node, tokens[:2]) for i in range(100)]
+    assert sum(known) >= 95  # a later one may have taken an earlier one's place
+    assert not tree.was_evicted(tree.match(tokens, "asked 0").node, tokens[:2])
+
+
 def test_no_more_than_so_many_evictions_are_remembered():
     tree = RadixTree(1)
     for first in range(200):
