@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from functools import cached_property, partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ from sglang_lite.protocol import (
     SglError,
 )
 from sglang_lite.runtime.models.resolve import cache_folder
-from sglang_lite.runtime.structured_output.base import CompiledGrammar, GrammarEngine, Mask
+from sglang_lite.runtime.structured_output.base import CompiledGrammar, GrammarEngine, Mask, PreparedGrammar
 from sglang_lite.runtime.structured_output.disk_cache import SLOW_S, GrammarDiskCache
 from sglang_lite.runtime.structured_output.fastest import fastest
 from sglang_lite.runtime.structured_output.json_number import JsonNumberGrammar, may_be_number
@@ -54,6 +55,7 @@ CACHED_BYTES = 64 << 20  # of all but the newest, whose future is not done yet
 WORKERS = 2
 _SMALL = Regex("a")
 _BLANKS = " \t\r\n"
+_LONG = 1 << 15  # characters of a schema that is compared as it is written: to find its blanks would hold up the loop
 # Strings, punctuation and what stands between them. Possessive, as 100 bytes are kept for each character that a repeat
 # may be taken back to; found as a whole, not one by one, as what calls back into Python would hold up the loop.
 _PARTS = re.compile(r'"(?:[^"\\]++|\\.)*+"|[{}\[\],:]|[^"{}\[\],:]++|"', re.DOTALL)
@@ -91,8 +93,10 @@ class Compiler:
         self._end = mask_of(self._eos_ids, vocab_size)
         self._engines: dict[str, GrammarEngine] = {}
         self._making = threading.Lock()  # of engines and workers
+        self._loading = threading.Lock()
         self._cache: OrderedDict[Constraint, Future[CompiledGrammar]] = OrderedDict()
         self._bytes = 0  # of what is in it
+        self._being_made = 0  # with the help of workers
         self._lock = threading.Lock()
         self._closed = False
         self._here = ThreadPoolExecutor(1, "sglang_lite-grammar")  # one in Python at a time: each holds up the loop
@@ -100,6 +104,11 @@ class Compiler:
         self._on_disk: GrammarDiskCache | None = None
         self._workers: list[Worker] = []
         self._idle: list[Worker] = []
+
+    @property
+    def cached_bytes(self) -> int:
+        """Memory of the grammars and errors that are kept, roughly, in bytes."""
+        return self._bytes
 
     def warm_up(self) -> list[Future[object]]:
         """Starts what the first constraint would wait for: its engine, and a process that prepares for it."""
@@ -122,13 +131,16 @@ class Compiler:
             if known is not None:
                 self.hits += 1
                 self._cache.move_to_end(key)
-                return known
+                error = known.exception() if known.done() else None
+                return known if error is None else _failed(error)
             self.misses += 1
             future = self._cache[key] = Future()
         try:
             if is_simple(constraint):
                 self._here.submit(self._settle, key, future, partial(self._build_here, constraint))
             else:
+                with self._lock:
+                    self._being_made += 1
                 self._apart.submit(self._settle_apart, key, future, constraint)
         except RuntimeError:  # closed meanwhile
             future.set_exception(EngineClosedError("the engine is closed."))
@@ -214,7 +226,11 @@ class Compiler:
 
     def _settle_apart(self, key: Constraint, future: Future[CompiledGrammar], constraint: Constraint) -> None:
         self._settle(key, future, partial(self._build_apart, key, constraint))
-        trim()  # it may have taken many times the memory that it keeps
+        with self._lock:
+            self._being_made -= 1
+            last = not self._being_made
+        if last:  # it may have taken many times the memory that it keeps; the next one would take that again
+            trim()
 
     def _fail(self, key: Constraint, future: Future[CompiledGrammar], error: Exception) -> None:
         if self._closed:
@@ -222,9 +238,12 @@ class Compiler:
         elif not isinstance(error, SglError):
             error = ConstraintError(f"the constraint could not be compiled: {error!r}")
         with self._lock:
-            if not isinstance(error, ConstraintError) or isinstance(error, OverBudgetError):
-                self._cache.pop(key, None)  # another time it may be in time
-            self._count(key, future, 0)
+            known = self._cache.get(key) is future
+            if known and isinstance(error, ConstraintError) and not isinstance(error, OverBudgetError):
+                self._cache[key] = kept = _failed(error)
+                self._count(key, kept, 0)
+            elif known:  # another time it may be in time
+                del self._cache[key]
         future.set_exception(error)
 
     def _count(self, key: Constraint, future: Future[CompiledGrammar], size: int) -> None:
@@ -255,17 +274,22 @@ class Compiler:
         if found is not None:
             try:
                 name, (prepared, places) = found
-                grammar = self._distinct(self._engine(name).load(prepared), constraint, unpacked(places))
+                grammar = self._distinct(self._load(name, prepared), constraint, unpacked(places))
             except Exception as error:  # a library's, of a file that was changed
                 logger.warning("a compiled grammar of %s can't be loaded: %s", found[0], error)
             else:
                 self.kept += 1
                 return grammar
         name, (prepared, places), seconds = self._prepare(constraint)
-        grammar = self._engine(name).load(prepared)
+        grammar = self._load(name, prepared)
         if seconds > SLOW_S:
             kept.put(key, name, (prepared, places))
         return self._distinct(grammar, constraint, unpacked(places))
+
+    def _load(self, name: str, prepared: PreparedGrammar) -> CompiledGrammar:
+        """Loads what was prepared: one at a time, as what takes long takes a core from the loop."""
+        with self._loading:
+            return self._engine(name).load(prepared)
 
     def _prepare(self, constraint: Constraint) -> tuple[str, tuple[Any, bytes], float]:
         """Prepares a constraint in a worker, as `Worker.prepare`."""
@@ -313,9 +337,17 @@ class Compiler:
         return Vocabulary.of(self._tokenizer, self._vocab_size, self._eos_ids)
 
 
+def _failed(error: BaseException) -> Future[CompiledGrammar]:
+    """A future that has failed with a copy of an error: whoever raises an error adds to its traceback, whose frames
+    hold requests, and what is cached would keep them."""
+    future: Future[CompiledGrammar] = Future()
+    future.set_exception(copy(error))
+    return future
+
+
 def _canonical(constraint: Constraint) -> Constraint:
-    """The same for schemas that differ in blanks alone. Their members' order has a meaning."""
-    if isinstance(constraint, JsonSchema):
+    """The same for schemas that differ in blanks alone, unless they are long. Their members' order has a meaning."""
+    if isinstance(constraint, JsonSchema) and len(constraint.schema) <= _LONG:
         parts = map(methodcaller("strip", _BLANKS), _PARTS.findall(constraint.schema))
         return msgspec.structs.replace(constraint, schema="".join(parts))
     return constraint

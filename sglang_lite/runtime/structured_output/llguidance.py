@@ -21,7 +21,7 @@ from sglang_lite.constraints.formal import nodes
 from sglang_lite.constraints.formal.lengths import longest_forced
 from sglang_lite.constraints.formal.nodes import Language
 from sglang_lite.constraints.language import language_of
-from sglang_lite.constraints.memo import size_of
+from sglang_lite.constraints.memo import BoundedCache, size_of
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.runtime.structured_output.base import Mask
 from sglang_lite.runtime.structured_output.mask_cache import LanguageStates, MaskCache
@@ -47,6 +47,7 @@ _ENOUGH = 4  # matchers of a line before there is another, and before masks are 
 _LONG = 10_000  # characters: a longer text that is forced would be written out on the loop's thread, for milliseconds
 _NO_FORCING = '%llguidance {"no_forcing": true}\n'
 _MASK_BYTES = 96 << 20  # of kept masks
+_LANGUAGE_BYTES = 64 << 20  # of states that are told apart
 _LARGEST = 30_000  # characters of a grammar whose states are told apart: a step may look at all its alternatives
 
 
@@ -181,7 +182,7 @@ class LlguidanceGrammar:
         self.size = lines * (_BYTES + byte_matcher.PARSER_BYTES * len(prepared.text)) + size_of(prepared.language)
         self._starts = [(object(), start)]  # the lines, and their parsers
         self._used: list[weakref.WeakSet[LlguidanceMatcher]] = [weakref.WeakSet()]  # matchers of each line
-        self._states: LanguageStates | None = None
+        self._shared = False  # there were matchers enough
         self._combinable: LlguidanceGrammar | None = None
         self._making = threading.Lock()
         self._first = np.zeros((engine.vocab_size + 31) // 32, np.int32)
@@ -197,12 +198,10 @@ class LlguidanceGrammar:
                 line = len(self._starts)
                 self._starts.append((object(), self._engine.parser(self._prepared.text)))
                 self._used.append(weakref.WeakSet())
-            if crowded and self._states is None:
-                self._states = self._engine.states(self._prepared)
-                if self._states is not None:
-                    self._states.masks[self._states.start] = self._first
+            self._shared = self._shared or crowded
+            states = self._engine.states(self._prepared, self._first) if self._shared else None
             of, parser = self._starts[line]
-            matcher = LlguidanceMatcher(self._engine, parser.deep_copy(), of, self._first, self._states)
+            matcher = LlguidanceMatcher(self._engine, parser.deep_copy(), of, self._first, states)
             self._used[line].add(matcher)
             return matcher
 
@@ -240,6 +239,7 @@ class LlguidanceEngine:
         self._threads = threads
         self._local = threading.local()
         self.kept = MaskCache(_MASK_BYTES)
+        self._languages = BoundedCache(_LANGUAGE_BYTES)  # their states, or None, by their grammars' text
 
     @cached_property
     def ending_tokens(self) -> EndingTokens:
@@ -277,8 +277,21 @@ class LlguidanceEngine:
         """
         return byte_matcher.start(text, self._tokenizer)
 
-    def states(self, prepared: Prepared) -> LanguageStates | None:
-        """The states of a grammar's language; None where they can't be told."""
+    def states(self, prepared: Prepared, first: Mask) -> LanguageStates | None:
+        """The states of a grammar's language, for as long as there is room; None where they can't be told.
+
+        Args:
+            first: the mask of the start.
+        """
+        known = self._languages.get(prepared.text)
+        states = self._found_states(prepared) if known is None else known[0]
+        if known is None and states is not None:
+            states.masks[states.start] = first
+        # Each time, as it grows.
+        self._languages.put(prepared.text, states, len(prepared.text) + (0 if states is None else states.size))
+        return states
+
+    def _found_states(self, prepared: Prepared) -> LanguageStates | None:
         if self._token_bytes is None or len(prepared.text) > _LARGEST:
             return None
         try:

@@ -7,6 +7,7 @@ another one is or was: then the mask is known, and the engine need not even be t
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Container, Sequence
 from typing import TypeAlias
@@ -20,6 +21,7 @@ from sglang_lite.runtime.structured_output.base import Mask
 State: TypeAlias = "tuple[int, bytes]"
 
 _MOST_STEPS = 50_000  # that are remembered of one language
+_STEP_BYTES = 300  # that one takes
 _PIECE = 256  # bytes of a long text, for which others wait
 _TRIAL = 1_000  # masks that were not known, until at least as many must have been
 
@@ -42,6 +44,11 @@ class LanguageStates:
         self.forced: dict[tuple[State, int], list[int]] = {}  # by state and last token
         self._steps: dict[tuple[State, int], State | None] = {}
         self._lock = threading.Lock()  # of the automaton
+
+    @property
+    def size(self) -> int:
+        """Memory in bytes, roughly, without that of the masks."""
+        return self._automaton.size + _STEP_BYTES * (len(self._steps) + len(self.forced))
 
     @property
     def pays(self) -> bool:
@@ -98,7 +105,8 @@ class MaskCache:
 
     def __init__(self, size: int) -> None:
         self._left = size
-        self._kept: deque[tuple[LanguageStates, State]] = deque()
+        # Weakly, as the masks are nothing beside what else a language takes, and go with it.
+        self._kept: deque[tuple[weakref.ref[LanguageStates], State, int]] = deque()
         self._lock = threading.Lock()
 
     def keep(self, states: LanguageStates, state: State, mask: Mask) -> None:
@@ -107,8 +115,10 @@ class MaskCache:
                 return
             states.unknown += 1
             self._left -= mask.nbytes
-            self._kept.append((states, state))
+            self._kept.append((weakref.ref(states), state, mask.nbytes))
             states.masks[state] = mask
             while self._left < 0:
-                owner, old = self._kept.popleft()
-                self._left += owner.masks.pop(old).nbytes
+                of, old, size = self._kept.popleft()
+                self._left += size
+                if (owner := of()) is not None:
+                    del owner.masks[old]

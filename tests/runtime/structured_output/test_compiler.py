@@ -1,10 +1,11 @@
 """Constraints compiled by an engine: by which backend, within limits, once, and without harm to anyone else."""
 
+import gc
 import os
 import subprocess
 import sys
 import threading
-import tracemalloc
+import weakref
 
 import pytest
 
@@ -12,7 +13,7 @@ import sglang_lite as sgl
 from sglang_lite.constraints.coerce import as_constraint
 from sglang_lite.constraints.matching import matches
 from sglang_lite.engine.engine import Engine
-from sglang_lite.engine.sglang_api import engine_settings
+from sglang_lite.engine.server_args import engine_settings
 from sglang_lite.program.nodes import Gen, Program, Text
 from sglang_lite.protocol import (
     Choices,
@@ -310,20 +311,40 @@ def test_refused_constraints_are_remembered_within_bytes(monkeypatch):
         for i in range(8):
             with pytest.raises(ConstraintError):
                 engine.complete("ab", PARAMS, Regex("a" * 60_000 + str(i)))
-        assert sum(len(key.pattern) for key in compiler._cache) < 300_000  # noqa: SLF001 # nobody else needs to know
-        compiler._cache.clear()  # noqa: SLF001
+        assert 60_000 < compiler.cached_bytes < 300_000
 
 
-def test_long_texts_in_schemas_take_no_memory_to_compare():
-    schema = JsonSchema('{ "const" : "%s" }' % ("x\\n \\" * 100_000))
-    tracemalloc.start()
-    try:
-        canonical = _canonical(schema)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert canonical.schema == schema.schema.replace('{ "', '{"').replace('" : "', '":"').replace('" }', '"}')
-    assert peak < 10 * len(schema.schema)
+@pytest.mark.parametrize("bad", [Regex("(a"), Ebnf('root ::= "a"{2,3} b')], ids=["here", "by a worker"])
+def test_a_refused_constraint_keeps_nothing_of_those_who_asked_for_it(bad):
+    """An error that is raised again and again has all their frames in its traceback."""
+    with make() as engine:
+        sinks = [Sink() for _ in range(20)]
+        for sink in sinks:
+            engine.submit("ab", PARAMS, bad, sink=sink)
+            assert isinstance(sink.end(), ConstraintError)
+            with pytest.raises(ConstraintError):
+                engine.play("ab", Program((Gen("x", PARAMS, bad),)))
+            with pytest.raises(ConstraintError):
+                engine.compile_grammar(bad)
+        error = engine.core.compiler.request(bad).exception()
+        assert error is not None
+        assert error.__traceback__ is None
+        assert error is not engine.core.compiler.request(bad).exception()
+        engine.complete("ab", PARAMS)
+        kept = [weakref.ref(sink) for sink in sinks]
+        del sink, sinks
+        gc.collect()
+        assert [each() for each in kept] == [None] * 20
+
+
+def test_schemas_are_compared_without_their_blanks_unless_they_are_long():
+    for count in (10, 3_000):
+        schema = JsonSchema('{ "const" : "%s" }' % ("x\\n \\" * count))
+        assert _canonical(schema).schema == schema.schema.replace('{ "', '{"').replace('" : "', '":"').replace(
+            '" }', '"}'
+        )
+    long = JsonSchema('{ "const" : "%s" }' % ("x" * 100_000))
+    assert _canonical(long) is long
 
 
 def test_what_a_grammar_took_to_load_is_given_back(monkeypatch):

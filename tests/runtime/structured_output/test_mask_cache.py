@@ -1,6 +1,8 @@
 """Matchers that share what is known of their states allow what a matcher alone allows."""
 
+import gc
 import random
+import weakref
 
 import numpy as np
 import pytest
@@ -92,6 +94,31 @@ def test_masks_are_kept_within_bounds():
     for i in range(50):
         kept.keep(states, (i, b""), np.zeros(5, np.int32))
     assert sorted(states.masks) == [(i, b"") for i in range(45, 50)]
+
+
+def test_what_is_known_of_languages_is_kept_within_bounds(llguidance, engine, threads, monkeypatch):
+    """One that is dropped takes its masks along, and the next matchers begin it anew."""
+    monkeypatch.setattr("sglang_lite.runtime.structured_output.llguidance._LANGUAGE_BYTES", 50_000)
+    tokenizer = engine.tokenizer
+    small = LlguidanceEngine(tokenizer, engine.vocab_size, sorted(tokenizer.eos_ids), threads)
+    grammars = [small.compile(Regex(f"[a-z ]+{i}")) for i in range(30)]
+    seen = []
+    for grammar in grammars:
+        matcher = [grammar.matcher() for _ in range(20)][-1]
+        seen.append(weakref.ref(matcher.states))
+        for _ in range(100):
+            mask = next_mask(matcher)
+            tokens = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+            assert matcher.accept(int(tokens[-1]))
+        grammar.matcher()  # whoever comes next sees how far it has grown
+    del matcher
+    gc.collect()
+    left = [number for number, each in enumerate(seen) if each() is not None]
+    assert 0 < len(left) < 15
+    assert left == list(range(30 - len(left), 30))
+    first = grammars[0].matcher()
+    assert first.states is not None
+    assert np.array_equal(next_mask(first), next_mask(llguidance.compile(Regex("[a-z ]+0")).matcher()))
 
 
 def test_bytes_of_a_character_are_a_place_of_their_own():
