@@ -34,6 +34,17 @@ LONG = SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True)
 SLOW = Ebnf("root ::= " + " ".join(f'("a" | "b"){{1,{n}}}' for n in range(50, 90)))
 
 
+@contextlib.contextmanager
+def stopped(pid):
+    """Has a child of this process stand still."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 def busy(engine):
     stats = engine.stats()
     return stats["running"], stats["waiting"]
@@ -167,16 +178,18 @@ def test_a_request_is_aborted_while_its_constraint_compiles(own):
 
 
 def test_programs_are_aborted_whatever_they_are_at(own):
+    """The process stands still until all is sent: else one of them may have ended before it is aborted."""
     one, two, three, never = Collector(), Collector(), Collector(), Collector()
-    own.run_program("ab", Program((Gen("x", LONG),)), sink=one).abort()
-    growing = own.open_program(sink=two)
-    growing.extend((), (Gen("x", LONG, SLOW),))
-    growing.abort()
-    growing.extend((), (Gen("y", GREEDY),))
-    growing.close()
-    unused = own.open_program(sink=three)
-    unused.close()
-    own.open_program(sink=never).abort()
+    with stopped(*processes.children()):
+        own.run_program("ab", Program((Gen("x", LONG),)), sink=one).abort()
+        growing = own.open_program(sink=two)
+        growing.extend((), (Gen("x", LONG, SLOW),))
+        growing.abort()
+        growing.extend((), (Gen("y", GREEDY),))
+        growing.close()
+        unused = own.open_program(sink=three)
+        unused.close()
+        own.open_program(sink=never).abort()
     ends = [sink.end() for sink in (one, two, never)]
     assert [type(end) for end in ends] == [sgl.RequestAbortedError] * 3, ends
     assert isinstance(three.end(), ProgramResult)
@@ -420,10 +433,7 @@ def test_a_reader_that_stands_still_loses_nothing(own):
 
 
 def test_a_process_that_is_stopped_is_waited_for_by_nobody_who_submits(own):
-    (pid,) = processes.children()
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+    with stopped(*processes.children()):
         sinks = [Collector() for _ in range(60)]
         tickets = [own.submit([5] * 1500, GREEDY, sink=sink) for sink in sinks]  # more than the socket holds
         late = [own.open_program(sink=Collector()) for _ in range(100)]
@@ -434,8 +444,6 @@ def test_a_process_that_is_stopped_is_waited_for_by_nobody_who_submits(own):
         for growing in late:
             growing.abort()
         assert not any(sink.events for sink in sinks)
-    finally:
-        os.kill(pid, signal.SIGCONT)
     assert {type(sink.end()) for sink in sinks[1::2]} == {Generation}
     assert {type(sink.end()) for sink in sinks[::2]} <= {Generation, sgl.RequestAbortedError}
     assert busy(own) == (0, 0)
