@@ -188,7 +188,7 @@ def validate(constraint: ConstraintLike, text: str) -> Any:
 
 
 def complete(constraint: ConstraintLike, text: str = "") -> Completion:
-    """What a text may continue with, character by character: what is forced, and what may come behind it.
+    """Continuation of a text, character by character: what is forced, and what may come behind it.
 
     Args:
         constraint: a constraint, a JSON schema, or a Python type.

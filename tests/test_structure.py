@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import re
+from collections import Counter
 from pathlib import Path
 
 import sglang_lite
@@ -100,6 +101,26 @@ def test_no_test_sleeps_or_looks_at_a_clock():
     }
     assert {file: lines for file, lines in found.items() if file not in MAY_WAIT} == {}
     assert found.keys() == MAY_WAIT.keys()
+
+
+# Docstrings that begin with something else than the noun or verb they are about, by package: no more, and rather fewer.
+BEGIN_OTHERWISE = Counter(constraints=5, lang=57, runtime=4)
+OTHERWISE = re.compile(
+    r"(It|Its|They|Their|This|That|These|Those|There|He|She|We|Our|Who|Whoever|Whatever|Nobody|Nothing|Everything|What|"
+    r"Whether|Where|How|When|Which|Why|As)\b"
+)
+
+
+def test_docstrings_begin_with_their_noun_or_verb():
+    found = [
+        file.relative_to(PACKAGE)
+        for file in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if OTHERWISE.match(ast.get_docstring(node) or "")
+    ]
+    too_many = Counter(path.parts[0] for path in found) - BEGIN_OTHERWISE
+    assert [str(path) for path in found if path.parts[0] in too_many] == []
 
 
 def test_folders_of_tests_are_folders_of_the_package():

@@ -316,7 +316,7 @@ class Engine:
     classify = encoding.classify
 
     def get_model_info(self) -> dict[str, object]:
-        """What runs: the model, its name and the name of its weights."""
+        """Description of the model that runs."""
         return {
             "model_path": self.config.model,
             "served_model_name": self.model_name,

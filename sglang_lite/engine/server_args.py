@@ -52,7 +52,7 @@ class ServerArg:
         return (numbers or type(value) is type(self.default)) and value == self.default
 
     def refusal(self) -> str:
-        """What to use instead of another value."""
+        """Advice on what to use instead of another value."""
         return "It is a setting of `sglang-lite serve`." if self.here == "server" else self.setting
 
 

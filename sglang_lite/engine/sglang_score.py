@@ -52,7 +52,7 @@ def score(
     return_token_logprobs: bool = False,
     **unsupported: object,  # SGLang's other parameters, which are refused by name where they are set
 ) -> Any:  # a ScoreResult, or a tuple of ChoiceScores
-    """How likely labels are as the token after `query` and each item; without labels, the items as texts after it.
+    """Probabilities of labels as the token after `query` and each item; without labels, the items as texts after it.
 
     Args:
         query: text or token ids; the prompt.

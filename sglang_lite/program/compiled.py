@@ -213,7 +213,7 @@ class Filler:
         return any(side.argument is not None for side in sides)
 
     def _planned(self, nodes: Sequence[Node], path: Path, first: int, part: int) -> list[tuple[int, _Make]]:
-        """What makes the nodes that differ from row to row, by their indices."""
+        """Makers of the nodes that differ from row to row, by their indices."""
         plan: list[tuple[int, _Make]] = []
         for i, node in enumerate(nodes):
             make = self._maker(node, (*path, first + i), part)

@@ -24,7 +24,7 @@ _SIGNS: Final[dict[str, Callable[[Any, Any], Any]]] = {
 
 
 def taken(value: Any, fill: Fill) -> Any:
-    """What a fill takes of a value.
+    """Part of a value that a fill takes.
 
     Raises:
         ParameterError: the value has no such item, or is not what is to be read of it.
@@ -71,7 +71,7 @@ def answer(condition: Condition, left: Any, right: Any) -> bool:
 
 
 def holds(condition: Condition, value: ValueOf) -> bool:
-    """Whether a condition holds.
+    """Tell whether a condition holds.
 
     Raises:
         ParameterError: it can't be told of such values.
@@ -175,7 +175,7 @@ def decided(program: Program, row: Mapping[str, Any]) -> Program:
 def _decided(
     decision: Decision | None, parts: Sequence[Part], row: Mapping[str, Any]
 ) -> tuple[tuple[Added, ...], Decision | None]:
-    """What a decision comes to: nodes, and the decision that is left."""
+    """Outcome of a decision in a row: nodes, and the decision that is left."""
     condition = None if decision is None else decision.condition
     if decision is None or condition is None:
         return (), decision
@@ -233,7 +233,7 @@ def _among(nodes: Sequence[Node], value: Callable[[Path, Any], Any], fill: Fill)
 
 
 def outcomes(decision: Decision | None, parts: Sequence[Part], value: ValueOf) -> tuple[int, ...]:
-    """What was decided of a program, from its first decision on.
+    """Outcomes of a program's decisions, from its first decision on.
 
     Args:
         value: raises LookupError where there is none.

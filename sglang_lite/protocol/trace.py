@@ -120,7 +120,7 @@ class TraceNode(Record, frozen=True):
 
     @property
     def pieces(self) -> tuple[tuple[str, Origin], ...]:
-        """Its text by origin."""
+        """Text of the node by origin."""
         if self.rejected:
             found: list[tuple[str, Origin]] = [(self.text, "rejected")]
         elif self.kind == "gen":

@@ -172,7 +172,7 @@ class Request:
 
     @property
     def repeats(self) -> bool:
-        """Its last token may have to be computed again, as the mask for the next one was late."""
+        """True where its last token may have to be computed again, as the mask for the next one was late."""
         return self.output.matcher is not None
 
     def untaken(self, known: Ints) -> Sequence[int]:

@@ -32,7 +32,7 @@ class OriginError(SglError):
 
 
 class NotFoundError(SglError):
-    """There is no such route, model or response."""
+    """Refusal of a route, model or response that does not exist."""
 
 
 class MethodError(SglError):

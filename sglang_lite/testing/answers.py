@@ -137,7 +137,7 @@ def overload(after: int | None = None) -> Fail:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a request asks for, whatever its API.
+    """Contents of a request, whatever its API.
 
     Attributes:
         prompt: all of its text.

@@ -99,7 +99,7 @@ def _forced(body: Mapping[str, Any]) -> tuple[str | None, Constraint | None]:
 
 
 def _end(told: Told) -> tuple[Any, str | None, Any]:
-    """How a message ends: the reason, the stop string, and details of a refusal."""
+    """End of a message: the reason, the stop string, and details of a refusal."""
     from anthropic.types import RefusalStopDetails
 
     if told.say.refusal or told.finish == "filter":

@@ -189,7 +189,7 @@ class Handler(BaseHTTPRequestHandler):
             self.server_for_tests.take(request).send(self)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing is printed."""
+        """Print nothing."""
 
 
 def encoded(body: Any) -> bytes:

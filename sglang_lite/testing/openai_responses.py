@@ -89,7 +89,7 @@ def _forced(body: Mapping[str, Any]) -> tuple[str | None, bool, Constraint | Non
 
 
 def _items(told: Told, number: int) -> list[Any]:
-    """What a response has said, item by item."""
+    """Items of a response."""
     from openai.types import responses as types
     from openai.types.responses.response_reasoning_item import Summary
 

@@ -118,8 +118,8 @@ def base_name(model: str) -> str:
 
 
 def not_strict(schema: Any, context: tuple[str, ...] = ()) -> Iterator[str]:
-    """What strict structured outputs of OpenAI's don't take in a schema: objects that are open, or whose properties are
-    not all required."""
+    """Faults of a schema for OpenAI's strict structured outputs: objects that are open, or whose properties are not all
+    required."""
     if not isinstance(schema, Mapping):
         return
     if not context and schema.get("type") != "object":

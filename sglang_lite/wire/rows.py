@@ -1,4 +1,4 @@
-"""What rows of a compiled program have come to, in frames: what two ends of this package send each other.
+"""Results of a compiled program's rows in frames, as two ends of this package send them to each other.
 
 A frame is the length of its content (4 bytes, big-endian), then the content: a list of rows in msgpack. A frame without
 a row is the last one. What is in one is typed and bounded, and not scanned value by value as messages are, which would

@@ -70,7 +70,7 @@ def _is_cjk(character: str) -> bool:
 
 
 def trim_overlap(existing_text: str, new_chunk: str) -> str:
-    """What a piece of a stream adds: without the longest beginning of it that the text so far ends with."""
+    """Text that a piece of a stream adds: without the longest beginning of it that the text so far ends with."""
     longest = min(len(existing_text), len(new_chunk))
     overlap = next(n for n in range(longest, -1, -1) if existing_text.endswith(new_chunk[:n]))
     return new_chunk[overlap:]

@@ -1,4 +1,4 @@
-"""Our own kernels: decoding cut by tokens, on the device; shared prefixes read once."""
+"""Kernels of this package: decoding cut by tokens, on the device; shared prefixes read once."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 
 
 class Waiting(Protocol):
-    """Who waits for a branch to get on, or to fail."""
+    """Party that waits for a branch to advance, or to fail."""
 
     def go_on(self) -> None: ...
 

@@ -64,7 +64,7 @@ class Decisions:
             self._player.add(part.added, last=part.decision is None)
 
     def _outcome(self, decision: Decision) -> int | None:
-        """Which of the parts comes; None: that is not known yet.
+        """Index of the part that comes; None: it is not known yet.
 
         Raises:
             SglError: a node that is needed has failed, or can't be decided by.

@@ -191,7 +191,7 @@ class StepLoop:
 
     @property
     def busy(self) -> bool:
-        """There is something to do before the next command."""
+        """True where there is something to do before the next command."""
         return not self.scheduler.idle or self._in_flight is not None
 
     def receive(self, request: Request) -> None:

@@ -183,7 +183,7 @@ def _classifier(config: Mapping[str, Json], head: tuple[str, str], file: Path) -
 
 
 def _modules(path: Path) -> tuple[Pooling, bool]:
-    """How a sentence-transformers folder makes vectors; the mean, as it is, where it says nothing."""
+    """Pooling of a sentence-transformers folder, and whether vectors are normalised; the mean, as it is, by default."""
     file = path / "modules.json"
     if not file.exists():
         return "mean", False

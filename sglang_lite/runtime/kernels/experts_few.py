@@ -197,5 +197,5 @@ def _gate_up_launch(weight: torch.Tensor) -> tuple[int, int, int]:
 
 
 def _down_launch(weight: torch.Tensor) -> tuple[int, int, int]:
-    """As `_gate_up_launch`."""
+    """Launch parameters, as of `_gate_up_launch`."""
     return 4, min(1024, triton.next_power_of_2(weight.shape[2])), 4

@@ -91,7 +91,7 @@ class _Container:
 
     @property
     def differs(self) -> bool:
-        """Its items have to differ."""
+        """True where its items have to differ."""
         return not self.is_object and self.place is not None and self.place.items is not None
 
 
@@ -212,7 +212,7 @@ class JsonText:
 
     @property
     def quoted(self) -> bool:
-        """It is in a string."""
+        """True inside a string."""
         return self._quoted
 
     def forbidden(self) -> list[bytes]:

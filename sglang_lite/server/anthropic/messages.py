@@ -194,7 +194,7 @@ _NOT_CREATED = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
 
 
 def _end(sample: Sample, generation: Generation, limit: int) -> dict[str, Any]:
-    """Why a message has ended."""
+    """Reason for the end of a message, with what matched."""
     reason, matched = sample.finish(generation), None
     found = "end_turn"
     if reason == "tool_calls":

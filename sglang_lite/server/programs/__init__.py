@@ -1,1 +1,1 @@
-"""Our own protocol: whole programs, and the rows of compiled ones."""
+"""Protocol of this package: whole programs, and the rows of compiled ones."""

@@ -47,7 +47,7 @@ ROWS: Fields[RowsRequest] = Fields(RowsRequest, GATEWAY_NEUTRAL, {})
 
 
 def _asked(body: RowsRequest, filler: Filler, budget: Budget) -> Iterator[tuple[int, ProgramRequest | SglError]]:
-    """What is asked of the engine for each row, by its number; what is wrong with a row is its own.
+    """Requests to the engine for each row, by its number; an error of a row is its own.
 
     Args:
         budget: of each of them.
