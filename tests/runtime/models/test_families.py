@@ -213,6 +213,7 @@ def test_fused_kernels_give_the_same(family, attention, monkeypatch):
         assert differences(reference, again, generation).max() <= 1e-4
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_lower_precision_stays_near(family, dtype):
     if dtype == "int8" and not torch.cpu._is_vnni_supported():  # noqa: SLF001 # torch has no other name for it
