@@ -48,6 +48,7 @@ class RecordingHead(Record, frozen=True):
         begun: what it does with a turn that has begun; None: each generation is asked for as if it were alone.
         objects: values of a turn can come as one object.
         constrained: it continues a begun turn under a constraint, too.
+        texts: it enforces grammars, so that a turn can come as one text.
     """
 
     backend: str
@@ -60,6 +61,7 @@ class RecordingHead(Record, frozen=True):
     begun: Literal["continued", "asked", "refused"] | None = None
     objects: bool = False
     constrained: bool = False
+    texts: bool = False
 
 
 class RecordedRequest(Record, frozen=True):

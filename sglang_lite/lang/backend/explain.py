@@ -13,7 +13,7 @@ import msgspec
 from sglang_lite.errors import Location
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.rung import Asked, Refusal, Rung
-from sglang_lite.lang.backend.turn_object import turn_object
+from sglang_lite.lang.backend.turn_text import whole_turn
 from sglang_lite.lang.backend.turns import from_start
 from sglang_lite.lang.expressions import NUMBER_STOPS, SglGen, SglSelect, number_as_regex, shown_choices
 from sglang_lite.program.graph import Call, GraphNode, GraphRecord, Picture, Value
@@ -307,7 +307,7 @@ class _Reader:
             least = 0 if entry.equal in self._shared else least
             self._shared.add(entry.equal)
         tries = self._tries(entry)
-        if turn is not None and turn.by == "object" and place:
+        if turn is not None and turn.by in ("object", "text") and place:
             return replace(explained, calls=(0, worst * tries))  # an earlier one's call brings the first answer
         return replace(explained, calls=(least, worst * (1 + tries)))
 
@@ -331,10 +331,9 @@ class _Reader:
     def _in_turn(self, node: ExplainedNode, turn: TurnPlan, place: int, here: _Place) -> ExplainedNode:
         """A node whose turn others share, or has begun (docs/backends.md, "Several generations in a turn")."""
         own = node.calls[1]
-        if turn.by == "object":
-            whole = turn_object((here.partial, *turn.fields))
-            assert whole is not None  # as there is such a plan
-            rung = self._backend.rung(Asked("gen", turn.drawn or SamplingParams(), whole.constraint))
+        if turn.by in ("object", "text"):
+            whole = whole_turn("text" if turn.by == "text" else "object", (here.partial, *turn.fields))
+            rung = self._backend.rung(Asked("gen", turn.drawn or SamplingParams(), whole))
             most = rung.calls[1] if isinstance(rung, Rung) else own
             return replace(node, rung="turn", calls=(int(not place), most))
         if not place and not turn.ahead and not here.partial.strip():

@@ -152,4 +152,5 @@ def turn_rules_of(profile: Profile, policy: Policy) -> TurnRules:
     can = capabilities_of(profile, policy)
     begun: Begun = "continued" if can.continues or can.prefill else "refused" if policy == "strict" else "asked"
     constrained = can.continues or profile.takes("continue_final_message")
-    return TurnRules(begun, JsonSchema in kinds_served(profile, "strict"), constrained)
+    kept = kinds_served(profile, "strict")
+    return TurnRules(begun, JsonSchema in kept, constrained, OneOf in kept)

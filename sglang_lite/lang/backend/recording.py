@@ -99,7 +99,7 @@ class Recording(StandIn):
         except OSError as error:
             raise ParameterError("path", f"{os.fspath(path)!r} can't be written: {error}") from error
         self._began, rules = time.perf_counter(), backend.turn_rules
-        turns = () if rules is None else (rules.begun, rules.objects, rules.constrained)
+        turns = () if rules is None else (rules.begun, rules.objects, rules.constrained, rules.texts)
         self._write(
             RecordingHead(
                 backend.trace_name, backend.get_model_name(), backend.enforces,

@@ -30,11 +30,13 @@ class TurnRules:
             shown the turn as its own message, and asked to go on; "refused".
         objects: it enforces JSON schemas, so that values can come as one object.
         constrained: it continues a begun turn under a constraint, too.
+        texts: it enforces grammars, so that a turn can come as one text.
     """
 
     begun: Begun
     objects: bool
     constrained: bool = False
+    texts: bool = False
 
 
 def common_rules(each: Sequence[TurnRules]) -> TurnRules:

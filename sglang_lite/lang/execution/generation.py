@@ -52,6 +52,8 @@ def at_once(branch: Player, op: GenOp) -> bool:
     backend = branch.backend
     if not backend.answers_now or _decides(op.own.options) or branch.log is not None or not branch.run.plain:
         return False
+    if op.turn is not None:  # which is asked for as a whole
+        return False
     says_what_asks(branch, op)
     generations = backend.answer_now(branch.transcript.prompt(), op.node.params, _constraint(branch, op))
     if generations is None:

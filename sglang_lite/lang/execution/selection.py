@@ -27,6 +27,8 @@ def select_at_once(branch: Player, op: SelectOp) -> bool:
     """Plays a selection whose scores are there without waiting. False: it has to wait."""
     if not branch.backend.answers_now or op.own.multi is not None or branch.log is not None or not branch.run.plain:
         return False
+    if op.turn is not None:  # which is asked for as a whole
+        return False
     unconditional = op.own.choices_method.requires_unconditional_logprobs
     says_what_asks(branch, op)
     selection = branch.backend.select_now(

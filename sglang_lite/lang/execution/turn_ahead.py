@@ -12,6 +12,7 @@ import msgspec
 from sglang_lite.constraints.matching import validate
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.turn_object import turn_object
+from sglang_lite.lang.backend.turn_text import turn_text
 from sglang_lite.lang.backend.turns import asked_to_go_on, from_start, unrepeated
 from sglang_lite.lang.execution.run import merge
 from sglang_lite.lang.execution.turn_match import Answer, Hole, Part, read
@@ -122,8 +123,10 @@ class Turn:
 
     async def _look_ahead(self, place: int, backend: BaseBackend, prompt: Prompt, params: SamplingParams) -> None:
         """Makes a call that may bring this generation, and others behind it."""
-        if self._plan.fields:
+        if self._plan.by == "object":
             await self._ask_object(place, backend, prompt, params)
+        elif self._plan.by == "text":
+            await self._ask_text(place, backend, prompt, params)
         if not self._ahead:
             return
         begun = prompt.partial if self._plan.asked else ""
@@ -177,12 +180,36 @@ class Turn:
         """Asks for the generations from a place on as one object."""
         whole = turn_object((prompt.partial, *self._plan.fields[self._places[place] :]))
         assert whole is not None  # as all of them have one
+        said = await self._whole(place, backend, prompt, params, whole.constraint)
+        self._keep_whole(place, said, whole.texts(said.text))
+
+    async def _ask_text(self, place: int, backend: BaseBackend, prompt: Prompt, params: SamplingParams) -> None:
+        """Asks for the turn from its start as one text, and finds the generations from a place on in it."""
+        whole = turn_text((prompt.partial, *self._plan.fields[self._places[place] :]))
+        assert whole is not None  # as there is such a plan
+        said = await self._whole(place, backend, prompt, params, whole)
+        asked = self._parts[self._places[place] : self._places[-1] + 1]
+        parts = [part for part in (prompt.partial, *asked) if part != ""]
+        values = read(Answer(said.text, True, said.usage.completion_tokens), parts).values
+        if len(values) < len(self._places) - place:
+            error = ValueValidationError("the turn's generations could not be told apart in its text.", text=said.text)
+            error.usage = said.usage
+            raise error
+        self._keep_whole(place, said, [value.text for value in values])
+
+    async def _whole(
+        self, place: int, backend: BaseBackend, prompt: Prompt, params: SamplingParams, constraint: Constraint
+    ) -> Generation:
+        """Answer of a call that brings all generations from a place on."""
         limits = [p.max_tokens for p in self._parts[self._places[place] :] if isinstance(p, Hole)]
         most = sum(each or 0 for each in limits) + _BESIDE * len(limits)
         params = msgspec.structs.replace(params, stop=UNSET, max_tokens=UNSET if None in limits else most)
-        said = await _answer(backend, from_start(prompt), params, whole.constraint)
-        for i, text in enumerate(whole.texts(said.text)):
-            turn = {"by": "found"} if i else {"by": "object", "found": len(limits) - 1}
+        return await _answer(backend, from_start(prompt), params, constraint)
+
+    def _keep_whole(self, place: int, said: Generation, texts: Sequence[str]) -> None:
+        """Keeps the texts of all generations from a place on."""
+        for i, text in enumerate(texts):
+            turn = {"by": "found"} if i else {"by": self._plan.by, "found": len(texts) - 1}
             usage = Usage() if i else said.usage
             meta = {**said.meta, **(_NOT_ASKED if i else {}), "turn": turn}
             self._found[place + i] = msgspec.structs.replace(said, text=text, usage=usage, meta=meta)

@@ -14,7 +14,8 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.backend.turn_object import Field, turn_object
+from sglang_lite.lang.backend.turn_object import Field
+from sglang_lite.lang.backend.turn_text import whole_turn
 from sglang_lite.lang.execution.api_speculation import ApiSpeculation
 from sglang_lite.lang.execution.run import merge
 from sglang_lite.lang.expressions import GenOptions, SglGen, SglSelect, only_picks
@@ -28,7 +29,7 @@ _ALONE = (
 )  # fmt: skip
 
 Generated: TypeAlias = SglGen | SglSelect
-By: TypeAlias = Literal["object", "ahead", "asked", "asked_ahead", "refused"]
+By: TypeAlias = Literal["object", "text", "ahead", "asked", "asked_ahead", "refused"]
 
 
 @dataclass(slots=True)
@@ -91,11 +92,12 @@ class TurnPlan:
     """Plan of a span whose generations are not asked for as if each were alone.
 
     Attributes:
-        by: "object": one call for an object that has all of it; "ahead": a call may bring more than the generation that
-            it is for; "asked": the model is shown the begun turn, and asked to go on; "asked_ahead": both; "refused".
+        by: "object": one call for an object that has all of it; "text": one for its text, in a grammar; "ahead": a call
+            may bring more than the generation that it is for; "asked": the model is shown the begun turn, and asked to
+            go on; "asked_ahead": both; "refused".
         stops: of the chat template, which end any generation in a turn.
         drawn: sampling parameters of all of it; None: each has its own, and no call brings several.
-        fields: parts of the object.
+        fields: parts of the object, or of the text.
         refusal: the generation that is refused, what can't be honoured, and what to do instead.
     """
 
@@ -166,10 +168,12 @@ def _planned(span: Span, setting: Setting, stops: tuple[str, ...]) -> TurnPlan |
     assert rules is not None
     drawn = _drawn_alike(span.asked, setting.params)
     needed = len(span.asked) > 1 or not rules.constrained  # one alone is continued where that can be
-    if span.begun and drawn is not None and rules.objects and needed:
-        fields = _fields(span, setting, free=rules.begun == "asked")
-        if fields:
+    if span.begun and drawn is not None and needed:
+        if rules.objects and (fields := _fields(span, setting, "object", free=rules.begun == "asked")):
             return TurnPlan("object", span, stops, drawn, fields)
+        by_text = rules.texts and rules.begun != "continued"
+        if by_text and (fields := _fields(span, setting, "text", free=False)):
+            return TurnPlan("text", span, stops, drawn, fields)
     ahead = setting.ahead and drawn is not None and span.begun
     if rules.begun == "continued":
         return TurnPlan("ahead", span, stops, drawn) if ahead and len(span.asked) > 1 else None
@@ -212,8 +216,8 @@ def _without_own(params: SamplingParams) -> SamplingParams:
     return msgspec.structs.replace(params, **dict.fromkeys(_OWN, UNSET))
 
 
-def _fields(span: Span, setting: Setting, *, free: bool) -> tuple[str | Field, ...]:
-    """The parts of an object that brings all of a span; none where the backend takes no such object.
+def _fields(span: Span, setting: Setting, form: Literal["object", "text"], *, free: bool) -> tuple[str | Field, ...]:
+    """The parts of an object, or of a text, that brings all of a span; none where the backend takes no such thing.
 
     Args:
         free: also generations without a constraint, as strings.
@@ -230,12 +234,12 @@ def _fields(span: Span, setting: Setting, *, free: bool) -> tuple[str | Field, .
             parts.append(Field(part.node.name, None, stops_of(part, setting.params)))
         else:
             return ()
-    whole = turn_object(parts)
+    whole = whole_turn(form, parts)
     if whole is None:
         return ()
     try:
         params = msgspec.structs.replace(setting.params, stop=UNSET)
-        setting.backend.check(span.asked[0], params, whole.constraint, setting.where)
+        setting.backend.check(span.asked[0], params, whole, setting.where)
     except CapabilityError:
         return ()
     return tuple(parts)
