@@ -1,12 +1,18 @@
-"""Programs on a model behind an API: many at once on one event loop, and a recorded run that replays.
+"""Programs on a model behind an API: many at once on one event loop, a server far away, a recorded run that replays.
 
-    python benchmarks/remote.py [--programs 1000] [--latency 0.05] [--backends openai,anthropic,scripted] [--rounds 3]
+    python benchmarks/remote.py [--programs 100,1000] [--latency 0.05] [--backends openai,anthropic,scripted]
+                                [--rounds 3] [--only concurrent,endpoint,replay] [--sglang FOLDER]
 
 *Concurrent*: programs of four generations, all under way at once, against a server in a process of its own that
 answers each request after `--latency` seconds. The ideal is four times that, however many there are. Beside the wall
-time stands the caller's processor time a call, which says what the wall time could be at best on a machine with nothing
-else to do, and that of the bare SDK, which is asked the same without this package. `scripted` waits in the process,
-without HTTP: what the language itself costs.
+time stands the caller's processor time a call; calls times that is the floor on one event loop. The bare SDK is asked
+the same without this package: with its own pool of connections, and with ours, which is the least that any backend on
+that SDK can need. `scripted` waits in the process, without HTTP: what the language itself costs.
+
+*Endpoint*: a program of eight generations on a server of ours behind a line of 20 ms each way, whose engine is
+scripted: compiled, by `sgl.RuntimeEndpoint`, and by SGLang's own client; seconds and requests. FOLDER holds an unpacked
+`sglang` wheel (`pip download --no-deps sglang==0.5.23`, then unzip; it needs aiohttp, requests, pybase64); without it
+the client asks call by call, as SGLang's does.
 
 *Replay*: the same programs, recorded once on a scripted backend, replayed with sockets forbidden.
 """
@@ -15,7 +21,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
+import os
+import platform
 import resource
 import subprocess
 import sys
@@ -23,10 +32,18 @@ import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import httpx2
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+
 import sglang_lite as sgl
+from sglang_lite.lang.backend.connection_pool import ConnectionPool
 from sglang_lite.testing import no_network
 
 GENS = 4
@@ -132,12 +149,13 @@ def megabytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-async def bare(name: str, client: dict[str, Any], programs: int) -> None:
-    """The same questions by the SDK alone."""
+async def bare(name: str, client: dict[str, Any], programs: int, *, pool: bool) -> None:
+    """Asks the same questions by the SDK alone, on our pool of connections or its own."""
     if name == "openai":
         import openai
 
-        gpt = openai.AsyncOpenAI(**client)
+        own: Any = {"http_client": openai.DefaultAsyncHttpxClient(transport=ConnectionPool())} if pool else {}
+        gpt = openai.AsyncOpenAI(**client, **own)
 
         async def ask(messages: Any) -> str:
             said = await gpt.chat.completions.create(model="gpt-4o", messages=messages, max_completion_tokens=16)
@@ -147,7 +165,8 @@ async def bare(name: str, client: dict[str, Any], programs: int) -> None:
     else:
         import anthropic
 
-        claude = anthropic.AsyncAnthropic(**client)
+        own = {"http_client": anthropic.DefaultAsyncHttpxClient(transport=ConnectionPool())} if pool else {}
+        claude = anthropic.AsyncAnthropic(**client, **own)
 
         async def ask(messages: Any) -> str:
             text = ""
@@ -189,17 +208,92 @@ def concurrent(name: str, url: str, programs: int, latency: float, rounds: int) 
 
     for _ in range(rounds):
         wall, cpu, threads = measured(run)
-        print(
-            f"{name:10} {wall:7.2f} s wall, {ideal / wall:5.1%} of ideal ({ideal:.2f} s); "
-            f"{cpu / programs / GENS * 1e6:6.0f} us of processor a call, {threads} threads, {megabytes():.0f} MB"
-        )
+        tell(f"{name}, {programs} programs", programs, ideal, wall, cpu)
+        print(f"{'':26} {threads} threads, {megabytes():.0f} MB", flush=True)
     if name != "scripted":
-        wall, cpu, _ = measured(lambda: bare(name, client, programs))
-        print(
-            f"{'':10} {wall:7.2f} s wall, {ideal / wall:5.1%} of ideal, "
-            f"{cpu / programs / GENS * 1e6:6.0f} us of processor a call: the SDK alone"
-        )
+        for told, pool in (("the SDK on our pool", True), ("the SDK alone", False)):
+            wall, cpu, _ = measured(partial(bare, name, client, programs, pool=pool))
+            tell(told, programs, ideal, wall, cpu)
     backend.shutdown()
+
+
+def tell(what: str, programs: int, ideal: float, wall: float, cpu: float) -> None:
+    calls = programs * GENS
+    print(
+        f"{what:26} {wall:7.2f} s wall, {ideal / wall:6.1%} of ideal ({ideal:.2f} s); processor {cpu:6.2f} s, "
+        f"{cpu / calls * 1e6:6.0f} us a call",
+        flush=True,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ a server far away
+
+
+def eight(api: Any) -> Any:
+    """A program of eight generations, of either system's language."""
+
+    @api.function
+    def program(s: Any, start: str) -> None:
+        s += start
+        for i in range(8):
+            s += api.gen(f"a{i}", max_tokens=2, temperature=0.0, ignore_eos=True) + f" {i}, then"
+
+    return program
+
+
+def call_by_call(url: str) -> Callable[[str], object]:
+    """The eight generations, a request each, as SGLang's client makes them."""
+    native = {"max_new_tokens": 2, "temperature": 0, "ignore_eos": True}
+
+    def ask(text: str) -> None:
+        for i in range(8):
+            told = httpx2.post(f"{url}/generate", json={"text": text, "sampling_params": native}, timeout=60).json()
+            text += f"{told['text']} {i}, then"
+
+    return ask
+
+
+def endpoint(folder: Path | None, repeat: int) -> None:
+    # Here, as they bring torch, whose memory the programs above have no part in.
+    from frontend_overhead import load_upstream
+    from serve import Line, serving
+
+    from sglang_lite.bench.scripted_core import scripted_engine
+    from sglang_lite.runtime.config import DEFAULT_MODEL
+
+    with scripted_engine(DEFAULT_MODEL, 0.001) as engine, serving(engine) as url:
+        line = Line(url)
+        backend = sgl.RuntimeEndpoint(line.url)
+        ours = eight(sgl).compile(backend)  # a script plays no program that grows while it is played
+        work: dict[str, Callable[[str], object]] = {
+            "sgl.RuntimeEndpoint": lambda start: ours.run_batch([{"start": start}], backend=backend)[0].text()
+        }
+        if folder is None:
+            work["call by call"] = call_by_call(line.url)
+        else:
+            api, _ = load_upstream(folder)
+            from sglang.lang.backend.runtime_endpoint import (  # type: ignore[import-not-found] # only where the folder is given
+                RuntimeEndpoint,
+            )
+
+            theirs, other = eight(api), RuntimeEndpoint(line.url)
+            work["SGLang's client"] = lambda start: theirs.run(start, backend=other).text()
+        took: dict[str, list[float]] = {name: [] for name in work}
+        asked = {}
+        for i in range(repeat + 1):
+            for name, run in work.items():
+                line.requests = 0
+                began = time.perf_counter()
+                run(f"Once upon a time, the {i}th by {name}: ")  # nothing of it is in the cache
+                if i:  # the first makes connections
+                    took[name].append(time.perf_counter() - began)
+                asked[name] = line.requests
+        backend.shutdown()
+        line.close()
+    first, other_name = work
+    for name, times in took.items():
+        print(f"endpoint   {name:20} {median(times) * 1e3:6.1f} ms, {asked[name]} requests", flush=True)
+    print(f"{'':10} {median(took[other_name]) / median(took[first]):.1f}x", flush=True)
 
 
 def replay(programs: int, rounds: int) -> None:
@@ -238,28 +332,36 @@ def plain(s: Any, number: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--programs", type=int, default=1000)
+    parser.add_argument("--programs", default="100,1000", help="at once, separated by commas; the last one is replayed")
     parser.add_argument("--latency", type=float, default=0.05)
     parser.add_argument("--backends", default="openai,anthropic,scripted")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="concurrent,replay")
+    parser.add_argument("--only", default="concurrent,endpoint,replay", help="sections, separated by commas")
+    parser.add_argument("--sglang", type=Path, help="an unpacked wheel")
     parser.add_argument("--serve", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve is not None:
         asyncio.run(serve(options.serve))
         return
-    if "concurrent" in options.only:
+    programs = [int(count) for count in options.programs.split(",")]
+    only = options.only.split(",")
+    if unknown := set(only) - {"concurrent", "endpoint", "replay"}:
+        parser.error(f"no section: {', '.join(unknown)}")
+    print(f"Python {platform.python_version()}; load {os.getloadavg()[0]:.1f}", flush=True)
+    if "concurrent" in only:
         command = [sys.executable, __file__, "--serve", str(options.latency)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
             url = f"http://127.0.0.1:{server.stdout.readline().strip()}"
             try:
-                for name in options.backends.split(","):
-                    concurrent(name, url, options.programs, options.latency, options.rounds)
+                for name, count in itertools.product(options.backends.split(","), programs):
+                    concurrent(name, url, count, options.latency, options.rounds)
             finally:
                 server.terminate()
-    if "replay" in options.only:
-        replay(options.programs, options.rounds)
+    if "endpoint" in only:
+        endpoint(options.sglang, 5 * options.rounds)
+    if "replay" in only:
+        replay(programs[-1], options.rounds)
 
 
 if __name__ == "__main__":
