@@ -135,7 +135,7 @@ class ChildCore:
             # While the process loads.
             self.encoder = encoder_spec(path) if is_encoder(path) else None
             if self.encoder is None:
-                checkpoint = open_checkpoint(path, tokenizer=not config.skip_tokenizer_init)
+                checkpoint = open_checkpoint(path, config.model_impl, tokenizer=not config.skip_tokenizer_init)
                 self.tokenizer = checkpoint.tokenizer
             else:
                 self.tokenizer = word_tokenizer_from_folder(path)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.config_fields import GENERATION, check, check_ids, read_json
+from sglang_lite.runtime.models.fallback_config import FallbackSpec, fallback_spec, is_native
 from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.models.read_gguf import spec_from_gguf
 from sglang_lite.runtime.models.spec import ModelSpec
@@ -16,35 +18,40 @@ from sglang_lite.runtime.tokens.from_gguf import tokenizer_from_gguf
 from sglang_lite.runtime.tokens.no_tokenizer import NoTokenizer
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
+Implementation: TypeAlias = Literal["auto", "native", "transformers"]
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """
     Attributes:
         path: a folder, or a GGUF file.
-        spec: of the model.
+        spec: of the model; a FallbackSpec, where transformers' code is to run it.
         tokenizer: its own.
         eos_ids: tokens that end a text.
         gguf: the opened file, where it is one.
     """
 
     path: Path
-    spec: ModelSpec
+    spec: ModelSpec | FallbackSpec
     tokenizer: Tokenizer
     eos_ids: frozenset[int]
     gguf: GgufFile | None = None
 
 
-def open_checkpoint(path: Path, *, tokenizer: bool = True) -> Checkpoint:
+def open_checkpoint(path: Path, implementation: Implementation = "auto", *, tokenizer: bool = True) -> Checkpoint:
     """Reads all but the weights of the GGUF file or folder at `path`.
 
     Args:
+        implementation: our own code, transformers', or whichever there is, ours first.
         tokenizer: it must have one.
 
     Raises:
         ModelError: damaged or not supported.
     """
-    found = _from_gguf(path) if path.is_file() else _from_folder(path, tokenizer)
+    if path.is_file() and implementation == "transformers":
+        raise ModelError(f"{path}: transformers' code runs no GGUF file here.", hint="Use a Hugging Face folder.")
+    found = _from_gguf(path) if path.is_file() else _from_folder(path, implementation, tokenizer)
     if found.tokenizer.vocab_size > found.spec.vocab_size:
         raise ModelError(
             f"{path}: the tokenizer has {found.tokenizer.vocab_size:,} tokens, the model {found.spec.vocab_size:,}.",
@@ -60,9 +67,11 @@ def _from_gguf(path: Path) -> Checkpoint:
     return Checkpoint(path, spec, tokenizer, tokenizer.eos_ids, file)
 
 
-def _from_folder(path: Path, needs_tokenizer: bool) -> Checkpoint:
+def _from_folder(path: Path, implementation: Implementation, needs_tokenizer: bool) -> Checkpoint:
     file = path / "config.json"
-    spec = spec_from_config(read_json(file), str(file))
+    config = read_json(file)
+    native = implementation == "native" or (implementation == "auto" and is_native(config))
+    spec = spec_from_config(config, str(file)) if native else fallback_spec(config, str(file))
     if needs_tokenizer or any((path / name).exists() for name in TOKENIZER_FILES):
         tokenizer = tokenizer_from_folder(path, spec.vocab_size)
     else:

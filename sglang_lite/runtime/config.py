@@ -33,6 +33,9 @@ class EngineConfig:
     Attributes:
         model: an alias (`smollm2-135m`), a Hugging Face folder, a `.gguf` file or a hub id.
         revision: branch, tag or commit of a hub id.
+        model_impl: "native" runs the model by our own code; "transformers" by transformers', over our cache: slower, of
+            any causal language model that keeps nothing but keys and values, and on a CPU; "auto" by ours, if there is
+            any.
         load_format: "auto" reads the checkpoint; "safetensors" and "gguf" refuse one of another format; "dummy" draws
             random weights of its shape.
         skip_tokenizer_init: the checkpoint may lack a tokenizer. Where it does, prompts are token ids, and so are
@@ -109,6 +112,7 @@ class EngineConfig:
 
     model: str = DEFAULT_MODEL
     revision: str | None = None
+    model_impl: Literal["auto", "native", "transformers"] = "auto"
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
     skip_tokenizer_init: bool = False
     served_model_name: str | None = None
@@ -186,6 +190,7 @@ class EngineConfig:
         if isinstance(self.log_level, str):
             object.__setattr__(self, "log_level", self.log_level.lower())
         for name, allowed in (
+            ("model_impl", ("auto", "native", "transformers")),
             ("load_format", ("auto", "safetensors", "gguf", "dummy")),
             ("dtype", ("auto", "float32", "bfloat16", "float16", "int8")),
             ("jump_forward", ("safe", "off")),

@@ -18,10 +18,12 @@ from sglang_lite.runtime.encoding.load import LoadedEncoder, load_encoder
 from sglang_lite.runtime.encoding.spec import is_encoder
 from sglang_lite.runtime.models.config_fields import read_json
 from sglang_lite.runtime.models.decoder import Decoder
+from sglang_lite.runtime.models.fallback_config import FallbackSpec
 from sglang_lite.runtime.models.kv_scales import kv_scales
 from sglang_lite.runtime.models.memory_check import check_room, rotary_bytes, weight_bytes
 from sglang_lite.runtime.models.model import Model
 from sglang_lite.runtime.models.precision import Precision
+from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from sglang_lite.runtime.models.weights.folder import SafetensorsSource, open_folder
 from sglang_lite.runtime.models.weights.fp8 import claims_scales, scale_block
@@ -70,10 +72,12 @@ def load_model(
     Raises:
         ModelError: damaged or not supported.
     """
-    checkpoint = open_checkpoint(path, tokenizer=not config.skip_tokenizer_init)
-    source = _source(checkpoint, config)
+    checkpoint = open_checkpoint(path, config.model_impl, tokenizer=not config.skip_tokenizer_init)
     spec, tokenizer = checkpoint.spec, checkpoint.tokenizer
+    if isinstance(spec, FallbackSpec):
+        return _load_fallback(config, checkpoint, spec)
     device = pick_device(config)
+    source = _source(checkpoint, spec, config)
     kind = Decoder
     if device.type == "cpu":
         onednn.bound_caches()
@@ -108,6 +112,30 @@ def load_model(
     return LoadedModel(config.model, model, tokenizer, spec.vocab_size, checkpoint.eos_ids, spec.max_positions)
 
 
+def _load_fallback(config: EngineConfig, checkpoint: Checkpoint, spec: FallbackSpec) -> LoadedModel:
+    """Loads a model that transformers' code runs."""
+    from sglang_lite.runtime.models.fallback import load_fallback  # and all of transformers' models
+
+    for name, plain in (("quantization", None), ("kv_dtype", "auto"), ("deterministic", False)):
+        if getattr(config, name) != plain:
+            raise ParameterError(name, f"{spec.architecture} runs by transformers' code, which can't.")
+    if config.dtype == "int8":
+        raise ParameterError("dtype", f"{spec.architecture} runs by transformers' code, which has no int8.")
+    device = pick_device(config)
+    if device.type != "cpu":
+        raise ModelError(
+            f"{checkpoint.path}: {spec.architecture} runs by transformers' code, and that on a CPU only so far.",
+            hint='Use device="cpu".',
+        )
+    why = "as model_impl says" if config.model_impl == "transformers" else "as there is none of our own: it is slower"
+    messages.say(f"{spec.architecture} runs by transformers' code, {why}.", config.log_level)
+    dummy = config.load_format == "dummy"
+    model = load_fallback(checkpoint.path, precision(config.dtype, device).compute, device, dummy=dummy)
+    return LoadedModel(
+        config.model, model, checkpoint.tokenizer, spec.vocab_size, checkpoint.eos_ids, spec.max_positions
+    )
+
+
 def load_alike(config: EngineConfig, path: Path, model: Model) -> LoadedModel:
     """Loads another checkpoint of the architecture of `model`.
 
@@ -115,7 +143,7 @@ def load_alike(config: EngineConfig, path: Path, model: Model) -> LoadedModel:
         ModelError: damaged, or another architecture; or `model` has no checkpoint.
     """
     if model.spec is None:
-        raise ModelError("the running model was not loaded from a checkpoint.")
+        raise ModelError("the running model is not one whose weights can be replaced.")
     loaded = load_model(config, path)
     assert loaded.model.spec is not None
     ours, theirs = asdict(model.spec), asdict(loaded.model.spec)
@@ -130,10 +158,9 @@ def _check_format(found: str, config: EngineConfig, path: Path) -> None:
         raise ModelError(f"{path}: load_format is {config.load_format!r}, and this is {found}.", hint='Use "auto".')
 
 
-def _source(checkpoint: Checkpoint, config: EngineConfig) -> WeightSource:
+def _source(checkpoint: Checkpoint, spec: ModelSpec, config: EngineConfig) -> WeightSource:
     """Source of the weights."""
     if checkpoint.gguf is not None:
-        spec = checkpoint.spec
         _check_format("gguf", config, checkpoint.path)
         attention = spec.layers[0].attention
         gguf = GgufSource(checkpoint.gguf, attention.heads, attention.kv_heads)

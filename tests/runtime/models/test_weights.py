@@ -265,7 +265,10 @@ def test_a_gguf_that_cannot_be_used_says_why(tmp_path, reference):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is not supported. Supported: LlamaForCausalLM"),
+        (
+            {"architectures": ["MambaForCausalLM"]},
+            r"names \['MambaForCausalLM'\], its model_type is LlamaForCausalLM's",
+        ),
         ({"architectures": []}, "architecture not named"),
         ({"hidden_size": None}, "config.json: the field 'hidden_size' is missing"),
         ({"hidden_size": "32"}, "config.json: `hidden_size`: '32' is no whole number"),

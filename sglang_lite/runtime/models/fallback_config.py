@@ -1,0 +1,59 @@
+"""What an engine has to know of a model that transformers' own code runs. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.models import config_fields
+from sglang_lite.runtime.models.config_fields import MOST_POSITIONS, MOST_TOKENS, Field
+from sglang_lite.runtime.models.families import ARCHITECTURES, Config
+
+_LIMITS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length")
+_FIELDS = {
+    "vocab_size": Field("whole", 1, MOST_TOKENS, required=True),
+    "eos_token_id": config_fields.CONFIG["eos_token_id"],
+    "bos_token_id": config_fields.CONFIG["bos_token_id"],
+    **{name: Field("whole", 1, MOST_POSITIONS) for name in _LIMITS},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FallbackSpec:
+    """
+    Attributes:
+        architecture: its class in transformers.
+        max_positions: tokens of a sequence.
+    """
+
+    architecture: str
+    vocab_size: int
+    max_positions: int
+    eos_ids: tuple[int, ...]
+
+
+def is_native(config: Config) -> bool:
+    """True for an architecture of our own, and for a config that names none, or not in words."""
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        return True
+    return any(name in ARCHITECTURES for name in names)
+
+
+def fallback_spec(config: Config, source: str) -> FallbackSpec:
+    """Reads a Hugging Face config of any architecture; of a model with several parts, its text part.
+
+    Raises:
+        ModelError: a field that is missing or senseless.
+    """
+    config_fields.check({"text_config": config.get("text_config")}, {"text_config": Field("object")}, source)
+    whole = {**config, **(config.get("text_config") or {})}
+    config_fields.check(whole, _FIELDS, source)
+    limits = [whole[name] for name in _LIMITS if whole.get(name) is not None]
+    names = config.get("architectures") or ["not named"]
+    if not limits:
+        raise ModelError(f"{source}: architecture {names[0]} has no limit of positions ({', '.join(_LIMITS)}).")
+    eos = whole.get("eos_token_id")
+    ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
+    config_fields.check_ids(list(ids), whole["vocab_size"], source, "eos_token_id")
+    return FallbackSpec(names[0], whole["vocab_size"], limits[0], ids)

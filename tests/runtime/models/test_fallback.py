@@ -1,0 +1,143 @@
+"""Models that transformers' own code runs over our pages, against transformers by itself."""
+
+import re
+
+import pytest
+import torch
+import transformers
+
+import sglang_lite as sgl
+from sglang_lite.protocol import SamplingParams
+from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeRows, ExtendRow
+from sglang_lite.runtime.models import fallback
+from tests.runtime.models.fallback_refused import REFUSED
+from tests.runtime.models.tiny import save
+from tests.runtime.models.zoo import KINDS, tiny
+
+TOKENS = 24
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own, of models that few use
+
+
+@pytest.fixture(autouse=True)
+def _registered():
+    fallback.register()
+    transformers.logging.set_verbosity_error()
+
+
+def wrapped(kind):
+    model = tiny(kind)
+    model.set_attn_implementation("eager")
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(2, 95, (2, TOKENS), generator=generator)
+    with torch.inference_mode():
+        expected = torch.stack([model(input_ids=row[None], use_cache=False).logits[0] for row in ids]).float()
+    model.set_attn_implementation(fallback.NAME)
+    return fallback.FallbackModel(model, kind), ids, expected
+
+
+@torch.inference_mode()
+def computed(model, ids):
+    """Logits of two rows whose slots lie scattered: in chunks, then token by token, both rows together."""
+    slots = torch.randperm(2 * TOKENS, generator=torch.Generator().manual_seed(2)).view(2, TOKENS)
+    cache, out = model.allocate_cache(2 * TOKENS), []
+    for start, end in ((0, 7), (7, 12)):
+        size = end - start
+        rows = tuple(ExtendRow(i * size, i * size + size, slots[i, :end]) for i in range(2))
+        plan = AttentionPlan(slots[:, start:end].flatten(), None, rows)
+        hidden = model.forward(ids[:, start:end].flatten(), torch.arange(start, end).repeat(2), plan, cache)
+        out.append(model.logits(hidden).view(2, size, -1))
+    for at in range(12, TOKENS):
+        decode = DecodeRows(2, slots[:, : at + 1], torch.tensor([at + 1, at + 1]), ragged=False)
+        plan = AttentionPlan(slots[:, at], decode, ())
+        hidden = model.forward(ids[:, at], torch.tensor([at, at]), plan, cache)
+        out.append(model.logits(hidden).view(2, 1, -1))
+    return torch.cat(out, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in REFUSED])
+def test_logits_are_transformers_own(kind):
+    model, ids, expected = wrapped(kind)
+    found = computed(model, ids)
+    assert (found - expected).abs().max() <= 1e-4 * max(1, expected.abs().max())
+    assert (found.argmax(-1) == expected.argmax(-1)).float().mean() > 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_can_not_be_run_is_refused_for_its_reason(kind):
+    with pytest.raises(Exception, match=re.escape(REFUSED[kind])):
+        wrapped(kind)
+
+
+def test_most_models_run():
+    """The list of others can only shrink."""
+    assert len(KINDS) - len(REFUSED) >= 90
+    assert REFUSED.keys() <= {*KINDS}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save(tiny("gpt2"), tmp_path_factory.mktemp("gpt2"))
+
+
+def test_an_engine_runs_it_as_any_other(folder):
+    """Chunks, a prefix from the cache, many at once, and choices."""
+    reference = tiny("gpt2")
+    prompts = [[*range(5, 8 + i % 5), 20 + i] for i in range(12)]
+    params = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)
+    with sgl.Engine(folder, in_process=True, dtype="float32", threads=1, step_tokens=8, max_running=4) as engine:
+        options = {"max_new_tokens": 10, "temperature": 0, "ignore_eos": True}
+        results = engine.generate(input_ids=prompts, sampling_params=options)
+        again = engine.complete(prompts[0], params)
+        assert again.usage.cached_tokens == len(prompts[0]) - 1
+        choice = engine.select("ab", ["cd", "x"])
+    for prompt, result in zip(prompts, results):
+        ids = torch.tensor([prompt])
+        for _ in range(10):
+            with torch.inference_mode():
+                ids = torch.cat((ids, reference(input_ids=ids).logits[:, -1:].argmax(-1)), 1)
+        assert result["output_ids"] == ids[0, len(prompt) :].tolist()
+    assert len(choice.scores) == 2
+
+
+def test_our_code_and_transformers_give_the_same(tmp_path):
+    folder = save(tiny("llama"), tmp_path)
+    texts = []
+    for implementation in ("native", "transformers"):
+        with sgl.Engine(folder, in_process=True, dtype="float32", threads=1, model_impl=implementation) as engine:
+            texts.append(
+                engine.complete("abc", SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)).token_ids
+            )
+    assert texts[0] == texts[1]
+
+
+def test_in_a_process_of_its_own_it_says_by_what_it_runs(folder, caplog):
+    caplog.set_level("INFO", "sglang_lite")
+    with sgl.Engine(folder, dtype="float32", threads=1) as engine:
+        assert engine.complete("abc", SamplingParams(max_tokens=3)).usage.completion_tokens <= 3
+    assert "GPT2LMHeadModel runs by transformers' code, as there is none of our own" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"model_impl": "native"}, "architecture GPT2LMHeadModel is not supported"),
+        ({"dtype": "int8"}, "dtype: GPT2LMHeadModel runs by transformers' code, which has no int8"),
+        ({"deterministic": True}, "deterministic: GPT2LMHeadModel"),
+        ({"model_impl": "other"}, "model_impl"),
+    ],
+)
+def test_what_it_can_not_do_is_refused(folder, setting, message):
+    with pytest.raises(sgl.SglError, match=message):
+        sgl.Engine(folder, in_process=True, **setting)
+
+
+def test_a_model_that_keeps_another_state_is_refused_by_name(tmp_path):
+    config = transformers.MambaConfig(vocab_size=96, hidden_size=32, num_hidden_layers=1, state_size=4)
+    config.max_position_embeddings = 64
+    folder = save(transformers.MambaForCausalLM(config), tmp_path)
+    with pytest.raises(sgl.ModelError, match="MambaForCausalLM can't be run through transformers"):
+        sgl.Engine(folder, in_process=True, dtype="float32")
