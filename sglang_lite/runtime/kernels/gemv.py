@@ -28,7 +28,7 @@ def _gemv(
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     rows = w + n.to(tl.int64)[:, None] * K + k[None, :]
-    ups = rows + N.to(tl.int64) * K
+    ups = rows + tl.full((), N, tl.int64) * K
     there = (n < N)[:, None]
     acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     up = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
