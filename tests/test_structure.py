@@ -104,7 +104,7 @@ def test_no_test_sleeps_or_looks_at_a_clock():
 
 
 # Docstrings that begin with something else than the noun or verb they are about, by package: no more, and rather fewer.
-BEGIN_OTHERWISE = Counter(constraints=5, lang=57, runtime=4)
+BEGIN_OTHERWISE = Counter(constraints=5, lang=57)
 OTHERWISE = re.compile(
     r"(It|Its|They|Their|This|That|These|Those|There|He|She|We|Our|Who|Whoever|Whatever|Nobody|Nothing|Everything|What|"
     r"Whether|Where|How|When|Which|Why|As)\b"

@@ -1,4 +1,4 @@
-"""What an engine has to know of a model that transformers' own code runs. Needs no torch."""
+"""Config of a model that transformers' own code runs: what an engine has to know of it. Needs no torch."""
 
 from __future__ import annotations
 

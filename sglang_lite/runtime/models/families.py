@@ -91,7 +91,7 @@ def _granite_model(config: Config) -> dict[str, Any]:
 
 
 def _turned_smollm3(config: Config, layer: int, window: int | None) -> bool:
-    """Which layers turn is said by a list of ones and zeros, or it is all but each fourth or so."""
+    """Layers that turn: said by a list of ones and zeros, or all but each fourth or so."""
     listed = config.get("no_rope_layers")
     if not listed:
         return (layer + 1) % int(config["no_rope_layer_interval"]) > 0

@@ -30,7 +30,7 @@ class Model(Protocol):
 
     @property
     def spec(self) -> ModelSpec | None:
-        """What another checkpoint must have alike to take this one's place; None where there is no checkpoint."""
+        """Shape that another checkpoint must have to take this one's place; None where there is no checkpoint."""
         ...
 
     @property

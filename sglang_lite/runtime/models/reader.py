@@ -141,7 +141,7 @@ class WeightReader:
     # ------------------------------------------------------------------------------------------- tensors
 
     def _place(self, parameter: Parameter) -> Place:
-        """Where the checkpoint has it: the first place, where it has none."""
+        """Place that the checkpoint has it in: the first one, where it has none."""
         found = [p for p in parameter.places if p.name in self._stacks or self.source.has(p.name)]
         if len(found) > 1:
             raise ModelError(

@@ -188,7 +188,7 @@ class ModelSpec:
 
     @property
     def ropes(self) -> list[RopeSpec]:
-        """Those of the layers, each once."""
+        """Rotary embeddings of the layers, each once."""
         ropes: list[RopeSpec] = []
         for layer in self.layers:
             if layer.attention.rope not in ropes:
