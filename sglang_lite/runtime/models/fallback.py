@@ -213,7 +213,7 @@ class FallbackModel:
 def _plan(start: int, end: int, device: torch.device) -> AttentionPlan:
     """The plan of a row's tokens start … end-1, whose slots are its positions."""
     row = ExtendRow(0, end - start, slice(0, end))
-    return AttentionPlan(torch.arange(start, end, device=device), None, (row,))
+    return AttentionPlan(torch.arange(start, end, device=device), (), (row,))
 
 
 def _attend(

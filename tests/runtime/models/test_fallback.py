@@ -8,7 +8,7 @@ import transformers
 
 import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
-from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeRows, ExtendRow
+from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeGroup, DecodeRows, ExtendRow
 from sglang_lite.runtime.models import fallback
 from tests.runtime.models.fallback_refused import REFUSED
 from tests.runtime.models.tiny import save
@@ -43,12 +43,12 @@ def computed(model, ids):
     for start, end in ((0, 7), (7, 12)):
         size = end - start
         rows = tuple(ExtendRow(i * size, i * size + size, slots[i, :end]) for i in range(2))
-        plan = AttentionPlan(slots[:, start:end].flatten(), None, rows)
+        plan = AttentionPlan(slots[:, start:end].flatten(), (), rows)
         hidden = model.forward(ids[:, start:end].flatten(), torch.arange(start, end).repeat(2), plan, cache)
         out.append(model.logits(hidden).view(2, size, -1))
     for at in range(12, TOKENS):
-        decode = DecodeRows(2, slots[:, : at + 1], torch.tensor([at + 1, at + 1]), ragged=False)
-        plan = AttentionPlan(slots[:, at], decode, ())
+        both = DecodeRows(slots[:, : at + 1], torch.tensor([at + 1, at + 1]), ragged=False)
+        plan = AttentionPlan(slots[:, at], (DecodeGroup(slice(0, 2), both),), ())
         hidden = model.forward(ids[:, at], torch.tensor([at, at]), plan, cache)
         out.append(model.logits(hidden).view(2, 1, -1))
     return torch.cat(out, 1)
