@@ -72,7 +72,9 @@ def values(kind):
 def records(kind):
     members = {name: values(annotation) for name, annotation in typing.get_type_hints(kind).items()}
     if kind is protocol.JsonSchema:
-        members["separators"] = st.sampled_from([(", ", ": "), (",", ":"), (" ,\n", ":")])
+        separators = st.sampled_from([(", ", ": "), (",", ":"), (" ,\n", ":")])
+        said = {"separators": separators, "whitespace": st.just("json")}, {"separators": st.just((", ", ": "))}
+        return st.one_of([st.builds(kind, **{**members, **each}) for each in said])  # in one of the two ways
     if kind is protocol.SamplingParams:
         members = {each.name: st.just(protocol.UNSET) | within(each) for each in PARAMETERS}
     if kind is nodes.Fill:  # of an argument, of a node or of a hold

@@ -80,11 +80,12 @@ from sglang_lite.runtime.core.submission import (
     check_priority,
 )
 from sglang_lite.runtime.encoding.request import EncodeRequest, generates_no_text, reads_no_text
-from sglang_lite.runtime.encoding.spec import encoder_spec, is_encoder
+from sglang_lite.runtime.encoding.spec import EncoderSpec, encoder_spec, is_encoder
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.output_builder import Sink
 from sglang_lite.runtime.resolved_params import LogitProcessor, shown
 from sglang_lite.runtime.tokens.from_folder import word_tokenizer_from_folder
+from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from sglang_lite.wire.failure import as_failure
 
 if TYPE_CHECKING:
@@ -132,13 +133,7 @@ class ChildCore:
         self._listen()
         _running.add(self)
         try:
-            # While the process loads.
-            self.encoder = encoder_spec(path) if is_encoder(path) else None
-            if self.encoder is None:
-                checkpoint = open_checkpoint(path, config.model_impl, tokenizer=not config.skip_tokenizer_init)
-                self.tokenizer = checkpoint.tokenizer
-            else:
-                self.tokenizer = word_tokenizer_from_folder(path)
+            self.encoder, self.tokenizer = _opened(config, path)  # while the process loads
             ready = self._process.ready.result()
         except BaseException:
             self.close()
@@ -520,6 +515,13 @@ class _OpenProgram:
 
     def abort(self) -> None:
         self._core.send(Abort(self._number))
+
+
+def _opened(config: EngineConfig, path: Path) -> tuple[EncoderSpec | None, Tokenizer]:
+    """Specification of a model that reads texts, and any model's tokenizer."""
+    if is_encoder(path):
+        return encoder_spec(path), word_tokenizer_from_folder(path)
+    return None, open_checkpoint(path, config.model_impl, tokenizer=not config.skip_tokenizer_init).tokenizer
 
 
 def _as_vectors(found: Future[NDArray[np.float32]], width: int, answer: Future[bytes]) -> None:
