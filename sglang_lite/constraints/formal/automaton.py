@@ -8,6 +8,7 @@ Source: S. Owens, J. Reppy, A. Turon, Regular-expression derivatives re-examined
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
@@ -39,6 +40,7 @@ Symbol: TypeAlias = "int | str"  # a class of characters, or a rule
 
 DEAD, DONE = 0, 1  # nothing can follow any more; only the end can
 _NO_CLASS = -1  # of surrogates
+_ADDING = threading.Lock()  # held while a state is added to any automaton
 
 
 class Automaton:
@@ -221,12 +223,19 @@ class Automaton:
 
     def _term(self, *term: Any, nullable: bool) -> State:
         known = self._ids.get(term)
-        if known is None:
-            if len(self._terms) >= self._limit:
-                raise _too_complex(f"{self._limit:,} states")
-            known = self._ids[term] = len(self._terms)
-            self._terms.append(term)
-            self._nullable.append(nullable)
+        return self._added(term, nullable) if known is None else known
+
+    def _added(self, term: tuple[Any, ...], nullable: bool) -> State:
+        """A term's state. Other threads, which may know it by now, find its number last of all that is known of it."""
+        with _ADDING:
+            known = self._ids.get(term)
+            if known is None:
+                if len(self._terms) >= self._limit:
+                    raise _too_complex(f"{self._limit:,} states")
+                known = len(self._terms)
+                self._terms.append(term)
+                self._nullable.append(nullable)
+                self._ids[term] = known
         return known
 
     def _set(self, mask: int) -> State:

@@ -2,10 +2,12 @@
 
 import itertools
 import re
+import select
+import threading
 
 import pytest
 
-from sglang_lite.constraints.formal.automaton import accepts, automaton, is_empty
+from sglang_lite.constraints.formal.automaton import Automaton, accepts, automaton, is_empty
 from sglang_lite.constraints.formal.nodes import ANY_TEXT, NOTHING, complement, intersection, literal
 from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.protocol import ConstraintError
@@ -54,3 +56,37 @@ def test_equal_states_are_one():
     assert len(found.reachable(found.start)) == 2
     assert found.run(found.start, "abab") == found.start
     assert complement(NOTHING) == ANY_TEXT
+
+
+def let_others_run(frame, event, _):
+    """A trace that gives up Python's lock at each line of the automaton."""
+    select.select([], [], [], 0)
+    return let_others_run if frame.f_code.co_filename.endswith("automaton.py") else None
+
+
+def test_threads_that_share_an_automaton_find_the_same():
+    """Whoever finds a state finds all that is known of it, whatever other threads are adding."""
+    node = complement(parse("(a|b)*a(a|b){2}c"))
+    words = WORDS[::23]
+    expected = [accepts(node, word) for word in words]
+    problems = []
+
+    def look(machine, start):
+        start.wait()
+        try:
+            assert [machine.accepting(machine.run(machine.start, word)) for word in words] == expected
+        except BaseException as error:
+            problems.append(error)
+
+    for _ in range(15):
+        machine, start = Automaton(node), threading.Barrier(4)
+        threads = [threading.Thread(target=look, args=(machine, start)) for _ in range(4)]
+        threading.settrace(let_others_run)
+        try:
+            for thread in threads:
+                thread.start()
+        finally:
+            threading.settrace(None)
+        for thread in threads:
+            thread.join()
+    assert not problems
