@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.engine import encoding, offline
+from sglang_lite.engine import encoding
 from sglang_lite.engine.sglang_api import plain_ids, read_request
 from sglang_lite.protocol import ParameterError, Prompt, Unset
 from sglang_lite.runtime.core.submission import GenerateRequest
@@ -77,6 +77,8 @@ def score(
             raise ParameterError("label_token_ids", "are needed where the items are token ids.")
         return self.select(query, [text for text in texts if isinstance(text, str)]).scores
     calls = _calls(query, texts, label_token_ids, item_first, unsupported)
+    from sglang_lite.engine import offline  # and tokenizers
+
     answers = offline.generate(self.core, calls, is_list=True, stream=False) if calls else []
     return _result(calls, answers, apply_softmax, temperature, with_logprobs=return_token_logprobs)
 
@@ -102,6 +104,8 @@ async def async_score(
     self.core.check_open()
     texts = [items] if isinstance(items, str) else list(items)
     calls = _calls(query, texts, label_token_ids, item_first, unsupported)
+    from sglang_lite.engine import offline  # as above
+
     answers = await offline.async_generate(self.core, calls, is_list=True, stream=False) if calls else []
     return _result(calls, answers, apply_softmax, temperature, with_logprobs=return_token_logprobs)
 

@@ -89,11 +89,14 @@ def build(config: EngineConfig, load: Callable[[], LoadedModel | LoadedEncoder])
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     try:
-        loaded = load()
-        return EncodingCore(config, loaded) if isinstance(loaded, LoadedEncoder) else EngineCore(config, loaded)
+        return _core(config, load())  # no name here for what a failure must let go
     except BaseException as error:
         traceback.clear_frames(error.__traceback__)  # whoever keeps the error keeps no tensors
         raise memory.explained(error) from error.__cause__
+
+
+def _core(config: EngineConfig, loaded: LoadedModel | LoadedEncoder) -> EngineCore | EncodingCore:
+    return EncodingCore(config, loaded) if isinstance(loaded, LoadedEncoder) else EngineCore(config, loaded)
 
 
 @atexit.register
