@@ -121,6 +121,8 @@ def _load_fallback(config: EngineConfig, checkpoint: Checkpoint, spec: FallbackS
             raise ParameterError(name, f"{spec.architecture} runs by transformers' code, which can't.")
     if config.dtype == "int8":
         raise ParameterError("dtype", f"{spec.architecture} runs by transformers' code, which has no int8.")
+    if config.load_format in ("safetensors", "gguf"):
+        raise ParameterError("load_format", "transformers' code chooses the file itself.", hint='Use "auto".')
     device = pick_device(config)
     if device.type != "cpu":
         raise ModelError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -18,6 +18,12 @@ from sglang_lite.runtime.tokens.from_folder import word_tokenizer_from_folder
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+_GENERATION = {
+    "quantization", "kv_dtype", "context_length", "max_total_tokens", "max_running", "page_size", "chat_template",
+    "special_tokens_in_roles", "skip_tokenizer_init", "prefix_cache", "policy", "eviction", "deterministic",
+    "original_logprobs", "attention_backend",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +47,12 @@ def load_encoder(
         ModelError: damaged or not supported.
         ParameterError: a setting that such a model has no use for.
     """
-    for name in ("quantization", "context_length", "max_total_tokens", "max_running"):
-        if getattr(config, name) is not None:
-            raise ParameterError(name, "is for models that generate text.", hint="Leave it out.")
-    for name in ("deterministic", "original_logprobs"):
-        if getattr(config, name):
-            raise ParameterError(name, "is for models that generate text.", hint="Leave it out.")
+    for each in fields(config):
+        if each.name in _GENERATION and getattr(config, each.name) != each.default:
+            raise ParameterError(each.name, "is for models that generate text.", hint="Leave it out.")
+    if config.model_impl == "transformers" or config.load_format == "gguf":
+        name = "model_impl" if config.model_impl == "transformers" else "load_format"
+        raise ParameterError(name, f"{getattr(config, name)!r} is for models that generate text.", hint='Use "auto".')
     if config.dtype not in ("auto", *_DTYPES):
         raise ParameterError("dtype", f"{config.dtype} is for models that generate text.", hint="Use float32.")
     dtype = _DTYPES.get(config.dtype, torch.bfloat16 if device.type == "cuda" else torch.float32)

@@ -223,7 +223,16 @@ def test_poolings_that_are_not_supported_are_refused(tmp_path):
 
 def test_settings_of_generation_are_refused(tmp_path):
     saved(BertModel, tmp_path)
-    for setting in ({"context_length": 8}, {"deterministic": True}, {"dtype": "int8"}, {"max_running": 3}):
+    for setting in (
+        {"context_length": 8},
+        {"deterministic": True},
+        {"dtype": "int8"},
+        {"max_running": 3},
+        {"kv_dtype": "fp8"},
+        {"page_size": 4},
+        {"model_impl": "transformers"},
+        {"load_format": "gguf"},
+    ):
         with pytest.raises(sgl.ParameterError, match=rf"{next(iter(setting))}: .*models that generate text"):
             sgl.Engine(tmp_path, in_process=True, **setting)
     with pytest.raises(sgl.ParameterError, match=r"is_embedding: .* is an embedding model"):

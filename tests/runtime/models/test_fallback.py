@@ -126,6 +126,7 @@ def test_in_a_process_of_its_own_it_says_by_what_it_runs(folder, caplog):
     [
         ({"model_impl": "native"}, "architecture GPT2LMHeadModel is not supported"),
         ({"dtype": "int8"}, "dtype: GPT2LMHeadModel runs by transformers' code, which has no int8"),
+        ({"load_format": "safetensors"}, "load_format: transformers' code chooses the file"),
         ({"deterministic": True}, "deterministic: GPT2LMHeadModel"),
         ({"model_impl": "other"}, "model_impl"),
     ],
