@@ -72,7 +72,7 @@ class RemoteProgram:
         executor().post(self._extend, path, seeded, data)
 
     def play(self, program: Program) -> None:
-        """Plays a program that is whole, in place of one that grows. Raises WireError: it can't be sent."""
+        """Plays a whole program, one request, in place of one that grows. Raises WireError: it can't be sent."""
         self._program = _program_data(_seeded_program(program))
         executor().post(self._start)
 

@@ -251,9 +251,6 @@ class RuntimeEndpoint(BaseBackend):
         flush: Callable[[], object] | None = None,
         priority: int = 0,
     ) -> Callable[[], object]:
-        if program.decision is None:
-            return super().play_program(program, sink, flush, priority)
-
         def flushed(event: Played | ProgramResult | SglError) -> None:
             sink(event)
             if flush is not None:
