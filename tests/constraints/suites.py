@@ -3,10 +3,12 @@
 import itertools
 import json
 import lzma
+import re
 from functools import lru_cache
 from pathlib import Path
 
 DATA = Path(__file__).with_name("data")
+DOCS = Path(__file__).parents[2] / "docs/constraints.md"
 DRAFTS = {
     "draft4": "http://json-schema.org/draft-04/schema#",
     "draft6": "http://json-schema.org/draft-06/schema#",
@@ -33,6 +35,11 @@ def official_groups(draft, part="drafts"):
                 schema = {"$schema": DRAFTS[draft], **schema}
             resources = _remotes(draft) if _REMOTE in json.dumps(schema) else None
             yield f"{file}: {group['description']}", schema, resources, group["tests"]
+
+
+def parts_accepted_wrongly():
+    """Parts of the official suite of which the docs say that wrong documents are accepted, as "draft7/content"."""
+    return set(re.findall(r"^\| `(draft[^`]+)` \|", DOCS.read_text(encoding="utf-8"), re.MULTILINE))
 
 
 @lru_cache(maxsize=len(DRAFTS))

@@ -1,6 +1,7 @@
 """The formats of strings that are asserted, as languages. Every other `format` is a remark, as the specification says.
 
-Generated strings and finished values are held against the same language, but for host names.
+Generated strings and finished values are held against the same language, but for host names and regular expressions, of
+which no regular language has all: fewer are generated.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from sglang_lite.constraints.formal.automaton import accepts
-from sglang_lite.constraints.formal.nodes import ANY_CHAR, Node, Repeat, intersection
+from sglang_lite.constraints.formal.nodes import ANY_CHAR, Node, Repeat, alternation, concat, intersection
+from sglang_lite.constraints.json_schema import ecma_regex, idn
 from sglang_lite.constraints.syntax.regex import parse
 
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[2468][048]|0[48]|[13579][26])00)"
@@ -64,7 +66,10 @@ _PLAIN_LABEL = (
 )
 _ATOM = "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+"
 _IPV6_TAG = "[iI][pP][vV]6:"
-_EMAIL = rf'(?:{_ATOM}(?:\.{_ATOM})*|"(?:[ !#-\[\]-~]|\\[ -~])*")@(?:{_DOMAIN}|\[(?:{IPV4}|{_IPV6_TAG}{IPV6})\])'
+_LITERAL = rf"\[(?:{IPV4}|{_IPV6_TAG}{IPV6})\]"
+_EMAIL = rf'(?:{_ATOM}(?:\.{_ATOM})*|"(?:[ !#-\[\]-~]|\\[ -~])*")@(?:{_DOMAIN}|{_LITERAL})'
+_IDN_ATOM = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~\u0080-\U0010FFFF-]+"
+_IDN_LOCAL = rf'(?:{_IDN_ATOM}(?:\.{_IDN_ATOM})*|"(?:[ !#-\[\]-~\u0080-\U0010FFFF]|\\[ -~])*")'  # RFC 6531, 3.3
 
 
 def _uri(more: str, query: str = "") -> tuple[str, str]:
@@ -115,36 +120,49 @@ _FORMATS = {
     "relative-json-pointer": f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",
 }
 
-ASSERTED = frozenset(_FORMATS)
+
+ASSERTED = frozenset({*_FORMATS, "idn-hostname", "idn-email", "regex"})
 
 
-@lru_cache(maxsize=len(_FORMATS))
+@lru_cache(maxsize=len(ASSERTED))
 def language_of(name: str) -> Node:
-    """The strings of an asserted format; of host names those without A-labels."""
-    node = parse(f"(?s){_FORMATS[name]}")
-    return intersection(node, Repeat(ANY_CHAR, 1, 253)) if name == "hostname" else node
+    """The strings of an asserted format; of host names and regular expressions those that are generated."""
+    match name:
+        case "hostname":
+            return intersection(parse(_FORMATS[name]), Repeat(ANY_CHAR, 1, 253))
+        case "idn-hostname":
+            return idn.hostnames()
+        case "idn-email":
+            return concat(parse(f"{_IDN_LOCAL}@"), alternation([idn.hostnames(), parse(_LITERAL)]))
+        case "regex":
+            return ecma_regex.patterns()
+    return parse(f"(?s){_FORMATS[name]}")
 
 
 def is_valid(name: str, text: str) -> bool:
     """Tells whether a text is of an asserted format."""
-    if accepts(language_of(name), text):
-        return True
+    match name:
+        case "hostname":
+            return accepts(language_of(name), text) or _has_a_labels(text)
+        case "idn-hostname":
+            return idn.is_hostname(text)
+        case "idn-email":
+            local, _, domain = text.rpartition("@")
+            known = idn.is_hostname(domain) or accepts(parse(_LITERAL), domain)
+            return known and accepts(parse(_IDN_LOCAL), local)
+        case "regex":
+            return ecma_regex.is_pattern(text)
+    return accepts(language_of(name), text)
+
+
+def _has_a_labels(text: str) -> bool:
+    """Tells whether a text is a host name with A-labels."""
     labels = text.split(".")
-    if name != "hostname" or not any(_is_a_label(label) for label in labels):
+    if not any(map(_is_a_label, labels)):
         return False
     plain = ".".join("x" * len(label) if _is_a_label(label) else label for label in labels)
-    return accepts(language_of(name), plain) and all(map(_decodes, filter(_is_a_label, labels)))
+    return accepts(language_of("hostname"), plain) and all(map(idn.is_hostname, filter(_is_a_label, labels)))
 
 
 def _is_a_label(label: str) -> bool:
     return label[:4].lower() == "xn--"
-
-
-def _decodes(label: str) -> bool:
-    """The A-label is one of IDNA 2008."""
-    import idna
-
-    try:
-        return idna.encode(idna.decode(label)).decode() == label.lower()
-    except UnicodeError:  # idna's own, too
-        return False

@@ -1,11 +1,17 @@
 """The formats that are asserted, against examples of their specifications."""
 
 import itertools
+import json
+import random
+import re
 
 import pytest
 
 from sglang_lite.constraints.formal.automaton import accepts
+from sglang_lite.constraints.json_schema import idn
 from sglang_lite.constraints.json_schema.formats import ASSERTED, is_valid, language_of
+from sglang_lite.constraints.random_texts import sample
+from sglang_lite.constraints.schema import json_schema
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +57,77 @@ EXAMPLES = {
             "xn--",
         ],
     ),
+    "idn-hostname": (
+        ["münchen.de", "실례.테스트", "مثال.com", "л-дом.1a", "l·l", "a。b", "नमस्ते", "xn--mnchen-3ya", "WWW.example"],
+        [
+            "",
+            ".",
+            "a.",
+            "a_b",
+            "-é",
+            "é-",
+            "日本--x",
+            "é" * 60,
+            "ab--é",
+            "é." * 40 + "a",
+            "aאב",
+            "\u0300a",
+            "xn--X",
+            "Ä.de",
+        ],
+    ),
+    "idn-email": (
+        ["실례@실례.테스트", "jörg@münchen.de", "joe@example.com", '"ä b"@a.b', "é@[127.0.0.1]", "a@xn--mnchen-3ya"],
+        ["2962", "@a", "é..b@c", "a@b_c", "a@é-", "é@[300.0.0.1]"],
+    ),
+    "regex": (
+        [
+            "",
+            "a|",
+            "^[a-z]+$",
+            r"\d{2,3}?",
+            "(a(b|c)*){0,4}",
+            r"[^\]\-&]",
+            "(?=a)b(?!c)",
+            r"(a)\1",
+            r"(?<n>a)\k<n>",
+            r"(?<!a)b",
+            r"\p{L}\P{Script=Greek}",
+            r"\u{1F600}\x41\cA\0",
+            "[]",
+            "[^]",
+            "((((a))))",
+            r"[A-\]]",
+            "[-a-]",
+        ],
+        [
+            "(",
+            ")",
+            "^(abc]",
+            "*",
+            "a**",
+            "{",
+            "a{2,1}",
+            "[b-a]",
+            r"\a",
+            r"\-",
+            "\\",
+            r"\1",
+            r"\k<n>",
+            "(?<1>a)",
+            "(?a)",
+            r"[\d-z]",
+            r"\01",
+            r"\u{110000}",
+            r"\p{}",
+            "(?=a)*",
+            "^*",
+            "]",
+            "}",
+            "[a",
+            "(" * 200 + ")" * 200,
+        ],
+    ),
     "ipv4": (["1.2.3.4", "255.255.255.255"], ["1.2.3", "256.1.1.1", "01.2.3.4", "1.2.3.4.5"]),
     "ipv6": (
         ["::1", "::", "12:34:56:78:1:2:3:4", "::42:ff:1", "d6::", "1:d6::42", "1::d6:192.168.0.1", "1:2:3:4:5:6:7::"],
@@ -85,9 +162,41 @@ def test_examples(name):
     valid, invalid = EXAMPLES[name]
     assert [text for text in valid if not is_valid(name, text)] == []
     assert [text for text in invalid if is_valid(name, text)] == []
+    assert [text for text in invalid if accepts(language_of(name), text)] == []
     assert [text for text in valid if not accepts(language_of(name), text)] == [
-        text for text in valid if "xn--" in text.lower() and name == "hostname"
+        text for text in valid if text in NOT_GENERATED.get(name, ())
     ]
+
+
+NOT_GENERATED = {
+    "hostname": ["xn--4gbwdl.xn--wgbh1c", "XN--4gbwdl.com"],
+    "idn-hostname": ["l·l", "a。b", "नमस्ते", "xn--mnchen-3ya"],
+    "idn-email": ["a@xn--mnchen-3ya"],
+    "regex": [
+        r"[^\]\-&]", r"(a)\1", r"(?<n>a)\k<n>", r"(?<!a)b", r"\p{L}\P{Script=Greek}", r"\u{1F600}\x41\cA\0", "[]", "[^]", "((((a))))",
+        r"[A-\]]", "[-a-]",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["idn-hostname", "idn-email", "regex"])
+def test_what_is_generated_is_of_the_format(name):
+    rng = random.Random(1)
+    constraint = json_schema({"type": "string", "format": name})
+    for _ in range(200):
+        text = json.loads(sample(constraint, rng))
+        assert is_valid(name, text), text
+        if name == "regex":
+            re.compile(text)
+
+
+def test_every_letter_of_a_generated_host_name_is_valid_beside_any_other():
+    rng = random.Random(1)
+    for ranges in (idn.LEFT_TO_RIGHT, idn.RIGHT_TO_LEFT):
+        letters = [chr(code) for low, high in ranges for code in range(low, high + 1)]
+        rng.shuffle(letters)
+        for i in range(0, len(letters), 12):
+            assert idn.is_hostname("".join(letters[i : i + 12]))
 
 
 def test_leap_seconds_are_the_last_of_a_day_in_utc():

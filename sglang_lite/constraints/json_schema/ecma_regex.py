@@ -1,0 +1,189 @@
+r"""Regular expressions of ECMA-262 as texts: the format `regex`.
+
+Read are the patterns of ECMA-262 (2024, 22.2.1) with the u flag, as JSON Schema advises; any property may stand in
+`\p{…}`. Groups nest, so that no regular language has all of them: generated are those that nest at most twice and that
+Python reads, too.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import NoReturn
+
+from sglang_lite.constraints.formal.nodes import Node
+from sglang_lite.constraints.syntax.regex import parse
+
+MAX_NESTING = 100  # of groups that are read
+_NESTING = 2  # of those that are generated
+
+_SYNTAX = "^$\\.*+?()[]{}|"
+_QUANTIFIER = re.compile(r"(?:[*+?]|\{([0-9]{1,100})(?:(,)([0-9]{0,100}))?\})\??")
+_NAME = re.compile(r"<([^\W\d]\w*|\$[\w$]*)>")
+_PROPERTY = re.compile(r"[pP]\{[A-Za-z0-9_]+(?:=[A-Za-z0-9_]+)?\}")
+_CODE = re.compile(r"(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|u\{([0-9a-fA-F]{1,100})\})")
+_CONTROL = re.compile("c([A-Za-z])")
+_BACK_REFERENCE = re.compile("([1-9][0-9]{0,100})")
+_SHORT = {"f": 12, "n": 10, "r": 13, "t": 9, "v": 11}
+
+
+def is_pattern(text: str) -> bool:
+    """Tells whether a text is a pattern."""
+    try:
+        _Reader(text).read()
+    except _NoPattern:
+        return False
+    return True
+
+
+class _NoPattern(Exception):  # noqa: N818 # never leaves this module
+    """The text is no pattern."""
+
+
+class _Reader:
+    """Reader by recursive descent, a method for each symbol of the grammar."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self._at, self._depth = text, 0, 0
+        self._groups = 0
+        self._names: set[str] = set()
+        self._asked: list[int | str] = []  # groups that are referred to
+
+    def read(self) -> None:
+        self._disjunction()
+        if self._at < len(self._text):
+            self._fail()
+        for group in self._asked:
+            if group not in self._names if isinstance(group, str) else group > self._groups:
+                self._fail()
+
+    def _fail(self) -> NoReturn:
+        raise _NoPattern
+
+    def _take(self, sign: str) -> bool:
+        found = self._text.startswith(sign, self._at)
+        self._at += len(sign) * found
+        return found
+
+    def _match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        found = pattern.match(self._text, self._at)
+        self._at = found.end() if found else self._at
+        return found
+
+    def _next(self) -> str:
+        """The next character."""
+        if self._at == len(self._text):
+            self._fail()
+        self._at += 1
+        return self._text[self._at - 1]
+
+    def _disjunction(self) -> None:
+        self._depth += 1
+        if self._depth > MAX_NESTING:
+            self._fail()
+        while self._at < len(self._text) and self._text[self._at] != ")":
+            if not self._take("|"):
+                self._term()
+        self._depth -= 1
+
+    def _term(self) -> None:
+        if any(self._take(sign) for sign in ("^", "$", "\\b", "\\B")):
+            return
+        if any(self._take(sign) for sign in ("(?=", "(?!", "(?<=", "(?<!")):
+            self._inside()
+            return
+        self._atom()
+        found = self._match(_QUANTIFIER)
+        if found and found[3] and int(found[1]) > int(found[3]):
+            self._fail()
+
+    def _inside(self) -> None:
+        """A group behind its beginning."""
+        self._disjunction()
+        if not self._take(")"):
+            self._fail()
+
+    def _atom(self) -> None:
+        if self._take("(?:"):
+            self._inside()
+        elif self._take("("):
+            self._groups += 1
+            if self._take("?"):
+                self._names.add(self._name())
+            self._inside()
+        elif self._take("["):
+            self._class()
+        elif self._take("\\"):
+            self._escape()
+        elif (char := self._next()) in _SYNTAX and char != ".":
+            self._fail()
+
+    def _name(self) -> str:
+        found = self._match(_NAME)
+        return found[1] if found else self._fail()
+
+    def _escape(self) -> None:
+        """An escape outside of classes, behind its backslash."""
+        if found := self._match(_BACK_REFERENCE):
+            self._asked.append(int(found[1]))
+        elif self._take("k"):
+            self._asked.append(self._name())
+        else:
+            self._character("/")
+
+    def _character(self, more: str) -> int | None:
+        """Code point of an escape; None for those of classes. `more` may be escaped as well as the signs of syntax."""
+        if self._match(_PROPERTY):
+            return None
+        if found := self._match(_CODE):
+            code = int(next(filter(None, found.groups())), 16)
+            return code if code <= 0x10FFFF else self._fail()
+        if found := self._match(_CONTROL):
+            return ord(found[1]) % 32
+        char = self._next()
+        if char == "0":
+            return 0 if not self._text[self._at : self._at + 1].isdigit() else self._fail()
+        if char in "dDsSwW":
+            return None
+        return _SHORT[char] if char in _SHORT else ord(char) if char in _SYNTAX + more else self._fail()
+
+    def _class(self) -> None:
+        self._take("^")
+        while not self._take("]"):
+            low = self._member()
+            if self._text.startswith("-", self._at) and not self._text.startswith("-]", self._at):
+                self._at += 1
+                high = self._member()
+                if low is None or high is None or low > high:
+                    self._fail()
+
+    def _member(self) -> int | None:
+        """Code point of a member of a class; None for a class in it."""
+        char = self._next()
+        if char != "\\":
+            return ord(char)
+        return 8 if self._take("b") else self._character("/-")
+
+
+@cache
+def patterns() -> Node:
+    """Patterns that are generated."""
+    escaped = r"\\[dDsSwWfnrtv^$\\.*+?()\[\]{}|]"
+    ranges = "|".join(f"{first}-[{first}-{last}]" for last in "9Zz" for first in _until(last))
+    in_class = rf"(?:[^\\\]\[\^&~|\-]|{escaped}|\\-|{ranges})"
+    counts = "|".join(f"{least},(?:[{least}-9]|[1-9][0-9])" for least in range(10))
+    repeats = rf"(?:[*+?]|\{{(?:[0-9]{{1,2}},?|{counts})\}})\??"
+    simple = rf"[^\^$\\.*+?()\[\]{{}}|]|\.|{escaped}|\[\^?{in_class}+\]"
+    inside = ""
+    for _ in range(_NESTING + 1):
+        groups = rf"|\((?:\?:)?{inside}\)" if inside else ""
+        ahead = rf"|\(\?[=!]{inside}\)" if inside else ""
+        term = rf"(?:(?:{simple}{groups})(?:{repeats})?|[$^]|\\[bB]{ahead})"
+        inside = rf"(?:{term}*(?:\|{term}*)*)"
+    return parse(inside)
+
+
+def _until(last: str) -> str:
+    """The digits or letters up to one."""
+    first = {"9": "0", "Z": "A", "z": "a"}[last]
+    return "".join(map(chr, range(ord(first), ord(last) + 1)))

@@ -1,0 +1,80 @@
+"""Internationalised host names and mail addresses: the formats `idn-hostname` and `idn-email`.
+
+Names are read as IDNA 2008 (RFC 5890 to 5893) has them, by the package idna. No automaton of a sensible size tells all
+of them (normal forms, lengths in Punycode), so fewer are generated: up to four labels, of letters that are valid
+whatever stands beside them.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from sglang_lite.constraints.formal import charsets
+from sglang_lite.constraints.formal.nodes import CharSet, Node, alternation, concat, literal, optional, repeat
+
+MAX_LABELS = 4
+MAX_BYTES = 253  # of a name
+
+_DOTS = re.compile("[.\u3002\uff0e\uff61]")  # RFC 3490, 3.1
+
+_DIGITS, _SMALL, _CAPITAL = (0x30, 0x39), (0x61, 0x7A), (0x41, 0x5A)
+# Latin, Greek, Cyrillic, Armenian, Devanagari, Thai, Georgian, Hiragana, Katakana, Han, Hangul; code points are PVALID
+# by RFC 5892, are in no other's normal form, and are short enough in Punycode for labels of 12.
+LEFT_TO_RIGHT = (
+    (0xDF, 0xF6), (0xF8, 0xFF), *((code, code) for code in (*range(0x101, 0x132, 2), *range(0x15B, 0x178, 2))),
+    (0x3AC, 0x3CE), (0x430, 0x45F), (0x561, 0x586), (0x905, 0x928), (0x92A, 0x930), (0x935, 0x939), (0xE01, 0xE2E),
+    (0x10D0, 0x10F0), (0x3041, 0x3096), (0x30A1, 0x30FA), (0x4E00, 0x9FA5), (0xAC00, 0xD7A3),
+)  # fmt: skip
+RIGHT_TO_LEFT = ((0x5D0, 0x5EA), (0x621, 0x63A), (0x641, 0x64A))  # Hebrew, Arabic
+
+
+def is_hostname(text: str) -> bool:
+    """Tells whether a text is a host name, of labels in ASCII and those of IDNA 2008."""
+    try:
+        return len(".".join(map(_in_ascii, _DOTS.split(text)))) <= MAX_BYTES
+    except UnicodeError:  # idna's own, too
+        return False
+
+
+def _in_ascii(label: str) -> str:
+    """A label in ASCII.
+
+    Raises:
+        UnicodeError: it is none.
+    """
+    import idna
+
+    written: str = idna.alabel(label).decode()
+    if idna.alabel(idna.ulabel(written)).decode() != written.lower():
+        raise UnicodeError(f"{label!r} is not the label in ASCII of any other.")
+    return written
+
+
+@cache
+def hostnames() -> Node:
+    """Host names that are generated."""
+    small = (_SMALL, *LEFT_TO_RIGHT)
+    plain = (_label((_DIGITS, _SMALL, _CAPITAL), (), 62), _label((_DIGITS, *small), (), 12))
+    # Beside letters that run from right to left all labels begin with a letter (RFC 5893, 2).
+    mixed = (
+        _label((_SMALL, _CAPITAL), (_DIGITS,), 62),
+        _label(small, (_DIGITS,), 12),
+        repeat(CharSet(RIGHT_TO_LEFT), 1, 12),
+    )
+    return alternation(map(_joined, (plain, mixed)))
+
+
+def _joined(labels: tuple[Node, ...]) -> Node:
+    label = alternation(labels)
+    return concat(label, repeat(concat(literal("."), label), 0, MAX_LABELS - 1))
+
+
+def _label(first: charsets.Ranges, more: charsets.Ranges, longest: int) -> Node:
+    """Labels of characters with hyphens between them, but not both in the third and the fourth place."""
+    start, inner = CharSet(charsets.union(first)), CharSet(charsets.union((*first, *more)))
+    either = CharSet(charsets.union((*inner.ranges, (0x2D, 0x2D))))
+    third = alternation([concat(inner, either), concat(literal("-"), inner)])
+    short = concat(repeat(either, 0, 2), inner)
+    long = concat(either, third, repeat(either, 0, longest - 5), inner)
+    return concat(start, optional(alternation([short, long])))
