@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 
 from sglang_lite.runtime.attention.base import Attend, AttentionRequirements
-from sglang_lite.runtime.kernels.attention_metadata import PROGRAMS, DevicePlan, Partials, Work
+from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Partials, Work
+from sglang_lite.runtime.kernels.card import card_of
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
 from sglang_lite.runtime.kernels.kv_cache import KVCache
+from sglang_lite.runtime.kernels.launch import Kernel, attention_launch, padded
 from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
-from sglang_lite.runtime.kernels.prefix_attention import MOST_GROUP, prefix_attention
+from sglang_lite.runtime.kernels.prefix_attention import MOST_GROUP, block_queries, prefix_attention
 
 _LEAST = 64  # tokens in a decoding program's share
 _WIDEST = 256  # head that a program's registers and shared memory have room for
@@ -28,7 +30,9 @@ class TritonAttention:
             return f"heads of {needs.head_dim} elements are more than its {_WIDEST}"
         if needs.heads // needs.kv_heads > MOST_GROUP:
             return f"{needs.heads // needs.kv_heads} heads for each key-value head are more than its {MOST_GROUP}"
-        return None if needs.compute in _TYPES else f"it does not compute in {needs.compute}"
+        if needs.compute not in _TYPES:
+            return f"it does not compute in {needs.compute}"
+        return _no_room(needs)
 
     def __init__(self, needs: AttentionRequirements) -> None:
         self._needs = needs
@@ -45,7 +49,8 @@ class TritonAttention:
 
     def _items(self, rows: int) -> int:
         eight_bits = self._needs.cache.itemsize == 1  # programs are small then, and many run at a time
-        return rows + (4 if eight_bits else 1) * -(-PROGRAMS // self._needs.kv_heads)
+        programs = card_of(self._needs.device).programs
+        return rows + (4 if eight_bits else 1) * -(-programs // self._needs.kv_heads)
 
     def begin(self, plan: DevicePlan) -> Attend:
         rows, device = plan.decoding, self._needs.device
@@ -77,3 +82,18 @@ class TritonAttention:
                 prefill_attention(q, cache, layer, plan, out, scale=scale, window=window, softcap=softcap)
 
         return attend
+
+
+def _no_room(needs: AttentionRequirements) -> str | None:
+    """The reason why some kernel can't run on the card; None where all can."""
+    card, item, group = card_of(needs.device), needs.compute.itemsize, needs.heads // needs.kv_heads
+    kernels: dict[Kernel, int] = {"decode": padded(group), "prefill": 16, "prefix": block_queries(group, item)}
+    for kernel, queries in kernels.items():
+        if not attention_launch(
+            card, kernel, dim=needs.head_dim, item=item, cached=needs.cache.itemsize, queries=queries
+        ):
+            return (
+                f"heads of {needs.head_dim} elements of {item} bytes find no room in the {card.shared:,} bytes of "
+                f"shared memory that a program has on a {card.name}"
+            )
+    return None

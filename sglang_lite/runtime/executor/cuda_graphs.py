@@ -11,7 +11,7 @@ import torch
 
 from sglang_lite.runtime.executor.gpu_inputs import GpuInputs
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
-from sglang_lite.runtime.executor.prefix_groups import MOST_CHUNKS, SharedWork, most_items
+from sglang_lite.runtime.executor.prefix_groups import MOST_CHUNKS, SharedWork
 from sglang_lite.runtime.executor.staging import Staging, aligned
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes
 from sglang_lite.runtime.scheduler.batch import Batch
@@ -29,7 +29,7 @@ class CudaGraphs:
         slots: state of slots on the device.
         staging: copies to the device.
         page_size: tokens in a page.
-        kv_heads: of the model.
+        pieces: room for those of shared prefixes, beside one a row.
         vocab_size: of the model.
         dtype: of logits.
     """
@@ -42,14 +42,14 @@ class CudaGraphs:
         staging: Staging,
         *,
         page_size: int,
-        kv_heads: int,
+        pieces: int,
         vocab_size: int,
         dtype: torch.dtype,
     ) -> None:
         self.sizes = sizes
         self._most_tokens = most_tokens
         self._slots, self._staging, self._page_size = slots, staging, page_size
-        self._kv_heads, self._vocab_size, self._dtype = kv_heads, vocab_size, dtype
+        self._pieces, self._vocab_size, self._dtype = pieces, vocab_size, dtype
         self._logits: torch.Tensor | None = None  # of all graphs
         # By tokens, whether rows have several of them, and whether they share prefixes.
         self.captured: dict[tuple[int, bool, bool], CapturedGraph] = {}
@@ -101,7 +101,7 @@ class CudaGraphs:
     def _capture(self, compute: Compute, tokens: int, *, several: bool, shared: bool) -> CapturedGraph:
         """A graph that decodes so many tokens, and gives the logits of all; of each row's last one, where some rows
         have several."""
-        slots, items, stride = self._slots, most_items(tokens, self._kv_heads), aligned(tokens)
+        slots, items, stride = self._slots, tokens + self._pieces, aligned(tokens)
         device = slots.page_table.device
         static = torch.zeros((4, stride), dtype=torch.int32, device=device)
         static[1] = slots.dummy

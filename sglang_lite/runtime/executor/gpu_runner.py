@@ -18,7 +18,7 @@ from sglang_lite.runtime.attention.registry import make_attention
 from sglang_lite.runtime.executor.cuda_graphs import CudaGraphs
 from sglang_lite.runtime.executor.gpu_inputs import BLOCK_SIZES, GpuInputs, build_gpu_inputs
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
-from sglang_lite.runtime.executor.prefix_groups import MOST_CHUNKS, PrefixGroups, SharedWork, most_items
+from sglang_lite.runtime.executor.prefix_groups import MOST_CHUNKS, PrefixGroups, SharedWork
 from sglang_lite.runtime.executor.sampler import (
     Masks,
     Sampled,
@@ -32,6 +32,7 @@ from sglang_lite.runtime.executor.scoring import Scored, score
 from sglang_lite.runtime.executor.staging import Staging, make_event
 from sglang_lite.runtime.kernels import sampling as draws
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes
+from sglang_lite.runtime.kernels.card import card_of
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.prefix_attention import block_queries
@@ -145,13 +146,14 @@ class GpuRunner:
         self._staging = Staging(device, 3 * step_tokens + 8 * (slots + 1) + 4096)
         self._slots = GpuSlots(table, sampling, pages, self._staging, device)
         self._prefixes: PrefixGroups | None = None
+        self._pieces = -(-card_of(device).programs // heads.kv_heads)
         if model.shares_prefixes and self._attention.shares_prefixes:
             group = heads.heads // heads.kv_heads
             rows_per_block = block_queries(group, model.precision.compute.itemsize) // group
-            self._prefixes = PrefixGroups(table, heads.kv_heads, rows_per_block)
+            self._prefixes = PrefixGroups(table, self._pieces, rows_per_block)
         self.graphs = CudaGraphs(
             graphs if self._attention.captured else (), self._most_decoded, self._slots, self._staging,
-            page_size=table.page_size, kv_heads=heads.kv_heads, vocab_size=model.vocab_size,
+            page_size=table.page_size, pieces=self._pieces, vocab_size=model.vocab_size,
             dtype=model.precision.compute,
         )  # fmt: skip
 
@@ -317,7 +319,7 @@ class GpuRunner:
 
         shared = None
         if shares:
-            items = zeros(most_items(decoding, self._model.attention.kv_heads), 6)
+            items = zeros(decoding + self._pieces, 6)
             shared = SharedPrefixes(zeros(decoding), zeros(decoding), zeros(decoding), items, MOST_CHUNKS)
         slots = zeros(count) + self._slots.dummy
         plan = DevicePlan(

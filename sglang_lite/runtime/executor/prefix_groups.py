@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sglang_lite.runtime.kernels.attention_metadata import PROGRAMS
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.table import SlotTable
 from sglang_lite.runtime.scheduler.batch import Batch
@@ -117,12 +116,12 @@ class PrefixGroups:
 
     Args:
         table: the slot table that batches refer to.
-        kv_heads: of the model.
+        enough: pieces that keep the device busy; more only cost merging.
         rows_per_block: rows that a program has.
     """
 
-    def __init__(self, table: SlotTable, kv_heads: int, rows_per_block: int) -> None:
-        self._table, self._kv_heads, self._rows_per_block = table, kv_heads, rows_per_block
+    def __init__(self, table: SlotTable, enough: int, rows_per_block: int) -> None:
+        self._table, self._enough, self._rows_per_block = table, enough, rows_per_block
         self._key: bytes = b""  # of the rows of the batch before
         self._work: SharedWork | None = None
 
@@ -143,12 +142,7 @@ class PrefixGroups:
             self._key = key
             self._work = shared_work(
                 table.pages[slots, : int(held.max())], held, slots, table.page_size,
-                rows_per_block=self._rows_per_block, most_items=most_items(padded(count), self._kv_heads),
-                enough=-(-PROGRAMS // self._kv_heads),
+                rows_per_block=self._rows_per_block, most_items=padded(count) + self._enough,
+                enough=self._enough,
             )  # fmt: skip
         return self._work
-
-
-def most_items(rows: int, kv_heads: int) -> int:
-    """Room for pieces of the prefixes of so many rows."""
-    return rows + -(-PROGRAMS // kv_heads)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import torch
 
 from sglang_lite.runtime.kernels.kv_cache import gather
-
-# That keep a GPU of 132 multiprocessors busy; Triton's interpreter runs them one after the other.
-PROGRAMS = 16 if os.environ.get("TRITON_INTERPRET") == "1" else 264
 
 
 @dataclass(frozen=True, slots=True)

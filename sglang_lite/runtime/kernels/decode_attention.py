@@ -12,19 +12,14 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes, Work
+from sglang_lite.runtime.kernels.card import card_of
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launch import FLOAT32, fitted
+from sglang_lite.runtime.kernels.launch import attention_launch, padded
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.softmax import attend_tokens, page_of
 
 _ITEMS = 16  # that one program of _split makes
-# Small programs, of which a multiprocessor has room for several: while one waits, others work.
-_LAUNCH = {"BLOCK_N": 64, "num_warps": 2, "num_stages": 2}
-_LAUNCH_MANY = {"BLOCK_N": 32, "num_warps": 1, "num_stages": 2}
-_MANY = 1024  # rows times KV heads
-_LAUNCH_ONE = {"BLOCK_N": 128, "num_warps": 4, "num_stages": 2}  # a single row has no others
-_LAUNCH_FP8 = {"BLOCK_N": 32, "num_warps": 1, "num_stages": 3}
-_WIDE = {"BLOCK_N": 32, "num_warps": 4, "num_stages": 2}  # heads of more than 128: the others' registers overflow
+_WARP = 32  # rows at least: fewer are no faster, and each power of two is compiled
 
 
 @triton.jit(do_not_specialize=["rows", "items"])
@@ -82,7 +77,8 @@ def split_work(
     rows, items = len(positions), len(work)
     _split[(triton.cdiv(items, _ITEMS),)](
         positions, slots, positions if shared is None else shared.lengths, work, row_work, rows, items,
-        LEAST=least, SHARED=shared is not None, BLOCK=triton.next_power_of_2(rows), ITEMS=_ITEMS, num_warps=4,
+        LEAST=least, SHARED=shared is not None, BLOCK=max(_WARP, triton.next_power_of_2(rows)), ITEMS=_ITEMS,
+        num_warps=4,
     )  # fmt: skip
 
 
@@ -195,8 +191,12 @@ def decode_attention(
     rows, heads, dim = plan.decoding, q.shape[1], q.shape[2]
     keys, values = cache.k[layer], cache.v[layer]
     kv_heads = len(keys)
-    group, block_d = heads // kv_heads, max(16, triton.next_power_of_2(dim))
-    block_g = max(16, triton.next_power_of_2(group))
+    group = heads // kv_heads
+    launch = attention_launch(
+        card_of(q.device), "decode", dim=dim, item=q.element_size(), cached=keys.element_size(), queries=padded(group),
+        rows=rows, heads=kv_heads,
+    )  # fmt: skip
+    assert launch is not None, "refused"
     partials, shared = work.partials, plan.shared
     assert rows <= len(partials.counters)
     assert len(work.items) * heads * dim <= partials.acc.numel()
@@ -209,18 +209,5 @@ def decode_attention(
         G=group, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads,
         SCALED=cache.scales is not None, SOFTCAP=softcap is not None, WINDOW=window is not None,
         PREFIX=shared is not None,
-        BLOCK_G=block_g, BLOCK_D=block_d,
-        **fitted(_launch(q, keys, rows), block_g, block_d, q.element_size(), q.device), **overlapped(q.device),
+        BLOCK_G=launch.queries, BLOCK_D=padded(dim), **launch.options, **overlapped(q.device),
     )  # fmt: skip
-
-
-def _launch(q: torch.Tensor, keys: torch.Tensor, rows: int) -> dict[str, int]:
-    if q.element_size() == 4:
-        return FLOAT32
-    if keys.shape[2] > 128:
-        return _WIDE
-    if keys.dtype == torch.float8_e4m3fn:
-        return _LAUNCH_FP8
-    if rows == 1:
-        return _LAUNCH_ONE
-    return _LAUNCH_MANY if rows * len(keys) >= _MANY else _LAUNCH

@@ -19,8 +19,10 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from sglang_lite.runtime.kernels.activation import gated_pair
+from sglang_lite.runtime.kernels.card import Card, card_of
 from sglang_lite.runtime.kernels.experts_order import ExpertBlocks
 from sglang_lite.runtime.kernels.fp8 import Fp8Rows
+from sglang_lite.runtime.kernels.launch import tile_stages
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 
 _TOGETHER: tl.constexpr = tl.constexpr(8)  # blocks whose programs follow each other for a tile of outputs
@@ -185,7 +187,7 @@ def experts_gate_up(
     outputs, count = both // 2, len(blocks.experts)
     rows, values, row_scales, dtype = _parts(x)
     out = torch.empty((len(blocks.pairs), outputs), dtype=dtype, device=values.device)
-    block_n, block_k, warps, stages = _gate_up_launch(blocks.size, values.element_size())
+    block_n, block_k, warps, stages = gate_up_launch(card_of(out.device), blocks.size, values.element_size())
     _gate_up[(count * triton.cdiv(outputs, block_n),)](
         values, row_scales, TensorDescriptor(weight, [experts * both, inputs], [inputs, 1], [block_n, block_k]),
         scales, bias, blocks.pairs, blocks.experts, out, count, rows * top, alpha, limit,
@@ -223,7 +225,7 @@ def experts_down(
     pairs, count = weights.numel(), len(blocks.experts)
     _, values, row_scales, dtype = _parts(hidden)
     out = torch.empty((pairs, outputs), dtype=dtype, device=values.device)
-    block_n, block_k, warps, stages = _down_launch(blocks.size, values.element_size())
+    block_n, block_k, warps, stages = down_launch(card_of(out.device), blocks.size, values.element_size())
     _down[(count * triton.cdiv(outputs, block_n),)](
         TensorDescriptor(values, list(values.shape), [inputs, 1], [blocks.size, block_k]), row_scales,
         TensorDescriptor(weight, [experts * outputs, inputs], [inputs, 1], [block_n, block_k]), scales,
@@ -253,20 +255,24 @@ def _parts(x: torch.Tensor | Fp8Rows) -> tuple[int, torch.Tensor, torch.Tensor |
     return len(x), x, None, x.dtype
 
 
-def _gate_up_launch(rows: int, item: int) -> tuple[int, int, int, int]:
+def gate_up_launch(card: Card, rows: int, item: int) -> tuple[int, int, int, int]:
     """BLOCK_N, BLOCK_K, warps and stages for blocks of so many rows, of elements of so many bytes; measured on an H200
     with Qwen3-30B-A3B's shape."""
     if item > 2:
-        return 32, 32, 4, 2
-    if item == 1:
-        return (64, 128, 4, 3) if rows <= 64 else (128, 128, 8, 3)
-    return (64, 128, 4, 2) if rows <= 64 else (128, 64, 8, 4)
+        block_n, block_k, warps, most = 32, 32, 4, 2
+    elif item == 1:
+        block_n, block_k, warps, most = (64, 128, 4, 3) if rows <= 64 else (128, 128, 8, 3)
+    else:
+        block_n, block_k, warps, most = (64, 128, 4, 2) if rows <= 64 else (128, 64, 8, 4)
+    return block_n, block_k, warps, tile_stages(card, rows, 2 * block_n, block_k, item, most)
 
 
-def _down_launch(rows: int, item: int) -> tuple[int, int, int, int]:
-    """Launch parameters, as of `_gate_up_launch`."""
+def down_launch(card: Card, rows: int, item: int) -> tuple[int, int, int, int]:
+    """Launch parameters, as of `gate_up_launch`."""
     if item > 2:
-        return 32, 32, 4, 2
-    if item == 1:
-        return (128, 128, 4, 3)
-    return (128, 64, 4, 4) if rows <= 64 else (128, 64, 4, 3)
+        block_n, block_k, most = 32, 32, 2
+    elif item == 1:
+        block_n, block_k, most = 128, 128, 3
+    else:
+        block_n, block_k, most = 128, 64, 4 if rows <= 64 else 3
+    return block_n, block_k, 4, tile_stages(card, rows, block_n, block_k, item, most)

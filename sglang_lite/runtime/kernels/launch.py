@@ -1,35 +1,129 @@
-"""Launch parameters of attention kernels, within the room of a program's registers and shared memory."""
+"""Launches of kernels, chosen by what the card has: plain functions of a `Card`. Measured on an H200."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal
 
-import torch
+import triton
 
-FLOAT32 = {"BLOCK_N": 16, "num_warps": 4, "num_stages": 2}  # products are not by matrix units, and unrolled
-FLOAT32_QUERIES = 16  # of a program
+from sglang_lite.runtime.kernels.card import Card
+
+Kernel = Literal["decode", "prefill", "prefix"]
+
+_LEAST = 16  # queries, or tokens of a block: matrix units take no fewer
+_THREADS = 32  # of a warp
+_OWN_REGISTERS = 255  # that a thread can have
 
 
-def fitted(launch: dict[str, int], queries: int, dim: int, item: int, device: torch.device) -> dict[str, int]:
-    """A launch whose blocks of keys and values find room in the device's shared memory.
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A launch of an attention kernel.
 
-    Args:
-        launch: BLOCK_N, num_warps and num_stages; BLOCK_N is halved as often as need be.
+    Attributes:
         queries: of a program.
-        dim: of a head, as the kernel pads it.
-        item: bytes of an element of keys.
+        tokens: whose keys and values it takes at a time.
+        warps: of a program.
+        stages: blocks of tokens that are under way.
     """
-    tokens = launch["BLOCK_N"]
-    while tokens > 16 and (2 * launch["num_stages"] * tokens + queries) * dim * item > _room(device):
-        tokens //= 2
-    return {**launch, "BLOCK_N": tokens}
+
+    queries: int
+    tokens: int
+    warps: int
+    stages: int
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Keywords of a Triton kernel."""
+        return {"BLOCK_N": self.tokens, "num_warps": self.warps, "num_stages": self.stages}
 
 
 @functools.cache
-def _room(device: torch.device) -> int:
-    """Bytes of shared memory that a program can have."""
-    if device.type != "cuda":
-        return 1 << 30
-    properties: Any = torch.cuda.get_device_properties(device)  # torch leaves out some
-    return int(properties.shared_memory_per_block_optin)
+def attention_launch(
+    card: Card, kernel: Kernel, *, dim: int, item: int, cached: int, queries: int, rows: int = 0, heads: int = 1
+) -> Launch | None:
+    """The launch of an attention kernel on a card; None: no program of it finds room there.
+
+    Args:
+        dim: of a head.
+        item: bytes of an element of queries.
+        cached: bytes of an element of keys and values.
+        queries: that a program is to have, a power of two of at least 16; fewer where there is no room, if the kernel
+            is "prefill".
+        rows: of "decode": how many are decoded.
+        heads: of "decode": KV heads.
+    """
+    wanted = _fastest(card, kernel, dim=dim, item=item, cached=cached, queries=queries, rows=rows, heads=heads)
+    dim = padded(dim)
+    for launch in _smaller(wanted, divisible=kernel == "prefill"):
+        if _shared(launch, dim, item) <= card.shared and _registers(launch) <= card.registers:
+            return launch
+    return None
+
+
+def padded(dim: int) -> int:
+    """Size of a head as kernels pad it."""
+    power: int = triton.next_power_of_2(dim)
+    return max(_LEAST, power)
+
+
+def _fastest(
+    card: Card, kernel: Kernel, *, dim: int, item: int, cached: int, queries: int, rows: int, heads: int
+) -> Launch:
+    """The launch that was fastest on an H200."""
+    if item == 4:  # products are not by matrix units, and unrolled
+        return Launch(_LEAST if kernel == "prefill" else queries, 16, 4, 2)
+    wide = dim > 128  # the others' registers overflow
+    if kernel == "prefill":
+        if wide:
+            return Launch(queries, 32, 4 if queries <= 16 else 8, 2)
+        return Launch(queries, 128, 8, 2) if queries == 128 else Launch(queries, 64, 4, 3)
+    if kernel == "prefix":
+        return Launch(queries, 32, 8, 2) if wide else Launch(queries, 64, 4, 3)
+    if wide:
+        return Launch(queries, 32, 4, 2)
+    if cached == 1:
+        return Launch(queries, 32, 1, 3)
+    if rows == 1:  # which has no others beside it
+        return Launch(queries, 128, 4, 2)
+    # Small programs, of which a multiprocessor has room for several: while one waits, others work.
+    many = rows * heads * 132 >= 1024 * card.multiprocessors
+    return Launch(queries, 32, 1, 2) if many else Launch(queries, 64, 2, 2)
+
+
+def _smaller(launch: Launch, *, divisible: bool) -> list[Launch]:
+    """A launch and those that take less, the fastest first."""
+    queries, tokens, warps, stages = launch.queries, launch.tokens, launch.warps, launch.stages
+    tried = [launch]
+    while tokens > _LEAST:
+        tokens //= 2
+        tried.append(Launch(queries, tokens, warps, stages))
+    tried.append(Launch(queries, tokens, warps, 1))
+    while divisible and queries > _LEAST:
+        queries //= 2
+        tried.append(Launch(queries, tokens, warps, 1))
+    return tried
+
+
+def _shared(launch: Launch, dim: int, item: int) -> int:
+    """Bytes of shared memory, at most: tests/runtime/kernels/test_compiled.py holds it against what is compiled."""
+    return (2 * launch.stages * launch.tokens + launch.queries) * dim * item
+
+
+def _registers(launch: Launch) -> int:
+    return _OWN_REGISTERS * _THREADS * launch.warps
+
+
+@functools.cache
+def tile_stages(card: Card, rows: int, outputs: int, inputs: int, item: int, most: int) -> int:
+    """Tiles that a program of a product can have under way, at least one.
+
+    Args:
+        rows: of activations in a tile.
+        outputs: of weights in a tile, of all matrices together.
+        inputs: columns of both.
+        item: bytes of an element.
+        most: that are worth it.
+    """
+    return max(1, min(most, card.shared // ((rows + outputs) * inputs * item)))

@@ -6,12 +6,13 @@ way. It calls `wait()` before it touches anything that another kernel writes, or
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+
+from sglang_lite.runtime.kernels.card import card_of
 
 
 @triton.jit
@@ -28,9 +29,10 @@ def start_next(PDL: tl.constexpr):
         tl.extra.cuda.gdc_launch_dependents()
 
 
-@functools.cache
 def overlapped(device: torch.device) -> dict[str, Any]:
     """Keywords of such a launch: on GPUs that can (Hopper and newer)."""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0):
-        return {"PDL": True, "launch_pdl": True}
-    return {"PDL": False}
+    return _OVERLAPPED if card_of(device).overlaps else _PLAIN
+
+
+_OVERLAPPED: dict[str, Any] = {"PDL": True, "launch_pdl": True}
+_PLAIN: dict[str, Any] = {"PDL": False}

@@ -12,22 +12,12 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
+from sglang_lite.runtime.kernels.card import Card, card_of
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launch import FLOAT32, FLOAT32_QUERIES, fitted
+from sglang_lite.runtime.kernels.launch import attention_launch, padded
 from sglang_lite.runtime.kernels.softmax import attend_block, page_of
 
 logger = logging.getLogger(__name__)
-
-_LAUNCH = {
-    16: {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
-    64: {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
-    128: {"BLOCK_N": 128, "num_warps": 8, "num_stages": 2},
-}
-_WIDE = {  # heads of more than 128: the others' registers overflow
-    16: {"BLOCK_N": 32, "num_warps": 4, "num_stages": 2},
-    64: {"BLOCK_N": 32, "num_warps": 8, "num_stages": 2},
-    128: {"BLOCK_N": 32, "num_warps": 8, "num_stages": 2},
-}
 
 
 @triton.jit(do_not_specialize=["window"])
@@ -112,33 +102,31 @@ def prefill_attention(
         out: [T, heads, head_dim] (written there).
         scale, window, softcap: as `reference.attention.attention`.
     """
-    hopper = _hopper(q.device)
+    hopper = _hopper(card_of(q.device))
     if hopper is not None and window is None and softcap is None and hopper.takes(q, cache, plan):
         hopper.prefill_attention_hopper(q, cache, layer, plan, out, scale=scale)
         return
     heads, dim = q.shape[1], q.shape[2]
     keys, values = cache.k[layer], cache.v[layer]
-    kv_heads, block_d = len(keys), max(16, triton.next_power_of_2(dim))
-    launch, queries = (_WIDE if dim > 128 else _LAUNCH)[plan.block_size], plan.block_size
-    if q.element_size() == 4:
-        launch, queries = FLOAT32, FLOAT32_QUERIES
-    parts = plan.block_size // queries
+    launch = attention_launch(
+        card_of(q.device), "prefill", dim=dim, item=q.element_size(), cached=keys.element_size(),
+        queries=plan.block_size,
+    )  # fmt: skip
+    assert launch is not None, "refused"
+    parts = plan.block_size // launch.queries
     _prefill[(heads, len(plan.blocks) * parts)](
         q, q.stride(0), keys, values, cache.scales and cache.scales.v[layer], keys.shape[1] * dim, out, plan.blocks,
         plan.page_table, plan.page_table.shape[1], scale, softcap or 0.0, window or 0,
-        G=heads // kv_heads, DIM=dim, PAGE=plan.page_size, HEADS=heads,
+        G=heads // len(keys), DIM=dim, PAGE=plan.page_size, HEADS=heads,
         SCALED=cache.scales is not None, SOFTCAP=softcap is not None, WINDOW=window is not None,
-        PARTS=parts, BLOCK_M=queries, BLOCK_D=block_d,
-        **fitted(launch, queries, block_d, q.element_size(), q.device),
+        PARTS=parts, BLOCK_M=launch.queries, BLOCK_D=padded(dim), **launch.options,
     )  # fmt: skip
 
 
 @functools.cache
-def _hopper(device: torch.device) -> ModuleType | None:
-    """The kernel for Hopper GPUs; None: the device is none, or Triton is older than 3.6."""
-    if device.type != "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
-        return None
-    if torch.cuda.get_device_capability(device)[0] != 9:
+def _hopper(card: Card) -> ModuleType | None:
+    """The kernel for Hopper GPUs; None: the card is none, or Triton is older than 3.6."""
+    if card.capability[0] != 9 or os.environ.get("TRITON_INTERPRET") == "1":
         return None
     try:
         from sglang_lite.runtime.kernels import prefill_attention_hopper

@@ -7,14 +7,13 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
+from sglang_lite.runtime.kernels.card import card_of
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launch import FLOAT32, FLOAT32_QUERIES, fitted
+from sglang_lite.runtime.kernels.launch import attention_launch, padded
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.softmax import attend_tokens, page_of
 
 MOST_GROUP = 64  # query heads of a KV head
-_LAUNCH = {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
-_WIDE = {"BLOCK_N": 32, "num_warps": 8, "num_stages": 2}  # heads of more than 128: the others' registers overflow
 
 
 def block_queries(group: int, item: int) -> int:
@@ -24,7 +23,7 @@ def block_queries(group: int, item: int) -> int:
         group: query heads of a KV head.
         item: bytes of an element of queries.
     """
-    return 64 if item < 4 else max(FLOAT32_QUERIES, triton.next_power_of_2(group))
+    return 64 if item < 4 else padded(group)
 
 
 @triton.jit
@@ -89,13 +88,16 @@ def prefix_attention(
     assert shared is not None
     heads, dim = q.shape[1], q.shape[2]
     keys, values = cache.k[layer], cache.v[layer]
-    kv_heads, item, block_d = len(keys), q.element_size(), max(16, triton.next_power_of_2(dim))
-    queries = block_queries(heads // kv_heads, item)
-    launch = FLOAT32 if item == 4 else _WIDE if dim > 128 else _LAUNCH
+    kv_heads, item = len(keys), q.element_size()
+    launch = attention_launch(
+        card_of(q.device), "prefix", dim=dim, item=item, cached=keys.element_size(),
+        queries=block_queries(heads // kv_heads, item),
+    )  # fmt: skip
+    assert launch is not None, "refused"
     assert plan.decoding * shared.most_chunks * heads * dim <= partials.prefix_acc.numel()
     _prefix[(kv_heads, len(shared.items))](
         q, q.stride(0), keys, values, keys.shape[1] * dim, shared.items, shared.order, plan.page_table,
         plan.page_table.shape[1], partials.prefix_acc, partials.prefix_ml, shared.most_chunks, scale, softcap or 0.0,
         G=heads // kv_heads, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads, SOFTCAP=softcap is not None,
-        BLOCK_M=queries, BLOCK_D=block_d, **fitted(launch, queries, block_d, item, q.device), **overlapped(q.device),
+        BLOCK_M=launch.queries, BLOCK_D=padded(dim), **launch.options, **overlapped(q.device),
     )  # fmt: skip

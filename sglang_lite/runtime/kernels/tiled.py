@@ -12,6 +12,8 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from sglang_lite.runtime.kernels.activation import activated
+from sglang_lite.runtime.kernels.card import Card, card_of
+from sglang_lite.runtime.kernels.launch import tile_stages
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 
 MOST_ROWS = 64
@@ -49,8 +51,7 @@ def _tiled(
 
 def can_tile(weight: torch.Tensor) -> bool:
     """True where this device can multiply with a matrix by tiles: 16 bits, rows of whole 16 bytes."""
-    hopper = weight.device.type != "cuda" or torch.cuda.get_device_capability(weight.device)[0] >= 9
-    return hopper and weight.element_size() == 2 and weight.shape[1] % 8 == 0
+    return card_of(weight.device).copies and weight.element_size() == 2 and weight.shape[1] % 8 == 0
 
 
 def linear_tiled(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, gate: str = "") -> torch.Tensor:
@@ -70,6 +71,11 @@ def linear_tiled(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
         TensorDescriptor(weight, list(weight.shape), [inputs, 1], [_BLOCK_N, _BLOCK_K]),
         bias, y, rows, outputs, inputs,
         BIAS=bias is not None, GATE=gate, BLOCK_M=block_m, BLOCK_N=_BLOCK_N, BLOCK_K=_BLOCK_K,
-        num_warps=4, num_stages=4 if gate else 6, **overlapped(x.device),
+        num_warps=4, num_stages=_stages(card_of(x.device), block_m, gated=bool(gate)), **overlapped(x.device),
     )  # fmt: skip
     return y
+
+
+def _stages(card: Card, rows: int, *, gated: bool) -> int:
+    matrices, most = (2, 4) if gated else (1, 6)
+    return tile_stages(card, rows, matrices * _BLOCK_N, _BLOCK_K, 2, most)

@@ -1,8 +1,4 @@
-"""Prefill attention for Hopper GPUs: against its twin on one, and compiled for one without any."""
-
-import os
-import subprocess
-import sys
+"""Prefill attention for Hopper GPUs, against its twin on one. test_compiled.py compiles it without any."""
 
 import pytest
 import torch
@@ -40,10 +36,3 @@ def test_prefill_attends_to_the_pages_before_it(start, count, heads, dim, dtype)
     out = torch.full((2 + count, heads[0], dim), float("nan"), device=DEVICE, dtype=dtype)
     hopper.prefill_attention_hopper(q, rows.cache, 0, plan, out, scale=0.1)
     close(out, expected, dtype)
-
-
-def test_it_compiles_for_a_hopper_gpu():
-    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.runtime.kernels.compile_for_hopper"]
-    ran = subprocess.run(command, env=kept, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr

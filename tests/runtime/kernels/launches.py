@@ -1,0 +1,235 @@
+"""Every kernel launched on tensors without memory: what `variants.telling` can compile for a card that is not there."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from sglang_lite.runtime.kernels.activation import gated, gated_fp8
+from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Partials, SharedPrefixes, Work
+from sglang_lite.runtime.kernels.card import Card
+from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
+from sglang_lite.runtime.kernels.embed import embed
+from sglang_lite.runtime.kernels.experts import ExpertMatrices, apply_experts
+from sglang_lite.runtime.kernels.experts_route import experts_route
+from sglang_lite.runtime.kernels.fp8 import quantise_rows
+from sglang_lite.runtime.kernels.gemv import FewRows, linear_one
+from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
+from sglang_lite.runtime.kernels.kv_copy import KVCopy
+from sglang_lite.runtime.kernels.norm import add_rms_norm, add_rms_norm_fp8, rms_norm_fp8
+from sglang_lite.runtime.kernels.page_table import update_pages
+from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
+from sglang_lite.runtime.kernels.prefix_attention import prefix_attention
+from sglang_lite.runtime.kernels.rope_store import rope_store
+from sglang_lite.runtime.kernels.sampling import DeviceSampling, draw
+from sglang_lite.runtime.kernels.tiled import can_tile, linear_tiled
+
+DEVICE = torch.device("meta")
+PAGE, KV_HEADS, GROUP = 16, 2, 4
+BFLOAT16, FLOAT16, FLOAT32, FLOAT8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
+# Of queries, and of keys and values.
+FORMATS = {
+    "float32": (FLOAT32, FLOAT32), "bfloat16": (BFLOAT16, BFLOAT16), "float16": (FLOAT16, FLOAT16),
+    "bfloat16 fp8": (BFLOAT16, FLOAT8), "float16 fp8": (FLOAT16, FLOAT8),
+}  # fmt: skip
+HEADS = (64, 80, 96, 128, 256)
+CARDS = (
+    Card("A100", 166_912, 1 << 16, 108, (8, 0)),
+    Card("A10", 101_376, 1 << 16, 72, (8, 6)),
+    Card("RTX 4090", 101_376, 1 << 16, 128, (8, 9)),
+    Card("H200", 232_448, 1 << 16, 132, (9, 0)),
+)
+
+
+def formats_of(card: Card) -> list[str]:
+    """Formats that the engine takes on a card."""
+    return [name for name in FORMATS if "fp8" not in name or card.capability >= (8, 9)]
+
+
+def empty(*shape: int, dtype: torch.dtype = FLOAT32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=DEVICE)
+
+
+def ints(*shape: int) -> torch.Tensor:
+    return empty(*shape, dtype=torch.int32)
+
+
+class Attention:
+    """Arguments of the kernels around attention."""
+
+    def __init__(self, dim: int, compute: torch.dtype, cache: torch.dtype) -> None:
+        self.heads, self.dim, self.compute = KV_HEADS * GROUP, dim, compute
+        keys, values = (empty(KV_HEADS, 64 * PAGE, dim, dtype=cache) for _ in range(2))
+        scales = KVScales((empty(KV_HEADS),), (empty(KV_HEADS),)) if cache == FLOAT8 else None
+        self.cache = KVCache((keys,), (values,), scales)
+
+    def plan(self, tokens: int, decoding: int, *, shared: bool = False, block: int = 16) -> DevicePlan:
+        prefixes = SharedPrefixes(ints(decoding), ints(decoding), ints(decoding), ints(64, 6), 16) if shared else None
+        blocks = ints(0 if decoding else 3, 4)
+        return DevicePlan(
+            ints(tokens), ints(tokens), ints(tokens), ints(9), ints(9, 64), PAGE, decoding, prefixes, blocks, block
+        )
+
+    def work(self, rows: int) -> Work:
+        items, parts = rows + 132, (rows + 132) * self.heads
+        shared = rows * 16 * self.heads
+        partials = Partials(
+            empty(parts, self.dim), empty(parts, 2), ints(rows, KV_HEADS), empty(shared, self.dim), empty(shared, 2)
+        )
+        return Work(ints(items, 4), ints(rows, 2), partials)
+
+    def q(self, tokens: int) -> torch.Tensor:
+        return empty(tokens, self.heads + 2 * KV_HEADS, self.dim, dtype=self.compute)[:, : self.heads]
+
+    def out(self, tokens: int) -> torch.Tensor:
+        return empty(tokens, self.heads, self.dim, dtype=self.compute)
+
+    def decode(
+        self, rows: int, *, shared: bool = False, softcap: float | None = None, window: int | None = None
+    ) -> None:
+        plan, work = self.plan(rows, rows, shared=shared), self.work(rows)
+        split_work(plan.positions, plan.slots, plan.shared, work.items, work.rows, least=64)
+        decode_attention(
+            self.q(rows), self.cache, 0, plan, work, self.out(rows), scale=0.1, softcap=softcap, window=window
+        )
+
+    def prefix(self, softcap: float | None = None) -> None:
+        prefix_attention(
+            self.q(8), self.cache, 0, self.plan(8, 8, shared=True), self.work(8), scale=0.1, softcap=softcap
+        )
+
+    def prefill(self, block: int, *, softcap: float | None = None, window: int | None = None) -> None:
+        plan = self.plan(3 * block, 0, block=block)
+        prefill_attention(
+            self.q(3 * block), self.cache, 0, plan, self.out(3 * block), scale=0.1, softcap=softcap, window=window
+        )
+
+    def store(self) -> None:
+        qkv = empty(8, (self.heads + 2 * KV_HEADS) * self.dim, dtype=self.compute)
+        tables = empty(64, self.dim), empty(64, self.dim)
+        norms = empty(self.dim, dtype=self.compute), empty(self.dim, dtype=self.compute)
+        rope_store(qkv, *norms, 1e-5, tables, self.plan(8, 8), self.cache, 0)
+
+    def copy(self) -> None:
+        at = empty(8, dtype=torch.int64)
+        KVCopy(self.cache)(at, at)
+
+
+ATTENTION: dict[str, Callable[[Attention], None]] = {
+    "decode 1": lambda of: of.decode(1),
+    "decode 8": lambda of: of.decode(8, shared=True),
+    "decode 512": lambda of: of.decode(512),
+    "decode capped": lambda of: of.decode(8, softcap=50.0, window=64),
+    "prefix": lambda of: of.prefix(),
+    "prefill 16": lambda of: of.prefill(16),
+    "prefill 64": lambda of: of.prefill(64),
+    "prefill 128": lambda of: of.prefill(128),
+    "prefill capped": lambda of: of.prefill(128, softcap=50.0, window=64),
+    "store": lambda of: of.store(),
+    "copy": lambda of: of.copy(),
+}
+
+
+def products(dtype: torch.dtype) -> None:
+    """Matrices of about Qwen3-0.6B's and Llama-8B's sizes, as a layer multiplies with them."""
+    for outputs, inputs in ((2048, 1024), (28_672, 4096), (4096, 14_336)):
+        weight, few = empty(outputs, inputs, dtype=dtype), FewRows(DEVICE)
+        row = empty(1, inputs, dtype=dtype)
+        linear_one(row, weight, None, residual=row, norm=empty(inputs, dtype=dtype), eps=1e-5, gate="silu")
+        linear_one(row, weight, empty(outputs, dtype=dtype))
+        for rows in (8, 32):
+            few(empty(rows, inputs, dtype=dtype), weight, None)
+        if can_tile(weight):
+            for rows in (16, 64):
+                linear_tiled(empty(rows, inputs, dtype=dtype), weight, None)
+                linear_tiled(empty(rows, inputs, dtype=dtype), weight, None, "silu")
+
+
+def products_fp8(dtype: torch.dtype) -> None:
+    """What is around products of 8-bit weights."""
+    weight, x = empty(28_672, 4096, dtype=FLOAT8), empty(8, 4096, dtype=dtype)
+    linear_one(x[:1], weight, None, scales=empty(28_672), residual=x[:1], norm=empty(4096, dtype=dtype), gate="silu")
+    quantise_rows(x)
+    rms_norm_fp8(x, empty(4096, dtype=dtype), 1e-5)
+    add_rms_norm_fp8(x, x, empty(4096, dtype=dtype), 1e-5, None)
+    gated_fp8(empty(8, 28_672, dtype=dtype), "silu", None)
+
+
+def experts(dtype: torch.dtype, weights: torch.dtype | None = None) -> None:
+    """Of about Qwen3-30B-A3B's size."""
+    count, top, hidden, inner = 128, 8, 2048, 768
+    eight = weights == FLOAT8
+    matrices = ExpertMatrices(
+        empty(count, 2 * inner, hidden, dtype=weights or dtype), empty(count, hidden, inner, dtype=weights or dtype),
+        gate_up_scales=empty(count, 2 * inner // 128, hidden // 128) if eight else None,
+        down_scales=empty(count, hidden // 128, inner // 128) if eight else None,
+    )  # fmt: skip
+    for tokens in (4, 16, 512, 2048):  # by pairs, and in blocks of 16, 64 and 128 rows
+        ids, shares = experts_route(empty(tokens, count, dtype=dtype), top)
+        apply_experts(empty(tokens, hidden, dtype=dtype), ids, shares, matrices, "silu")
+
+
+def around(dtype: torch.dtype) -> None:
+    """What is around products and attention."""
+    plan = Attention(128, dtype, dtype).plan(8, 8)
+    x = embed(plan, empty(32_000, 4096, dtype=dtype), 1.0)
+    add_rms_norm(x, x, empty(4096, dtype=dtype), 1e-5)
+    gated(empty(8, 28_672, dtype=dtype), "silu")
+    update_pages(plan.page_table, ints(4), ints(4))
+    logits, rows, masks = empty(8, 152_064, dtype=dtype), ints(8), ints(8, 152_064 // 32)
+    sampling = DeviceSampling.allocate(9, DEVICE)
+    draw(logits, rows, rows, sampling, plan.drawn, rows, masks=masks, mask_rows=rows, softcap=30.0)
+
+
+OTHERS: dict[str, Callable[[torch.dtype], None]] = {
+    "products": products,
+    "products fp8": products_fp8,
+    "experts": experts,
+    "experts fp8": lambda dtype: experts(dtype, FLOAT8),
+    "around": around,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel, or several that belong together, with one format on a card.
+
+    Attributes:
+        head: its size; 0 for kernels that know none.
+    """
+
+    card: Card
+    head: int
+    format: str
+    kernel: str
+
+    def launch(self) -> None:
+        compute, cache = FORMATS[self.format]
+        if self.head:
+            ATTENTION[self.kernel](Attention(self.head, compute, cache))
+        else:
+            OTHERS[self.kernel](compute)
+
+    @property
+    def most_spilled(self) -> int:
+        """Bytes that a thread may spill. float32, whose products are unrolled, overflows the registers that a thread
+        can have on any card."""
+        return 4096 if self.format == "float32" else 1024
+
+    def __str__(self) -> str:
+        return f"{self.card.name}, {self.head or '-'}, {self.format}, {self.kernel}"
+
+
+def cases() -> list[Case]:
+    """Every case that the engine can come to."""
+    found = []
+    for card in CARDS:
+        for name in formats_of(card):
+            found += [
+                Case(card, head, name, kernel) for head in HEADS for kernel in ATTENTION
+                if "capped" not in kernel or head == 256
+            ]  # fmt: skip
+            if "fp8" not in name:
+                eight = name == "bfloat16" and card.capability >= (8, 9)
+                found += [Case(card, 0, name, kernel) for kernel in OTHERS if "fp8" not in kernel or eight]
+    return found

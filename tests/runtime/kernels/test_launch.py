@@ -1,0 +1,115 @@
+"""Launches by what a card has."""
+
+import pytest
+import torch
+
+from sglang_lite.runtime.attention.base import AttentionRequirements
+from sglang_lite.runtime.attention.registry import make_attention
+from sglang_lite.runtime.kernels.card import INTERPRETER, Card, card_of, standing_for
+from sglang_lite.runtime.kernels.experts_tiled import down_launch, gate_up_launch
+from sglang_lite.runtime.kernels.launch import attention_launch, tile_stages
+from tests.runtime.kernels.launches import CARDS, HEADS
+
+A100, A10, RTX_4090, H200 = CARDS
+SMALL = Card("a card of before Ampere", 49_152, 1 << 16, 20, (7, 5))
+
+# Queries of a program, tokens at a time, warps, stages: measured on an H200, so no change of anything else changes them.
+CHOSEN = {
+    # kernel, head, bytes of queries, of keys, queries, rows
+    ("decode", 128, 2, 2, 16, 1): (16, 128, 4, 2),
+    ("decode", 128, 2, 2, 16, 8): (16, 64, 2, 2),
+    ("decode", 128, 2, 2, 16, 127): (16, 64, 2, 2),
+    ("decode", 128, 2, 2, 16, 128): (16, 32, 1, 2),
+    ("decode", 64, 2, 2, 16, 8): (16, 64, 2, 2),
+    ("decode", 128, 2, 1, 16, 1): (16, 32, 1, 3),
+    ("decode", 128, 2, 1, 16, 256): (16, 32, 1, 3),
+    ("decode", 256, 2, 2, 16, 1): (16, 32, 4, 2),
+    ("decode", 256, 2, 1, 32, 256): (32, 32, 4, 2),
+    ("decode", 128, 4, 4, 16, 8): (16, 16, 4, 2),
+    ("prefix", 128, 2, 2, 64, 0): (64, 64, 4, 3),
+    ("prefix", 80, 2, 1, 64, 0): (64, 64, 4, 3),
+    ("prefix", 256, 2, 2, 64, 0): (64, 32, 8, 2),
+    ("prefix", 128, 4, 4, 16, 0): (16, 16, 4, 2),
+    ("prefill", 128, 2, 2, 16, 0): (16, 64, 4, 3),
+    ("prefill", 96, 2, 2, 64, 0): (64, 64, 4, 3),
+    ("prefill", 64, 2, 2, 128, 0): (128, 128, 8, 2),
+    ("prefill", 128, 2, 1, 128, 0): (128, 128, 8, 2),
+    ("prefill", 256, 2, 2, 16, 0): (16, 32, 4, 2),
+    ("prefill", 256, 2, 2, 64, 0): (64, 32, 8, 2),
+    ("prefill", 256, 2, 1, 128, 0): (128, 32, 8, 2),
+    ("prefill", 128, 4, 4, 16, 0): (16, 16, 4, 2),
+    ("prefill", 256, 4, 4, 128, 0): (16, 16, 4, 2),
+}
+
+
+def chosen(card, kernel, dim, item, cached, queries, rows):
+    launch = attention_launch(
+        card, kernel, dim=dim, item=item, cached=cached, queries=queries, rows=rows, heads=8 if rows else 1
+    )
+    return launch and (launch.queries, launch.tokens, launch.warps, launch.stages)
+
+
+@pytest.mark.parametrize("asked", CHOSEN, ids=lambda asked: " ".join(map(str, asked)))
+def test_an_h200_has_what_was_measured_there(asked):
+    assert chosen(H200, *asked) == CHOSEN[asked]
+
+
+def test_products_of_experts_on_an_h200_are_what_was_measured_there():
+    assert [gate_up_launch(H200, 64, item) for item in (1, 2, 4)] == [(64, 128, 4, 3), (64, 128, 4, 2), (32, 32, 4, 2)]
+    assert [gate_up_launch(H200, 128, item) for item in (1, 2)] == [(128, 128, 8, 3), (128, 64, 8, 4)]
+    assert [down_launch(H200, 64, item) for item in (1, 2, 4)] == [(128, 128, 4, 3), (128, 64, 4, 4), (32, 32, 4, 2)]
+    assert [down_launch(H200, 128, item) for item in (1, 2)] == [(128, 128, 4, 3), (128, 64, 4, 3)]
+
+
+def test_smaller_cards_take_fewer_tokens_at_a_time():
+    asked = ("prefill", 256, 2, 2, 128, 0)  # bf16 heads of 256
+    assert [chosen(card, *asked) for card in (A100, A10, RTX_4090)] == [
+        (128, 32, 8, 2),
+        (128, 16, 8, 2),
+        (128, 16, 8, 2),
+    ]
+    assert chosen(A100, "prefill", 128, 4, 4, 128, 0) == (16, 16, 4, 2)  # float32 heads of 128
+    assert gate_up_launch(A100, 128, 2) == (128, 64, 8, 3)
+    assert gate_up_launch(A10, 128, 2) == (128, 64, 8, 2)
+
+
+def test_where_not_even_few_tokens_find_room_a_program_has_fewer_queries():
+    assert chosen(SMALL, "prefill", 256, 2, 2, 128, 0) == (64, 16, 8, 1)
+
+
+def test_decoding_is_many_by_the_multiprocessors_of_the_card():
+    half = Card("half of an H200", H200.shared, H200.registers, 66, (9, 0))
+    assert chosen(half, "decode", 128, 2, 2, 16, 64) == chosen(H200, "decode", 128, 2, 2, 16, 128)
+    assert chosen(half, "decode", 128, 2, 2, 16, 63) == chosen(H200, "decode", 128, 2, 2, 16, 127)
+    assert (half.programs, H200.programs) == (132, 264)
+
+
+@pytest.mark.parametrize("card", [*CARDS, INTERPRETER], ids=lambda card: card.name)
+def test_every_head_finds_room(card):
+    for dim in HEADS:
+        for kernel, item, queries in [("decode", 2, 64), ("prefill", 2, 128), ("prefix", 2, 64), ("decode", 4, 16)]:
+            assert chosen(card, kernel, dim, item, item, queries, 8)
+
+
+def test_a_card_without_room_gets_torchs_attention_and_it_is_said(caplog):
+    needs = AttentionRequirements(
+        8, 1, 256, torch.float32, torch.float32, torch.device("meta"), most_rows=4, most_chunks=0
+    )
+    with standing_for(Card("tiny", 32_768, 1 << 16, 4, (8, 0))):
+        backend = make_attention("auto", needs)
+    assert type(backend).__name__ == "TorchAttention"
+    assert "find no room in the 32,768 bytes of shared memory that a program has on a tiny" in caplog.text
+
+
+def test_tiles_under_way_are_as_many_as_find_room():
+    blackwell = Card("RTX 5090", 101_376, 1 << 16, 170, (12, 0))
+    assert tile_stages(H200, 64, 128, 128, 2, 4) == 4
+    assert tile_stages(blackwell, 64, 128, 128, 2, 4) == 2
+    assert blackwell.overlaps
+    assert blackwell.copies
+
+
+def test_without_a_gpu_kernels_run_on_the_interpreter():
+    assert card_of(torch.device("cpu")) == INTERPRETER
+    assert not INTERPRETER.overlaps
+    assert INTERPRETER.copies
