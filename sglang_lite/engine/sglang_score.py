@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sglang_lite.engine import encoding
 from sglang_lite.engine.sglang_api import plain_ids, read_request
+from sglang_lite.errors import shown
 from sglang_lite.protocol import ParameterError, Prompt, Unset
 from sglang_lite.runtime.core.submission import GenerateRequest
 
@@ -76,7 +78,8 @@ def score(
         if not isinstance(query, Prompt | str) or not all(isinstance(text, str) for text in texts):
             raise ParameterError("label_token_ids", "are needed where the items are token ids.")
         return self.select(query, [text for text in texts if isinstance(text, str)]).scores
-    calls = _calls(query, texts, label_token_ids, item_first, unsupported)
+    _check_others(unsupported)
+    calls = label_calls(query, texts, label_token_ids, self.vocab_size, item_first=item_first)
     from sglang_lite.engine import offline  # and tokenizers
 
     answers = offline.generate(self.core, calls, is_list=True, stream=False) if calls else []
@@ -103,7 +106,8 @@ async def async_score(
         )  # fmt: skip
     self.core.check_open()
     texts = [items] if isinstance(items, str) else list(items)
-    calls = _calls(query, texts, label_token_ids, item_first, unsupported)
+    _check_others(unsupported)
+    calls = label_calls(query, texts, label_token_ids, self.vocab_size, item_first=item_first)
     from sglang_lite.engine import offline  # as above
 
     answers = await offline.async_generate(self.core, calls, is_list=True, stream=False) if calls else []
@@ -146,13 +150,24 @@ def _check_others(others: Mapping[str, object]) -> None:
             raise ParameterError(name, "is not supported by this engine.")
 
 
-def _calls(
-    query: Any, texts: Sequence[Any], labels: Any, item_first: bool, others: Mapping[str, object]
+def label_calls(
+    query: Prompt | str | Sequence[int],
+    texts: Sequence[object],
+    labels: Sequence[int] | Sequence[Sequence[int]],
+    vocab_size: int,
+    *,
+    item_first: bool,
 ) -> list[GenerateRequest]:
-    """A generation of no tokens for each item, which reports its labels."""
-    _check_others(others)
+    """A generation of no tokens for each item, which reports its labels.
+
+    Args:
+        query, texts, labels, item_first: as `score` takes them.
+
+    Raises:
+        ParameterError: texts beside token ids, no labels, or what is no token.
+    """
     query, texts, labels = plain_ids(query), plain_ids(texts), plain_ids(labels)
-    kind: Any = str if isinstance(query, str) else list
+    kind: Any = str if isinstance(query, str) else list  # also of arrays and tuples
     if not isinstance(query, str | list | tuple) or not all(isinstance(each, str) == (kind is str) for each in texts):
         raise ParameterError("items", "query and items are not both text, or both token ids.")
     if not labels:
@@ -165,7 +180,10 @@ def _calls(
     where = {"prompt": prompts} if kind is str else {"input_ids": prompts}
     if not prompts:
         return []
-    wanted = labels if several else [labels] * len(prompts)
+    wanted: list[Any] = list(labels) if several else [labels] * len(prompts)
+    for label in itertools.chain(*wanted) if several else labels:
+        if type(label) is not int or not 0 <= label < vocab_size:
+            raise ParameterError("label_token_ids", f"{shown(label)} is no token id (0 to {vocab_size - 1:,}).")
     asked: Any = {**where, "sampling_params": {"max_new_tokens": 0}, "return_logprob": True}
     return read_request(**asked, token_ids_logprob=wanted)[0]
 
@@ -182,20 +200,29 @@ def _result(
         raise ParameterError("temperature", f"{temperature!r:.60} is no number above 0.")
     if temperature != 1 and not apply_softmax:
         raise ParameterError("temperature", "needs apply_softmax=True.")
-    rows = [_logprobs(call, answer["meta_info"]) for call, answer in zip(calls, answers)]
-    scores = [_shares(row, temperature) if apply_softmax else [math.exp(value) for value in row] for row in rows]
+    told = [answer["meta_info"]["output_token_ids_logprobs"][0] for answer in answers]
+    rows = list(map(label_logprobs, calls, told))
+    scores = [label_scores(row, apply_softmax=apply_softmax, temperature=temperature) for row in rows]
     tokens = sum(answer["meta_info"]["prompt_tokens"] for answer in answers)
     return ScoreResult(scores, tokens, rows if with_logprobs else None)
 
 
-def _logprobs(call: GenerateRequest, meta: Mapping[str, Any]) -> list[float]:
-    """Log-probabilities of a call's labels, in their order."""
-    known = {token: logprob for logprob, token, _ in meta["output_token_ids_logprobs"][0]}
+def label_logprobs(call: GenerateRequest, told: Iterable[tuple[float, int, str | None]]) -> list[float]:
+    """Log-probabilities of a call's labels, in their order.
+
+    Args:
+        told: of each label its log-probability and id, in any order.
+    """
+    known = {token: logprob for logprob, token, _ in told}
     labels = call.params.token_ids_logprob
     return [known[label] for label in labels] if not isinstance(labels, Unset) else []
 
 
-def _shares(logprobs: Sequence[float], temperature: float) -> list[float]:
+def label_scores(logprobs: Sequence[float], *, apply_softmax: bool, temperature: float = 1.0) -> list[float]:
+    """Scores of labels, of which the log-probabilities are given; as `score`."""
     top = max(logprobs)
-    weights = [math.exp((value - top) / temperature) for value in logprobs]
-    return [weight / sum(weights) for weight in weights]
+    if not apply_softmax or not math.isfinite(top):
+        return [math.exp(each) for each in logprobs]
+    weights = [math.exp((each - top) / temperature) for each in logprobs]
+    total = sum(weights)
+    return [weight / total for weight in weights]

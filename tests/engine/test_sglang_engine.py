@@ -104,7 +104,7 @@ def test_without_labels_the_items_are_scored(here):
         (dict(label_token_ids=[1], nothing=3), "nothing: score has no such parameter"),
         (dict(apply_softmax=True), "apply_softmax: is for labels"),
         (dict(query=[1]), "label_token_ids: are needed"),
-        (dict(label_token_ids=[10**6]), "token_ids_logprob"),
+        (dict(label_token_ids=[10**6]), "label_token_ids: 1000000 is no token id"),
     ],
 )
 def test_what_can_not_be_scored_is_refused(here, given, message):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from sglang_lite.engine.sglang_score import label_scores
 from sglang_lite.program.nodes import Fork, Gen, Node, Program, Select, Text
 from sglang_lite.protocol import (
     CapabilityError,
@@ -44,7 +46,6 @@ from sglang_lite.server.openai.decisions_request import (
     messages_of,
     options_of,
 )
-from sglang_lite.server.openai.score import softmax
 from sglang_lite.server.routes import Call, Route, answer
 from sglang_lite.server.service import Service
 from sglang_lite.text.reasoning import format_of
@@ -171,9 +172,10 @@ async def _selections(service: Service, frame: _Frame, wave: Mapping[int, Option
 def _answer(question: Question, asked: Options | None, selection: Selection | None) -> dict[str, Any]:
     """The answer to a question; a refusal where nothing could be scored."""
     head = {"type": question.__struct_config__.tag, "name": question.name}
-    shares = None if selection is None else softmax([sum(score.logprobs) for score in selection.scores])
-    if asked is None or shares is None:
+    logprobs = [] if selection is None else [sum(score.logprobs) for score in selection.scores]
+    if asked is None or not any(map(math.isfinite, logprobs)):
         return {**head, "type": "refusal"}
+    shares = label_scores(logprobs, apply_softmax=True)
     if isinstance(question, PredicateQuestion):
         return {**head, "probability": shares[0]}
     confidence = _confidence(shares)

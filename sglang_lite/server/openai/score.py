@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Sequence
 from functools import partial
 
 import msgspec
 from starlette.responses import Response
 
 from sglang_lite.engine import encoding
-from sglang_lite.protocol import Generation, ParameterError, SamplingParams
-from sglang_lite.runtime.core.submission import GenerateRequest
+from sglang_lite.engine.sglang_score import label_calls, label_logprobs, label_scores
+from sglang_lite.protocol import ParameterError
 from sglang_lite.server.fields import GATEWAY_NEUTRAL, Fields
 from sglang_lite.server.routes import Call, Route, answer
 from sglang_lite.server.service import Service
@@ -38,16 +36,6 @@ class ScoreRequest(msgspec.Struct, kw_only=True):
 
 
 SCORE: Fields[ScoreRequest] = Fields(ScoreRequest, GATEWAY_NEUTRAL, {})
-
-
-def softmax(logprobs: Sequence[float]) -> list[float] | None:
-    """Shares of log-probabilities; None where there are none."""
-    top = max(logprobs)
-    if not math.isfinite(top):
-        return None
-    weights = [math.exp(each - top) for each in logprobs]
-    total = sum(weights)
-    return [weight / total for weight in weights]
 
 
 async def score(service: Service, call: Call) -> Response:
@@ -118,45 +106,20 @@ async def _continuations(service: Service, body: ScoreRequest) -> Response:
 async def _labels(service: Service, body: ScoreRequest) -> Response:
     """Probability of each label as the next token, after the query with each item."""
     assert body.query is not None
-    labels = body.label_token_ids
-    size = service.engine.vocab_size
-    if not labels:
-        raise ParameterError("label_token_ids", "is empty.")
-    for label in labels:
-        if not 0 <= label < size:
-            raise ParameterError("label_token_ids", f"{label} is no token id (0 to {size - 1:,}).")
+    assert body.label_token_ids is not None
     items = [body.items] if isinstance(body.items, str) else body.items or []
     if not 1 <= len(items) <= _MOST_TEXTS:
         raise ParameterError("items", f"1 to {_MOST_TEXTS:,} are needed.")
-    params = SamplingParams(
-        max_tokens=1, temperature=1.0, top_p=1.0, seed=0, ignore_eos=True, return_logprob=True,
-        token_ids_logprob=tuple(labels),
-    )  # fmt: skip
-    prompts = [_prompt(body.query, item, first=bool(body.item_first)) for item in items]
-    found = await asyncio.gather(*(service.running.results(GenerateRequest(prompt, params)) for prompt in prompts))
-    scores = [_label_scores(generations[0], labels, normalised=bool(body.apply_softmax)) for generations in found]
+    size, first = service.engine.vocab_size, bool(body.item_first)
+    calls = label_calls(body.query, items, body.label_token_ids, size, item_first=first)
+    found = await asyncio.gather(*(service.running.results(call) for call in calls))
+    rows = [label_logprobs(call, generations[0].output_logprobs[0].ids) for call, generations in zip(calls, found)]
+    scores = [label_scores(row, apply_softmax=bool(body.apply_softmax)) for row in rows]
     usages = [generations[0].usage for generations in found]
     prompt = sum(usage.prompt_tokens for usage in usages)
     counts = {"prompt_tokens": prompt, "completion_tokens": 0, "total_tokens": prompt,
               "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in usages)}}  # fmt: skip
     return answer({"object": "scoring", "model": service.model_name, "scores": scores, "usage": counts})
-
-
-def _prompt(query: str | list[int], item: str | list[int], *, first: bool) -> str | list[int]:
-    parts = (item, query) if first else (query, item)
-    if isinstance(parts[0], str) and isinstance(parts[1], str):
-        return parts[0] + parts[1]
-    if isinstance(parts[0], list) and isinstance(parts[1], list):
-        return parts[0] + parts[1]
-    raise ParameterError("items", "are texts where query is a text, and lists of ids where it is one.")
-
-
-def _label_scores(generation: Generation, labels: Sequence[int], *, normalised: bool) -> list[float]:
-    known = {id: logprob for logprob, id, _ in generation.output_logprobs[0].ids}
-    logprobs = [known[label] for label in labels]
-    if normalised and (shares := softmax(logprobs)) is not None:
-        return shares
-    return [math.exp(each) for each in logprobs]
 
 
 ROUTES = (Route("/v1/score", score, "Score texts", protocol="openai", fields=SCORE, works=True),)
