@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NoReturn
 
-from sglang_lite.protocol import CapabilityError, EngineClosedError, OverloadedError
+from sglang_lite.protocol import CapabilityError, OverloadedError
 from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
 from sglang_lite.runtime.core.encoding_loop import EncodingLoop, Vectors
 from sglang_lite.runtime.encoding.load import LoadedEncoder
@@ -42,7 +42,6 @@ class EncodingCore:
         self.loop = EncodingLoop(loaded.model, tokens)
         self._lock = threading.Lock()
         self._requests = 0  # that have not ended; under the lock
-        self._closed = False
 
     def encode(self, asked: EncodeRequest) -> Future[Vectors]:
         """Reads texts: float32 [N, width].
@@ -94,22 +93,12 @@ class EncodingCore:
         self.loop.inbox.later(call)
 
     def check_open(self) -> None:
-        """
-        Raises:
-            EngineClosedError: the engine is closed, or runs in another process.
-        """
-        self.loop.inbox.check_process()
-        if self._closed:
-            raise EngineClosedError("the engine is closed.")
+        """Raises EngineClosedError: the engine is closed, or runs in another process."""
+        self.loop.inbox.check_open()
 
     def check_wait(self, name: str) -> None:
-        """
-        Raises:
-            BackendError: `name` would wait for the thread that it was called on.
-            EngineClosedError: as `check_open`.
-        """
+        """Raises BackendError where `name` would wait for the thread that it was called on; or as `check_open`."""
         self.loop.inbox.check_wait(name)
-        self.check_open()
 
     def flush_cache(self) -> int:
         """Tokens that were freed: none, as nothing is kept."""
@@ -130,7 +119,7 @@ class EncodingCore:
 
     def close(self) -> None:
         """Ends the loop; in a forked copy nothing, as it is the other process's."""
-        self._closed = True
+        self.loop.inbox.shut()
         if self.loop.inbox.is_copy:
             return
         self.loop.inbox.close()

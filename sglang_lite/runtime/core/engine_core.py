@@ -142,7 +142,6 @@ class EngineCore:
         self._parts = EngineParts(
             self.loop, self.builder, self.open, self.compiler, self._encoder, self.tokenizer
         )  # fmt: skip
-        self._closed = False
         self._profile: Profile | None = None
 
     # ------------------------------------------------------------------------------- what can be submitted
@@ -276,22 +275,12 @@ class EngineCore:
     # ----------------------------------------------------------------------------------- the engine itself
 
     def check_open(self) -> None:
-        """
-        Raises:
-            EngineClosedError: the engine is closed, or runs in another process.
-        """
-        self.loop.inbox.check_process()
-        if self._closed:
-            raise EngineClosedError("the engine is closed.")
+        """Raises EngineClosedError: the engine is closed, or runs in another process."""
+        self.loop.inbox.check_open()
 
     def check_wait(self, name: str) -> None:
-        """
-        Raises:
-            BackendError: `name` would wait for the thread that it was called on.
-            EngineClosedError: as `check_open`.
-        """
+        """Raises BackendError where `name` would wait for the thread that it was called on; or as `check_open`."""
         self.loop.inbox.check_wait(name)
-        self.check_open()
 
     def update_weights(self, path: str, version: str | None = None) -> None:
         """Replaces the weights between two steps: see `Engine.update_weights`."""
@@ -368,7 +357,7 @@ class EngineCore:
 
     def close(self) -> None:
         """Ends the loop and what works for it; in a forked copy nothing, as they are the other process's."""
-        self._closed = True
+        self.loop.inbox.shut()
         if self.loop.inbox.is_copy:
             return
         self.compiler.close()

@@ -57,6 +57,7 @@ class Inbox:
         self.crash: BaseException | None = None
         self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._lock = threading.Lock()
+        self._shut = False
         self._ended = False  # takes no more commands; under the lock
         self._process = os.getpid()
         self._thread: int | None = None  # that runs the commands
@@ -82,15 +83,29 @@ class Inbox:
         if self.is_copy:
             raise in_a_copy(self._process)
 
+    def check_open(self) -> None:
+        """
+        Raises:
+            EngineClosedError: nothing more may be asked; or as `check_process`.
+        """
+        self.check_process()
+        if self._shut:
+            raise EngineClosedError("the engine is closed.")
+
     def check_wait(self, name: str) -> None:
         """
         Raises:
             BackendError: `name` was called on the loop's own thread, which would wait for itself.
-            EngineClosedError: as `check_process`.
+            EngineClosedError: as `check_open`.
         """
         self.check_process()
         if threading.get_ident() == self._thread:
             raise waits_for_itself(name)
+        self.check_open()
+
+    def shut(self) -> None:
+        """Lets `check_open` refuse what is asked from now on; the loop runs on."""
+        self._shut = True
 
     def post(self, command: Callable[[], object]) -> None:
         """Runs `command` on the loop's thread, soon.
