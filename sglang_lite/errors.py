@@ -21,29 +21,33 @@ def shown(value: object) -> str:
 
 
 class Location:
-    """A place in the user's program: of a code object the offset of an instruction, so that taking one costs nothing;
-    file, line and function are looked up when they are asked for."""
+    """A place in the user's program.
 
-    __slots__ = ("_at",)
+    Attributes:
+        at: a code object and the offset of an instruction, so that taking a place costs nothing; file, line and
+            function once they were asked for.
+    """
+
+    __slots__ = ("at",)
 
     def __init__(self, code: CodeType, instruction: int) -> None:
-        self._at: tuple[CodeType, int] | tuple[str, int, str] = (code, instruction)
+        self.at: tuple[CodeType, int] | tuple[str, int, str] = (code, instruction)
 
     @classmethod
     def named(cls, file: str, line: int, function: str) -> Location:
         """A place by its names: in another process, say."""
         found = cls.__new__(cls)
-        found._at = file, line, function  # noqa: SLF001 # its own
+        found.at = file, line, function
         return found
 
     @property
     def names(self) -> tuple[str, int, str]:
         """File, line and function."""
-        if len(self._at) == 2:
-            code, instruction = self._at
+        if len(self.at) == 2:
+            code, instruction = self.at
             lines = (line for start, end, line in code.co_lines() if start <= instruction < end)
-            self._at = code.co_filename, next(lines, None) or code.co_firstlineno, code.co_qualname
-        return self._at
+            self.at = code.co_filename, next(lines, None) or code.co_firstlineno, code.co_qualname
+        return self.at
 
     @property
     def file(self) -> str:

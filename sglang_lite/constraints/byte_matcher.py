@@ -108,7 +108,7 @@ class _Start:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What a text may continue with.
+    """Continuations of a text.
 
     Attributes:
         forced: text that every continuation begins with; "" where there is a choice.
@@ -138,21 +138,22 @@ class ByteMatcher:
 
     Attributes:
         text: that led here.
+        matcher: the engine's, behind that text.
 
     Raises:
         ConstraintError: it can't be enforced.
     """
 
-    __slots__ = ("_at", "constraint", "text")
+    __slots__ = ("constraint", "matcher", "text")
 
     def __init__(self, constraint: Constraint) -> None:
         self.constraint, self.text = constraint, ""
-        self._at = _start(constraint).matcher.deep_copy()
+        self.matcher = _start(constraint).matcher.deep_copy()
 
     def copy(self) -> ByteMatcher:
         """An independent matcher at the same place."""
         twin = object.__new__(ByteMatcher)
-        twin.constraint, twin.text, twin._at = self.constraint, self.text, self._at.deep_copy()
+        twin.constraint, twin.text, twin.matcher = self.constraint, self.text, self.matcher.deep_copy()
         return twin
 
     def push(self, text: str) -> None:
@@ -168,7 +169,7 @@ class ByteMatcher:
                 f"the grammar does not allow {text!r:.80} here, from character {len(taken) + 1} of it on"
                 f"{f', after {after!r}' if after else ''}.{_next(at)}"
             )
-        self._at = at
+        self.matcher = at
         self.text += text
 
     def possible(self, texts: Sequence[str]) -> tuple[str, ...]:
@@ -179,7 +180,9 @@ class ByteMatcher:
         """
         found = tuple(text for text in texts if self._tried(text)[1] is None)
         if not found:
-            raise ConstraintError(f"the grammar allows none of {', '.join(map(repr, texts))} here.{_next(self._at)}")
+            raise ConstraintError(
+                f"the grammar allows none of {', '.join(map(repr, texts))} here.{_next(self.matcher)}"
+            )
         return found
 
     def end(self) -> None:
@@ -189,16 +192,16 @@ class ByteMatcher:
             ConstraintError: the text is not complete.
             ValueValidationError: it is not valid under what a schema leaves to be checked.
         """
-        if not self._at.is_accepting():
+        if not self.matcher.is_accepting():
             raise ConstraintError(
-                f"the text of the grammar is not complete after {self.text[-40:]!r}.{_next(self._at)}"
+                f"the text of the grammar is not complete after {self.text[-40:]!r}.{_next(self.matcher)}"
             )
         if isinstance(self.constraint, JsonSchema):
             parse_json(self.constraint, self.text)
 
     def ahead(self) -> Completion:
-        """What may come next. Of forced text at most 10,000 bytes are looked at."""
-        at, forced = self._at.deep_copy(), bytearray()
+        """Continuations that are possible. Of forced text at most 10,000 bytes are looked at."""
+        at, forced = self.matcher.deep_copy(), bytearray()
         while len(forced) < _MAX_FORCED and (more := _forced(at)):
             more = more[: _MAX_FORCED - len(forced)]
             forced += more
@@ -208,14 +211,14 @@ class ByteMatcher:
         mask = 0 if at.is_stopped() else int.from_bytes(at.compute_bitmask(), "little")
         follows = "" if inside else "".join(chr(byte) for byte in range(128) if mask >> byte & 1)
         beyond = inside or any(mask >> byte & 1 for byte in range(128, 256))
-        return Completion(text, follows, beyond, not inside and at.is_accepting(), self._at.is_accepting())
+        return Completion(text, follows, beyond, not inside and at.is_accepting(), self.matcher.is_accepting())
 
     def _tried(self, text: str) -> tuple[Any, str | None]:
         """The matcher after a text and None; for a refused text, the matcher after its longest accepted part, and that
         part.
         """
         data = text.encode("utf-8", "surrogatepass")
-        at = self._at.deep_copy()
+        at = self.matcher.deep_copy()
         count = at.try_consume_tokens(list(data))
         if at.is_error():
             raise refusal(at)

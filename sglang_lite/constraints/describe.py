@@ -34,7 +34,7 @@ _NOTES: Mapping[str, str] = {
 
 
 def description(constraint: Constraint, annotation: object = None) -> str:
-    """What a text has to be, in words.
+    """Description of a constraint in words.
 
     Args:
         annotation: the Python type that the constraint stands for.

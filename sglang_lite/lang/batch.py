@@ -273,7 +273,7 @@ class Progress:
     def __call__(self, index: int, outcome: Outcome) -> None:
         with self._lock:
             if isinstance(outcome, ProgramState):
-                usage = outcome.branch.run.usage()
+                usage = outcome.branch.run.account.usage()
                 self._generated += usage.completion_tokens
                 self._prompt += usage.prompt_tokens
                 self._cached += usage.cached_tokens

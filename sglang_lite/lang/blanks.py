@@ -113,7 +113,7 @@ def unmarked(text: str) -> list[str | Symbol]:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the value of a symbol comes from.
+    """Source of a symbol's value.
 
     Attributes:
         name: for errors.
@@ -137,7 +137,7 @@ class Origin:
 
     @property
     def is_read(self) -> bool:
-        """Whether it is a value that is read of a node's text by the name of its reader."""
+        """True for a value that is read of a node's text by the name of its reader."""
         match self.parts:
             case (Fill(read=str()),):
                 return all(item for item, _ in self.steps)
@@ -164,7 +164,7 @@ class Origin:
         return record.hold(self)
 
     def fill(self) -> Fill | None:
-        """Its value as decisions have it; None: it is of an argument, and Python makes it."""
+        """Fill by which decisions have the value; None: it is of an argument, and Python makes it."""
         match self.parts:
             case (Fill() as part,) if all(item for item, _ in self.steps):
                 steps = (*part.steps, *(key for _, key in self.steps))
@@ -190,15 +190,15 @@ class _UnhashableError(CompileError, TypeError):
 class Blank(Symbol):
     """A value that only a run knows. It has no names of its own without `_`: those are the value's."""
 
-    __slots__ = ("_origin",)
+    __slots__ = ("__comes_from__",)
 
     def __init__(self, origin: Origin) -> None:
         super().__init__(origin.name)
-        self._origin = origin
+        self.__comes_from__ = origin
 
     def _stepped(self, name: str, key: object, *, item: bool) -> Blank:
-        steps = (*self._origin.steps, (item, key))
-        return Blank(replace(self._origin, name=self._origin.name + name, steps=steps, values=()))
+        steps = (*self.__comes_from__.steps, (item, key))
+        return Blank(replace(self.__comes_from__, name=self.__comes_from__.name + name, steps=steps, values=()))
 
     def _part(self, kind: str, key: object) -> Symbol:
         return self._stepped(f".{key}", key, item=False)
@@ -212,13 +212,13 @@ class Blank(Symbol):
 
     def __getitem__(self, key: object) -> Symbol:
         if type(key) is not int and type(key) is not str:
-            self._refuse("take a part of it")
+            self.__refuse__("take a part of it")
         return self._stepped(f"[{key!r}]", key, item=True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         record = recording.get()
-        if self._origin.argument or not isinstance(record, Deciding):
-            self._refuse("call it")
+        if self.__comes_from__.argument or not isinstance(record, Deciding):
+            self.__refuse__("call it")
         return record.hand_over(self._name, None, self, args, kwargs)
 
     # Questions, which are decisions of the compiled program.
@@ -236,32 +236,32 @@ class Blank(Symbol):
         return self._decide("tell what is in it", "contains", item)
 
     def __hash__(self) -> int:
-        *others, last = self._origin.values or (None,)
+        *others, last = self.__comes_from__.values or (None,)
         if last is None:
-            self._refuse("look it up", _UnhashableError)
+            self.__refuse__("look it up", _UnhashableError)
         return hash(next((value for value in others if self == value), last))
 
     def _decide(self, what: str, sign: Sign, other: object) -> bool:
-        record, left, right = recording.get(), self._origin.fill(), _operand(other)
+        record, left, right = recording.get(), self.__comes_from__.fill(), _operand(other)
         if not isinstance(record, Deciding) or left is None or right is _NO_OPERAND:
-            self._refuse(what, why=self._origin.why)
-        values = self._origin.values
+            self.__refuse__(what, why=self.__comes_from__.why)
+        values = self.__comes_from__.values
         if left.argument is not None and isinstance(right, Fill) and right.argument is None:  # a node stands left
             left, sign, right, values = right, _TURNED[sign], left, ()
         return record.ask(Condition(left, sign, cast(Any, right)), values)
 
     def __str__(self) -> str:
         if recording.get() is None:
-            self._refuse("show it")
+            self.__refuse__("show it")
         return super().__str__()
 
     def __repr__(self) -> str:
         if recording.get() is not None:
-            self._refuse("show it, or use it here")
+            self.__refuse__("show it, or use it here")
         return f"Blank({self._name})"
 
-    def _refuse(self, what: str, kind: type[TraceError] = TraceError, why: str = "") -> NoReturn:
-        argument, hint = self._origin.argument, RUN_IT
+    def __refuse__(self, what: str, kind: type[TraceError] = TraceError, why: str = "") -> NoReturn:
+        argument, hint = self.__comes_from__.argument, RUN_IT
         if argument:
             hint = f"Give it before: program.bind({argument}=…).compile(). Or run the program as it is."
         told = f"compiling can't {what}: {self._name} is only known when the program runs{why and f', as {why}'}."
@@ -271,7 +271,7 @@ class Blank(Symbol):
 
 
 def later(function: Callable[..., Any], *args: Any) -> Any:
-    """What a function returns; where an argument is only known when the program runs, the symbol of that."""
+    """Result of a function; where an argument is only known when the program runs, the symbol of that."""
     record = recording.get()
     if isinstance(record, Deciding) and any(isinstance(each, Blank) for each in args):
         return record.hand_over(getattr(function, "__name__", "a function"), None, function, args, {})
@@ -294,7 +294,7 @@ def _operand(other: object) -> Any:
 
 
 def origin_of(blank: Blank) -> Origin:
-    return blank._origin  # noqa: SLF001 # names without _ are the user's
+    return blank.__comes_from__
 
 
 @dataclass(frozen=True, slots=True)

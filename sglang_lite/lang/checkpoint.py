@@ -212,7 +212,7 @@ def data_of(state: ProgramState) -> dict[str, Any]:
         "messages": as_dicts(branch.player.transcript.messages),
         "variables": {name: _variable(state, name, variable) for name, variable in branch.names.variables.items()},
         "ret_value": packed(state.ret_value, "the return value"),
-        "usage": msgspec.structs.asdict(branch.run.usage()),
+        "usage": msgspec.structs.asdict(branch.run.account.usage()),
     }
 
 
@@ -265,7 +265,7 @@ def state_of(entry: Mapping[str, Any]) -> ProgramState:
             of_all = [Usage(**kept["usage"])]
             variable.record = _record(unpacked(kept["raw"], named), of_all, kept["finish_reason"])
     usage = Usage(**entry["usage"])
-    run.restore(usage)
+    run.account.restore(usage)
     state.ret_value = unpacked(entry["ret_value"], named)
     return state
 

@@ -57,7 +57,7 @@ class HasTokenizer(Protocol):
 
     @property
     def tokenizer(self) -> Any:
-        """Its model's."""
+        """Tokenizer of its model."""
 
 
 class Graph(GraphRecord, frozen=True):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def pickled(program: SglFunction, kind: type[SglFunction]) -> tuple[Any, ...]:
-    """What `__reduce__` gives for a program.
+    """Reduction of a program, for `__reduce__`.
 
     Raises:
         ProgramError: nothing finds it by its name in another process.

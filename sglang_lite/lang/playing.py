@@ -75,7 +75,7 @@ class Form:
             self._checked = True
 
     def called(self, row: Mapping[str, Any]) -> Calling:
-        """How the body would be called for a row."""
+        """Call of the body that a row stands for."""
         arguments = inspect.BoundArguments(self._program.signature, {**self._program.bind_arguments, **row})
         return Calling(self._program, arguments.args, arguments.kwargs)
 

@@ -50,7 +50,7 @@ class _Cut:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What the body has queued between two decisions.
+    """Part of a body between two decisions.
 
     Attributes:
         added: to the branches.
@@ -64,7 +64,7 @@ class Segment:
 
 
 class Recorder:
-    """What a body does while it is compiled.
+    """Record of a body that is being compiled.
 
     Attributes:
         script: of it.

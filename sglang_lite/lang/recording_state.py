@@ -296,8 +296,7 @@ class _Branch(Branch):
             _Branch(Player(self.run), f"{self.path}/{self.node_count}.{i}", self.recorder, (*self.at, place, i), self)
             for i in range(size)
         ]
-        for child in children:
-            child.inherit(self)
+        self.hand_down(children)
         self.children[place] = children
         numbers = tuple(child.index for child in children)
         self.recorder.act(Forked(self.index, numbers, where))

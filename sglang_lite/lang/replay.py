@@ -83,7 +83,7 @@ def text_of(found: Brought, node: Any) -> str | list[str]:
 
 
 class Answers(StandIn):
-    """What the nodes of a program have brought, as a backend that answers at once.
+    """Answers that the nodes of a program have brought, as a backend that gives them at once.
 
     Args:
         backend: that they were played on.
@@ -112,7 +112,7 @@ class Answers(StandIn):
         return found
 
     def usages(self, paths: Sequence[Path]) -> list[Usage | None]:
-        """What generations have used."""
+        """Usage of generations."""
         found = (self._result.brought.get(path) for path in paths)
         return [each.usage for each in found if isinstance(each, Generation)]
 
@@ -145,7 +145,7 @@ def replay(
     run.called = called
 
     def asks(action: Submitted) -> Any:
-        run.failed(answers.usages(action.refused))
+        run.account.failed(answers.usages(action.refused))
         answers.path, expression = action.path, action.expression
         if not action.holes:
             return expression
@@ -164,7 +164,7 @@ def replay(
         raised = error
     finally:
         state.branch.end()
-    run.took(result.seconds)
+    run.account.took(result.seconds)
     run.backend, run.settings = backend, settings
     for each in performance.states.values():
         each.branch.continue_on(backend)

@@ -39,24 +39,28 @@ from sglang_lite.protocol.saved import SavedAnswer, SavedChoice
 
 
 class Question:
-    """A prompt as far as it is written, to be asked about."""
+    """A prompt as far as it is written, to be asked about.
+
+    Attributes:
+        hashed: the text so far, as SHA-256.
+    """
 
     def __init__(self, text: str = "", images: Iterable[Image] = ()) -> None:
-        self._hash = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
+        self.hashed = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
         self._images = [*images]
 
     def copy(self) -> Question:
         other = Question(images=self._images)
-        other._hash = self._hash.copy()  # its own
+        other.hashed = self.hashed.copy()
         return other
 
     def add(self, text: str, images: Iterable[Image] = ()) -> None:
-        self._hash.update(text.encode("utf-8", "surrogatepass"))
+        self.hashed.update(text.encode("utf-8", "surrogatepass"))
         self._images += images
 
     def digest(self, *about: object) -> str:
         """Digest of the prompt, and of what is asked about it."""
-        found = self._hash.copy()
+        found = self.hashed.copy()
         found.update(repr((self._images, about)).encode("utf-8", "surrogatepass"))
         return found.hexdigest()
 

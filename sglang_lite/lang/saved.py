@@ -89,7 +89,7 @@ def saved_run(branch: Branch, ret_value: object) -> SavedRun:
         turn=transcript.turn,
         variables=(*variables, SavedVariable("", packed(ret_value, "the return value"))),
         answers=(*run.remembered, *answers_of(branch.player)),
-        usage=run.usage(),
+        usage=run.account.usage(),
     )
 
 
@@ -163,7 +163,7 @@ def branch_of(
         else:
             ret_value = variable.result()
     run.remembered = saved.answers
-    run.restore(saved.usage)
+    run.account.restore(saved.usage)
     return branch, ret_value
 
 
@@ -234,7 +234,7 @@ def write(saved: SavedRun, path: str | os.PathLike[str]) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> SavedRun:
-    """What a file has.
+    """Reads a saved run from a file.
 
     Raises:
         ParameterError: there is no such file, or it is too large.

@@ -101,7 +101,7 @@ Action: TypeAlias = Submitted | Forked | Joined | Adopted | Assigned | Read | Ma
 
 @dataclass(slots=True)
 class Script:
-    """What a body did, in order.
+    """Actions of a body, in order.
 
     Attributes:
         actions: of it.
@@ -122,7 +122,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Scripts:
-    """What a body does, for each way through it.
+    """Actions of a body, for each way through it.
 
     Attributes:
         ways: scripts, by what was decided on the way.
@@ -139,12 +139,12 @@ class Scripts:
 
     @property
     def reads(self) -> bool:
-        """Whether, on any way, values are read of texts by the caller's Python."""
+        """True if, on any way, values are read of texts by the caller's Python."""
         return any(script.reads for script in self.ways.values())
 
     @property
     def waits(self) -> bool:
-        """Whether, on any way, the body reads values, or calls the user's Python with them."""
+        """True if, on any way, the body reads values, or calls the user's Python with them."""
         return any(isinstance(action, Read | Called) for script in self.ways.values() for action in script.actions)
 
 

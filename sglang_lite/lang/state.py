@@ -229,7 +229,7 @@ class ProgramState:
         if name is None:
             self.sync()
             self._wait_for_branches()
-            return self.branch.run.usage()
+            return self.branch.run.account.usage()
         return total_usage(usages_of(self._record(name)))
 
     def trace(self) -> Trace:

@@ -13,8 +13,8 @@ import operator
 import re
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 from sglang_lite.lang.state import user_location
 from sglang_lite.program.nodes import Expression, Expressions
@@ -153,6 +153,9 @@ _numbers = itertools.count()
 MARK: Final = re.compile("(\ue002[0-9]+\ue003)")
 
 
+Steps: TypeAlias = tuple[tuple[str, object], ...]
+
+
 class _Own:
     """Attribute of a symbol itself. The body that is being traced sees the value's attribute of that name instead."""
 
@@ -160,26 +163,36 @@ class _Own:
         self._name = name
 
     def __get__(self, symbol: Symbol, owner: type[Symbol]) -> Any:
-        return getattr(symbol, f"_{self._name}") if recording.get() is None else symbol._part("attribute", self._name)  # noqa: SLF001 # its own
+        return getattr(symbol, f"_{self._name}") if recording.get() is None else symbol.__getattr__(self._name)
 
 
 class Symbol(Expression, Deferred):
-    """Value that is not known before the program runs."""
+    """Value that is not known before the program runs.
+
+    Its attributes are the value's, if their names don't begin with an underscore. So functions here ask a symbol by
+    methods whose names have two on each side.
+
+    Args:
+        parts_of: the symbol of a whole value, and the way from that to this one; None: it is a whole value.
+    """
 
     __slots__ = ("_mark", "_name", "_parts_of")
 
     name = _Own("name")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, parts_of: tuple[Symbol, Steps] | None = None) -> None:
         self._name = name
         self._mark = ""
-        self._parts_of: tuple[Symbol, tuple[tuple[str, object], ...]] = (self, ())
+        self._parts_of: tuple[Symbol, Steps] = parts_of or (self, ())
 
     def _part(self, kind: str, key: object) -> Symbol:
-        part = type(self)(self._name + (f".{key}" if kind == "attribute" else f"[{key!r}]"))
-        root, parts = self._parts_of
-        part._parts_of = root, (*parts, (kind, key))  # noqa: SLF001 # its own
-        return part
+        root, steps = self._parts_of
+        name = self._name + (f".{key}" if kind == "attribute" else f"[{key!r}]")
+        return type(self)(name, parts_of=(root, (*steps, (kind, key))))
+
+    def __origin__(self) -> Origin:
+        root, steps = self._parts_of
+        return Origin(self._name, (), None, self) if root is self else replace(root.__origin__(), parts=steps)
 
     def __getattr__(self, name: str) -> Symbol:
         if name.startswith("_"):
@@ -191,7 +204,7 @@ class Symbol(Expression, Deferred):
 
     def __format__(self, spec: str) -> str:
         if spec:
-            self._refuse("format it with a specification")
+            self.__refuse__("format it with a specification")
         return str(self)
 
     def __str__(self) -> str:
@@ -203,7 +216,7 @@ class Symbol(Expression, Deferred):
         record.marks[self._mark] = self
         return self._mark
 
-    def _refuse(self, what: str, kind: type[TraceError] = TraceError) -> NoReturn:
+    def __refuse__(self, what: str, kind: type[TraceError] = TraceError) -> NoReturn:
         raise kind(
             f"tracing can't {what}: {self!r} is only known when the program runs.",
             hint="Give the argument to trace(), or run the program.", where=user_location(),
@@ -229,7 +242,7 @@ class Symbol(Expression, Deferred):
         """The answer to a question of yes or no: of a selection's value by its choices, else both in turn."""
         record = self._exploring()
         if record is None:
-            self._refuse(what)
+            self.__refuse__(what)
         choice = self._choice(record)
         if choice is not None:
             return bool(answer(choice))
@@ -242,7 +255,7 @@ class Symbol(Expression, Deferred):
         if other is self:
             return True
         if isinstance(other, Symbol):
-            return self._refuse("compare it")
+            return self.__refuse__("compare it")
         record, key = self._exploring(), self._key()
         if record is not None and key in record.equal:
             return bool(record.equal[key] == other)
@@ -265,7 +278,7 @@ class Symbol(Expression, Deferred):
 
     def _compare(self, compare: Callable[[Any, Any], Any], sign: str, other: object) -> bool:
         if isinstance(other, Symbol):
-            self._refuse("compare it")
+            self.__refuse__("compare it")
         return self._ask("compare it", f"{sign} {other!r:.60}", lambda value: compare(value, other))
 
     def __contains__(self, item: object) -> bool:
@@ -274,12 +287,12 @@ class Symbol(Expression, Deferred):
     def __hash__(self) -> int:
         record = self._exploring()
         choice = None if record is None else self._choice(record)
-        return self._refuse("look it up", _UnhashableError) if choice is None else hash(choice)
+        return self.__refuse__("look it up", _UnhashableError) if choice is None else hash(choice)
 
     # What no path can have an answer to.
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse("call it")
+        self.__refuse__("call it")
 
     def __add__(self, other: object) -> Expressions:
         return super().__add__(self._summand(other))
@@ -288,22 +301,22 @@ class Symbol(Expression, Deferred):
         return super().__radd__(self._summand(other))
 
     def _summand(self, other: Any) -> Any:
-        return other if isinstance(other, str | Expression) else self._refuse("calculate with it")
+        return other if isinstance(other, str | Expression) else self.__refuse__("calculate with it")
 
     def __len__(self) -> int:
-        self._refuse("tell how long it is")
+        self.__refuse__("tell how long it is")
 
     def __iter__(self) -> Any:
-        self._refuse("go through it")
+        self.__refuse__("go through it")
 
     def __int__(self) -> int:
-        self._refuse("turn it into a number")
+        self.__refuse__("turn it into a number")
 
     __index__ = __float__ = __int__
 
 
 def _calculating(self: Symbol, *_: object) -> NoReturn:
-    self._refuse("calculate with it")
+    self.__refuse__("calculate with it")
 
 
 for _operator in ("sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow", "and", "or", "xor"):
@@ -320,8 +333,8 @@ class SglArgument(Symbol):
 
     value = _Own("value")
 
-    def __init__(self, name: str, value: object = None) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, value: object = None, *, parts_of: tuple[Symbol, Steps] | None = None) -> None:
+        super().__init__(name, parts_of=parts_of)
         self._value = value
 
     def __repr__(self) -> str:
@@ -335,10 +348,21 @@ class SglVariable(Symbol):
 
     source = _Own("source")
 
-    def __init__(self, name: str, source: object = None, choices: tuple[str, ...] = ()) -> None:
-        super().__init__(name)
+    def __init__(
+        self,
+        name: str,
+        source: object = None,
+        choices: tuple[str, ...] = (),
+        *,
+        parts_of: tuple[Symbol, Steps] | None = None,
+    ) -> None:
+        super().__init__(name, parts_of=parts_of)
         self._source = source
         self._choices = choices
+
+    def __origin__(self) -> Origin:
+        found = super().__origin__()
+        return replace(found, source=self._source) if found.symbol is self else found
 
     def __repr__(self) -> str:
         return f"Variable({self._name!r})"
@@ -356,17 +380,15 @@ class Origin:
     """
 
     name: str
-    parts: tuple[tuple[str, object], ...]
+    parts: Steps
     source: object
     symbol: Symbol
 
 
 def origin(symbol: Symbol) -> Origin:
-    root, parts = symbol._parts_of  # noqa: SLF001 # names without _ are the user's
-    source = root._source if isinstance(root, SglVariable) else None  # noqa: SLF001 # as above
-    return Origin(root._name, parts, source, root)  # noqa: SLF001 # as above
+    return symbol.__origin__()
 
 
 def refuse(symbol: Symbol, what: str) -> NoReturn:
     """Raises the TraceError of a question that no trace can answer."""
-    symbol._refuse(what)  # noqa: SLF001 # as above
+    symbol.__refuse__(what)

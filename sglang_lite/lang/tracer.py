@@ -146,7 +146,7 @@ class TraceBranch(Branch):
         branches: list[Branch] = []
         for i in range(size):
             branch = TraceBranch(Player(self.run), f"{self.path}.{i}")
-            branch.inherit(self)
+            self.hand_down([branch])
             child = TracerProgramState(branch, parent.arguments, parent.recording)
             child.on_node = parent.on_node
             child.variables = dict(parent.variables)
@@ -343,15 +343,16 @@ class TracerProgramState(ProgramState):
 
     def print_graph_dfs(self) -> None:
         """Prints the nodes, one a line, branches indented."""
-        for line in self._lines(""):
+        for line in _lines(self, ""):
             print(line)
-
-    def _lines(self, indent: str) -> list[str]:
-        lines = [f"{indent}%{i} = {node!r}" for i, node in enumerate(self.nodes)]
-        return lines + [line for child in self.child_states for line in child._lines(indent + "  ")]  # noqa: SLF001 # its own
 
     def __repr__(self) -> str:
         return f"TracerProgramState({len(self.nodes)} nodes)"
+
+
+def _lines(state: TracerProgramState, indent: str) -> list[str]:
+    lines = [f"{indent}%{i} = {node!r}" for i, node in enumerate(state.nodes)]
+    return lines + [line for child in state.child_states for line in _lines(child, indent + "  ")]
 
 
 async def _at_once(state: TracerProgramState) -> TracerProgramState:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from types import NoneType
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias, get_args
 
 from sglang_lite.errors import Location, ParameterError, shown
 from sglang_lite.protocol import UNSET, Constraint, SamplingParams, Unset
@@ -38,13 +38,10 @@ class Expression:
     __slots__ = ()
 
     def __add__(self, other: str | Expression) -> Expressions:
-        return Expressions((*self._parts(), *as_expression(other)._parts()))
+        return Expressions((*_summands(self), *_summands(as_expression(other))))
 
     def __radd__(self, other: str | Expression) -> Expressions:
-        return Expressions((*as_expression(other)._parts(), *self._parts()))
-
-    def _parts(self) -> tuple[Expression, ...]:
-        return (self,)
+        return Expressions((*_summands(as_expression(other)), *_summands(self)))
 
     def walk(self) -> Iterator[Expression]:
         """The parts of it, in order, without the lists."""
@@ -64,15 +61,16 @@ class Expressions(Expression):
     def __init__(self, expr_list: Sequence[Expression]) -> None:
         self.expr_list = tuple(expr_list)
 
-    def _parts(self) -> tuple[Expression, ...]:
-        return self.expr_list
-
     def walk(self) -> Iterator[Expression]:
         for part in self.expr_list:
             yield from as_expression(part).walk()
 
     def __repr__(self) -> str:
         return f"ExprList({list(self.expr_list)!r})"
+
+
+def _summands(expression: Expression) -> tuple[Expression, ...]:
+    return expression.expr_list if isinstance(expression, Expressions) else (expression,)
 
 
 def as_expression(value: object) -> Expression:
@@ -117,23 +115,24 @@ class BaseNode(Variant, Expression, frozen=True, kw_only=True, eq=False):
 
     where: Location | None = None
 
-    def _said(self) -> tuple[Any, ...]:
-        return tuple([getattr(self, name) for name in self.__struct_fields__ if name != "where"])
-
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and isinstance(other, BaseNode) and other._said() == self._said()
+        return type(other) is type(self) and isinstance(other, BaseNode) and _said(other) == _said(self)
 
     def __hash__(self) -> int:
-        return hash((type(self), self._said()))
+        return hash((type(self), _said(self)))
 
     def __repr__(self) -> str:
         names, defaults = self.__struct_fields__, self.__struct_defaults__
         always = len(names) - len(defaults)
-        said = [f"{value!r:.60}" for value in self._said()[:always]]
-        for name, value, default in zip(names[always:], self._said()[always:], defaults):
+        said = [f"{value!r:.60}" for value in _said(self)[:always]]
+        for name, value, default in zip(names[always:], _said(self)[always:], defaults):
             if value != default:
                 said.append(f"{name}={value!r:.60}")
         return f"{type(self).__name__}({', '.join(said)})"
+
+
+def _said(node: BaseNode) -> tuple[object, ...]:
+    return tuple([getattr(node, name) for name in node.__struct_fields__ if name != "where"])
 
 
 class Text(BaseNode, frozen=True, eq=False):

@@ -186,12 +186,21 @@ class OutputBuilder:
         output = OutputBuilder(
             self._request_id, self._tokenizer, self.params, self.ends, self.sink, stream=self.stream
         )  # fmt: skip
-        output.matcher, output.given, output._replaying = matcher, len(given), True
-        forced, finish = output._replay(given, most, jump=jump, masked=masked)
-        output._replaying = False
+        forced, finish = output.replay(given, most, matcher, jump=jump, masked=masked)
         return output, forced, finish
 
-    def _replay(self, given: Sequence[int], most: int, *, jump: bool, masked: bool) -> tuple[list[int], Finish | None]:
+    def replay(
+        self, given: Sequence[int], most: int, matcher: Matcher | None, *, jump: bool, masked: bool
+    ) -> tuple[list[int], Finish | None]:
+        """Takes the ids that the output begins with, before any other, and tells nobody; as `replayed`."""
+        self.matcher, self.given, self._replaying = matcher, len(given), True
+        forced, finish = self._take_all(given, most, jump=jump, masked=masked)
+        self._replaying = False
+        return forced, finish
+
+    def _take_all(
+        self, given: Sequence[int], most: int, *, jump: bool, masked: bool
+    ) -> tuple[list[int], Finish | None]:
         at = 0
         while True:
             forced, finish = self._jump_along(given, at, most, masked=masked) if jump else ([], None)

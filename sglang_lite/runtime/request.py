@@ -64,6 +64,15 @@ class Pace(enum.IntEnum):
     NOW_AND_THEN = 2  # those that follow
 
 
+@dataclass(slots=True)
+class Times:
+    """Times of a request, by `time.perf_counter()`; 0.0: not yet."""
+
+    submitted: float = field(default_factory=time.perf_counter)
+    started: float = 0.0
+    first_token: float = 0.0
+
+
 @dataclass(eq=False, slots=True)
 class Request:
     """
@@ -118,9 +127,7 @@ class Request:
     paced: bool = False
     prospect: Prospect | None = None
     follow: Callable[[Generation], Request | None] | None = None
-    submitted_at: float = field(default_factory=time.perf_counter)
-    started_at: float = 0.0
-    first_token_at: float = 0.0
+    times: Times = field(default_factory=Times)
 
     @property
     def slot(self) -> int:
@@ -222,9 +229,9 @@ class Request:
             cached_tokens=max(self.cached_tokens, 0),
             completion_tokens=completion_tokens,
             forced_tokens=self.output.forced_tokens,
-            queue_s=(self.started_at or now) - self.submitted_at,
-            first_token_s=(self.first_token_at or now) - self.submitted_at,
-            total_s=now - self.submitted_at,
+            queue_s=(self.times.started or now) - self.times.submitted,
+            first_token_s=(self.times.first_token or now) - self.times.submitted,
+            total_s=now - self.times.submitted,
         )
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
@@ -267,9 +268,10 @@ def test_a_request_that_is_aborted_while_it_is_compiled_ends_once(slow_compiler)
 
 def test_closing_ends_what_is_compiled_and_what_waits_to_be(slow_compiler, monkeypatch):
     engine = Engine.of(scripted.loaded())
-    here = engine.core.compiler._here  # noqa: SLF001 # as closing is what it does
-    shutdown = here.shutdown
-    monkeypatch.setattr(here, "shutdown", lambda: (slow_compiler.set(), shutdown()))
+    shutdown = ThreadPoolExecutor.shutdown
+    monkeypatch.setattr(
+        ThreadPoolExecutor, "shutdown", lambda pool, **more: (slow_compiler.set(), shutdown(pool, **more))
+    )
     sinks = [Collector(2) for _ in range(6)]
     for i, sink in enumerate(sinks):
         engine.submit("ab", SamplingParams(n=2, max_tokens=3), Regex("[ab]+" + "a" * i), sink=sink)

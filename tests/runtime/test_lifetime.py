@@ -228,7 +228,9 @@ def small(folder):
 def held(small):
     """Every lock of the engine is held by some other thread when the process is copied."""
     core = small.core
-    locks = core.open._lock, core.loop.inbox._lock, core.compiler._lock, core.compiler._making  # noqa: SLF001 # no copy may need one
+    owners = core, core.open, core.loop, core.loop.inbox, core.compiler
+    locks = [each for owner in owners for each in vars(owner).values() if isinstance(each, type(threading.Lock()))]
+    assert len(locks) >= 4
     for lock in locks:
         lock.acquire()
     yield small

@@ -1,4 +1,4 @@
-"""How many texts of a regular language are left behind a beginning."""
+"""Counts of the texts of a regular language that are left behind a beginning."""
 
 from __future__ import annotations
 

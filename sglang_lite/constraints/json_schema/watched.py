@@ -1,5 +1,5 @@
-"""What masks have to watch while a value is written, since no grammar of a sensible size can say it: that items differ,
-that a name comes once, and that all names which have to come have come.
+"""Rules that masks have to watch while a value is written, since no grammar of a sensible size can say them: items
+differ, a name comes once, and all names which have to come have come.
 
 A place stands for the values that may be written there, whatever alternatives the text still leaves open. Where
 alternatives disagree on what is watched, the schema is refused.

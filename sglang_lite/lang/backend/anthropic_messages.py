@@ -68,7 +68,7 @@ def _parameters(question: Question) -> dict[str, Any]:
 
 
 def _shape(question: Question) -> dict[str, Any]:
-    """How the answer is asked for."""
+    """Fields that ask for the shape of the answer."""
     output: dict[str, Any] = {} if question.target.effort is None else {"effort": question.target.effort}
     asked: dict[str, Any] = {}
     match question.shape:

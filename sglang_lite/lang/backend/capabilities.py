@@ -1,4 +1,4 @@
-"""What a backend with its model can honour: the record that a program is held against before it is queued."""
+"""Capabilities of a backend with its model: the record that a program is held against before it is queued."""
 
 from __future__ import annotations
 

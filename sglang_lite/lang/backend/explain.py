@@ -1,4 +1,4 @@
-"""What a program would ask of a remote backend, before it asks anything: rungs, calls, tokens, prices, refusals."""
+"""Explanation of a program before it asks a remote backend anything: rungs, calls, tokens, prices, refusals."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ class Explainer(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can honour."""
+        """Capabilities of the backend with its model."""
 
     def rung(self, asked: Asked) -> Rung | Refusal:
         """The rung on which a node is served, or why it is not."""
 
     def selection(self, choices: Sequence[str], *, scores: bool = False) -> Asked:
-        """What a selection asks for."""
+        """Demands of a selection."""
 
     def check_prompt(self, prompt: Prompt) -> None:
         """Refuses a prompt that it would be shown only in part.
@@ -107,7 +107,7 @@ class ExplainedNode:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """How a program would be served. `str` shows it as a table.
+    """Explanation of how a program would be served. `str` shows it as a table.
 
     Attributes:
         backend: its name and model.
@@ -312,7 +312,7 @@ class _Reader:
         return replace(explained, calls=(least, worst * (1 + tries)))
 
     def _refusal(self, here: _Place, turn: TurnPlan | None) -> str | None:
-        """Why the prompt of a node, or its turn, is not served; None: it is."""
+        """Reason for which the prompt of a node, or its turn, is not served; None: it is."""
         if turn is not None and turn.refusal is not None:
             _, feature, instead = turn.refusal
             return f"{feature}. {instead}"
@@ -324,7 +324,7 @@ class _Reader:
         return None
 
     def _tries(self, entry: Entry) -> int:
-        """How often a node is tried again."""
+        """Number of times that a node is tried again."""
         options = entry.own.options if isinstance(entry.own, SglGen) else None
         return self._retries if options is None or options.retries is None else options.retries
 
@@ -343,7 +343,7 @@ class _Reader:
         return replace(node, rung="turn", mode=mode, otherwise=node.rung, calls=(int(not place), own + more))
 
     def _asked(self, said: Gen | Select, entry: Entry) -> Asked:
-        """What the language would ask of the backend."""
+        """Demands that the language would make of the backend."""
         if isinstance(said, Select):
             multi = entry.own.multi if isinstance(entry.own, SglSelect) else None
             scores = bool(said.temperature) or said.method != "token_length_normalized" or multi is not None

@@ -142,7 +142,7 @@ def _continues(backend: BaseBackend) -> TurnRules:
 
 
 def _shared(each: Sequence[Capabilities]) -> Capabilities:
-    """What all can."""
+    """Capabilities that all have."""
     limited = [can.params for can in each if can.params is not None]
     return Capabilities(
         constraints=frozenset.intersection(*(can.constraints for can in each)),

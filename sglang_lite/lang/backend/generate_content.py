@@ -67,7 +67,7 @@ def _parameters(question: Question) -> dict[str, Any]:
 
 
 def _shape(question: Question) -> dict[str, Any]:
-    """How the answer is asked for."""
+    """Fields that ask for the shape of the answer."""
     match question.shape:
         case JsonFormat(schema, _):
             return {"response_mime_type": "application/json", "response_json_schema": schema}

@@ -137,7 +137,7 @@ def kinds_served(profile: Profile, policy: Policy) -> frozenset[type]:
 
 
 def capabilities_of(profile: Profile, policy: Policy) -> Capabilities:
-    """What a backend of the profile can honour, in the words that the language asks in."""
+    """Capabilities of a backend of the profile, in the words that the language asks in."""
     selection = rung_of(profile, policy, Asked("select", constraint=ANY_CHOICE))
     scored = rung_of(profile, policy, Asked("select", constraint=ANY_CHOICE, scores=True))
     return Capabilities(
@@ -148,7 +148,7 @@ def capabilities_of(profile: Profile, policy: Policy) -> Capabilities:
 
 
 def turn_rules_of(profile: Profile, policy: Policy) -> TurnRules:
-    """What a backend of the profile does with several generations in a turn."""
+    """Rules of a backend of the profile for several generations in a turn."""
     can = capabilities_of(profile, policy)
     begun: Begun = "continued" if can.continues or can.prefill else "refused" if policy == "strict" else "asked"
     constrained = can.continues or profile.takes("continue_final_message")

@@ -128,7 +128,7 @@ class Sample:
         return kept
 
     def take(self, answer: Mapping[str, Any]) -> list[Delta | Generation]:
-        """What an answer brings that was not told.
+        """Events of an answer that were not told.
 
         Raises:
             BackendError: it is no answer, tells of a failure, or is not that of the same output.
@@ -301,5 +301,5 @@ def unconditional_of(answer: Mapping[str, Any]) -> tuple[float | None, ...]:
 
 
 def samples_of(params: SamplingParams) -> int:
-    """How many samples are asked for."""
+    """Number of samples that are asked for."""
     return 1 if isinstance(params.n, Unset) else params.n

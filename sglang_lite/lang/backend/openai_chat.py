@@ -159,7 +159,7 @@ class ChatReader:
         return delta
 
     def piece(self, choice: Any, sample: PartialAnswer) -> Delta:
-        """What is new in a choice that streams show; what else it says goes to the sample."""
+        """Delta of a choice, as streams show it; what else it says goes to the sample."""
         message = getattr(choice, "message", None) or choice.delta
         sample.refusal += getattr(message, "refusal", None) or ""
         # Compatible servers tell what a model thinks under one of these names.

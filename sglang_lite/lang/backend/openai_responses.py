@@ -67,7 +67,7 @@ def request(question: Question) -> dict[str, Any]:
 
 
 def _shape(question: Question) -> dict[str, Any]:
-    """How the answer is asked for."""
+    """Fields that ask for the shape of the answer."""
     match question.shape:
         case JsonFormat(schema, strict):
             form = {"type": "json_schema", "name": ANSWER, "schema": schema, "strict": strict}

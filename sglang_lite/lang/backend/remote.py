@@ -56,7 +56,7 @@ class Traceable(Protocol):
     speculation: Any
 
     def trace(self, *, backend: Any = None, explore: int | None = None, **kwargs: Any) -> Any:
-        """Its trace: what `sgl.function` made has it."""
+        """Trace of the program."""
 
 
 class RemoteBackend(BaseBackend):
@@ -135,7 +135,7 @@ class RemoteBackend(BaseBackend):
 
     @property
     def profile(self) -> Profile:
-        """What the model takes. A server that has to be asked what it is, is asked once."""
+        """Profile of the model. A server that has to be asked what it is, is asked once."""
         return self._known[0]
 
     @property
@@ -235,7 +235,7 @@ class RemoteBackend(BaseBackend):
         return msgspec.structs.replace(said, meta={**said.meta, "cost": known_price(said.usage, self.model_name)})
 
     def selection(self, choices: Sequence[str], *, scores: bool = False) -> Asked:
-        """What a selection asks for."""
+        """Demands of a selection."""
         params = self.select_params
         if self.profile.takes("temperature"):
             params = msgspec.structs.replace(params, temperature=0.0)

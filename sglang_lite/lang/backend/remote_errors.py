@@ -29,7 +29,7 @@ _HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """What one backend's SDK raises, and how it is told.
+    """Errors that one backend's SDK raises, and how they are told.
 
     Attributes:
         name: of the backend, for messages.
@@ -114,7 +114,7 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What an API says of a failure: `kinds` are its words for it."""
+    """Words of an API about a failure: `kinds` are its words for it."""
 
     message: str
     kinds: frozenset[str]

@@ -236,7 +236,7 @@ class RemoteProgram:
 async def played_alone(
     server: Server, prompt: Prompt, node: Node, *, stream: bool, model: str | None = None
 ) -> AsyncGenerator[Delta | Generation | Selection, None]:
-    """What a program of one node brings. Where the connection breaks, it is asked for again; with the same seed it
+    """Events of a program of one node. Where the connection breaks, it is asked for again; with the same seed it
     comes to the same, and what was told is not told again.
 
     Args:

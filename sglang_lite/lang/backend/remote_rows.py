@@ -23,7 +23,7 @@ async def rows_played(
     timeout: float | None,
     priority: int = 0,
 ) -> AsyncGenerator[tuple[int, Sequence[RowEvent]], None]:
-    """What rows bring, as `BaseBackend.play_rows` says. Where the connection breaks, the rows that have not ended are
+    """Results of rows, as `BaseBackend.play_rows` says. Where the connection breaks, the rows that have not ended are
     asked for again; those with a seed come to the same.
 
     Raises:

@@ -60,7 +60,7 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a node is not served.
+    """Reason for which a node is not served.
 
     Attributes:
         feature: what can't be honoured.
@@ -75,7 +75,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a node asks for.
+    """Demands of a node.
 
     Attributes:
         kind: "gen", or "select" of one of the choices.

@@ -51,7 +51,7 @@ def _with_effort(rung: Rung, profile: Profile, policy: Policy, asked: Asked) -> 
 
 
 def _without(rung: Rung, profile: Profile, policy: Policy, name: str, asked: Asked) -> Rung | Refusal:
-    """What becomes of a parameter that the model, or the rung, does not take."""
+    """Rung of a node with a parameter that the model, or the rung, does not take; or the refusal."""
     if policy != "strict" and name == "n":
         count = 1 if isinstance(asked.params.n, Unset) else asked.params.n
         best, worst = rung.calls

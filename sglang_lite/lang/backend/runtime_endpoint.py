@@ -180,7 +180,7 @@ class RuntimeEndpoint(BaseBackend):
     async def _alone(
         self, prompt: Prompt, node: Node, *, stream: bool = False
     ) -> AsyncGenerator[Delta | Generation | Selection, None]:
-        """What a program of one node brings."""
+        """Events of a program of one node."""
         model = None if self._programs else self.get_model_name()
         async with contextlib.aclosing(played_alone(self._server, prompt, node, stream=stream, model=model)) as events:
             async for event in events:

@@ -1,4 +1,4 @@
-"""What a server that speaks OpenAI's protocol is, by what it says of itself."""
+"""Kinds of servers that speak OpenAI's protocol, told by what each says of itself."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def _instruction(constraint: Constraint) -> str:
 
 
 def shape_of(rung: Rung) -> Shape:
-    """How a call on a rung asks for its answer."""
+    """Shape in which a call on a rung asks for its answer."""
     match rung.name:
         case "json_schema" | "enum" if rung.form is None:
             return JsonFormat(rung.field, strict=True)

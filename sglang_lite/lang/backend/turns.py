@@ -73,7 +73,7 @@ def answered(prompt: Prompt, answer: str, words: str, template: ChatTemplate) ->
 
 
 def unrepeated(begun: str, text: str) -> str:
-    """What a model that was asked to go on has added: without the lines of the begun turn that it has said again."""
+    """Text that a model has added to a turn which it was asked to continue: without lines of the begun turn."""
     lines = begun.strip().split("\n")
     start = len(text) - len(text.lstrip())
     for first in range(len(lines)):

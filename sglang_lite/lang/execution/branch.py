@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -367,8 +367,7 @@ class Branch:
         """Branches that continue from here, each on its own."""
         self.node_count += 1
         children = [Branch(self._forked(), f"{self.path}/{self.node_count}.{i}") for i in range(size)]
-        for child in children:
-            child.inherit(self)
+        self.hand_down(children)
         players = [child.player for child in children]
         self.player.children += players
         if size > 1:
@@ -381,11 +380,24 @@ class Branch:
         pushed = self.player.pushed
         return Player(self.run, None if pushed is None else PushedBranch(pushed.program, pushed), forked=True)
 
-    def inherit(self, parent: Branch) -> None:
-        """Takes over what the submitting side of the branch knows from which this one is forked."""
-        self.names.variables = dict(parent.names.variables)
-        self._turns, self._role = list(parent._turns), parent._role
-        self._grammar, self._ahead = parent._grammar, parent._ahead and parent._ahead.copy()
+    def hand_down(self, children: Iterable[Branch]) -> None:
+        """Tells branches that are forked from this one what its submitting side knows."""
+        for child in children:
+            child.names.variables = dict(self.names.variables)
+            child.begin(self._turns, self._role, self._grammar, self._ahead and self._ahead.copy())
+
+    def begin(
+        self, turns: Iterable[str], role: tuple[str, str] | None, grammar: Constraint | None, ahead: ByteMatcher | None
+    ) -> None:
+        """Begins where another branch is.
+
+        Args:
+            turns: roles of its finished turns.
+            role: of its open turn, and the suffix of that.
+            grammar: that is open.
+            ahead: the matcher of that, behind all its text; None where not all of it is known.
+        """
+        self._turns, self._role, self._grammar, self._ahead = list(turns), role, grammar, ahead
 
     def restore(
         self, pieces: Sequence[Piece], messages: Sequence[Message], turn: tuple[str, int] | None = None

@@ -246,7 +246,7 @@ async def _call(
             elif show is not None and not event.index:
                 show.delta(event)
     except SglError as error:
-        branch.run.failed([error.usage])
+        branch.run.account.failed([error.usage])
         raise
     if len(done) > 1:
         done.sort(key=lambda g: g.index)
@@ -257,7 +257,7 @@ async def _call(
             _hold(branch, op, done)
         except SglError as error:
             error.usage = total_usage(answer.usage for answer in done)
-            branch.run.failed([error.usage])
+            branch.run.account.failed([error.usage])
             raise
     if show is not None:
         show.end(done[0])
@@ -297,7 +297,7 @@ def _checked(branch: Player, op: GenOp, generations: Sequence[Generation]) -> li
 
 def _refuse(branch: Player, op: GenOp, answers: Sequence[Generation], error: Exception) -> None:
     op.refuse(answers, error)
-    branch.run.failed(answer.usage for answer in answers)
+    branch.run.account.failed(answer.usage for answer in answers)
 
 
 def _values(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
@@ -373,7 +373,7 @@ def _accept(branch: Player, op: GenOp, generations: Sequence[Generation], values
     else:
         branch.transcript.append(spans)
     op.variable.record = list(generations) if several else first
-    op.ended = branch.run.played(op.variable.record)
+    op.ended = branch.run.account.played(op.variable.record)
     op.variable.behind = branch.transcript.behind
     op.variable.set(list(values) if several else values[0])
     if op.log is not None:

@@ -84,7 +84,7 @@ class SelectOp:
     place: str = ""
 
     def refuse(self, error: Exception) -> None:
-        """As of a generation."""
+        """Keeps an attempt that has failed."""
         self.refused = (*self.refused, Refused((), error))
 
 

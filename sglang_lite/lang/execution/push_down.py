@@ -212,10 +212,14 @@ class PushedBranch:
         pushed = PushedBranch(
             PushedProgram(self.program.backend, stream=self.program.stream, priority=self.program.priority)
         )
-        pushed.held, pushed._behind = at, True
-        if at is None:
-            pushed._sync(pieces)
+        pushed.begin_behind(at, pieces)
         return pushed
+
+    def begin_behind(self, at: Op | None, pieces: Sequence[Piece]) -> None:
+        """Begins with text that is not handed over yet; as `fresh`."""
+        self.held, self._behind = at, True
+        if at is None:
+            self._sync(pieces)
 
     def join(self, node: Join, children: Sequence[PushedBranch | None]) -> Join:
         """The node, with how many nodes each of the branches has; without, if not all of them are handed over."""

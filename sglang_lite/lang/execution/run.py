@@ -1,4 +1,4 @@
-"""State shared by the branches of a run: its backend, settings, deadline, usage, and the program that it hands over."""
+"""State shared by the branches of a run: its backend, settings, deadline, and the program that it hands over."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import itertools
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,22 +18,20 @@ import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.concurrency.loop import forks
+from sglang_lite.lang.execution.account import Account
 from sglang_lite.lang.execution.budget import Budget
 from sglang_lite.lang.execution.push_down import PushedBranch, PushedProgram
 from sglang_lite.lang.expressions import BaseProgram
-from sglang_lite.lang.results import usages_of
 from sglang_lite.program.seeds import derived_seed
 from sglang_lite.protocol import (
     UNSET,
     BudgetError,
     CapabilityError,
-    Generation,
     RequestTimeoutError,
     SamplingParams,
     SglError,
     TemplateError,
     Usage,
-    total_usage,
 )
 from sglang_lite.protocol.saved import SavedAnswer
 from sglang_lite.text.chat_template import ChatTemplate
@@ -118,17 +116,15 @@ class Run:
         plain: neither retries, a timeout nor a budget are to be watched.
         budgets: its own, and those of the runs that it is inside.
         state: what the body holds of the first branch; None: there is no body.
+        account: what its nodes have used, and how long it has taken.
         push_down: as set, for this run and those that it is inside.
         context: of whoever has run it: what is played elsewhere is played in copies of it.
-        replayed: its nodes were played elsewhere, so only how long each took is known.
-        started: `time.perf_counter()` when it began.
     """
 
     __slots__ = (
-        "__weakref__", "_failed", "_inside", "_last_end", "_records", "_seeds", "_stopped", "_template", "backend",
-        "body", "body_open", "budgets", "called", "context", "deadline", "is_async", "loop", "made", "new_state",
-        "plain", "push_down", "remembered", "replayed", "settings", "speculates", "speculation", "started", "state",
-        "timeout",
+        "__weakref__", "_inside", "_seeds", "_stopped", "_template", "account", "backend", "body", "body_open",
+        "budgets", "called", "context", "deadline", "is_async", "loop", "made", "new_state", "plain", "push_down",
+        "remembered", "settings", "speculates", "speculation", "state", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -149,7 +145,7 @@ class Run:
             budget.check(backend)
         self.plain = self.deadline is None and not settings.retries and not self.budgets
         self.push_down: bool = settings.push_down and not self.budgets and (outer is None or outer.push_down)
-        self.body_open, self.made, self.replayed = True, forks(), False
+        self.body_open, self.made = True, forks()
         self.body: Any = None
         self.called: Calling | None = None
         self.speculation: ApiSpeculation | None = None
@@ -158,13 +154,11 @@ class Run:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.context = _NO_CONTEXT
         self._template: ChatTemplate | None = None
-        self._records: list[Any] = []
-        self._failed: list[Usage] = []  # of attempts that failed
         self.state: Callable[[], Any] = _no_state
         self._seeds = itertools.count(1)
         self._inside: set[weakref.ref[Inner]] = set()
         self._stopped: SglError | None = None  # for good
-        self.started = self._last_end = time.perf_counter()
+        self.account = Account()
 
     def pushed(self) -> PushedBranch | None:
         """Hands the run over; None where the backend is asked node by node.
@@ -191,18 +185,6 @@ class Run:
                 )
         return self._template
 
-    def played(self, record: object) -> float:
-        """Keeps the result of a node. Returns when that was."""
-        self._records.append(record)
-        self._last_end = now = time.perf_counter()
-        return now
-
-    def failed(self, usages: Iterable[Usage | None]) -> None:
-        """Keeps what an attempt has used that failed."""
-        for usage in usages:
-            if usage is not None:
-                self._failed.append(msgspec.structs.replace(usage, thrown_away_tokens=usage.completion_tokens))
-
     @contextlib.contextmanager
     def within_budget(self, backend: BaseBackend, most: Callable[[], Usage]) -> Iterator[list[Usage]]:
         """Books a call with all budgets, which is made inside; as `Budget.call`."""
@@ -220,15 +202,6 @@ class Run:
             yield told
             for each in used:
                 each += told
-
-    def restore(self, usage: Usage) -> None:
-        """Takes over what an earlier run has used."""
-        self.played(Generation("", usage=usage))
-        self.started = self._last_end - usage.total_s
-
-    def took(self, seconds: float) -> None:
-        """Sets the time that the run has taken, of one whose nodes were played elsewhere."""
-        self.started, self.replayed = self._last_end - seconds, True
 
     def inner_seed(self) -> int | None:
         """A seed for the next program that the body runs by itself."""
@@ -258,18 +231,14 @@ class Run:
         """Has the run of a body that is only recorded call something when it is there. None: this is no such run."""
         return None
 
-    def usage(self) -> Usage:
-        total = total_usage([*usages_of(self._records[:]), *self._failed[:]])
-        return msgspec.structs.replace(total, total_s=self._last_end - self.started)
-
 
 def _no_state() -> None:
-    """What nobody holds."""
+    """Stands for a state that nobody holds."""
 
 
 def deadline_of(timeout: float | None, outer: Run | None) -> tuple[float | None, float | None]:
-    """When a run that begins now has taken too long (`time.monotonic()`), and the seconds that this stands for: its own
-    timeout, or that of the run which it is inside. None: never."""
+    """Deadline of a run that begins now (`time.monotonic()`), and the seconds that it stands for: its own timeout, or
+    that of the run which it is inside. None: it has none."""
     deadline = None if timeout is None else time.monotonic() + timeout
     if outer is not None and outer.deadline is not None and outer.deadline < (deadline or math.inf):
         return outer.deadline, outer.timeout

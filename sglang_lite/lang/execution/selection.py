@@ -128,7 +128,7 @@ async def _select_once(
                 turn, place = op.turn
                 selection = await turn.selection(place, backend, prompt, texts, attempt)
         except SglError as error:
-            run.failed([error.usage])
+            run.account.failed([error.usage])
             raise
         used.append(selection.usage)
     return selection
@@ -173,7 +173,7 @@ def _chosen(branch: Player, op: SelectOp, record: Any, text: str, value: str | l
     """Gives the variable of a selection its value, and its stream the text."""
     op.variable.record = record
     op.variable.behind = branch.transcript.behind
-    op.ended = branch.run.played(record)
+    op.ended = branch.run.account.played(record)
     if op.log is not None:
         op.log.append(text)
         op.log.close()

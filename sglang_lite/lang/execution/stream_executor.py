@@ -80,7 +80,7 @@ class StreamExecutor:
         self._player = player
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, StreamExecutor) and other._player is self._player
+        return isinstance(other, StreamExecutor) and hash(other) == hash(self)
 
     def __hash__(self) -> int:
         return hash(id(self._player))

@@ -128,11 +128,19 @@ class Transcript:
 
     def fork(self, other: Transcript) -> None:
         """Lets another one, which has nothing yet, continue from here."""
-        other.pieces, other.messages = list(self.pieces), list(self.messages)
-        other._turn, other._walk = self._turn, self._walk and self._walk.copy()
-        other._start, other._forks = len(self.pieces), [*self._forks, len(self.messages)]
+        other.restore(self.pieces, self.messages, self._turn)
+        other.begin(self._walk and self._walk.copy(), [*self._forks, len(self.messages)])
         if self.log is not None and other.log is not None:
             other.log.append(self.text())
+
+    def begin(self, walk: ByteMatcher | None, forks: list[int]) -> None:
+        """Begins a fork behind what is there.
+
+        Args:
+            walk: the matcher of the open grammar, for this branch alone.
+            forks: finished turns at each fork that led here.
+        """
+        self._walk, self._start, self._forks = walk, len(self.pieces), forks
 
     def place(self) -> Place:
         return Place(len(self.pieces), len(self.messages), self._turn, self._walk and self._walk.copy())

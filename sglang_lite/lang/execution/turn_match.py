@@ -74,7 +74,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What an answer holds.
+    """Values that an answer holds.
 
     Attributes:
         values: of the first holes, up to the first that is not there.
@@ -113,12 +113,12 @@ def read(answer: Answer, parts: Sequence[Part]) -> Reading:
 
 
 def _first(constant: str, text: str) -> tuple[int, int] | None:
-    """Where the constant that begins a turn stands."""
+    """Place of the constant that begins a turn."""
     return _line(constant, text, 0) if constant.strip() else (0, 0)
 
 
 def _after(constant: str, text: str, at: int, values: Sequence[Value]) -> tuple[int, int] | None:
-    """Where a constant stands that follows on a place. The stop that ended the value there may begin it, or not."""
+    """Place of a constant that follows on another. The stop that ended the value there may begin it, or not."""
     pattern = _pattern(constant)
     stop = values[-1].matched if values else None
     for start in (at, at + len(stop or "")):
@@ -130,7 +130,7 @@ def _after(constant: str, text: str, at: int, values: Sequence[Value]) -> tuple[
 
 
 def _line(constant: str, text: str, at: int) -> tuple[int, int] | None:
-    """Where a line begins with a constant, not far behind a place."""
+    """Place of a line that begins with a constant, not far behind another."""
     match = _line_pattern(constant).search(text, at)
     if match is None:
         return None
@@ -191,7 +191,7 @@ def _constrained(hole: Hole, fits: Callable[[str], bool], behind: str, text: str
 
 
 def _limited(hole: Hole, answer: Answer, start: int, end: int) -> int | None:
-    """How many characters of a text the limit on its tokens leaves; None: nobody knows."""
+    """Number of a text's characters that the limit on its tokens leaves; None: nobody knows."""
     length, limit = end - start, hole.max_tokens
     if limit is None or answer.count <= limit or len(answer.text[start:end].encode()) <= limit:  # a token has a byte
         return length

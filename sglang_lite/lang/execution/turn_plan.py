@@ -47,7 +47,7 @@ class Span:
 
     @property
     def asked(self) -> list[Generated]:
-        """Its generations and selections."""
+        """Generations and selections of the turn."""
         return [part for part in self.parts if not isinstance(part, str)]
 
     @property

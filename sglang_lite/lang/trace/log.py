@@ -43,7 +43,7 @@ def trace_of(player: Player) -> Trace:
     run = player.run
     nodes = [draft.record() for draft in list(_drafts(player))]
     seconds = max((node.end for node in nodes), default=0.0)
-    started = time.time() - (time.perf_counter() - run.started)
+    started = time.time() - (time.perf_counter() - run.account.started)
     head = TraceHead(len(nodes), seconds, run.backend.trace_name, run.backend.get_model_name(), started)
     return Trace(head, tuple(nodes))
 
@@ -84,7 +84,7 @@ class _Reader:
         self._path, self._rejected, self._now = path, rejected, now
         self._unknown = list(unknown)
         self._marks: dict[int, tuple[int, list[_Draft]]] = {}  # how much there was, and `unknown`
-        self._run, self._started = player.run, player.run.started
+        self._run, self._started = player.run, player.run.account.started
         played = list(dict.fromkeys(map(_Once, player.played[:])))  # what was stopped may stand there twice
         for each in played:
             self._take(each.op)
@@ -155,7 +155,7 @@ class _Reader:
         error = op.variable.error()
         end = max(op.ended - self._started, self._now) if op.ended else self._now
         start = end
-        if self._run.replayed:
+        if self._run.account.replayed:
             start, end = self._now, self._now + (found[0].usage.total_s if found else 0.0)
         elif op.began:
             start = op.began - self._started
@@ -180,7 +180,7 @@ class _Reader:
         pieces = [piece for each in op.added if each.done and each.error() is None for piece in each.result()]
         text = "".join(p if isinstance(p, str) else p.text for p in pieces if not isinstance(p, Image))
         ends = [each.ended for child in op.children for each in child.played if isinstance(each, GenOp | SelectOp)]
-        known = op.added and not self._run.replayed
+        known = op.added and not self._run.account.replayed
         end = max([self._now, *(at - self._started for at in ends)]) if known else self._now
         self._add("join", op.node.where, text=text, end=end)
 

@@ -363,7 +363,7 @@ class StepLoop:
         for row in step.through:
             if live[row]:
                 request = batch.requests[row]
-                request.first_token_at = request.first_token_at or now
+                request.times.first_token = request.times.first_token or now
                 if request.ending is not None:
                     self._finish(request, request.ending)
         which = live[rows].nonzero()[0]

@@ -222,7 +222,7 @@ class Scheduler:
         self.store.look_up(holding)  # the same program may have been played before
         following.holding = holding
         following.admission = request.admission
-        following.started_at = time.perf_counter()
+        following.times.started = time.perf_counter()
         following.cached_tokens = int(table.computed[slot])
         following.miss = self.store.miss_in_place(tokens, holding)
         following.move(State.WAITING)
@@ -370,7 +370,7 @@ class Scheduler:
             request.admission = self._admissions
             request.holding = store.admit(tokens, match, request.namespace)
             self._refused = 0
-            request.started_at = request.started_at or time.perf_counter()
+            request.times.started = request.times.started or time.perf_counter()
             if request.cached_tokens < 0:
                 request.cached_tokens = min(int(table.computed[request.slot]), request.prompt_len)
                 prompt = tokens[: request.prompt_len]

@@ -110,9 +110,7 @@ class JsonText:
 
     def copy(self) -> JsonText:
         twin = JsonText(self._places)
-        twin._open, twin._text = [each.copy() for each in self._open], self._text
-        twin._quoted, twin._escaped = self._quoted, self._escaped
-        twin._is_name, twin._name_next = self._is_name, self._name_next
+        vars(twin).update(vars(self), _open=[each.copy() for each in self._open])
         return twin
 
     # -------------------------------------------------------------------------------------------- following

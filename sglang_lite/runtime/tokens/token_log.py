@@ -5,6 +5,7 @@ It holds on every path (call by call, whole programs), so their tokens, cache hi
 
 from __future__ import annotations
 
+import copy
 from array import array
 from collections.abc import Iterable, Sequence
 
@@ -79,8 +80,8 @@ class TokenLog:
 
     def copy(self) -> TokenLog:
         """A copy that grows by itself."""
-        twin = TokenLog(self._tokenizer, all_special=self._all_special)
-        twin.fixed, twin.open, twin._known = self.fixed[:], list(self.open), self._known
+        twin = copy.copy(self)
+        twin.fixed, twin.open = self.fixed[:], list(self.open)
         return twin
 
 

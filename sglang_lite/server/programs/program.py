@@ -111,7 +111,7 @@ class Budget:
         """
         left = Budget(self.tokens, self.nodes, self.branches, self.vocab_size)
         for place, node in _walked(nodes, pointer):
-            left._take(node, place, self)
+            left.spend(node, place, self)
         return left
 
     def take_program(self, program: Program, pointer: str) -> Budget:
@@ -140,7 +140,16 @@ class Budget:
             raise ParameterError(f"{pointer}/decision", told, hint="Lower max_tokens, or bound loops lower.")
         return left
 
-    def _take(self, node: Node, pointer: str, most: Budget) -> None:
+    def spend(self, node: Node, pointer: str, most: Budget) -> None:
+        """Takes a node off the budget.
+
+        Args:
+            pointer: JSON Pointer to it.
+            most: the budget before, for errors.
+
+        Raises:
+            ParameterError, CapabilityError: as `take`.
+        """
         self.nodes -= 1
         if self.nodes < 0:
             raise ParameterError(pointer, f"a program may have {most.nodes:,} more nodes here.")

@@ -32,13 +32,13 @@ class NativeServer:
                 pass
 
             def do_GET(self):
-                server._answer(self, None)
+                server.answer(self, None)
 
             def do_POST(self):
                 data = self.rfile.read(int(self.headers.get("content-length") or 0))
                 body = json.loads(data) if data else None
                 server.asked.append((self.path, body))
-                server._answer(self, body)
+                server.answer(self, body)
 
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._http.daemon_threads = True
@@ -49,7 +49,7 @@ class NativeServer:
     def bodies(self, path="/generate"):
         return [body for asked, body in self.asked if asked == path]
 
-    def _answer(self, request, body):
+    def answer(self, request, body):
         self.headers = dict(request.headers)
         default = self.answers.get(
             f"{request.command} {request.path}", (404, {"object": "error", "message": "Not Found", "code": 404})
