@@ -159,7 +159,7 @@ __all__ = [  # written out, as type checkers read it
 ]  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> Any:  # whatever has that name
     if name == "grammar":
         return importlib.import_module("sglang_lite.grammar")
     if name not in _HOME:

@@ -67,7 +67,7 @@ class Location:
     def __hash__(self) -> int:
         return hash(self.names)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Location.named, self.names  # code can't be pickled
 
     def __repr__(self) -> str:
@@ -93,7 +93,7 @@ class Origin:
     node: str | None = None
 
     @classmethod
-    def of(cls, meta: Mapping[str, Any]) -> Origin | None:
+    def of(cls, meta: Mapping[str, Any]) -> Origin | None:  # JSON
         """The call that an answer with this metadata comes from; None: it is not a provider's."""
         return cls(meta["provider"], str(meta.get("model")), meta.get("id")) if "provider" in meta else None
 
@@ -125,7 +125,7 @@ class SglError(Exception):
     def __copy__(self) -> SglError:
         return restored(type(self), self.args, self.__dict__)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return restored, (type(self), self.args, self.__dict__)  # by attributes, as constructors differ
 
     def __str__(self) -> str:
@@ -137,7 +137,9 @@ class SglError(Exception):
         return text
 
 
-def restored(kind: type[SglError], args: tuple[Any, ...], attributes: Mapping[str, Any]) -> SglError:
+def restored(
+    kind: type[SglError], args: tuple[Any, ...], attributes: Mapping[str, Any]
+) -> SglError:  # whatever the kind of error has
     """An error with these attributes; its constructor is not called."""
     error = kind.__new__(kind, *args)
     error.args = args  # which OSError's __new__ leaves to its constructor
@@ -238,7 +240,7 @@ class BudgetError(SglError):
         self.limit = limit
         self.state: Any = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return restored, (type(self), self.args, {**self.__dict__, "state": None})  # it stays with its backend
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -51,6 +51,7 @@ from sglang_lite.protocol import (
     Tags,
     ValueValidationError,
 )
+from sglang_lite.protocol.anything import UserValue
 
 if TYPE_CHECKING:
     from sglang_lite.engine.engine import Engine
@@ -173,7 +174,7 @@ def matches(constraint: ConstraintLike, text: str, model: str | Path | Engine | 
     return any(_generates(grammar, engine, each) for each in texts if each is not None)
 
 
-def validate(constraint: ConstraintLike, text: str) -> Any:
+def validate(constraint: ConstraintLike, text: str) -> UserValue:
     """The value of a finished text: for a Python type one of it, for a JSON schema what the text spells, else the text.
 
     Raises:

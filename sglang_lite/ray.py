@@ -19,6 +19,7 @@ from sglang_lite.lang.body_pool import Outcome, Report
 from sglang_lite.lang.checkpoint import data_of, state_of
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.protocol import BackendError, CapabilityError, ParameterError, SglError
+from sglang_lite.protocol.anything import UserValue
 from sglang_lite.wire.failure import as_error, as_failure
 
 logger = logging.getLogger("sglang_lite")
@@ -68,7 +69,7 @@ class RayOptions:
             return "sglang_lite.ray", sorted((name, str(value)) for name, value in self.engine.items())
         return "sglang_lite.ray", self.engine.__module__, self.engine.__qualname__
 
-    def rows(self, given: Any) -> Any:
+    def rows(self, given: UserValue) -> UserValue:
         """The items of a batch: a Ray Dataset's rows, or what was given."""
         return list(given.iter_rows()) if hasattr(given, "iter_rows") else given
 

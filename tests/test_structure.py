@@ -124,6 +124,31 @@ def test_docstrings_begin_with_their_noun_or_verb():
     assert found == []
 
 
+def public_functions(body):
+    """Functions of a module or class, and of its public classes, that have no underscore in front."""
+    for node in body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from public_functions(node.body)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (
+            not node.name.startswith("_") or node.name.endswith("__")
+        ):
+            yield node
+
+
+def test_any_in_a_public_signature_has_its_reason_beside_it():
+    """In a comment, or by a name of `protocol/anything.py`."""
+    found = []
+    for file in PACKAGE.rglob("*.py"):
+        text = file.read_text()
+        lines = text.splitlines()
+        for node in public_functions(ast.parse(text).body):
+            signature = (*ast.walk(node.args), *ast.walk(node.returns or ast.Pass()))
+            anything = any(isinstance(each, ast.Name) and each.id == "Any" for each in signature)
+            if anything and "#" not in "".join(lines[node.lineno - 1 : node.body[0].lineno]):
+                found.append(f"{file.relative_to(PACKAGE)}:{node.lineno} {node.name}")
+    assert found == []
+
+
 # Private names of other packages that have no public one for the same.
 OTHERS_PRIVATE = {
     "_convert_weight_to_int4pack_for_cpu", "_exit", "_fields", "_get_running_loop", "_getframe", "_grouped_mm",

@@ -29,6 +29,7 @@ from sglang_lite.protocol import (
     Span,
     Usage,
 )
+from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.checkpoint import open_checkpoint
 from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
@@ -193,7 +194,7 @@ class ScriptedCore:
     def flush_cache(self) -> int:
         return 0
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Json]:
         return {"running": len(self._open), "waiting": 0, "total_tokens": 1 << 20, "free_tokens": 1 << 20,
                 "steps": self.steps}  # fmt: skip
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sglang_lite.constraints.formal.automaton import accepts, is_empty
 from sglang_lite.constraints.formal.earley import recognises
 from sglang_lite.constraints.formal.grammars import regular
@@ -11,6 +9,7 @@ from sglang_lite.constraints.formal.nodes import ANY_TEXT, concat, intersection,
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.schema import parse_json
 from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema, ValueValidationError
+from sglang_lite.protocol.anything import UserValue
 
 
 def matches(constraint: Constraint, text: str) -> bool:
@@ -31,7 +30,7 @@ def matches(constraint: Constraint, text: str) -> bool:
     return recognises(language, text) if references(body) else accepts(body, text)
 
 
-def validate(constraint: Constraint, text: str) -> Any:
+def validate(constraint: Constraint, text: str) -> UserValue:
     """The value of a finished text: for a JSON schema what it spells, else the text.
 
     Raises:

@@ -32,7 +32,7 @@ class BoundedCache:
         self._entries: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: object) -> Any:
+    def get(self, key: object) -> Any:  # what was kept under it
         """Look up a value: in a tuple, or None."""
         with self._lock:
             found = self._entries.get(key)

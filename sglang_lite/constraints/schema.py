@@ -14,10 +14,11 @@ from sglang_lite.constraints.json_schema.resources import embedded
 from sglang_lite.constraints.json_schema.style import style_of
 from sglang_lite.constraints.json_schema.validator import faults
 from sglang_lite.protocol import ConstraintError, JsonSchema, SglError, ValueValidationError
+from sglang_lite.protocol.anything import Json
 
 
 def json_schema(
-    source: str | Mapping[str, Any] | bool,
+    source: str | Mapping[str, Json] | bool,
     *,
     enforce: Literal["strict", "best_effort"] = "strict",
     format: Literal["assert", "annotate"] = "assert",
@@ -26,7 +27,7 @@ def json_schema(
     order: Literal["schema", "any"] = "schema",
     integers: Literal["whole", "decimal"] = "whole",
     closed: bool = False,
-    resources: Mapping[str, Any] | None = None,
+    resources: Mapping[str, Json] | None = None,
 ) -> JsonSchema:
     """A checked constraint from schema text or a schema.
 
@@ -74,7 +75,7 @@ def _with_resources(text: str, resources: Mapping[str, Any]) -> str:
         raise ConstraintError("json_schema: nested too deeply.") from error
 
 
-def parse_json(constraint: JsonSchema, text: str) -> Any:
+def parse_json(constraint: JsonSchema, text: str) -> Json:
     """The value that `text` spells, in whatever style, validated.
 
     Raises:

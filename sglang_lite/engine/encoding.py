@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lite.protocol import CapabilityError, ParameterError
+from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.encoding.request import reads_no_text, tokenised
 from sglang_lite.runtime.encoding.spec import Classifier, EncoderSpec
 
@@ -136,7 +137,7 @@ def classify(self: Engine, prompt: str | Sequence[str], *, truncate: bool = Fals
 
 def classes(
     engine: Engine, texts: Sequence[str], *, truncate: bool = False, field: str = "prompt"
-) -> tuple[list[dict[str, Any]], list[int]]:
+) -> tuple[list[dict[str, Json]], list[int]]:
     """Labels of texts as `classify` gives them, and the tokens of each text."""
     classifier = _classifier(engine)
     logits, tokens = _read(engine, texts, truncate=truncate, field=field)

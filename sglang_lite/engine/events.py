@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from sglang_lite.engine.engine_process import EngineProcess
 from sglang_lite.engine.frames import Answer, Ended, Told, error_of
 from sglang_lite.protocol import Delta, Played, ProgramResult, SglError
+from sglang_lite.protocol.anything import Json
 from sglang_lite.wire.failure import Failure
 
 logger = logging.getLogger("sglang_lite")
@@ -60,7 +61,7 @@ class Events:
     def get(self, number: int) -> OpenEntry | None:
         return self._open.get(number)
 
-    def ask(self, number: int, process: EngineProcess) -> Future[Any]:
+    def ask(self, number: int, process: EngineProcess) -> Future[Json]:
         """The future of a call that a process will answer. Under the lock."""
         future: Future[Any] = Future()
         self._asked[number] = (process, future)

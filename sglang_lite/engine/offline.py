@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from sglang_lite.engine.core import Core
 from sglang_lite.engine.sglang_api import Answer
 from sglang_lite.protocol import BatchError, Delta, Generation, OverloadedError, RequestAbortedError, SglError
+from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.core.open_requests import Ticket
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.output_builder import Event
@@ -99,7 +100,7 @@ class Running:
         """True while something is still to come."""
         return self._open > 0
 
-    def take(self, item: tuple[int, Event] | None) -> list[dict[str, Any]]:
+    def take(self, item: tuple[int, Event] | None) -> list[dict[str, Json]]:
         """The answers that an event changes, as they are now.
 
         Raises:
@@ -157,10 +158,10 @@ class Running:
 class Stream(Iterator[dict[str, Any]]):
     """Answers as they come. Closed or dropped, it ends what runs, before its first answer too."""
 
-    def __init__(self, running: Running, answers: Generator[dict[str, Any], None, None]) -> None:
+    def __init__(self, running: Running, answers: Generator[dict[str, Json], None, None]) -> None:
         self._running, self._answers = running, answers
 
-    def __next__(self) -> dict[str, Any]:
+    def __next__(self) -> dict[str, Json]:
         return next(self._answers)
 
     def close(self) -> None:
@@ -175,10 +176,10 @@ class Stream(Iterator[dict[str, Any]]):
 class AsyncStream(AsyncIterator[dict[str, Any]]):
     """`Stream` for coroutines."""
 
-    def __init__(self, running: Running, answers: AsyncGenerator[dict[str, Any], None]) -> None:
+    def __init__(self, running: Running, answers: AsyncGenerator[dict[str, Json], None]) -> None:
         self._running, self._answers = running, answers
 
-    async def __anext__(self) -> dict[str, Any]:
+    async def __anext__(self) -> dict[str, Json]:
         return await anext(self._answers)
 
     async def aclose(self) -> None:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from sglang_lite.protocol import ParameterError
+from sglang_lite.protocol.anything import UserValue
 
 _RENAMED_VALUES = {
     "kv_cache_dtype": ("fp8_e4m3", "fp8"),
@@ -90,7 +91,7 @@ def names_of(setting: str) -> list[str]:
             if each.here == "engine" and each.setting == setting and each.name != setting]  # fmt: skip
 
 
-def engine_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+def engine_settings(given: Mapping[str, UserValue]) -> dict[str, UserValue]:
     """The keywords of an engine, with SGLang's ServerArgs of the same meaning translated to fields of EngineConfig.
 
     Raises:

@@ -27,6 +27,7 @@ from sglang_lite.protocol import (
     TokenLogprob,
     Unset,
 )
+from sglang_lite.protocol.anything import Json
 from sglang_lite.protocol.sampling import named, read_params
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.resolved_params import LogitProcessor
@@ -270,7 +271,7 @@ class Answer:
         self._logprobs: list[TokenLogprob] = []
         self.outcome: dict[str, Any] | SglError | None = None
 
-    def take(self, event: Delta | Generation | SglError, cached_tokens: int = 0) -> dict[str, Any]:
+    def take(self, event: Delta | Generation | SglError, cached_tokens: int = 0) -> dict[str, Json]:
         """
         Args:
             cached_tokens: of the prompt, for an answer that is not complete.

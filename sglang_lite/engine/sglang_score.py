@@ -14,6 +14,7 @@ from sglang_lite.engine import encoding
 from sglang_lite.engine.sglang_api import plain_ids, read_request
 from sglang_lite.errors import shown
 from sglang_lite.protocol import ParameterError, Prompt, Unset
+from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.core.submission import GenerateRequest
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ async def async_score(
     return _result(calls, answers, apply_softmax, temperature, with_logprobs=return_token_logprobs)
 
 
-def rerank(self: Engine, prompt: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+def rerank(self: Engine, prompt: Sequence[Sequence[str]]) -> list[dict[str, Json]]:
     """Scores of pairs of texts by a cross-encoder, as SGLang's dictionaries: `score_pairs` in another shape.
 
     Args:

@@ -13,11 +13,17 @@ from sglang_lite.lang.execution.reading import check_name
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.tools import ToolCall, ToolError, check_tools
 from sglang_lite.protocol import Location, ParameterError
+from sglang_lite.protocol.anything import UserValue
 from sglang_lite.text.tool_use import result_text
 
 
 def use_tools(
-    s: ProgramState, tools: Sequence[Callable[..., Any]], name: str = "answer", *, max_steps: int = 8, **options: Any
+    s: ProgramState,
+    tools: Sequence[Callable[..., UserValue]],
+    name: str = "answer",
+    *,
+    max_steps: int = 8,
+    **options: UserValue,
 ) -> str:
     """Lets the model use tools until it answers: assistant turns with calls, user turns with their results.
 

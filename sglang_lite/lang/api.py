@@ -28,19 +28,20 @@ from sglang_lite.lang.tools import Toolbox
 from sglang_lite.program.choosing import checked_choices, name_of
 from sglang_lite.program.nodes import Expression, Expressions, Gen, Select, TurnBegin, TurnEnd, as_expression
 from sglang_lite.protocol import Constraint, Ebnf, JsonSchema, Lark, Number, ParameterError, Regex
+from sglang_lite.protocol.anything import Json, UserValue
 from sglang_lite.protocol.sampling import Deferred
 from sglang_lite.text.reasoning import ReasoningParser
 
 
 @overload
-def function(func: Callable[..., Any], num_api_spec_tokens: int | None = None) -> SglFunction: ...
+def function(func: Callable[..., UserValue], num_api_spec_tokens: int | None = None) -> SglFunction: ...
 @overload
 def function(
     func: None = None, num_api_spec_tokens: int | None = None
-) -> Callable[[Callable[..., Any]], SglFunction]: ...
+) -> Callable[[Callable[..., UserValue]], SglFunction]: ...
 def function(
-    func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None
-) -> SglFunction | Callable[[Callable[..., Any]], SglFunction]:
+    func: Callable[..., UserValue] | None = None, num_api_spec_tokens: int | None = None
+) -> SglFunction | Callable[[Callable[..., UserValue]], SglFunction]:
     """Makes a program of a function whose first parameter is the state. With or without parentheses."""
     if func is None:
         return lambda func: SglFunction(func, num_api_spec_tokens)
@@ -58,7 +59,7 @@ def flush_cache(backend: BackendLike | None = None) -> bool:
     return bool(as_backend(chosen).flush_cache()) if chosen is not None else False
 
 
-def get_server_info(backend: BackendLike | None = None) -> dict[str, Any] | None:
+def get_server_info(backend: BackendLike | None = None) -> dict[str, Json] | None:
     """Information on what runs behind the backend, None where there is none or it does not tell."""
     chosen = backend if backend is not None else global_config.default_backend
     return as_backend(chosen).get_server_info() if chosen is not None else None
@@ -90,11 +91,11 @@ def gen(
     choices: Iterable[str] | None = None,
     choices_method: ChoicesSamplingMethod | str | None = None,
     regex: str | None = None,
-    json_schema: str | Mapping[str, Any] | type | JsonSchema | None = None,
+    json_schema: str | Mapping[str, UserValue] | type | JsonSchema | None = None,
     *,
     type: object = None,
-    tools: Sequence[Callable[..., Any]] | None = None,
-    tool_choice: str | Callable[..., Any] | None = None,
+    tools: Sequence[Callable[..., UserValue]] | None = None,
+    tool_choice: str | Callable[..., UserValue] | None = None,
     ebnf: str | None = None,
     lark: str | None = None,
     constraint: ConstraintLike | None = None,
@@ -104,7 +105,7 @@ def gen(
     logit_bias: Mapping[int, float] | None = None,
     timeout: float | None = None,
     retries: int | None = None,
-    check: Callable[[Any], Any] | None = None,
+    check: Callable[[UserValue], UserValue] | None = None,
     backend: BackendLike | None = None,
     reasoning: str | None = None,
     repair: bool | None = None,

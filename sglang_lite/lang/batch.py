@@ -19,6 +19,7 @@ from sglang_lite.lang.run_options import backend_of, settings_of
 from sglang_lite.lang.sampling_keywords import check_flags
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.protocol import BatchError, ParameterError
+from sglang_lite.protocol.anything import UserValue
 
 if TYPE_CHECKING:
     from sglang_lite.lang.function import SglFunction
@@ -33,7 +34,7 @@ class Cluster(Protocol):
     def identity(self) -> object:
         """Data that its answers depend on, as a backend's."""
 
-    def rows(self, given: Any) -> Any:
+    def rows(self, given: UserValue) -> UserValue:
         """The items of a batch that were given, as a list."""
 
     def pool(self, program: SglFunction, plan: BatchPlan, report: Report, *, held: bool) -> Pool:
@@ -95,9 +96,9 @@ class BatchPlan:
 
 def plan_of(
     program: SglFunction,
-    batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
-    options: Mapping[str, Any],
-    defaults: Mapping[str, Any],
+    batch_kwargs: Sequence[Mapping[str, UserValue] | Sequence[UserValue]],
+    options: Mapping[str, UserValue],
+    defaults: Mapping[str, UserValue],
 ) -> BatchPlan:
     """Plan of a batch. Bad items and settings are refused here, before anything runs."""
     checkpoint, version, skip_damaged = options["checkpoint"], options["version"], options["skip_damaged"]
@@ -242,7 +243,7 @@ class _Order:
             yield index, self._come.pop(index)
 
 
-def settle(plan: BatchPlan, outcomes: Mapping[int, Outcome]) -> list[Any]:
+def settle(plan: BatchPlan, outcomes: Mapping[int, Outcome]) -> list[UserValue]:
     """A batch's results in the order of its items, with failures as the caller wants them.
 
     Raises:
@@ -324,14 +325,14 @@ def _wanted(outcome: Outcome, on_error: OnError) -> bool:
     return on_error != "skip" or not isinstance(outcome, Exception)
 
 
-def passed(plan: BatchPlan, outcomes: Generator[tuple[int, Outcome], None, None]) -> Iterator[Any]:
+def passed(plan: BatchPlan, outcomes: Generator[tuple[int, Outcome], None, None]) -> Iterator[UserValue]:
     with plan, contextlib.closing(outcomes):
         for index, outcome in outcomes:
             if _wanted(outcome, plan.on_error):
                 yield outcome if plan.ordered else (index, outcome)
 
 
-async def apassed(plan: BatchPlan, outcomes: AsyncGenerator[tuple[int, Outcome], None]) -> AsyncIterator[Any]:
+async def apassed(plan: BatchPlan, outcomes: AsyncGenerator[tuple[int, Outcome], None]) -> AsyncIterator[UserValue]:
     with plan:
         async with contextlib.aclosing(outcomes):
             async for index, outcome in outcomes:

@@ -15,6 +15,7 @@ from sglang_lite.lang.symbols import MARK, Recording, Symbol, TraceError, record
 from sglang_lite.program.decisions import answer
 from sglang_lite.program.nodes import Condition, Expressions, Fill, Path, Scalar, Sign, Text
 from sglang_lite.protocol import Location
+from sglang_lite.protocol.anything import UserValue
 
 RUN_IT = "Run the program as it is: it is handed over in runs."
 _IN_DATA = "attributes are of Python's objects, and data has none"
@@ -171,7 +172,7 @@ class Origin:
                 return msgspec.structs.replace(part, steps=steps, special=True, where=user_location())
         return None if self.argument else msgspec.structs.replace(self._hold(), where=user_location())
 
-    def value(self, of: ValueOf) -> Any:
+    def value(self, of: ValueOf) -> UserValue:
         """The value in a run."""
         value = of(self.source, self.argument)
         for item, key in self.steps:
@@ -215,7 +216,7 @@ class Blank(Symbol):
             self.__refuse__("take a part of it")
         return self._stepped(f"[{key!r}]", key, item=True)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: UserValue, **kwargs: UserValue) -> UserValue:
         record = recording.get()
         if self.__comes_from__.argument or not isinstance(record, Deciding):
             self.__refuse__("call it")
@@ -270,7 +271,7 @@ class Blank(Symbol):
         )
 
 
-def later(function: Callable[..., Any], *args: Any) -> Any:
+def later(function: Callable[..., UserValue], *args: UserValue) -> UserValue:
     """Result of a function; where an argument is only known when the program runs, the symbol of that."""
     record = recording.get()
     if isinstance(record, Deciding) and any(isinstance(each, Blank) for each in args):
@@ -304,7 +305,7 @@ class _Text:
     parts: tuple[Any, ...]
 
 
-def kept(thing: Any) -> Any:
+def kept(thing: UserValue) -> UserValue:
     """A value that the body gave, to be `resolved` later."""
     if isinstance(thing, Expressions):
         found = list(thing.walk())
@@ -320,7 +321,7 @@ def kept(thing: Any) -> Any:
     return thing
 
 
-def resolved(thing: Any, of: ValueOf) -> Any:
+def resolved(thing: UserValue, of: ValueOf) -> UserValue:
     """A value that the body gave, with what a run knows in place of symbols."""
     if isinstance(thing, Blank):
         return origin_of(thing).value(of)

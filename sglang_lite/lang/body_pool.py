@@ -15,6 +15,7 @@ from sglang_lite.lang.execution.reading import when_finished
 from sglang_lite.lang.state import ProgramState
 from sglang_lite.lang.tracebacks import trim
 from sglang_lite.protocol import RequestAbortedError
+from sglang_lite.protocol.anything import UserValue
 
 # What became of an item: its state, executed to the end, or the exception that ended it.
 Outcome: TypeAlias = "ProgramState | Exception"
@@ -68,7 +69,7 @@ class BodyPool:
     """
 
     def __init__(
-        self, call: Callable[[Any], Call], jobs: Iterable[Job], window: int, report: Report, *, held: bool
+        self, call: Callable[[UserValue], Call], jobs: Iterable[Job], window: int, report: Report, *, held: bool
     ) -> None:
         self._call, self._jobs, self._window, self._report, self._held = call, iter(jobs), window, report, held
         self._states: dict[int, ProgramState] = {}  # of the runs under way
@@ -198,7 +199,7 @@ class AsyncBodyPool:
 
     def __init__(
         self,
-        body: Callable[[Any], Coroutine[Any, Any, ProgramState]],
+        body: Callable[[UserValue], Coroutine[object, object, ProgramState]],
         jobs: Iterable[Job],
         window: int,
         report: Report,

@@ -11,7 +11,6 @@ from contextvars import copy_context
 from functools import partial
 from threading import Thread
 from types import TracebackType
-from typing import Any
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.concurrency.variables import Variable
@@ -22,6 +21,7 @@ from sglang_lite.lang.execution.run import Calling, Run, RunSettings, current_ru
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.protocol import Location, ProgramError, RequestAbortedError
+from sglang_lite.protocol.anything import UserValue
 
 
 def _wait_for(ref: weakref.ref[Player]) -> None:
@@ -66,8 +66,8 @@ class Call:
     def __init__(
         self,
         program: BaseProgram,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
+        args: Sequence[UserValue],
+        kwargs: dict[str, UserValue],
         backend: BaseBackend,
         settings: RunSettings,
     ) -> None:
@@ -153,7 +153,7 @@ class Call:
             await self.arun_body()
 
 
-def returned(program: BaseProgram, result: object) -> Any:
+def returned(program: BaseProgram, result: object) -> UserValue:
     """The value that a plain body returned. Raises ProgramError: it is a coroutine, which has not run."""
     if inspect.iscoroutine(result):
         result.close()

@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
 
 from sglang_lite.protocol import TemplateError
+from sglang_lite.protocol.anything import Json
 
 
 class ChatTemplateStyle(Enum):
@@ -41,7 +41,7 @@ class ChatTemplate:
     audio_token: str = "<audio>"
     style: ChatTemplateStyle = ChatTemplateStyle.PLAIN
 
-    def get_prefix_and_suffix(self, role: str, hist_messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    def get_prefix_and_suffix(self, role: str, hist_messages: Sequence[Mapping[str, Json]]) -> tuple[str, str]:
         """The text around a turn of `role` that follows `hist_messages`.
 
         Raises:
@@ -58,7 +58,7 @@ class ChatTemplate:
                 return "", suffix
         return prefix, suffix
 
-    def get_prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def get_prompt(self, messages: Sequence[Mapping[str, Json]]) -> str:
         """A whole conversation. A system message with content None gets the default system prompt."""
         prompt = ""
         for i, message in enumerate(messages):

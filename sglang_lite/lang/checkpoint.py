@@ -30,6 +30,7 @@ from sglang_lite.lang.kept_values import named, packed, unpacked
 from sglang_lite.lang.results import as_dicts, usages_of
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.protocol import Generation, Image, Message, ParameterError, ProgramError, Usage, total_usage
+from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import given
 
 logger = logging.getLogger("sglang_lite")
@@ -91,7 +92,13 @@ class BatchFile:
     """
 
     def __init__(
-        self, path: Path, program: str, parts: Mapping[str, str], items: Sequence[Any], *, skip_damaged: bool = False
+        self,
+        path: Path,
+        program: str,
+        parts: Mapping[str, str],
+        items: Sequence[UserValue],
+        *,
+        skip_damaged: bool = False,
     ) -> None:
         self._path, self._program, self._parts, self._lock = path, program, parts, threading.Lock()
         self._arguments = [_item_digest(i, item) for i, item in enumerate(items)]
@@ -200,7 +207,7 @@ class BatchFile:
         os.fsync(self._file.fileno())
 
 
-def data_of(state: ProgramState) -> dict[str, Any]:
+def data_of(state: ProgramState) -> dict[str, UserValue]:
     """JSON that is kept of a state that has been executed to the end.
 
     Raises:
@@ -247,7 +254,7 @@ def _variable(state: ProgramState, name: str, variable: Variable) -> dict[str, A
     return kept
 
 
-def state_of(entry: Mapping[str, Any]) -> ProgramState:
+def state_of(entry: Mapping[str, UserValue]) -> ProgramState:
     """A state that has what `data_of` gave, and nothing left to run."""
     run = Run(BaseBackend(), RunSettings())
     run.body_open = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.execution.run import RunSettings, current_run
@@ -17,6 +17,7 @@ from sglang_lite.lang.state import user_location
 from sglang_lite.program.compiled import CompiledProgram
 from sglang_lite.program.decisions import all_nodes
 from sglang_lite.protocol import ParameterError, ProgramError, SglError
+from sglang_lite.protocol.anything import UserValue
 
 if TYPE_CHECKING:
     from sglang_lite.lang.batch import BatchPlan
@@ -90,7 +91,7 @@ class Compiled:
         return form
 
     def call(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], backend: BaseBackend, settings: RunSettings
+        self, args: Sequence[UserValue], kwargs: Mapping[str, UserValue], backend: BaseBackend, settings: RunSettings
     ) -> CompiledCall | HeldCall | None:
         """A run; None: its body is to be run."""
         form = self.playable(backend, settings)
@@ -131,8 +132,8 @@ class Compiled:
         return RemoteRowPool(backend, playing, failed, plan.window, report, held=held, timeout=timeout)
 
     def row(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], form: Form, what: str = "arguments"
-    ) -> dict[str, Any]:
+        self, args: Sequence[UserValue], kwargs: Mapping[str, UserValue], form: Form, what: str = "arguments"
+    ) -> dict[str, UserValue]:
         """The arguments of a run by name, checked.
 
         Raises:

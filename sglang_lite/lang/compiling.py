@@ -28,10 +28,11 @@ from sglang_lite.lang.tracer import awaited
 from sglang_lite.program.compiled import CompiledProgram, Parameter, check_data
 from sglang_lite.program.nodes import Decision, Fill, Fork, Join, Node, Part, Program, Rollback, Text
 from sglang_lite.protocol import Location, ParameterError, SglError
+from sglang_lite.protocol.anything import UserValue
 
 
 def compile_program(
-    program: BaseProgram, backend: BaseBackend, settings: RunSettings, given: Mapping[str, Any] | None = None
+    program: BaseProgram, backend: BaseBackend, settings: RunSettings, given: Mapping[str, UserValue] | None = None
 ) -> tuple[CompiledProgram, Scripts]:
     """The program as data, for a backend and settings, and what its body does. The body is run once for each way that
     it can take.
@@ -176,7 +177,7 @@ def _fingerprint(program: BaseProgram) -> str:
 
 
 def check_seen_through(
-    program: BaseProgram, backend: BaseBackend, settings: RunSettings, row: Mapping[str, Any], filled: Program
+    program: BaseProgram, backend: BaseBackend, settings: RunSettings, row: Mapping[str, UserValue], filled: Program
 ) -> None:
     """Checks a program that was filled against what the body does with the same arguments.
 

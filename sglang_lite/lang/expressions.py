@@ -36,6 +36,7 @@ from sglang_lite.protocol import (
     Regex,
     SamplingParams,
 )
+from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import given, named
 
 if TYPE_CHECKING:
@@ -246,15 +247,15 @@ class BaseProgram(ABC):
     speculation: ApiSpeculation
 
     @abstractmethod
-    def run(self, *args: Any, **kwargs: Any) -> Any:
+    def run(self, *args: UserValue, **kwargs: UserValue) -> UserValue:
         """Runs it. Returns its state."""
 
     @abstractmethod
-    async def arun(self, *args: Any, **kwargs: Any) -> Any:
+    async def arun(self, *args: UserValue, **kwargs: UserValue) -> UserValue:
         """`run` for coroutines."""
 
     @abstractmethod
-    def run_again(self, called: Any, backend: Any, settings: Any) -> Any:
+    def run_again(self, called: Any, backend: Any, settings: Any) -> UserValue:  # of modules that import this one
         """Runs it once more, as it was called, on another backend. Returns its state."""
 
 

@@ -30,6 +30,7 @@ from sglang_lite.lang.sampling_keywords import check_flags
 from sglang_lite.lang.state import ProgramState, in_event_loop, user_location
 from sglang_lite.lang.tracebacks import trim
 from sglang_lite.protocol import ParameterError
+from sglang_lite.protocol.anything import UserValue
 
 if TYPE_CHECKING:
     from sglang_lite.lang.compiled import Compiled
@@ -90,9 +91,9 @@ class SglFunction(BaseProgram):
 
     def __init__(
         self,
-        func: Callable[..., Any],
+        func: Callable[..., UserValue],
         num_api_spec_tokens: int | None = None,
-        bind_arguments: Mapping[str, Any] | None = None,
+        bind_arguments: Mapping[str, UserValue] | None = None,
     ) -> None:
         self.name: str = getattr(func, "__name__", repr(func))
         parameters = _parameters_of(func, self.name)
@@ -121,7 +122,7 @@ class SglFunction(BaseProgram):
         own.speculation = self.speculation
         return own
 
-    def bind(self, **kwargs: Any) -> SglFunction:
+    def bind(self, **kwargs: UserValue) -> SglFunction:
         """The program with some arguments given.
 
         Raises:
@@ -133,7 +134,7 @@ class SglFunction(BaseProgram):
             raise ParameterError("bind", f"{self.name}: {error}.", where=user_location()) from error
         return SglFunction(self.func, self.num_api_spec_tokens, {**self.bind_arguments, **kwargs})
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: UserValue, **kwargs: UserValue) -> UserValue:
         """`run`; inside another program's body an expression: `s += program(…)` continues that state's text, and
         reading from it (`program(…)["x"]`) runs it by itself."""
         from sglang_lite.lang.tracer import TracingScope
@@ -148,7 +149,7 @@ class SglFunction(BaseProgram):
 
     def run(
         self,
-        *args: Any,
+        *args: UserValue,
         max_new_tokens: int = DefaultInt(128),
         n: int = DefaultInt(1),
         stop: str | Sequence[str] | None = None,
@@ -175,7 +176,7 @@ class SglFunction(BaseProgram):
         priority: int = DefaultInt(0),
         max_cost: float | None = None,
         max_total_tokens: int | None = None,
-        **kwargs: Any,
+        **kwargs: UserValue,
     ) -> ProgramState:
         """Runs the program.
 
@@ -221,7 +222,7 @@ class SglFunction(BaseProgram):
         return call.state
 
     @_takes_what(run)
-    async def arun(self, *args: Any, **kwargs: Any) -> ProgramState:
+    async def arun(self, *args: UserValue, **kwargs: UserValue) -> ProgramState:
         """`run` for coroutines. It returns when everything has been executed; with stream=True at once, while the
         body continues as a task of this event loop. The body of a plain function runs in a thread."""
         own = {name: value for name, value in kwargs.items() if name not in _RUN_DEFAULTS}
@@ -239,7 +240,7 @@ class SglFunction(BaseProgram):
 
     def run_batch(
         self,
-        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
+        batch_kwargs: Sequence[Mapping[str, UserValue] | Sequence[UserValue]],
         *,
         max_new_tokens: int = DefaultInt(128),
         n: int = DefaultInt(1),
@@ -274,7 +275,7 @@ class SglFunction(BaseProgram):
         version: str | int | None = None,
         skip_damaged: bool = False,
         cluster: Cluster | None = None,
-    ) -> Any:
+    ) -> UserValue:
         """Runs the program once for each item.
 
         Args:
@@ -314,7 +315,7 @@ class SglFunction(BaseProgram):
             return batch.settle(plan, batch.all_results(make_pool, plan))
 
     @_takes_what(run_batch)
-    async def arun_batch(self, batch_kwargs: object, **options: Any) -> Any:
+    async def arun_batch(self, batch_kwargs: object, **options: UserValue) -> UserValue:
         """`run_batch` for coroutines; with generator_style=True (or ordered=False) it returns an async iterator."""
         for name in options.keys() - _BATCH_DEFAULTS.keys():
             raise TypeError(f"SglFunction.arun_batch() got an unexpected keyword argument {name!r}")
@@ -341,10 +342,12 @@ class SglFunction(BaseProgram):
             call.run()
         return call.state
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return pickled(self, SglFunction)
 
-    def trace(self, *, backend: BackendLike | None = None, explore: int | None = None, **kwargs: Any) -> Any:
+    def trace(
+        self, *, backend: BackendLike | None = None, explore: int | None = None, **kwargs: UserValue
+    ) -> UserValue:
         """Runs the body once without a backend and records its nodes. Arguments not given are symbols, which can be
         added and formatted into text; a body that decides by one raises TraceError at that line.
 
@@ -405,9 +408,9 @@ class SglFunction(BaseProgram):
 
     def prepared(
         self,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        options: Mapping[str, Any],
+        args: Sequence[UserValue],
+        kwargs: dict[str, UserValue],
+        options: Mapping[str, UserValue],
         settings: RunSettings | None = None,
     ) -> Call | CompiledCall | HeldCall:
         """A run that has not begun. `settings` are what the options come to, where that is known. Raises
@@ -428,7 +431,7 @@ class SglFunction(BaseProgram):
         options = with_seed({**_RUN_DEFAULTS, **{name: given[name] for name in _BATCH_DEFAULTS}})
         return batch.plan_of(self, batch_kwargs, options, _RUN_DEFAULTS)
 
-    def bound(self, args: Sequence[Any], kwargs: dict[str, Any], what: str) -> dict[str, Any]:
+    def bound(self, args: Sequence[UserValue], kwargs: dict[str, UserValue], what: str) -> dict[str, UserValue]:
         """The keyword arguments of a call, those given by `bind` included.
 
         Raises:

@@ -47,6 +47,7 @@ from sglang_lite.program.nodes import (
 )
 from sglang_lite.program.prefixes import Counter, PrefixTree, prefix_tree
 from sglang_lite.protocol import UNSET, ParameterError, WireError
+from sglang_lite.protocol.anything import Foreign, UserValue
 
 if TYPE_CHECKING:
     from sglang_lite.lang.tracer import TracedPath
@@ -56,7 +57,7 @@ class HasTokenizer(Protocol):
     """An engine, as far as it is needed here."""
 
     @property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Foreign:
         """Tokenizer of its model."""
 
 
@@ -82,7 +83,7 @@ class Graph(GraphRecord, frozen=True):
         """
         return check(self, backend)
 
-    def prefixes(self, rows: Sequence[Mapping[str, Any]], tokenizer: Counter | HasTokenizer) -> PrefixTree:
+    def prefixes(self, rows: Sequence[Mapping[str, UserValue]], tokenizer: Counter | HasTokenizer) -> PrefixTree:
         """The prefixes that runs with these arguments share, and how many tokens that saves.
 
         Args:
@@ -128,7 +129,7 @@ def graph_of(
     paths: Sequence[TracedPath],
     again: Recording,
     *,
-    body: Callable[..., Any],
+    body: Callable[..., UserValue],
     complete: bool,
 ) -> Graph:
     """The graph of what traces have recorded.

@@ -27,6 +27,7 @@ from sglang_lite.lang.state import ProgramState
 from sglang_lite.program.decisions import holds
 from sglang_lite.program.nodes import Fill
 from sglang_lite.protocol import Generation, RequestAbortedError, SglError
+from sglang_lite.protocol.anything import UserValue
 
 
 class HeldRow:
@@ -37,7 +38,7 @@ class HeldRow:
         told: called at its end, on any thread; `flush` after it.
     """
 
-    def __init__(self, form: Form, row: Mapping[str, Any], settings: RunSettings) -> None:
+    def __init__(self, form: Form, row: Mapping[str, UserValue], settings: RunSettings) -> None:
         self.form, self.row = form, row
         form.filler(row)  # which refuses values that can't be where they are to be
         outer = current_run.get()

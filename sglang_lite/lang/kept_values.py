@@ -14,9 +14,10 @@ from typing import Any
 import msgspec
 
 from sglang_lite.protocol import ProgramError
+from sglang_lite.protocol.anything import UserValue
 
 
-def packed(value: Any, what: str) -> Any:
+def packed(value: UserValue, what: str) -> UserValue:
     """A value as JSON; of the types that `gen(type=…)` makes, with the name of the type."""
     if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, enum.Enum)):
         return value
@@ -52,7 +53,7 @@ def packed(value: Any, what: str) -> Any:
     )
 
 
-def named(name: str) -> Any:
+def named(name: str) -> UserValue:
     """The class or function of a name, as `module:qualified.name`; its module is imported."""
     module, _, path = name.partition(":")
     found: Any = importlib.import_module(module)
@@ -61,7 +62,7 @@ def named(name: str) -> Any:
     return found
 
 
-def unpacked(value: Any, find: Callable[[str], Any]) -> Any:
+def unpacked(value: UserValue, find: Callable[[str], UserValue]) -> UserValue:
     """A value from what `packed` gave.
 
     Args:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sglang_lite.lang.call import returned
 from sglang_lite.lang.expressions import SglCall
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.protocol import Location, ParameterError, ProgramError
+from sglang_lite.protocol.anything import UserValue
 
 if TYPE_CHECKING:
     from sglang_lite.lang.execution.branch import Branch
@@ -49,7 +50,7 @@ class NestedCall(SglCall):
 
     __slots__ = ("_added", "_args", "_kwargs", "_program", "_state", "_unused")
 
-    def __init__(self, program: SglFunction, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    def __init__(self, program: SglFunction, args: Sequence[UserValue], kwargs: dict[str, UserValue]) -> None:
         self._program, self._args, self._kwargs = program, args, kwargs
         self._state: ProgramState | None = None
         self._added = False
@@ -91,13 +92,13 @@ class NestedCall(SglCall):
                 self._state = self._program.run(*self._args, **self._kwargs)
         return self._state
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> UserValue:
         return self.state[name]
 
     def __contains__(self, name: str) -> bool:
         return name in self.state
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> UserValue:
         if name in NestedCall.__slots__:  # it was interrupted (by the end of the stack) while it was made
             raise AttributeError(name)
         return getattr(self.state, name)

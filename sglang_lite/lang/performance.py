@@ -28,6 +28,7 @@ from sglang_lite.lang.script import (
 )
 from sglang_lite.lang.state import ProgramState, ProgramStateGroup
 from sglang_lite.program.nodes import Path, ScopeEnd
+from sglang_lite.protocol.anything import UserValue
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +49,7 @@ class Performance:
     _variables: dict[tuple[int, str], Variable] = field(default_factory=dict)  # by the actions that have made them
     _marks: dict[int, Checkpoint] = field(default_factory=dict)
 
-    def of(self, source: tuple[int, str] | None, argument: str) -> Any:
+    def of(self, source: tuple[int, str] | None, argument: str) -> UserValue:
         """The value of an action's variable, or of an argument."""
         return self.row[argument] if source is None else self._variables[source].result()
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.function import SglFunction
 
 
-def pickled(program: SglFunction, kind: type[SglFunction]) -> tuple[Any, ...]:
+def pickled(program: SglFunction, kind: type[SglFunction]) -> tuple[object, ...]:
     """Reduction of a program, for `__reduce__`.
 
     Raises:

@@ -35,6 +35,7 @@ from sglang_lite.protocol import (
     SglError,
     Usage,
 )
+from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.results import total_usage
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Form:
         self._program, self._checked = program, False
         self.waits, self.reads = self.scripts.waits, self.scripts.reads
 
-    def check(self, row: Mapping[str, Any]) -> None:
+    def check(self, row: Mapping[str, UserValue]) -> None:
         """Checks, for the first row alone, that the body does the same with the arguments as they are.
 
         Raises:
@@ -74,7 +75,7 @@ class Form:
             check_seen_through(self._program, self.backend, self.settings, row, filled)
             self._checked = True
 
-    def called(self, row: Mapping[str, Any]) -> Calling:
+    def called(self, row: Mapping[str, UserValue]) -> Calling:
         """Call of the body that a row stands for."""
         arguments = inspect.BoundArguments(self._program.signature, {**self._program.bind_arguments, **row})
         return Calling(self._program, arguments.args, arguments.kwargs)
@@ -104,7 +105,9 @@ class Playing:
         "settings", "told",
     )  # fmt: skip
 
-    def __init__(self, form: Form, row: Mapping[str, Any], settings: RunSettings, done: Variable | None = None) -> None:
+    def __init__(
+        self, form: Form, row: Mapping[str, UserValue], settings: RunSettings, done: Variable | None = None
+    ) -> None:
         self.form, self.row, self.settings, self.done = form, row, settings, done
         self.seed = settings.seed
         if self.seed is None and form.draws:  # as both sides draw
@@ -190,7 +193,7 @@ class CompiledState(ProgramState):
         self.playing = playing
         self._submitted = self.restored = None
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> UserValue:
         if name not in ("branch", "ret_value", "raised"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         self._wait_for_end()
@@ -223,7 +226,7 @@ class CompiledState(ProgramState):
                 return raised
         return self
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> UserValue:
         if "branch" not in self.__dict__:
             self._wait_for_end()
             if not self.playing.result.failed:
@@ -240,7 +243,7 @@ class CompiledState(ProgramState):
             return [self._plain(each, nodes) for each in spec]
         return text_of(self.playing.result.brought[spec], node_at(nodes, spec))
 
-    async def get(self, name: str) -> Any:
+    async def get(self, name: str) -> UserValue:
         await self.playing.finished()
         return await super().get(name)
 
@@ -269,7 +272,7 @@ class CompiledCall:
         state: of the run.
     """
 
-    def __init__(self, form: Form, row: Mapping[str, Any], backend: BaseBackend, settings: RunSettings) -> None:
+    def __init__(self, form: Form, row: Mapping[str, UserValue], backend: BaseBackend, settings: RunSettings) -> None:
         self._playing = Playing(form, row, settings, Variable())
         self.state: ProgramState = self._playing.state()
         outer = current_run.get()

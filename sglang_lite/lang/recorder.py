@@ -15,6 +15,7 @@ from sglang_lite.lang.symbols import Symbol
 from sglang_lite.program.compiled import Hole, Seed, Step
 from sglang_lite.program.nodes import Added, Condition, Decision, Fill, Fork, Node, Path, Text, TurnBegin
 from sglang_lite.protocol import UNSET, Location, SamplingParams
+from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.record import Record
 
 MOST_NODES = 100_000  # that a compiled program may have
@@ -89,7 +90,7 @@ class Recorder:
         self._count = 0
         self._cuts: list[_Cut] = []
 
-    def add(self, branch: RecordedBranch, node: Any, outer: SamplingParams) -> Any:
+    def add(self, branch: RecordedBranch, node: Any, outer: SamplingParams) -> Any:  # another of its type
         """Records a node, and returns it as it is kept.
 
         Args:
@@ -127,7 +128,12 @@ class Recorder:
         return Fill(hold=known.index((origin.source, origin.steps)))
 
     def hand_over(
-        self, name: str, branch: int | None, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        name: str,
+        branch: int | None,
+        function: UserValue,
+        args: Sequence[UserValue],
+        kwargs: Mapping[str, UserValue],
     ) -> Blank:
         """Records a call of the user's Python, which a run makes. Returns the symbol of its result."""
         self.stop_at((len(self.branches[0].nodes),))

@@ -56,6 +56,7 @@ from sglang_lite.program.nodes import (
 )
 from sglang_lite.program.seeds import reseeded
 from sglang_lite.protocol import UNSET, Choices, JsonSchema, Location, SglError, Unset
+from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import Deferred
 
 
@@ -75,7 +76,9 @@ class RecordingRun(Run):
     def contain(self, inner: object) -> None:
         raise run_inside()
 
-    def hand_over(self, name: str, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def hand_over(
+        self, name: str, call: Callable[..., UserValue], args: Sequence[UserValue], kwargs: Mapping[str, UserValue]
+    ) -> UserValue:
         return self.main.branch.recorder.hand_over(name, None, call, args, kwargs)
 
 

@@ -32,6 +32,7 @@ from sglang_lite.protocol import (
     SglError,
     Usage,
 )
+from sglang_lite.protocol.anything import UserValue
 
 Brought: TypeAlias = "Generation | list[Generation] | Selection | SglError"
 
@@ -71,7 +72,7 @@ class RowResult:
         return False
 
 
-def text_of(found: Brought, node: Any) -> str | list[str]:
+def text_of(found: Brought, node: UserValue) -> str | list[str]:
     """The text that a node has brought, or a list of several samples'. Raises LookupError: it has failed."""
     if isinstance(found, Generation):
         return found.text
@@ -128,7 +129,7 @@ class Answers(StandIn):
 
 
 def replay(
-    script: Script, nodes: Sequence[Node], row: Mapping[str, Any], result: RowResult, backend: BaseBackend,
+    script: Script, nodes: Sequence[Node], row: Mapping[str, UserValue], result: RowResult, backend: BaseBackend,
     settings: RunSettings, called: Calling,
 ) -> tuple[ProgramState, SglError | None]:  # fmt: skip
     """The state of a run, and what its body raises, if anything.

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from sglang_lite.protocol import CapabilityError, Delta, Generation, Image, Message, Selection, TokenLogprob, Usage
+from sglang_lite.protocol.anything import Json
 
 
-def meta_info(record: object) -> dict[str, Any] | None:
+def meta_info(record: object) -> dict[str, Json] | None:
     """SGLang's meta_info of a node: of a generation or a selection, or of the list of them that several samples or
     branches give."""
     if isinstance(record, Generation):
@@ -50,12 +51,12 @@ def _generation(g: Generation) -> dict[str, Any]:
     return {**meta, **_logprobs("output", g.output_logprobs), **_logprobs("input", g.prompt_logprobs)}
 
 
-def delta_meta(delta: Delta) -> dict[str, Any]:
+def delta_meta(delta: Delta) -> dict[str, Json]:
     """The metadata of one piece of a stream."""
     return _logprobs("output", delta.logprobs)
 
 
-def joined_meta(early: dict[str, Any], late: dict[str, Any]) -> dict[str, Any]:
+def joined_meta(early: dict[str, Json], late: dict[str, Json]) -> dict[str, Json]:
     """The metadata of two pieces as that of one: their log-probabilities one after another, else what came later."""
     lists = {key for key in early.keys() & late.keys() if key.startswith("output_") and key.endswith("_logprobs")}
     return {**early, **late, **{key: [*early[key], *late[key]] for key in lists}}
@@ -93,7 +94,7 @@ def usages_of(record: object) -> list[Usage]:
     return []
 
 
-def as_dicts(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def as_dicts(messages: Sequence[Message]) -> list[dict[str, Json]]:
     """Messages as OpenAI's chat API takes them: content is text, or parts where there are images."""
     found = []
     for message in messages:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping
-from typing import Any
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.default import backend_for
@@ -12,6 +11,7 @@ from sglang_lite.lang.execution.budget import Budget
 from sglang_lite.lang.execution.run import NO_PARAMS, RunSettings, current_run
 from sglang_lite.lang.sampling_keywords import check_flags, check_limits, run_params
 from sglang_lite.protocol import ParameterError, SamplingParams
+from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import named
 
 _PARAMS = tuple(named("run", sglang=True))
@@ -26,7 +26,7 @@ class DefaultFloat(float):
     """A default like DefaultInt, for a float."""
 
 
-def with_seed(options: dict[str, Any]) -> dict[str, Any]:
+def with_seed(options: dict[str, UserValue]) -> dict[str, UserValue]:
     """Options of a run; one inside another that has a seed gets one too, and its priority on its backend."""
     outer = current_run.get()
     if outer is not None and not options["priority"] and options["backend"] is None:
@@ -36,7 +36,7 @@ def with_seed(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def backend_of(options: Mapping[str, Any]) -> BaseBackend:
+def backend_of(options: Mapping[str, UserValue]) -> BaseBackend:
     """Backend of a run: the one given, else that of the run it is inside, else the default."""
     outer = current_run.get()
     given = options["backend"]
@@ -48,7 +48,7 @@ def is_said(value: object, default: object) -> bool:
     return value is not default and type(value) not in (DefaultInt, DefaultFloat)
 
 
-def settings_of(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> RunSettings:
+def settings_of(options: Mapping[str, UserValue], defaults: Mapping[str, UserValue]) -> RunSettings:
     """Settings that the options of a run say.
 
     Args:

@@ -8,12 +8,13 @@ from functools import lru_cache
 from typing import Any
 
 from sglang_lite.protocol import ParameterError, SamplingParams
+from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import named, read_params
 
 _OF_GEN, _OF_RUN = named("gen"), named("run", sglang=True)
 
 
-def gen_params(*values: Any) -> SamplingParams:
+def gen_params(*values: UserValue) -> SamplingParams:
     """SamplingParams of `gen`'s values, in the table's order; None is unset. A program makes the same few again and
     again.
 
@@ -31,7 +32,7 @@ def _cached(*values: Any) -> SamplingParams:
     return read_params(dict(zip(_OF_GEN, values, strict=True)), _OF_GEN)
 
 
-def run_params(given: Mapping[str, Any]) -> SamplingParams:
+def run_params(given: Mapping[str, UserValue]) -> SamplingParams:
     """SamplingParams of what was given to `run`; None is unset.
 
     Raises:
@@ -50,7 +51,7 @@ def check_limits(timeout: float | None, retries: int | None) -> None:
         raise ParameterError("retries", f"{retries!r} is not a whole number of at least 0.")
 
 
-def check_flags(**flags: Any) -> None:
+def check_flags(**flags: UserValue) -> None:
     """Raises ParameterError: one of them is neither True nor False."""
     for name, value in flags.items():
         if not isinstance(value, bool):

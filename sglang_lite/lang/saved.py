@@ -31,6 +31,7 @@ from sglang_lite.protocol import (
     Span,
     WireError,
 )
+from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.saved import (
     SavedChoice,
     SavedPiece,
@@ -46,10 +47,10 @@ _PLAIN_TYPES = (tuple, set, frozenset, dict, datetime.date, datetime.datetime, d
 class AbsentBackend(BaseBackend):
     """The backend of a state that was loaded without one."""
 
-    def agenerate(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def agenerate(self, *args: object, **kwargs: object) -> NoReturn:
         raise CapabilityError("this state was loaded without a backend.", hint="sgl.load(path, backend=…)")
 
-    async def aselect(self, *args: Any, **kwargs: Any) -> NoReturn:
+    async def aselect(self, *args: object, **kwargs: object) -> NoReturn:
         self.agenerate()
 
 
@@ -132,8 +133,8 @@ def _result(record: Any) -> SavedResult | None:
 
 
 def branch_of(
-    saved: SavedRun, backend: BaseBackend, find: Callable[[str], Any], program: BaseProgram | None
-) -> tuple[Branch, Any]:
+    saved: SavedRun, backend: BaseBackend, find: Callable[[str], UserValue], program: BaseProgram | None
+) -> tuple[Branch, UserValue]:
     """A branch that has what was saved, and nothing left to play; and what the body returned.
 
     Args:
@@ -254,7 +255,7 @@ def read(path: str | os.PathLike[str]) -> SavedRun:
     return saved
 
 
-def classes(program: BaseProgram | None, types: Iterable[type]) -> Callable[[str], Any]:
+def classes(program: BaseProgram | None, types: Iterable[type]) -> Callable[[str], UserValue]:
     """Finder of classes by their names, which imports nothing: of those given, and those in the program's module."""
     known = {f"{kind.__module__}:{kind.__qualname__}": kind for kind in (*_PLAIN_TYPES, *types)}
 

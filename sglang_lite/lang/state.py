@@ -67,6 +67,7 @@ from sglang_lite.protocol import (
     Usage,
     total_usage,
 )
+from sglang_lite.protocol.anything import Json, UserValue
 from sglang_lite.protocol.saved import SavedRun
 
 if TYPE_CHECKING:
@@ -104,15 +105,15 @@ class ProgramState:
         self._submitted = None
         return self
 
-    def system(self, expr: str | Expression | None = None) -> Any:
+    def system(self, expr: str | Expression | None = None) -> UserValue:
         """A system turn: of `expr`, or of what is added inside `with s.system():`."""
         return self._turn("system", expr)
 
-    def user(self, expr: str | Expression | None = None) -> Any:
+    def user(self, expr: str | Expression | None = None) -> UserValue:
         """A user turn."""
         return self._turn("user", expr)
 
-    def assistant(self, expr: str | Expression | None = None) -> Any:
+    def assistant(self, expr: str | Expression | None = None) -> UserValue:
         """An assistant turn."""
         return self._turn("assistant", expr)
 
@@ -150,7 +151,7 @@ class ProgramState:
         """`with s.checkpoint() as c:` remembers this place; `c.rollback()` comes back to it."""
         return Checkpoint(self)
 
-    def call(self, program: BaseProgram, *args: Any, **kwargs: Any) -> Any:
+    def call(self, program: BaseProgram, *args: UserValue, **kwargs: UserValue) -> UserValue:
         """Runs another program by itself, on this one's backend, and returns its state (of an async program: an
         awaitable of it). It has a seed if this one has, and ends with it: by its timeout, or when it is cancelled.
         `s += program(…)` instead lets it continue this state's text."""
@@ -184,7 +185,7 @@ class ProgramState:
     # ------------------------------------------------------------------------------------------ reading
     # Ctrl-C in a reading that waits cancels the state.
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> UserValue:
         """The variable's value, when it has one.
 
         Raises:
@@ -198,11 +199,11 @@ class ProgramState:
 
     get_var = __getitem__
 
-    async def get(self, name: str) -> Any:
+    async def get(self, name: str) -> UserValue:
         """`s[name]` for async programs."""
         return await self._await(await afind_variable(self.branch.player, name, user_location()))
 
-    def raw(self, name: str) -> Any:
+    def raw(self, name: str) -> UserValue:
         """The text behind a variable (a list for several samples): what a typed value was read from."""
         value = self[name]
         return _text_of(find_variable(self.branch.player, name).record, value)
@@ -276,7 +277,7 @@ class ProgramState:
         """Tells whether there is such a variable; it may not have its value yet."""
         return isinstance(name, str) and name in self.branch.names.variables
 
-    def get_meta_info(self, name: str) -> dict[str, Any] | None:
+    def get_meta_info(self, name: str) -> dict[str, Json] | None:
         """Metadata that the backend reported about a variable, in SGLang's shape; None for variables set by hand, and
         where there is no such variable."""
         try:
@@ -289,7 +290,7 @@ class ProgramState:
         text: str = self._wait(self.branch.read(whole_text, user_location()))
         return text
 
-    def messages(self) -> list[dict[str, Any]]:
+    def messages(self) -> list[dict[str, Json]]:
         """The finished turns, as chat APIs take them. A fresh list."""
         messages: list[dict[str, Any]] = self._wait(self.branch.read(all_messages, user_location()))
         return messages
@@ -346,16 +347,16 @@ class ProgramState:
         run with stream=True: in one piece, when it is there."""
         return text_streams.pieces(self, var_name)
 
-    def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
+    def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Json]:
         """`text_iter` for coroutines. With a name and `return_meta_data`: (text, metadata) pairs."""
         return text_streams.apieces(self, var_name, with_meta=return_meta_data)
 
-    def partial_iter(self, var_name: str) -> Iterator[Any]:
+    def partial_iter(self, var_name: str) -> Iterator[UserValue]:
         """A typed variable while it is written: each time the text allows it, the value so far, with what has not come
         yet left out (None in a model or dataclass); at the end the value itself. Needs stream=True."""
         return text_streams.values(self, var_name)
 
-    def partial_async_iter(self, var_name: str) -> AsyncIterator[Any]:
+    def partial_async_iter(self, var_name: str) -> AsyncIterator[UserValue]:
         """`partial_iter` for coroutines."""
         return text_streams.avalues(self, var_name)
 
@@ -448,7 +449,7 @@ class ProgramState:
 
     @classmethod
     def made(
-        cls, saved: SavedRun, backend: BaseBackend, find: Callable[[str], Any], program: BaseProgram | None
+        cls, saved: SavedRun, backend: BaseBackend, find: Callable[[str], UserValue], program: BaseProgram | None
     ) -> ProgramState:
         """A state of what was saved; as `branch_of`."""
         branch, ret_value = branch_of(saved, backend, find, program)
@@ -461,7 +462,7 @@ class ProgramState:
         program = None if called is None else called.program
         return ProgramState.made(self._saved(), self.branch.backend, named, program)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         called = self.branch.run.called
         return unpickled, (wire.encode(self._saved()), None if called is None else called.program)
 

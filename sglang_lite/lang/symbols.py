@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 from sglang_lite.lang.state import user_location
 from sglang_lite.program.nodes import Expression, Expressions
 from sglang_lite.protocol import Location, ProgramError
+from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import Deferred
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class Recording:
                 where=user_location(),
             )
 
-    def decide(self, symbol: Symbol, question: str, outcomes: tuple[str, ...], key: Any) -> int:
+    def decide(self, symbol: Symbol, question: str, outcomes: tuple[str, ...], key: object) -> int:
         """Outcome of a decision in this trace; the same question has the same answer."""
         if (where := user_location()) is not None:
             self.asked.add(where)
@@ -291,7 +292,7 @@ class Symbol(Expression, Deferred):
 
     # What no path can have an answer to.
 
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def __call__(self, *args: UserValue, **kwargs: UserValue) -> NoReturn:
         self.__refuse__("call it")
 
     def __add__(self, other: object) -> Expressions:
@@ -306,7 +307,7 @@ class Symbol(Expression, Deferred):
     def __len__(self) -> int:
         self.__refuse__("tell how long it is")
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> UserValue:
         self.__refuse__("go through it")
 
     def __int__(self) -> int:

@@ -12,6 +12,7 @@ from sglang_lite.lang.execution.run import current_run
 from sglang_lite.lang.results import meta_info
 from sglang_lite.lang.tracebacks import user_location
 from sglang_lite.protocol import Generation, ProgramError, SglError
+from sglang_lite.protocol.anything import UserValue
 
 if TYPE_CHECKING:
     from sglang_lite.lang.state import ProgramState
@@ -55,7 +56,7 @@ def follow(state: ProgramState) -> None:
             pass
 
 
-async def apieces(state: ProgramState, name: str | None, *, with_meta: bool) -> AsyncIterator[Any]:
+async def apieces(state: ProgramState, name: str | None, *, with_meta: bool) -> AsyncIterator[UserValue]:
     """`pieces` for coroutines; of a variable with the metadata of each, where that is asked for: `text_async_iter`."""
     branch = state.branch
     with_meta = with_meta and name is not None
@@ -79,7 +80,7 @@ async def apieces(state: ProgramState, name: str | None, *, with_meta: bool) -> 
             yield text
 
 
-def values(state: ProgramState, name: str) -> Iterator[Any]:
+def values(state: ProgramState, name: str) -> Iterator[UserValue]:
     """Values of a typed variable as far as its text goes: `partial_iter`."""
     read = _partial_reader(state, name)
     text, last = "", None
@@ -94,7 +95,7 @@ def values(state: ProgramState, name: str) -> Iterator[Any]:
         yield value
 
 
-async def avalues(state: ProgramState, name: str) -> AsyncIterator[Any]:
+async def avalues(state: ProgramState, name: str) -> AsyncIterator[UserValue]:
     """`values` for coroutines: `partial_async_iter`."""
     await afind_variable(state.branch.player, name, user_location())
     read = _partial_reader(state, name)

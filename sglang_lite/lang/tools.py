@@ -25,6 +25,7 @@ from sglang_lite.protocol import (
     ProgramError,
     ValueValidationError,
 )
+from sglang_lite.protocol.anything import UserValue
 from sglang_lite.text.tool_calls import call_text, calls_constraint, parse_answer
 from sglang_lite.text.tool_use import Function, tool_use_schema
 
@@ -49,7 +50,7 @@ class ToolCall:
     arguments: dict[str, Any]
     _function: Callable[..., Any] = field(repr=False, compare=False)
 
-    def run(self) -> Any:
+    def run(self) -> UserValue:
         """Calls the function.
 
         Raises:
@@ -80,7 +81,9 @@ class Toolbox:
     parallel: bool = False
 
     @staticmethod
-    def of(tools: Sequence[Callable[..., Any]], choice: str | Callable[..., Any], *, parallel: bool = False) -> Toolbox:
+    def of(
+        tools: Sequence[Callable[..., UserValue]], choice: str | Callable[..., UserValue], *, parallel: bool = False
+    ) -> Toolbox:
         """
         Raises:
             ParameterError: no tools, two of one name, a parameter without a type or of one that JSON can't spell, or a
@@ -165,7 +168,7 @@ def check_tools(tools: object, where: Location | None = None) -> None:
 
 
 def describe(
-    tools: Sequence[Callable[..., Any]], s: ProgramState | None = None, *, parallel_tool_calls: bool = False
+    tools: Sequence[Callable[..., UserValue]], s: ProgramState | None = None, *, parallel_tool_calls: bool = False
 ) -> str:
     """The tools as text for a prompt: name, signature and docstring of each, and how to call them.
 

@@ -72,6 +72,7 @@ from sglang_lite.protocol import (
     SamplingParams,
     Selection,
 )
+from sglang_lite.protocol.anything import UserValue
 from sglang_lite.text.chat_template import ChatTemplate
 
 __all__ = [  # with names that were here before they had a file of their own
@@ -165,7 +166,7 @@ class TraceBranch(Branch):
         super().roll_back(to, where)
         self.state.record_mark(to.mark, back=True)
 
-    def read(self, what: Callable[[Player], Any], where: Location | None = None) -> Variable:
+    def read(self, what: Callable[[Player], UserValue], where: Location | None = None) -> Variable:
         if what is not nothing:
             refuse(SglVariable("the text"), "read the text or the messages")
         return Variable.of(None)
@@ -235,7 +236,7 @@ class TracerProgramState(ProgramState):
         given: the arguments that were given.
     """
 
-    def __init__(self, executor: TraceBranch, arguments: dict[str, Any], recording: Recording) -> None:
+    def __init__(self, executor: TraceBranch, arguments: dict[str, UserValue], recording: Recording) -> None:
         super().__init__(executor)
         executor.state = self
         self.arguments = arguments
@@ -269,7 +270,7 @@ class TracerProgramState(ProgramState):
         if self.on_node is not None:
             self.on_node(node)
 
-    def call(self, program: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self, program: UserValue, *args: UserValue, **kwargs: UserValue) -> UserValue:
         if not isinstance(program, BaseProgram):
             return super().call(program)
         own = {name: value for name, value in kwargs.items() if name not in program.options}
@@ -292,7 +293,7 @@ class TracerProgramState(ProgramState):
         node = Rollback(mark=self._marks.index(mark)) if back else Mark()
         self.recording.add(Entry(self, node, user_location()))
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> UserValue:
         if name in self.arguments:
             return self.arguments[name]
         return self._read(super().__getitem__(name))
@@ -302,7 +303,7 @@ class TracerProgramState(ProgramState):
     def _record(self, name: str) -> Any:
         refuse(SglVariable(name), "tell more of a variable than its value")
 
-    async def get(self, name: str) -> Any:
+    async def get(self, name: str) -> UserValue:
         return self.arguments[name] if name in self.arguments else self._read(await super().get(name))
 
     def _read(self, value: Any) -> Any:
@@ -407,7 +408,7 @@ class TracedPath:
 
 
 def trace_program(
-    program: BaseProgram, arguments: dict[str, Any], backend: BaseBackend | None, explore: int | None = None
+    program: BaseProgram, arguments: dict[str, UserValue], backend: BaseBackend | None, explore: int | None = None
 ) -> TracerProgramState:
     """Traces a program; arguments not given are symbols.
 
@@ -434,7 +435,7 @@ def trace_program(
 
 
 def explored(
-    program: BaseProgram, arguments: dict[str, Any], backend: BaseBackend | None, most: int
+    program: BaseProgram, arguments: dict[str, UserValue], backend: BaseBackend | None, most: int
 ) -> tuple[list[TracedPath], bool]:
     """Ways through a body: at each decision first its first outcome. Nearby decisions vary before later ones.
 
@@ -523,7 +524,7 @@ def _run_traced(program: BaseProgram, state: TracerProgramState) -> None:
         current_run.reset(token)
 
 
-def awaited(body: Coroutine[Any, Any, Any]) -> Any:
+def awaited(body: Coroutine[object, object, UserValue]) -> UserValue:
     """The result of a coroutine; where an event loop is running here already, from a thread beside it."""
     if not in_event_loop():
         return asyncio.run(body)

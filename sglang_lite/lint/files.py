@@ -8,10 +8,10 @@ import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.protocol import ParameterError
+from sglang_lite.protocol.anything import Json
 
 
 def load(file: Path) -> ModuleType:
@@ -66,7 +66,7 @@ def programs_in(module: ModuleType, function: str | None) -> dict[str, SglFuncti
     return found if function is None else {function: found[function]}
 
 
-def rows_in(file: Path) -> list[dict[str, Any]]:
+def rows_in(file: Path) -> list[dict[str, Json]]:
     """Rows of a file: an object a line.
 
     Raises:
@@ -92,7 +92,7 @@ def rows_in(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def fitting(program: SglFunction, rows: list[dict[str, Any]], file: Path) -> list[dict[str, Any]]:
+def fitting(program: SglFunction, rows: list[dict[str, Json]], file: Path) -> list[dict[str, Json]]:
     """The arguments of each run, those given by `bind` included.
 
     Raises:

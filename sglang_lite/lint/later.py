@@ -20,6 +20,7 @@ from typing import Any, Final, TypeAlias
 from sglang_lite.lang.graph import Graph
 from sglang_lite.lang.tracer import NoBackend, explored
 from sglang_lite.protocol import SglError
+from sglang_lite.protocol.anything import Json
 from sglang_lite.text.chat_template import JinjaTemplate
 
 Template: TypeAlias = tuple[str, Mapping[str, str]]  # Jinja, and special tokens by the names that it has for them
@@ -34,7 +35,9 @@ def backend_with(template: Template | None) -> NoBackend:
     return NoBackend(None if template is None else JinjaTemplate(*template))
 
 
-def traced_later(file: Path, arguments: Mapping[str, Mapping[str, Any]], template: Template | None) -> dict[str, Graph]:
+def traced_later(
+    file: Path, arguments: Mapping[str, Mapping[str, Json]], template: Template | None
+) -> dict[str, Graph]:
     """The graphs of programs as another process traces them, by name. Those that it can't trace are left out.
 
     Args:

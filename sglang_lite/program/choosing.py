@@ -14,6 +14,7 @@ from typing import Any
 
 from sglang_lite.program.nodes import Method
 from sglang_lite.protocol import CapabilityError, ParameterError, ProgramError, Selection, Unset
+from sglang_lite.protocol.anything import Json, UserValue
 
 
 @dataclass
@@ -45,12 +46,12 @@ class ChoicesSamplingMethod(ABC):
         *,
         choices: list[str],
         normalized_prompt_logprobs: list[float],
-        input_token_logprobs: list[list[Any]],
-        output_token_logprobs: list[list[Any]],
-        unconditional_token_logprobs: list[list[Any]] | None = None,
+        input_token_logprobs: list[list[Json]],
+        output_token_logprobs: list[list[Json]],
+        unconditional_token_logprobs: list[list[Json]] | None = None,
     ) -> ChoicesDecision: ...
 
-    def scores(self, **keywords: Any) -> list[float]:
+    def scores(self, **keywords: UserValue) -> list[float]:
         """Scores, one a choice, from the same keywords; `select` with a temperature draws from their softmax."""
         scores: list[float] = keywords["normalized_prompt_logprobs"]
         return scores
@@ -64,9 +65,9 @@ class TokenLengthNormalized(ChoicesSamplingMethod):
         *,
         choices: list[str],
         normalized_prompt_logprobs: list[float],
-        input_token_logprobs: list[list[Any]],
-        output_token_logprobs: list[list[Any]],
-        unconditional_token_logprobs: list[list[Any]] | None = None,
+        input_token_logprobs: list[list[Json]],
+        output_token_logprobs: list[list[Json]],
+        unconditional_token_logprobs: list[list[Json]] | None = None,
     ) -> ChoicesDecision:
         return ChoicesDecision(
             choices[_argmax(normalized_prompt_logprobs)],
@@ -87,9 +88,9 @@ class GreedyTokenSelection(ChoicesSamplingMethod):
         *,
         choices: list[str],
         normalized_prompt_logprobs: list[float],
-        input_token_logprobs: list[list[Any]],
-        output_token_logprobs: list[list[Any]],
-        unconditional_token_logprobs: list[list[Any]] | None = None,
+        input_token_logprobs: list[list[Json]],
+        output_token_logprobs: list[list[Json]],
+        unconditional_token_logprobs: list[list[Json]] | None = None,
     ) -> ChoicesDecision:
         rows = [_values(entries) for entries in input_token_logprobs]
         if not all(rows):
@@ -112,7 +113,7 @@ class GreedyTokenSelection(ChoicesSamplingMethod):
             },
         )
 
-    def scores(self, **keywords: Any) -> list[float]:
+    def scores(self, **keywords: UserValue) -> list[float]:
         """The log-probability of walking into a choice when each token is drawn among those that lead to one."""
         paths = [[tuple(entry[1:2]) for entry in entries] for entries in keywords["input_token_logprobs"]]
         rows = [_values(entries) for entries in keywords["input_token_logprobs"]]
@@ -142,9 +143,9 @@ class UnconditionalLikelihoodNormalized(ChoicesSamplingMethod):
         *,
         choices: list[str],
         normalized_prompt_logprobs: list[float],
-        input_token_logprobs: list[list[Any]],
-        output_token_logprobs: list[list[Any]],
-        unconditional_token_logprobs: list[list[Any]] | None = None,
+        input_token_logprobs: list[list[Json]],
+        output_token_logprobs: list[list[Json]],
+        unconditional_token_logprobs: list[list[Json]] | None = None,
     ) -> ChoicesDecision:
         if unconditional_token_logprobs is None:
             raise ValueError("unconditional_token_logprobs: this method needs them")
@@ -160,7 +161,7 @@ class UnconditionalLikelihoodNormalized(ChoicesSamplingMethod):
             },
         )
 
-    def scores(self, **keywords: Any) -> list[float]:
+    def scores(self, **keywords: UserValue) -> list[float]:
         return self._gains(keywords["input_token_logprobs"], keywords["unconditional_token_logprobs"])
 
     def _gains(self, conditional: list[list[Any]], alone: list[list[Any]]) -> list[float]:

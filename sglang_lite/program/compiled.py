@@ -30,6 +30,7 @@ from sglang_lite.program.nodes import (
 )
 from sglang_lite.program.seeds import derived_seed, reseeded
 from sglang_lite.protocol import SamplingParams, Unset
+from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.record import Record
 from sglang_lite.protocol.sampling import PARAMETERS
 
@@ -146,7 +147,7 @@ class Filler:
         for _, path in (*self._holes, *self._seeds):
             raise ParameterError("holes", f"{path!r:.60} is the path of no node that has one.")
 
-    def checked(self, row: Row, what: str = "arguments") -> dict[str, Any]:
+    def checked(self, row: Row, what: str = "arguments") -> dict[str, UserValue]:
         """The arguments of a row, defaults included.
 
         Raises:
@@ -191,7 +192,7 @@ class Filler:
         program = Program(nodes, compiled.decision, tuple(parts))
         return decided(program, row) if self._decides else program
 
-    def node(self, node: Any, part: int, path: Path, row: Row) -> Any:
+    def node(self, node: Any, part: int, path: Path, row: Row) -> Any:  # another of its type
         """A node with a row's values in the holes that the program has at its place.
 
         Args:

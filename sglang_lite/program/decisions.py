@@ -12,6 +12,7 @@ import msgspec
 
 from sglang_lite.errors import ParameterError, shown
 from sglang_lite.program.nodes import Added, Condition, Decision, Fill, Fork, Node, Part, Path, Program, Reader, Scalar
+from sglang_lite.protocol.anything import UserValue
 
 # Gives a node's text (or a list of several samples' texts), or an argument.
 ValueOf: TypeAlias = Callable[[Fill], Any]
@@ -23,7 +24,7 @@ _SIGNS: Final[dict[str, Callable[[Any, Any], Any]]] = {
 }  # fmt: skip
 
 
-def taken(value: Any, fill: Fill) -> Any:
+def taken(value: UserValue, fill: Fill) -> UserValue:
     """Part of a value that a fill takes.
 
     Raises:
@@ -57,7 +58,7 @@ def _read(text: object, reader: Reader, fill: Fill) -> int | float | bool:
         raise ParameterError("a node's value", f"{shown(text)} is no {reader}.", where=fill.where) from None
 
 
-def answer(condition: Condition, left: Any, right: Any) -> bool:
+def answer(condition: Condition, left: UserValue, right: UserValue) -> bool:
     """The answer to a question about known values.
 
     Raises:
@@ -151,7 +152,7 @@ def _with(nodes: tuple[Node, ...], path: Path, more: tuple[Node, ...]) -> tuple[
     return (*nodes[:place], fork, *nodes[place + 1 :])
 
 
-def decided(program: Program, row: Mapping[str, Any]) -> Program:
+def decided(program: Program, row: Mapping[str, UserValue]) -> Program:
     """The program of a row: decisions by its arguments are made, and parts that can't come are empty.
 
     Raises:
@@ -203,7 +204,7 @@ def _constant(value: Any, condition: Condition) -> Scalar | tuple[Scalar, ...]:
     return found  # type: ignore[no-any-return] # it was checked
 
 
-def node_at(nodes: Sequence[Node], path: Path) -> Any:
+def node_at(nodes: Sequence[Node], path: Path) -> Any:  # a node, of the type that the caller knows
     """The node of a path."""
     found: Any = nodes
     for i, step in enumerate(path):
@@ -211,7 +212,7 @@ def node_at(nodes: Sequence[Node], path: Path) -> Any:
     return found
 
 
-def way(program: Program, value: Callable[[Path, Any], Any]) -> tuple[Node, ...]:
+def way(program: Program, value: Callable[[Path, UserValue], UserValue]) -> tuple[Node, ...]:
     """The nodes that have come, as of a program without decisions.
 
     Args:

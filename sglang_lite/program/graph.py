@@ -14,6 +14,7 @@ import msgspec
 
 from sglang_lite.errors import Location, ParameterError, shown
 from sglang_lite.program.nodes import BaseNode, Gen, Node, Path, ScopeEnd, Select, Text
+from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.record import Record
 
 MOST_BRANCHINGS: Final = 64  # on a way
@@ -246,7 +247,7 @@ class GraphRecord(Record, frozen=True):
             asked = (i, node.node.outcomes[next(outcomes)], before) if isinstance(node.node, Branching) else None
             before = i
 
-    def filled(self, row: Mapping[str, Any]) -> GraphRecord:
+    def filled(self, row: Mapping[str, UserValue]) -> GraphRecord:
         """The graph with the values of arguments in its texts.
 
         Raises:

@@ -16,6 +16,7 @@ from operator import attrgetter
 from typing import Any, Final, Literal, TypeAlias
 
 from sglang_lite.errors import ParameterError, shown
+from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.record import Record
 
 
@@ -347,13 +348,13 @@ class SamplingParams(Record, frozen=True):
 _values = attrgetter(*(each.name for each in PARAMETERS))
 
 
-def given(params: SamplingParams) -> dict[str, Any]:
+def given(params: SamplingParams) -> dict[str, UserValue]:
     """The parameters that were set, in the table's order."""
     values = zip(PARAMETERS, _values(params))
     return {parameter.name: value for parameter, value in values if value is not UNSET}
 
 
-def read_params(written: Mapping[str, Any], names: Mapping[str, Parameter]) -> SamplingParams:
+def read_params(written: Mapping[str, UserValue], names: Mapping[str, Parameter]) -> SamplingParams:
     """The parameters that a user has written; None stands for what is unset.
 
     Args:

@@ -6,9 +6,10 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Literal, TypeVar, get_args, get_type_hints
 
 from sglang_lite.protocol import ParameterError
+from sglang_lite.protocol.anything import UserValue
 from sglang_lite.runtime.attention.registry import AttentionBackendName
 from sglang_lite.runtime.models.config_fields import shown
 from sglang_lite.runtime.structured_output.registry import ConstraintBackend
@@ -219,7 +220,7 @@ class EngineConfig:
         return Sizes(running, tokens, self.page_size or (16 if gpu else 1))
 
     @staticmethod
-    def make(**values: Any) -> EngineConfig:
+    def make(**values: UserValue) -> EngineConfig:
         """A config from keywords. Raises ParameterError for one that does not exist."""
         known = {field.name for field in fields(EngineConfig)}
         for name in values:

@@ -17,6 +17,7 @@ from starlette.routing import Route as StarletteRoute
 
 from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import BackendError, SglError
+from sglang_lite.protocol.anything import UserValue
 from sglang_lite.server import metrics, models, native, openapi
 from sglang_lite.server.anthropic import messages
 from sglang_lite.server.errors import MethodError, NotFoundError, Protocol
@@ -105,7 +106,7 @@ def say(line: str) -> None:
 
 def serve(
     settings: ServerSettings,
-    engine_settings: Mapping[str, Any],
+    engine_settings: Mapping[str, UserValue],
     told: Callable[[str], object] = say,
     listening: socket.socket | None = None,
 ) -> int:

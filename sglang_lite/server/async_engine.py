@@ -25,6 +25,7 @@ from sglang_lite.protocol import (
     Selection,
     SglError,
 )
+from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest
 from sglang_lite.runtime.output_builder import Event
 from sglang_lite.server.row_player import RowPlayer
@@ -102,7 +103,7 @@ class AsyncEngine:
 
     async def native(
         self, calls: Sequence[GenerateRequest], *, is_list: bool, stream: bool
-    ) -> AsyncGenerator[list[dict[str, Any]], None]:
+    ) -> AsyncGenerator[list[dict[str, Json]], None]:
         """Runs a native request, and gives what its answers are, those that have changed, each time that text comes;
         without `stream` all at the end. Closed before its end, it aborts the request.
 

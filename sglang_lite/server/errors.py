@@ -19,6 +19,7 @@ from sglang_lite.protocol import (
     TemplateError,
     WireError,
 )
+from sglang_lite.protocol.anything import Json
 
 Protocol: TypeAlias = Literal["native", "openai", "anthropic"]
 
@@ -96,7 +97,7 @@ def parameter_of(error: SglError) -> str | None:
     return None
 
 
-def content_of(error: SglError, protocol: Protocol, request_id: str | None = None) -> dict[str, Any]:
+def content_of(error: SglError, protocol: Protocol, request_id: str | None = None) -> dict[str, Json]:
     """The JSON content of an error, in a protocol's shape: of a response, or of an event in a stream."""
     found = status_of(error)
     if protocol == "anthropic":

@@ -9,11 +9,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
 from sglang_lite.protocol import ParameterError
+from sglang_lite.protocol.anything import Json
 from sglang_lite.server.http.body import convert
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -33,7 +34,7 @@ class Fields(Generic[R]):
     neutral: Mapping[str, str]
     refused: Mapping[str, tuple[object, ...]]
 
-    def read(self, body: Mapping[str, Any], unused: list[str] | None = None) -> R:
+    def read(self, body: Mapping[str, Json], unused: list[str] | None = None) -> R:
         """The record of a body.
 
         Args:

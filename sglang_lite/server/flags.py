@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any, get_args, get_type_hints
 
 from sglang_lite.engine.server_args import FLAG_OPTIONS, ServerArg, names_of, server_args
+from sglang_lite.protocol.anything import UserValue
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.server.settings import ReplicaSettings, ServerSettings
 
@@ -46,7 +47,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         group.add_argument(f"--{arg.name.replace('_', '-')}", dest=arg.name, default=None, help=text, **how)
 
 
-def read(options: argparse.Namespace) -> tuple[ServerSettings, Mapping[str, Any], ReplicaSettings]:
+def read(options: argparse.Namespace) -> tuple[ServerSettings, Mapping[str, UserValue], ReplicaSettings]:
     """The settings of a server, the keywords of its engine, and whether there are to be several.
 
     Raises:

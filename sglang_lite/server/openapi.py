@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from sglang_lite.protocol.anything import Json
 from sglang_lite.server.routes import Route
 from sglang_lite.version import __version__
 
@@ -26,7 +27,7 @@ _OF_MODEL = {404: "The model is not served, or there is no such thing."}
 _OF_WORK = {429: "Too much is open.", 499: "It was aborted."}
 
 
-def document(routes: Sequence[Route]) -> dict[str, Any]:
+def document(routes: Sequence[Route]) -> dict[str, Json]:
     """The document, version 3.1."""
     records = {route.fields.record: route.fields for route in routes if route.fields is not None}
     found, components = msgspec.json.schema_components(list(records), ref_template=_REF)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from sglang_lite.protocol.anything import Json
 from sglang_lite.server.errors import NotFoundError, TooLargeError
 from sglang_lite.server.http.event_log import EventLog
 
@@ -41,7 +42,7 @@ class StoredResponse:
         return found
 
     @property
-    def whole(self) -> Sequence[Mapping[str, Any]]:
+    def whole(self) -> Sequence[Mapping[str, Json]]:
         """The conversation with its answer."""
         return (*self.items, *self.content["output"])
 
@@ -75,7 +76,7 @@ class ResponseStore:
         self._stored[key, response.id] = response
         self._account(response)
 
-    def update(self, key: str, response: StoredResponse, content: Mapping[str, Any]) -> None:
+    def update(self, key: str, response: StoredResponse, content: Mapping[str, Json]) -> None:
         """Replaces the content of a response, should it still be there."""
         response.content = content
         if self._stored.get((key, response.id)) is response:
@@ -89,7 +90,7 @@ class ResponseStore:
         self._stored.move_to_end((key, id))
         return found
 
-    def item(self, key: str, id: str) -> Mapping[str, Any]:
+    def item(self, key: str, id: str) -> Mapping[str, Json]:
         """Item of any stored response. Raises NotFoundError: the key has no such item."""
         for (owner, _), response in reversed(self._stored.items()):
             if owner == key:

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sglang_lite.protocol import BackendError, SglError
+from sglang_lite.protocol.anything import Json
 from sglang_lite.server.errors import (
     AuthenticationError,
     OriginError,
@@ -65,7 +66,7 @@ class Call:
     unused: list[str] = field(default_factory=list)
     reports: bool = False
 
-    def object(self) -> dict[str, Any]:
+    def object(self) -> dict[str, Json]:
         """The body as plain data. Raises WireError: it is no JSON object."""
         return parse_object(self.data, self.limits)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang_lite.protocol import Constraint, JsonSchema
+from sglang_lite.protocol.anything import Json
 from sglang_lite.testing import refusals
 from sglang_lite.testing.answers import Fail, Told, Wanted, count
 from sglang_lite.testing.api import problem, texts
@@ -21,7 +22,7 @@ _KINDS = {
 class Messages:
     """`/v1/messages`."""
 
-    def read(self, body: Mapping[str, Any]) -> Wanted:
+    def read(self, body: Mapping[str, Json]) -> Wanted:
         tool, constraint = _forced(body)
         asked = (body.get("output_config") or {}).get("format")
         if tool is None and asked is not None:
@@ -32,7 +33,7 @@ class Messages:
             tuple(body.get("stop_sequences") or ()), constraint, tool,
         )  # fmt: skip
 
-    def refusal(self, body: Mapping[str, Any], *, compatible: bool) -> Fail | None:
+    def refusal(self, body: Mapping[str, Json], *, compatible: bool) -> Fail | None:
         from anthropic.types.message_create_params import MessageCreateParamsNonStreaming, MessageCreateParamsStreaming
 
         if compatible:
@@ -41,12 +42,12 @@ class Messages:
         typed = {name: value for name, value in body.items() if name not in refusals.SAMPLERS}
         return refusals.of_anthropic(problem(kind, typed)) or refusals.of_messages(body)
 
-    def whole(self, told: Sequence[Told], wanted: Wanted, number: int) -> Any:
+    def whole(self, told: Sequence[Told], wanted: Wanted, number: int) -> Json:
         (each,) = told
         reason, stop, details = _end(each)
         return _message(each, wanted, number, _blocks(each, number), reason, stop, details, each.completion_tokens)
 
-    def events(self, told: Sequence[Told], wanted: Wanted, body: Mapping[str, Any], number: int) -> list[Any]:
+    def events(self, told: Sequence[Told], wanted: Wanted, body: Mapping[str, Json], number: int) -> list[Json]:
         from anthropic import types
 
         (only,) = told
@@ -68,17 +69,17 @@ class Messages:
         found.append(types.RawMessageDeltaEvent(delta=delta, type="message_delta", usage=usage))
         return [*found, types.RawMessageStopEvent(type="message_stop")]
 
-    def error(self, fail: Fail, number: int) -> Any:
+    def error(self, fail: Fail, number: int) -> Json:
         kind = fail.kind or _KINDS.get(fail.status, "api_error")
         return {
             "type": "error", "error": {"type": kind, "message": fail.message}, "request_id": f"req_{number}"
         }  # fmt: skip
 
-    def error_event(self, fail: Fail, number: int) -> Any:
+    def error_event(self, fail: Fail, number: int) -> Json:
         return self.error(fail, number)
 
 
-def counted(body: Mapping[str, Any]) -> Any:
+def counted(body: Mapping[str, Json]) -> Json:
     """The answer of `/v1/messages/count_tokens`."""
     from anthropic.types import MessageTokensCount
 

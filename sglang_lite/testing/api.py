@@ -6,21 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Protocol
 
+from sglang_lite.protocol.anything import Foreign, Json
 from sglang_lite.testing.answers import Fail, Told, Wanted
 
 
 class Api(Protocol):
     """An API of a provider. Its functions are pure: a request's body and answers in, models of the SDK out."""
 
-    def read(self, body: Mapping[str, Any]) -> Wanted:
+    def read(self, body: Mapping[str, Json]) -> Wanted:
         """Reads a request."""
         ...
 
-    def refusal(self, body: Mapping[str, Any], *, compatible: bool) -> Fail | None:
+    def refusal(self, body: Mapping[str, Json], *, compatible: bool) -> Fail | None:
         """The error that the provider would answer with; None: it takes the request."""
         ...
 
-    def whole(self, told: Sequence[Told], wanted: Wanted, number: int) -> Any:
+    def whole(self, told: Sequence[Told], wanted: Wanted, number: int) -> Json:
         """An answer in one piece.
 
         Args:
@@ -29,28 +30,28 @@ class Api(Protocol):
         """
         ...
 
-    def events(self, told: Sequence[Told], wanted: Wanted, body: Mapping[str, Any], number: int) -> list[Any]:
+    def events(self, told: Sequence[Told], wanted: Wanted, body: Mapping[str, Json], number: int) -> list[Json]:
         """The same as a stream."""
         ...
 
-    def error(self, fail: Fail, number: int) -> Any:
+    def error(self, fail: Fail, number: int) -> Json:
         """An error as a body."""
         ...
 
-    def error_event(self, fail: Fail, number: int) -> Any:
+    def error_event(self, fail: Fail, number: int) -> Json:
         """An error in a stream."""
         ...
 
 
 @cache
-def adapter(kind: Any) -> Any:
+def adapter(kind: Foreign) -> Foreign:
     """pydantic's adapter of an SDK's type of requests, which takes no member that it does not have."""
     from pydantic import ConfigDict, TypeAdapter
 
     return TypeAdapter(kind | None, config=ConfigDict(extra="forbid"))  # a union, so that the config goes inside
 
 
-def problem(kind: Any, body: object) -> tuple[str, str] | None:
+def problem(kind: Foreign, body: object) -> tuple[str, str] | None:
     """The place and kind of what is wrong with a body by an SDK's type; None: nothing is."""
     from pydantic import ValidationError
 

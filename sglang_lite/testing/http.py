@@ -9,7 +9,9 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
+
+from sglang_lite.protocol.anything import Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ class LocalServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_port}"
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -146,7 +148,7 @@ class LocalServer:
         self._thread.join()
 
     @property
-    def last(self) -> Any:
+    def last(self) -> Json:
         """The body of the last request."""
         return self.requests[-1].body
 
@@ -192,7 +194,7 @@ class Handler(BaseHTTPRequestHandler):
         """Print nothing."""
 
 
-def encoded(body: Any) -> bytes:
+def encoded(body: Json) -> bytes:
     """A body as bytes."""
     if isinstance(body, str):
         return body.encode()

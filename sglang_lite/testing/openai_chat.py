@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang_lite.protocol import Constraint, JsonSchema, Lark, Regex
+from sglang_lite.protocol.anything import Json
 from sglang_lite.testing import refusals
 from sglang_lite.testing.answers import Call, Fail, Told, Wanted
 from sglang_lite.testing.api import problem, texts
@@ -23,7 +24,7 @@ _KINDS = {
 class OpenAiErrors:
     """Errors of all of OpenAI's APIs."""
 
-    def error(self, fail: Fail, number: int) -> Any:
+    def error(self, fail: Fail, number: int) -> Json:
         from openai.types import ErrorObject
 
         told = ErrorObject(
@@ -32,14 +33,14 @@ class OpenAiErrors:
         )  # fmt: skip
         return {"error": json.loads(told.to_json())}
 
-    def error_event(self, fail: Fail, number: int) -> Any:
+    def error_event(self, fail: Fail, number: int) -> Json:
         return self.error(fail, number)
 
 
 class Chat(OpenAiErrors):
     """`/chat/completions`."""
 
-    def read(self, body: Mapping[str, Any]) -> Wanted:
+    def read(self, body: Mapping[str, Json]) -> Wanted:
         tool, custom, constraint = _forced(body)
         asked = body.get("response_format") or {}
         if tool is None and asked.get("type") == "json_schema":
@@ -52,7 +53,7 @@ class Chat(OpenAiErrors):
             custom, (body.get("top_logprobs") or 0) if body.get("logprobs") else None,
         )  # fmt: skip
 
-    def refusal(self, body: Mapping[str, Any], *, compatible: bool) -> Fail | None:
+    def refusal(self, body: Mapping[str, Json], *, compatible: bool) -> Fail | None:
         from openai.types.chat.completion_create_params import (
             CompletionCreateParamsNonStreaming,
             CompletionCreateParamsStreaming,
@@ -63,7 +64,7 @@ class Chat(OpenAiErrors):
         kind: Any = CompletionCreateParamsStreaming if body.get("stream") else CompletionCreateParamsNonStreaming
         return refusals.of_openai(problem(kind, body)) or refusals.of_chat(body)
 
-    def whole(self, told: Sequence[Told], wanted: Wanted, number: int) -> Any:
+    def whole(self, told: Sequence[Told], wanted: Wanted, number: int) -> Json:
         from openai.types.chat import ChatCompletion, ChatCompletionMessage
         from openai.types.chat.chat_completion import Choice
 
@@ -82,7 +83,7 @@ class Chat(OpenAiErrors):
             usage=usage_of(told),
         )  # fmt: skip
 
-    def events(self, told: Sequence[Told], wanted: Wanted, body: Mapping[str, Any], number: int) -> list[Any]:
+    def events(self, told: Sequence[Told], wanted: Wanted, body: Mapping[str, Json], number: int) -> list[Json]:
         from openai.types.chat.chat_completion_chunk import Choice, ChoiceDelta, ChoiceDeltaToolCall
 
         found: list[Any] = []
@@ -113,13 +114,13 @@ class Chat(OpenAiErrors):
 class Completions(OpenAiErrors):
     """`/completions`."""
 
-    def read(self, body: Mapping[str, Any]) -> Wanted:
+    def read(self, body: Mapping[str, Json]) -> Wanted:
         return Wanted(
             body["model"], "\n".join(texts(body.get("prompt"))), bool(body.get("stream")), body.get("n") or 1,
             body.get("max_tokens", 16), stops_of(body.get("stop")), logprobs=body.get("logprobs"),
         )  # fmt: skip
 
-    def refusal(self, body: Mapping[str, Any], *, compatible: bool) -> Fail | None:
+    def refusal(self, body: Mapping[str, Json], *, compatible: bool) -> Fail | None:
         from openai.types.completion_create_params import (
             CompletionCreateParamsNonStreaming,
             CompletionCreateParamsStreaming,
@@ -130,10 +131,10 @@ class Completions(OpenAiErrors):
         kind: Any = CompletionCreateParamsStreaming if body.get("stream") else CompletionCreateParamsNonStreaming
         return refusals.of_openai(problem(kind, body)) or refusals.too_many_stops(body)
 
-    def whole(self, told: Sequence[Told], wanted: Wanted, number: int) -> Any:
+    def whole(self, told: Sequence[Told], wanted: Wanted, number: int) -> Json:
         return _completion(wanted, number, [_choice(i, each, wanted) for i, each in enumerate(told)], usage_of(told))
 
-    def events(self, told: Sequence[Told], wanted: Wanted, body: Mapping[str, Any], number: int) -> list[Any]:
+    def events(self, told: Sequence[Told], wanted: Wanted, body: Mapping[str, Json], number: int) -> list[Json]:
         found = []
         for index, each in enumerate(told):
             pieces = each.pieces or [""]
@@ -147,11 +148,11 @@ class Completions(OpenAiErrors):
         return [*found, "[DONE]"]
 
 
-def stops_of(stop: Any) -> tuple[str, ...]:
+def stops_of(stop: Json) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
-def usage_of(told: Sequence[Told]) -> Any:
+def usage_of(told: Sequence[Told]) -> Json:
     from openai.types import CompletionUsage
     from openai.types.completion_usage import CompletionTokensDetails, PromptTokensDetails
 
@@ -177,7 +178,7 @@ def _forced(body: Mapping[str, Any]) -> tuple[str | None, bool, Constraint | Non
     return name, True, grammar_of((tool.get("format") or {}).get("grammar"))
 
 
-def grammar_of(grammar: Mapping[str, Any] | None) -> Constraint | None:
+def grammar_of(grammar: Mapping[str, Json] | None) -> Constraint | None:
     """The constraint of a custom tool's input."""
     if grammar is None:
         return None

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang_lite.protocol import Constraint, JsonSchema
+from sglang_lite.protocol.anything import Json
 from sglang_lite.testing import refusals
 from sglang_lite.testing.answers import Fail, Told, Wanted
 from sglang_lite.testing.api import problem, texts
@@ -19,7 +20,7 @@ _INCOMPLETE = {"length": "max_output_tokens", "filter": "content_filter"}
 class Responses(OpenAiErrors):
     """`/responses`."""
 
-    def read(self, body: Mapping[str, Any]) -> Wanted:
+    def read(self, body: Mapping[str, Json]) -> Wanted:
         tool, custom, constraint = _forced(body)
         asked = (body.get("text") or {}).get("format") or {}
         if tool is None and asked.get("type") == "json_schema":
@@ -30,7 +31,7 @@ class Responses(OpenAiErrors):
             custom,
         )  # fmt: skip
 
-    def refusal(self, body: Mapping[str, Any], *, compatible: bool) -> Fail | None:
+    def refusal(self, body: Mapping[str, Json], *, compatible: bool) -> Fail | None:
         from openai.types.responses.response_create_params import (
             ResponseCreateParamsNonStreaming,
             ResponseCreateParamsStreaming,
@@ -41,10 +42,10 @@ class Responses(OpenAiErrors):
         kind: Any = ResponseCreateParamsStreaming if body.get("stream") else ResponseCreateParamsNonStreaming
         return refusals.of_openai(problem(kind, body)) or refusals.of_responses(body)
 
-    def whole(self, told: Sequence[Told], wanted: Wanted, number: int) -> Any:
+    def whole(self, told: Sequence[Told], wanted: Wanted, number: int) -> Json:
         return _response(told[0], wanted, number, _items(told[0], number))
 
-    def events(self, told: Sequence[Told], wanted: Wanted, body: Mapping[str, Any], number: int) -> list[Any]:
+    def events(self, told: Sequence[Told], wanted: Wanted, body: Mapping[str, Json], number: int) -> list[Json]:
         from openai.types import responses as types
 
         (each,) = told
@@ -67,7 +68,7 @@ class Responses(OpenAiErrors):
             )
         return found
 
-    def error_event(self, fail: Fail, number: int) -> Any:
+    def error_event(self, fail: Fail, number: int) -> Json:
         from openai.types.responses import ResponseErrorEvent
 
         return ResponseErrorEvent(

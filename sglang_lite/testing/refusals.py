@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from sglang_lite.protocol.anything import Json
 from sglang_lite.testing.answers import Fail
 
 SAMPLERS = ("temperature", "top_p", "top_k")  # of Claude models that the SDK's types know no more
@@ -43,7 +44,7 @@ def of_openai(problem: tuple[str, str] | None) -> Fail | None:
     return _openai(f"Invalid value for '{place}': {why}.", place, "invalid_value")
 
 
-def of_chat(body: Mapping[str, Any]) -> Fail | None:
+def of_chat(body: Mapping[str, Json]) -> Fail | None:
     model = base_name(body["model"])
     if "max_tokens" in body and _NEWER_LIMIT.match(model):
         told = "'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
@@ -62,7 +63,7 @@ def of_chat(body: Mapping[str, Any]) -> Fail | None:
     return _while_reasoning(model, body, body.get("reasoning_effort")) or too_many_stops(body)
 
 
-def of_responses(body: Mapping[str, Any]) -> Fail | None:
+def of_responses(body: Mapping[str, Json]) -> Fail | None:
     form = (body.get("text") or {}).get("format") or {}
     if form.get("type") == "json_schema" and form.get("strict"):
         fault = next(not_strict(form.get("schema")), None)
@@ -72,7 +73,7 @@ def of_responses(body: Mapping[str, Any]) -> Fail | None:
     return _while_reasoning(base_name(body["model"]), body, (body.get("reasoning") or {}).get("effort"))
 
 
-def too_many_stops(body: Mapping[str, Any]) -> Fail | None:
+def too_many_stops(body: Mapping[str, Json]) -> Fail | None:
     stops = body.get("stop")
     if not isinstance(stops, list) or len(stops) <= _MAX_STOPS:
         return None
@@ -88,7 +89,7 @@ def of_anthropic(problem: tuple[str, str] | None) -> Fail | None:
     return Fail(400, f"{place}: {'Extra inputs are not permitted' if why.startswith('Extra inputs') else why}")
 
 
-def of_messages(body: Mapping[str, Any]) -> Fail | None:
+def of_messages(body: Mapping[str, Json]) -> Fail | None:
     model = base_name(body["model"]).rpartition("anthropic.")[2]
     given = [name for name in SAMPLERS if name in body]
     if given and _NO_SAMPLERS.match(model):
@@ -117,7 +118,7 @@ def base_name(model: str) -> str:
     return model.rpartition("/")[2].removeprefix("ft:")
 
 
-def not_strict(schema: Any, context: tuple[str, ...] = ()) -> Iterator[str]:
+def not_strict(schema: Json, context: tuple[str, ...] = ()) -> Iterator[str]:
     """Faults of a schema for OpenAI's strict structured outputs: objects that are open, or whose properties are not all
     required."""
     if not isinstance(schema, Mapping):

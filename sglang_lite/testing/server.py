@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from sglang_lite.lang.backend.scripted import Rules
 from sglang_lite.protocol import SglError
+from sglang_lite.protocol.anything import Foreign, UserValue
 from sglang_lite.testing.answers import Answer, Buffered, Cut, Fail, Html, Slow, Told, as_say, told
 from sglang_lite.testing.anthropic import Messages, counted
 from sglang_lite.testing.api import Api
@@ -42,7 +43,7 @@ class ServerForTests(LocalServer):
     """
 
     def __init__(
-        self, answers: Any, models: Sequence[str] | None, api_key: str | None, seed: int, *, compatible: bool
+        self, answers: UserValue, models: Sequence[str] | None, api_key: str | None, seed: int, *, compatible: bool
     ) -> None:
         super().__init__()
         self._models, self._api_key, self._compatible = models, api_key, compatible
@@ -50,19 +51,19 @@ class ServerForTests(LocalServer):
         self.answers = answers
 
     @property
-    def answers(self) -> Any:
+    def answers(self) -> UserValue:
         return self._answers
 
     @answers.setter
-    def answers(self, answers: Any) -> None:
+    def answers(self, answers: UserValue) -> None:
         self._answers, self._rules = answers, Rules(answers)
 
     @property
-    def openai(self) -> dict[str, Any]:
+    def openai(self) -> dict[str, Foreign]:
         return {"base_url": f"{self.url}/v1", "api_key": self._api_key or "key-for-tests"}
 
     @property
-    def anthropic(self) -> dict[str, Any]:
+    def anthropic(self) -> dict[str, Foreign]:
         return {"base_url": self.url, "api_key": self._api_key or "key-for-tests"}
 
     def __enter__(self) -> ServerForTests:
@@ -213,7 +214,7 @@ def _anthropic_model(name: str) -> Any:
 
 
 def server_for_tests(
-    answers: Answer | Sequence[Answer] | Mapping[Any, Any] | Callable[[Request], Answer] = None,
+    answers: Answer | Sequence[Answer] | Mapping[UserValue, UserValue] | Callable[[Request], Answer] = None,
     *,
     models: Sequence[str] | None = None,
     api_key: str | None = None,

@@ -34,6 +34,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
+from sglang_lite.protocol.anything import UserValue
+
 MAX_STEPS = 10_000_000
 MAX_CHARS = 10_000_000  # written by a template, and of one value
 MAX_ITEMS = 100_000  # of one value, and of all that is in it
@@ -373,7 +375,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
-    def __init__(self, filters: Mapping[str, Callable[..., Any]], functions: Mapping[str, Callable[..., Any]]) -> None:
+    def __init__(
+        self, filters: Mapping[str, Callable[..., UserValue]], functions: Mapping[str, Callable[..., UserValue]]
+    ) -> None:
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -399,10 +403,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         _step(count)
         return True
 
-    def measured(self, value: object) -> Any:
+    def measured(self, value: object) -> UserValue:
         return _touch(value)
 
-    def concatenated(self, *values: Any) -> str:
+    def concatenated(self, *values: UserValue) -> str:
         texts = [_text(value) for value in values]
         _allow(sum(map(len, texts)))
         return "".join(texts)
@@ -418,7 +422,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             args = _check_method(owner, function.__name__, args, kwargs)
         return _result(super().call(context, function, *args, **kwargs))
 
-    def call_binop(self, context: Context, operator: str, left: object, right: object) -> Any:
+    def call_binop(self, context: Context, operator: str, left: object, right: object) -> UserValue:
         for number in (left, right):
             if isinstance(number, int) and number.bit_length() > MAX_BITS:
                 raise LimitError(

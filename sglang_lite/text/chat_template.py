@@ -11,9 +11,10 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Protocol
 
 from sglang_lite.protocol import TemplateError
+from sglang_lite.protocol.anything import Json
 
 MAX_TEMPLATE_CHARS = 200_000
 
@@ -30,7 +31,7 @@ class ChatTemplate(Protocol):
     @property
     def stop_str(self) -> Sequence[str]: ...
 
-    def get_prefix_and_suffix(self, role: str, hist_messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    def get_prefix_and_suffix(self, role: str, hist_messages: Sequence[Mapping[str, Json]]) -> tuple[str, str]:
         """The text before and after the content of a turn of `role` that follows the turns `hist_messages`."""
         ...
 
@@ -77,7 +78,7 @@ class JinjaTemplate:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, Json]],
         *,
         add_generation_prompt: bool = False,
         **variables: object,
@@ -103,7 +104,7 @@ class JinjaTemplate:
             more = f" and {len(roles) - 8} more" if len(roles) > 8 else ""
             raise TemplateError(f"{self.name} failed on {roles[:8]}{more}: {_said(error)}") from error
 
-    def get_prefix_and_suffix(self, role: str, hist_messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    def get_prefix_and_suffix(self, role: str, hist_messages: Sequence[Mapping[str, Json]]) -> tuple[str, str]:
         """The text before and after the content of a turn, as in ChatTemplate.
 
         Raises:
@@ -156,7 +157,7 @@ def _said(error: Exception) -> str:
     return text if len(text) <= 1000 else f"{text[:1000]}…"
 
 
-def to_json(value: object, indent: int | None = None, **options: Any) -> str:
+def to_json(value: object, indent: int | None = None, **options: Json) -> str:
     return json.dumps(value, indent=indent, ensure_ascii=options.get("ensure_ascii", False))
 
 

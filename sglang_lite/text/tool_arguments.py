@@ -13,12 +13,13 @@ import regex
 
 from sglang_lite.constraints.json_schema.allowed_values import AllowedValues
 from sglang_lite.protocol import JsonSchema, Tags
+from sglang_lite.protocol.anything import Json
 from sglang_lite.text.stop import overlap
 
 _NULL, _BOOLEAN, _NUMBER, _STRING, _ARRAY, _OBJECT = range(6)  # of Tags.types
 
 
-def arguments_text(tags: Tags | None, arguments: Mapping[str, Any]) -> str:
+def arguments_text(tags: Tags | None, arguments: Mapping[str, Json]) -> str:
     """Arguments as they are written.
 
     Args:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import regex
 
@@ -23,6 +23,7 @@ from sglang_lite.protocol import (
     Tag,
     TaggedObject,
 )
+from sglang_lite.protocol.anything import Json
 from sglang_lite.text.reasoning import ReasoningParser, format_of, reasoned
 from sglang_lite.text.stop import overlap
 from sglang_lite.text.tool_arguments import (
@@ -118,7 +119,7 @@ def _call(tag: Tag) -> Constraint:
     return InOrder((Choices((tag.begin,)), tag.content, Choices((tag.end,))))
 
 
-def call_text(family: str, name: str, arguments: Mapping[str, Any]) -> str:
+def call_text(family: str, name: str, arguments: Mapping[str, Json]) -> str:
     """A call as the family writes it."""
     spelled = tool_format(family)
     begin, middle = (part.replace("#", "0") for part in spelled.heads[0])

@@ -12,6 +12,7 @@ from typing import Any
 
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import Constraint, JsonSchema
+from sglang_lite.protocol.anything import Json
 
 _MARK = "calls of tools"
 _RESULT = "Result of {}: "
@@ -45,7 +46,7 @@ class ToolUse:
 
 
 def tool_use_schema(
-    functions: Sequence[Function], shared: Mapping[str, Any], *, required: bool, parallel: bool = False
+    functions: Sequence[Function], shared: Mapping[str, Json], *, required: bool, parallel: bool = False
 ) -> JsonSchema:
     """The schema of a call or an answer.
 

@@ -12,6 +12,7 @@ import msgspec
 from sglang_lite.errors import Location, ParameterError, SglError, WireError
 from sglang_lite.program import compiled, graph, nodes
 from sglang_lite.protocol import constraints, prompt, recording, results, sampling, saved, trace
+from sglang_lite.protocol.anything import Json
 from sglang_lite.protocol.record import Record
 from sglang_lite.protocol.results import Delta, Generation, Played, Selection
 from sglang_lite.wire.failure import Failure, as_error, as_failure
@@ -231,7 +232,7 @@ def location_names(place: Location) -> tuple[str, int, str]:
     return place.names
 
 
-def location_from(kind: type[Location], names: Any) -> Location:
+def location_from(kind: type[Location], names: Json) -> Location:
     return Location.named(*msgspec.convert(names, tuple[str, int, str]))
 
 

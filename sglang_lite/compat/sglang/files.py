@@ -6,12 +6,12 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from sglang_lite.protocol import DownloadError
+from sglang_lite.protocol.anything import Json, UserValue
 
 
-def read_jsonl(filename: str | os.PathLike[str]) -> Iterator[Any]:
+def read_jsonl(filename: str | os.PathLike[str]) -> Iterator[Json]:
     """Values of a JSON-lines file; lines that start with # are skipped."""
     with open(filename, encoding="utf-8") as file:
         for line in file:
@@ -19,7 +19,7 @@ def read_jsonl(filename: str | os.PathLike[str]) -> Iterator[Any]:
                 yield json.loads(line)
 
 
-def dump_state_text(filename: str | os.PathLike[str], states: Sequence[Any], mode: str = "w") -> None:
+def dump_state_text(filename: str | os.PathLike[str], states: Sequence[UserValue], mode: str = "w") -> None:
     """Writes the texts of states (of anything else: what `str` makes of it) to a file, each under its number."""
     with open(filename, mode, encoding="utf-8") as file:
         for i, state in enumerate(states):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from sglang_lite.protocol.anything import Foreign
+
 
 class LazyImport:
     """Stand-in for a class or function of a module.
@@ -20,10 +22,10 @@ class LazyImport:
     def _load(self) -> Any:
         return getattr(importlib.import_module(self.module_name), self.class_name)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Foreign:
         if name.startswith("__"):  # what `copy` and `pickle` look for is no name of the class
             raise AttributeError(name)
         return getattr(self._load(), name)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Foreign, **kwargs: Foreign) -> Foreign:
         return self._load()(*args, **kwargs)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from sglang_lite.lang.media import load_image
 from sglang_lite.protocol import ParameterError
+from sglang_lite.protocol.anything import Json
 
 
 class Streaming(Protocol):
     """An engine, as far as it is needed here."""
 
-    def generate(self, prompt: str, sampling_params: Mapping[str, Any], *, stream: bool) -> Any: ...
-    async def async_generate(self, prompt: str, sampling_params: Mapping[str, Any], *, stream: bool) -> Any: ...
+    def generate(self, prompt: str, sampling_params: Mapping[str, Json], *, stream: bool) -> Json: ...
+    async def async_generate(self, prompt: str, sampling_params: Mapping[str, Json], *, stream: bool) -> Json: ...
 
 
 _CJK = (  # blocks of Unicode whose characters are words by themselves
@@ -76,7 +77,7 @@ def trim_overlap(existing_text: str, new_chunk: str) -> str:
     return new_chunk[overlap:]
 
 
-def stream_and_merge(llm: Streaming, prompt: str, sampling_params: Mapping[str, Any]) -> str:
+def stream_and_merge(llm: Streaming, prompt: str, sampling_params: Mapping[str, Json]) -> str:
     """The text of a stream of an engine's `generate`."""
     text = ""
     for chunk in llm.generate(prompt, sampling_params, stream=True):
@@ -84,7 +85,9 @@ def stream_and_merge(llm: Streaming, prompt: str, sampling_params: Mapping[str, 
     return text
 
 
-async def async_stream_and_merge(llm: Streaming, prompt: str, sampling_params: Mapping[str, Any]) -> AsyncIterator[str]:
+async def async_stream_and_merge(
+    llm: Streaming, prompt: str, sampling_params: Mapping[str, Json]
+) -> AsyncIterator[str]:
     """Pieces of the text of an engine's stream, each with what is new, as they come."""
     text = ""
     async for chunk in await llm.async_generate(prompt, sampling_params, stream=True):

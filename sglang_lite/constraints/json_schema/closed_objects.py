@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang_lite.constraints.json_schema.document import REFERENCES, Document, Place
 from sglang_lite.protocol import ConstraintError
+from sglang_lite.protocol.anything import Json
 
 _NAMING = ("properties", "patternProperties")
 _SAYING = ("additionalProperties", "unevaluatedProperties")
@@ -16,7 +17,7 @@ _IN_PLACE = ("allOf", *_ALTERNATIVES, "then", "else", "dependentSchemas", "depen
 _BELOW = (*_NAMING, *_SAYING, "items", "prefixItems", "additionalItems", "unevaluatedItems")
 
 
-def closed(schema: object) -> Any:
+def closed(schema: object) -> Json:
     """The schema with its objects closed, those of alternatives and references each by itself, those that are put
     together of several schemas as a whole. Conditions (`if`, `not`, `contains`) stay as they are, and so do
     meta-schemas.

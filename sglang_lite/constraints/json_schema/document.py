@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import unquote, urljoin
 
 from sglang_lite.protocol import ConstraintError
+from sglang_lite.protocol.anything import Json
 
 # Keywords whose value is a schema, a list of schemas, or schemas by name.
 _ONE = frozenset({
@@ -114,7 +115,7 @@ class Document:
                 queue += self._index(self.roots[address], address, uri)
         self.start = Place("", ("",) if self._dynamic else ())
 
-    def at(self, pointer: str) -> Any:
+    def at(self, pointer: str) -> Json:
         """Look up a JSON Pointer.
 
         Raises:
@@ -137,7 +138,7 @@ class Document:
         """Places of all schemas in the document."""
         return map(Place, self._bases)
 
-    def schema(self, place: Place) -> Any:
+    def schema(self, place: Place) -> Json:
         """The schema at a place, without keywords that its draft does not know."""
         found = self.at(place.pointer)
         if not isinstance(found, dict) or not self._unknown:
@@ -256,7 +257,7 @@ def _meta_schemas_in(schema: dict[str, Any], base: str) -> Iterator[str]:
                 yield uri
 
 
-def subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def subschemas(schema: dict[str, Json]) -> Iterator[tuple[str, Json]]:
     """Subschemas of a schema, each after the steps of its JSON Pointer."""
     for keyword, value in schema.items():
         if isinstance(value, dict) and keyword in NAMED:

@@ -10,9 +10,10 @@ from typing import Any
 
 from sglang_lite.constraints.json_schema.document import Document, escaped
 from sglang_lite.protocol import ConstraintError
+from sglang_lite.protocol.anything import Json
 
 
-def embedded(schema: object, resources: Mapping[str, Any]) -> object:
+def embedded(schema: object, resources: Mapping[str, Json]) -> object:
     """A schema with others below its definitions, each under its URI.
 
     Args:

@@ -18,13 +18,14 @@ from sglang_lite.constraints.json_schema.numbers import exact
 from sglang_lite.constraints.memo import memoized
 from sglang_lite.constraints.syntax.regex import parse_schema_pattern
 from sglang_lite.protocol import ConstraintError, JsonSchema
+from sglang_lite.protocol.anything import Foreign
 
 MAX_FOLLOWED = 100_000  # references in the validation of a value
 
 _OLDER = {"$schema": "http://json-schema.org/draft-07/schema#"}
 
 
-def faults(constraint: JsonSchema, value: object) -> Iterator[Any]:
+def faults(constraint: JsonSchema, value: object) -> Iterator[Foreign]:
     """Violations of a schema in a value, as jsonschema's errors.
 
     Raises:

@@ -16,6 +16,7 @@ from sglang_lite.constraints.json_schema.document import LISTS, NAMED, REFERENCE
 from sglang_lite.constraints.json_schema.numbers import is_finite
 from sglang_lite.constraints.memo import memoized
 from sglang_lite.protocol import ConstraintError
+from sglang_lite.protocol.anything import Json
 
 MAX_SCHEMA_CHARS = 2_000_000
 MAX_DEPTH = 200
@@ -49,7 +50,7 @@ def no_number(text: str) -> NoReturn:
     raise json.JSONDecodeError(f"{text} is no number", text, 0)
 
 
-def distinct_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def distinct_names(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     """Refuse members of one name, as `object_pairs_hook` of `json.loads` (RFC 7493, 2.3)."""
     members = dict(pairs)
     if len(members) < len(pairs):

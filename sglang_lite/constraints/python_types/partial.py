@@ -15,9 +15,10 @@ from typing_extensions import TypedDict
 
 from sglang_lite.constraints.python_types.value_type import value_type
 from sglang_lite.protocol import JsonSchema
+from sglang_lite.protocol.anything import UserValue
 
 
-def partial_reader(annotation: object) -> Callable[[str], Any]:
+def partial_reader(annotation: object) -> Callable[[str], UserValue]:
     """A function from the beginning of a text to what it says of the value so far; None where that is nothing yet.
 
     Models and dataclasses become models of the same fields, None where one has not come, as are the fields of a named

@@ -21,6 +21,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from sglang_lite.constraints.json_schema.document import subschemas
 from sglang_lite.constraints.python_types import patterns as patterns
 from sglang_lite.protocol import ConstraintError
+from sglang_lite.protocol.anything import UserValue
 
 Json = dict[str, Any]
 CoreNode: TypeAlias = Any  # one of some fifty TypedDicts of pydantic, by its "type"
@@ -47,7 +48,7 @@ _SOUND: dict[str, Json | None] = {
 }  # fmt: skip
 
 
-def schema_of(adapter: TypeAdapter[Any], name: str) -> tuple[Json, tuple[tuple[str, str], ...]]:
+def schema_of(adapter: TypeAdapter[UserValue], name: str) -> tuple[Json, tuple[tuple[str, str], ...]]:
     """The JSON schema of a type, and what it does not say: JSON Pointers into it, and why.
 
     Args:
@@ -67,7 +68,7 @@ def schema_of(adapter: TypeAdapter[Any], name: str) -> tuple[Json, tuple[tuple[s
     return _marks_taken(schema)
 
 
-def schemas_of(adapters: Sequence[tuple[str, TypeAdapter[Any]]]) -> tuple[dict[str, Json], Json]:
+def schemas_of(adapters: Sequence[tuple[str, TypeAdapter[UserValue]]]) -> tuple[dict[str, Json], Json]:
     """The JSON schemas of several types by name, and the definitions (`$defs`) that they share.
 
     Raises:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
 
 import msgspec
 
@@ -20,6 +19,7 @@ from sglang_lite.lang.backend.rung import Policy, Rung
 from sglang_lite.lang.backend.serving import shape_of
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import CapabilityError, Delta, Generation, ParameterError, Prompt, SamplingParams
+from sglang_lite.protocol.anything import Foreign
 
 
 class Anthropic(RemoteBackend):
@@ -50,14 +50,14 @@ class Anthropic(RemoteBackend):
     def __init__(
         self,
         model_name: str,
-        *args: Any,
+        *args: Foreign,
         profile: str | Profile | None = None,
         policy: Policy = "strict",
         capabilities: Capabilities | None = None,
         reasoning_effort: str | None = None,
-        client: Any = None,
+        client: Foreign = None,
         rate_limit: RateLimit | None = None,
-        **kwargs: Any,
+        **kwargs: Foreign,
     ) -> None:
         if profile is None:
             profile = profile_of("anthropic", model_name)

@@ -20,6 +20,7 @@ from sglang_lite.lang.backend.remote_api import (
 )
 from sglang_lite.lang.results import data_url
 from sglang_lite.protocol import CapabilityError, Delta, Image, Message, Usage, total_usage
+from sglang_lite.protocol.anything import Foreign, Json
 from sglang_lite.protocol.sampling import given
 from sglang_lite.text.tool_use import results_of
 
@@ -28,7 +29,7 @@ DEFAULT_MAX_TOKENS = 128  # of a generation that sets none, as everywhere; the A
 _IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 
-def request(question: Question) -> dict[str, Any]:
+def request(question: Question) -> dict[str, Json]:
     """Arguments of `messages.create`.
 
     Raises:
@@ -148,10 +149,10 @@ class MessagesReader:
         self._start: Any = None  # usage at the start of the message
         self._first = 0  # its first block, after those of messages before it
 
-    def whole(self, said: Any) -> None:
+    def whole(self, said: Foreign) -> None:
         raise AssertionError("a message always comes in events")
 
-    def event(self, said: Any) -> Sequence[Delta]:
+    def event(self, said: Foreign) -> Sequence[Delta]:
         sample = self._sample
         match said.type:
             case "message_start":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES
 from sglang_lite.lang.backend.capabilities import EVERYTHING as EVERYTHING
@@ -33,6 +33,7 @@ from sglang_lite.protocol import (
     SglError,
     Usage,
 )
+from sglang_lite.protocol.anything import Json, UserValue
 from sglang_lite.protocol.sampling import given
 from sglang_lite.text.chat_template import ChatTemplate
 
@@ -148,7 +149,7 @@ class BaseBackend:
     def play_rows(
         self,
         compiled: CompiledProgram,
-        rows: Mapping[int, Mapping[str, Any]],
+        rows: Mapping[int, Mapping[str, UserValue]],
         seeds: Mapping[int, int | None],
         window: int,
         timeout: float | None,
@@ -197,13 +198,13 @@ class BaseBackend:
 
     # -------------------------------------------------------------------------- SGLang's blocking hooks
 
-    def generate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> tuple[Any, Any]:
+    def generate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> tuple[Json, Json]:
         """The continuation of `s.text_` (a list where n > 1), and what is to be known about it."""
         raise CapabilityError(f"{type(self).__name__} has no generate.")
 
     def generate_stream(
         self, s: StreamExecutor, sampling_params: SglSamplingParams
-    ) -> Iterator[tuple[str, dict[str, Any]]]:
+    ) -> Iterator[tuple[str, dict[str, Json]]]:
         """`generate` in pieces; in one, unless a subclass does better."""
         text, meta = self.generate(s, sampling_params)
         yield text, meta
@@ -227,7 +228,7 @@ class BaseBackend:
         price = self.price or price_of(self.get_model_name())
         return None if price is None else price.of(usage)
 
-    def identity(self) -> tuple[Any, ...]:
+    def identity(self) -> tuple[Json, ...]:
         """Data that its answers depend on beside the prompt and its parameters, plain and the same in every
         process. A checkpoint of a batch is only good for the backend that it was made with."""
         kind, template = type(self), self.get_chat_template()
@@ -281,7 +282,7 @@ class BaseBackend:
         """Drops cached prefixes; None where there is no cache to drop."""
         return None
 
-    def get_server_info(self) -> dict[str, Any] | None:
+    def get_server_info(self) -> dict[str, Json] | None:
         """Information on what runs behind the backend; None where that is not known."""
         return None
 

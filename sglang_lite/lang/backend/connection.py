@@ -17,6 +17,7 @@ from sglang_lite.lang.backend.remote_errors import Failures
 from sglang_lite.lang.concurrency.loop import executor_loop, on_executor
 from sglang_lite.lang.concurrency.loop_end import Handle, closed_with_loop
 from sglang_lite.protocol import BackendError, ParameterError
+from sglang_lite.protocol.anything import Foreign
 
 Errors = type[Exception] | tuple[type[Exception], ...]
 Heard = Callable[[int, Mapping[str, str]], None]
@@ -76,11 +77,11 @@ class Connection:
         return Failures(name, origin, *self._connector.errors(self.sdk), self._secrets)
 
     @property
-    def made(self) -> Any:
+    def made(self) -> Foreign:
         """The client that was made last."""
         return self._client
 
-    def client(self) -> Any:
+    def client(self) -> Foreign:
         """The client. One that another event loop has used (before a fork of the process, say) is not used again."""
         loop = asyncio.get_running_loop()
         if self._loop is loop:
@@ -120,7 +121,9 @@ async def _closed(handle: Handle) -> None:
     await handle.aclose()
 
 
-def sdk_client(kind: str, args: Sequence[Any], options: Mapping[str, Any], client: object) -> Callable[..., Any]:
+def sdk_client(
+    kind: str, args: Sequence[Foreign], options: Mapping[str, Foreign], client: object
+) -> Callable[..., Foreign]:
     """Maker of clients of OpenAI's or Anthropic's SDK, which are alike.
 
     Args:
@@ -159,6 +162,6 @@ def sdk_client(kind: str, args: Sequence[Any], options: Mapping[str, Any], clien
     return make
 
 
-def sdk_errors(base: str) -> Callable[[Any], tuple[Errors, Errors, Errors]]:
+def sdk_errors(base: str) -> Callable[[Foreign], tuple[Errors, Errors, Errors]]:
     """Classes of errors of OpenAI's or Anthropic's SDK, of which `base` is the base."""
     return lambda sdk: (getattr(sdk, base), sdk.APITimeoutError, sdk.APIConnectionError)

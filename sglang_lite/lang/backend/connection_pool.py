@@ -15,10 +15,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextvars import Context
 from functools import partial
-from typing import Any
 from urllib.request import getproxies
 
 import httpx2
+
+from sglang_lite.protocol.anything import Foreign
 
 _PROXIES = {"http", "https", "all"}
 _MOST, _IDLE_S = 1000, 5.0  # as the SDKs have them
@@ -32,7 +33,7 @@ _KEPT_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
 
 def pooled(
     verify: ssl.SSLContext | str | bool = True, *, most: int | None = _MOST, trust_env: bool = True
-) -> dict[str, Any]:
+) -> dict[str, Foreign]:
     """Arguments of an `httpx2.AsyncClient` that give it such a pool. None where the environment names a proxy: the
     client's own pool knows the way through it."""
     proxied = trust_env and not _PROXIES.isdisjoint(getproxies())

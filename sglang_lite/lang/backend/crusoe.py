@@ -7,6 +7,7 @@ from typing import Any
 
 from sglang_lite.lang.backend.openai import OpenAI
 from sglang_lite.protocol import ParameterError
+from sglang_lite.protocol.anything import Foreign
 from sglang_lite.text.chat_template import ChatTemplate
 
 # docs.vllm.ai/en/latest/deployment/frameworks/crusoe and docs.crusoecloud.com, read on 2026-11-22
@@ -36,7 +37,7 @@ class Crusoe(OpenAI):
         api_key: str | None = None,
         base_url: str | None = None,
         chat_template: ChatTemplate | None = None,
-        **kwargs: Any,
+        **kwargs: Foreign,
     ) -> None:
         given: dict[str, Any] = {}
         if kwargs.get("client") is None:

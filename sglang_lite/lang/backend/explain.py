@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -41,6 +41,7 @@ from sglang_lite.protocol import (
     Unset,
     Usage,
 )  # fmt: skip
+from sglang_lite.protocol.anything import Json
 from sglang_lite.protocol.sampling import given
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class Explanation:
         """The nodes that the backend refuses."""
         return tuple(node for node in self.nodes if node.mode == "refused")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Json]:
         """The explanation as plain data."""
         nodes = [
             {**asdict(node), "where": None if node.where is None else list(node.where.names)} for node in self.nodes

@@ -24,6 +24,7 @@ from sglang_lite.protocol import (
     SamplingParams,
     Selection,
 )
+from sglang_lite.protocol.anything import Json
 
 _Answer = TypeVar("_Answer", Generation, Selection)
 
@@ -69,7 +70,7 @@ class Fallback(BaseBackend):
             return None
         return common_rules([own or _continues(backend) for own, backend in zip(rules, self.backends)])
 
-    def identity(self) -> tuple[Any, ...]:
+    def identity(self) -> tuple[Json, ...]:
         return *super().identity(), *(backend.identity() for backend in self.backends)
 
     def check(

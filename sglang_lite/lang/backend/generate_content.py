@@ -21,6 +21,7 @@ from sglang_lite.lang.backend.remote_api import (
     Tools,
 )
 from sglang_lite.protocol import CapabilityError, Delta, Image, Message, TokenLogprob, Usage
+from sglang_lite.protocol.anything import Foreign, Json
 from sglang_lite.protocol.sampling import given
 from sglang_lite.text.tool_use import results_of
 
@@ -37,7 +38,7 @@ _REFUSED = frozenset({
 })  # fmt: skip
 
 
-def request(question: Question) -> dict[str, Any]:
+def request(question: Question) -> dict[str, Json]:
     """Arguments of `models.generate_content`.
 
     Raises:
@@ -151,10 +152,10 @@ class GenerateContentReader:
         self.failure = ""
         self.paused = False
 
-    def whole(self, said: Any) -> None:
+    def whole(self, said: Foreign) -> None:
         self.event(said)
 
-    def event(self, said: Any) -> Sequence[Delta]:
+    def event(self, said: Foreign) -> Sequence[Delta]:
         self.meta |= {"id": said.response_id, "model": said.model_version}
         if said.usage_metadata is not None:
             self._count(said.usage_metadata)

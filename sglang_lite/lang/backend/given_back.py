@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang_lite.protocol import Message
+from sglang_lite.protocol.anything import Json
 
 _MOST = 4096  # turns
 
@@ -21,14 +22,14 @@ class GivenBack:
     def __init__(self) -> None:
         self._items: OrderedDict[tuple[Message, ...], Sequence[Any]] = OrderedDict()
 
-    def keep(self, before: Sequence[Message], text: str, items: Sequence[Any]) -> None:
+    def keep(self, before: Sequence[Message], text: str, items: Sequence[Json]) -> None:
         """Keeps the items of an answer that makes a whole turn."""
         turn = Message("assistant", (text.lstrip(),))
         self._items[(*before, turn)] = items
         if len(self._items) > _MOST:
             self._items.popitem(last=False)
 
-    def of(self, messages: Sequence[Message]) -> Mapping[int, Sequence[Any]]:
+    def of(self, messages: Sequence[Message]) -> Mapping[int, Sequence[Json]]:
         """Items of the turns of a conversation, by their places."""
         found = {}
         for i, message in enumerate(messages if self._items else ()):

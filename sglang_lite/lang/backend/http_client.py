@@ -27,6 +27,7 @@ from sglang_lite.protocol import (
     RequestTimeoutError,
     SglError,
 )
+from sglang_lite.protocol.anything import Json
 
 MOST_EVENT_BYTES: Final = 1 << 28
 _DONE = "[DONE]"
@@ -122,7 +123,7 @@ class Server:
             self._clients[loop] = client, closed_with_loop(client.aclose)
         return self._clients[loop][0]
 
-    def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def run(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Runs what belongs to no caller that waits, until the connections are closed."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -223,7 +224,7 @@ class Server:
         """The error of an answer that has no end."""
         return LostConnectionError(f"{self.url}: the stream ended in the middle.", hint="Try again.")
 
-    async def answers(self, path: str, body: object) -> AsyncGenerator[dict[str, Any], None]:
+    async def answers(self, path: str, body: object) -> AsyncGenerator[dict[str, Json], None]:
         """The events of a stream, each a JSON object.
 
         Raises:
@@ -233,7 +234,7 @@ class Server:
             async for data in events:
                 yield self.event(data)
 
-    def event(self, data: str) -> dict[str, Any]:
+    def event(self, data: str) -> dict[str, Json]:
         """The JSON object that an event is. Raises SglError: it is none, or tells of an error."""
         found = self._json(data)
         if not isinstance(found, dict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.concurrency.loop import executor, running_mailbox
@@ -25,6 +25,7 @@ from sglang_lite.protocol import (
     TemplateError,
     Unset,
 )
+from sglang_lite.protocol.anything import Json
 from sglang_lite.text.chat_template import ChatTemplate, JinjaTemplate
 from sglang_lite.text.tool_formats import family_of
 
@@ -122,7 +123,7 @@ class LocalBackend(BaseBackend):
     def get_model_name(self) -> str:
         return self.engine.model_name
 
-    def identity(self) -> tuple[Any, ...]:
+    def identity(self) -> tuple[Json, ...]:
         config = self.engine.config
         model = (str(config.model), config.revision, config.load_format, config.quantization)
         return *super().identity(), *model, config.device, config.dtype, config.kv_dtype, config.seed
@@ -152,7 +153,7 @@ class LocalBackend(BaseBackend):
         self.engine.flush_cache()
         return True
 
-    def get_server_info(self) -> dict[str, Any]:
+    def get_server_info(self) -> dict[str, Json]:
         return {"model": self.engine.model_name, **self.engine.stats()}
 
     def shutdown(self) -> None:

@@ -37,6 +37,7 @@ from sglang_lite.protocol import (
     Unset,
     Usage,
 )
+from sglang_lite.protocol.anything import Json
 from sglang_lite.protocol.sampling import PARAMETERS, given
 
 _REQUEST = {each.name: each.sglang for each in PARAMETERS if "request" in each.places}
@@ -44,7 +45,7 @@ _SAMPLING = {each.name: each.sglang for each in PARAMETERS if each.name not in _
 NATIVE = Capabilities(frozenset({Regex, JsonSchema, Choices, Ebnf, Number}))
 
 
-def body_of(prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, records: bool) -> dict[str, Any]:
+def body_of(prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, records: bool) -> dict[str, Json]:
     """The body of a request.
 
     Args:
@@ -127,7 +128,7 @@ class Sample:
         self._text, self.ids, self._logprobs = "", [], []
         return kept
 
-    def take(self, answer: Mapping[str, Any]) -> list[Delta | Generation]:
+    def take(self, answer: Mapping[str, Json]) -> list[Delta | Generation]:
         """Events of an answer that were not told.
 
         Raises:
@@ -189,7 +190,7 @@ class Sample:
         )
 
 
-def generation_of(answer: Mapping[str, Any], constraint: Constraint | None, index: int = 0) -> Generation:
+def generation_of(answer: Mapping[str, Json], constraint: Constraint | None, index: int = 0) -> Generation:
     """A whole answer as a record.
 
     Raises:
@@ -227,7 +228,7 @@ _READ = frozenset({
 })  # fmt: skip
 
 
-def check_failure(reason: Mapping[str, Any] | None) -> None:
+def check_failure(reason: Mapping[str, Json] | None) -> None:
     """Raises the error that a reason for the end tells of, if any."""
     if reason is None or reason["type"] != "abort":
         return
@@ -238,7 +239,7 @@ def check_failure(reason: Mapping[str, Any] | None) -> None:
     raise typed or RequestAbortedError(message)
 
 
-def usage_of(meta: Mapping[str, Any]) -> Usage:
+def usage_of(meta: Mapping[str, Json]) -> Usage:
     """The usage that an answer tells."""
     return Usage(
         prompt_tokens=int(meta.get("prompt_tokens") or 0),
@@ -270,7 +271,7 @@ def _tops(entries: Sequence[Any] | None) -> tuple[tuple[float, int, str | None],
 # ---------------------------------------------------------------------------------------------------- selections
 
 
-def scores_of(choice: str, answer: Mapping[str, Any], start: int, prompt_tokens: int, before: int = 0) -> ChoiceScore:
+def scores_of(choice: str, answer: Mapping[str, Json], start: int, prompt_tokens: int, before: int = 0) -> ChoiceScore:
     """The score of a choice, from the answer for the prompt and it.
 
     Args:
@@ -295,7 +296,7 @@ def scores_of(choice: str, answer: Mapping[str, Any], start: int, prompt_tokens:
     return ChoiceScore(choice, tuple(e.token_id for e in own), tuple(e.logprob for e in own if e.logprob is not None))
 
 
-def unconditional_of(answer: Mapping[str, Any]) -> tuple[float | None, ...]:
+def unconditional_of(answer: Mapping[str, Json]) -> tuple[float | None, ...]:
     """The log-probabilities of all tokens of an answer's prompt, None for the first."""
     return tuple(entry.logprob for entry in _entries(answer.get("meta_info") or {}, "input"))
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.connection import Connector, sdk_client, sdk_errors
@@ -26,6 +26,7 @@ from sglang_lite.lang.backend.serving import shape_of
 from sglang_lite.lang.backend.token_usage import TokenUsage as TokenUsage  # where SGLang's users look for it
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import Delta, Generation, ParameterError, Prompt, SamplingParams, Selection
+from sglang_lite.protocol.anything import Foreign
 from sglang_lite.text.chat_template import ChatTemplate
 
 _APIS = ("chat", "responses", "completions")
@@ -74,16 +75,16 @@ class OpenAI(RemoteBackend):
         is_chat_model: bool | None = None,
         chat_template: ChatTemplate | None = None,
         is_azure: bool = False,
-        *args: Any,
+        *args: Foreign,
         profile: str | Profile | None = None,
         policy: Policy = "strict",
         capabilities: Capabilities | None = None,
         api: Literal["chat", "responses", "completions"] | None = None,
         reasoning_effort: str | None = None,
         tokenizer: Tokenizer | None = None,
-        client: Any = None,
+        client: Foreign = None,
         rate_limit: RateLimit | None = None,
-        **kwargs: Any,
+        **kwargs: Foreign,
     ) -> None:
         if api is not None and (is_chat_model is not None or api not in _APIS):
             raise ParameterError("api", f"{api!r} is not one of {', '.join(_APIS)}, or is_chat_model= says the same.")

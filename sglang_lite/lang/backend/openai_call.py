@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from sglang_lite.protocol.anything import Foreign, Json
 
-def as_it_is(create: Callable[..., Awaitable[Any]], *empty: str) -> Callable[..., Awaitable[Any]]:
+
+def as_it_is(create: Callable[..., Awaitable[Foreign]], *empty: str) -> Callable[..., Awaitable[Json]]:
     """The SDK's call, with all of a request in `extra_body` but the model and `stream`.
 
     Args:

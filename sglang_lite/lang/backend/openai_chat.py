@@ -21,13 +21,14 @@ from sglang_lite.lang.backend.remote_api import (
 )
 from sglang_lite.lang.results import as_dicts
 from sglang_lite.protocol import Delta, TokenLogprob, Usage
+from sglang_lite.protocol.anything import Foreign, Json
 from sglang_lite.protocol.sampling import given
 from sglang_lite.text.tool_use import results_of
 
 ANSWER = "answer"  # name of a form, or of the tool that is called with the answer
 
 
-def request(question: Question) -> dict[str, Any]:
+def request(question: Question) -> dict[str, Json]:
     """Arguments of `chat.completions.create`."""
     asked = {"model": question.target.model, **parameters(question)}
     if question.target.effort is not None:
@@ -88,13 +89,13 @@ def _text_and_images(content: Any) -> tuple[str, list[dict[str, Any]]]:
     return "".join(texts), [part for part in content if part["type"] != "text"]
 
 
-def function_tool(tool: Tool) -> dict[str, Any]:
+def function_tool(tool: Tool) -> dict[str, Json]:
     """A tool as a function, the same for chat and responses."""
     described = {"description": tool.description} if tool.description else {}
     return {"name": tool.name, **described, "parameters": dict(tool.schema), "strict": tool.strict}
 
 
-def parameters(question: Question) -> dict[str, Any]:
+def parameters(question: Question) -> dict[str, Json]:
     """The parameters that were set, under the names of chat and completions; what only other servers know as
     `extra_body`."""
     asked: dict[str, Any] = {}
@@ -132,12 +133,12 @@ class ChatReader:
         self.failure = ""
         self.paused = False
 
-    def whole(self, said: Any) -> None:
+    def whole(self, said: Foreign) -> None:
         self.event(said)
         for sample in self.samples.values():
             sample.reason = sample.reason or "stop"  # not every server tells
 
-    def event(self, said: Any) -> Sequence[Delta]:
+    def event(self, said: Foreign) -> Sequence[Delta]:
         usage = getattr(said, "usage", None)
         if usage is not None:
             self.usage = usage_of(usage)
@@ -158,7 +159,7 @@ class ChatReader:
             sample.items = [_turn(sample)]
         return delta
 
-    def piece(self, choice: Any, sample: PartialAnswer) -> Delta:
+    def piece(self, choice: Foreign, sample: PartialAnswer) -> Delta:
         """Delta of a choice, as streams show it; what else it says goes to the sample."""
         message = getattr(choice, "message", None) or choice.delta
         sample.refusal += getattr(message, "refusal", None) or ""
@@ -191,7 +192,7 @@ def _turn(sample: PartialAnswer) -> dict[str, Any]:
     return {"role": "assistant", "content": sample.text or None, "tool_calls": calls}
 
 
-def logprobs_of(said: Any) -> tuple[TokenLogprob, ...]:
+def logprobs_of(said: Foreign) -> tuple[TokenLogprob, ...]:
     """Log-probabilities of tokens. OpenAI tells them as text alone: the ids are -1."""
     return tuple(
         TokenLogprob(t.logprob, -1, t.token, tuple((top.logprob, -1, top.token) for top in t.top_logprobs or ()))

@@ -7,9 +7,10 @@ from typing import Any
 from sglang_lite.lang.backend.openai_chat import CHAT, ChatReader, parameters
 from sglang_lite.lang.backend.remote_api import Api, PartialAnswer, Question
 from sglang_lite.protocol import Delta, TokenLogprob
+from sglang_lite.protocol.anything import Foreign, Json
 
 
-def request(question: Question) -> dict[str, Any]:
+def request(question: Question) -> dict[str, Json]:
     """Arguments of `completions.create`. The API takes no shape of an answer."""
     asked = {"model": question.target.model, **parameters(question)}
     if asked.pop("logprobs", False):
@@ -20,7 +21,7 @@ def request(question: Question) -> dict[str, Any]:
 class CompletionsReader(ChatReader):
     """Reader of a completion, or of its chunks: a chat's, but for where its choices have text."""
 
-    def piece(self, choice: Any, sample: PartialAnswer) -> Delta:
+    def piece(self, choice: Foreign, sample: PartialAnswer) -> Delta:
         return Delta(choice.text or "", logprobs=_logprobs(choice.logprobs), index=choice.index)
 
 

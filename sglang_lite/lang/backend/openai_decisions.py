@@ -12,18 +12,19 @@ from sglang_lite.lang.backend.openai_responses import items_of
 from sglang_lite.lang.backend.openai_usage import usage_of
 from sglang_lite.lang.backend.selecting import LEAST_LOGPROB
 from sglang_lite.protocol import BackendError, ChoiceScore, Prompt, RefusalError, Selection
+from sglang_lite.protocol.anything import Foreign, Json
 
 _QUESTION = "Which of these texts is what the assistant says next?"
 
 
-def decision_request(model: str, prompt: Prompt, choices: Sequence[str]) -> dict[str, Any]:
+def decision_request(model: str, prompt: Prompt, choices: Sequence[str]) -> dict[str, Json]:
     """Arguments of `decisions.create`: one question, whose answer is one of the choices."""
     options = [{"value": choice} for choice in choices]
     question = {"type": "choice", "instructions": _QUESTION, "choices": options}
     return {"model": model, "input": items_of(prompt.messages), "questions": [question]}
 
 
-def decision(said: Any, choices: Sequence[str], name: str, seconds: float) -> Selection:
+def decision(said: Foreign, choices: Sequence[str], name: str, seconds: float) -> Selection:
     """The choices' scores in an answer: each is one logarithm of a probability.
 
     Raises:

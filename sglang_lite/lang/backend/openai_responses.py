@@ -24,6 +24,7 @@ from sglang_lite.lang.backend.remote_api import (
 )
 from sglang_lite.lang.results import as_dicts
 from sglang_lite.protocol import Delta, Message, Usage
+from sglang_lite.protocol.anything import Foreign, Json
 from sglang_lite.protocol.sampling import given
 from sglang_lite.text.tool_use import results_of
 
@@ -32,7 +33,7 @@ _LOGPROBS = "message.output_text.logprobs"
 NOTHING: Mapping[int, Sequence[Any]] = {}
 
 
-def request(question: Question) -> dict[str, Any]:
+def request(question: Question) -> dict[str, Json]:
     """Arguments of `responses.create`."""
     target = question.target
     asked: dict[str, Any] = {
@@ -92,7 +93,7 @@ def _called(tools: list[dict[str, Any]], choice: str | dict[str, str]) -> dict[s
     return {"tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
 
 
-def items_of(messages: Sequence[Message], given_back: Mapping[int, Sequence[Any]] = NOTHING) -> list[dict[str, Any]]:
+def items_of(messages: Sequence[Message], given_back: Mapping[int, Sequence[Json]] = NOTHING) -> list[dict[str, Json]]:
     """A conversation as the API takes it, with what it wants to be given back of turns, by their places."""
     items: list[dict[str, Any]] = []
     calls: list[Any] = []  # of the turn before, whose results the user tells
@@ -137,7 +138,7 @@ class ResponsesReader:
         self.failure = ""
         self.paused = False
 
-    def whole(self, said: Any) -> None:
+    def whole(self, said: Foreign) -> None:
         self.samples = {}
         usage = getattr(said, "usage", None)
         self.usage = usage_of(usage)
@@ -159,7 +160,7 @@ class ResponsesReader:
             sample.text = "".join(inputs) or sample.text
             self.samples = {0: sample}
 
-    def event(self, said: Any) -> Sequence[Delta]:
+    def event(self, said: Foreign) -> Sequence[Delta]:
         self.samples = self.samples or {0: PartialAnswer()}
         match said.type:
             case "response.output_text.delta":

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sglang_lite.protocol import Usage
+from sglang_lite.protocol.anything import Foreign
 
 
-def usage_of(said: Any) -> Usage:
+def usage_of(said: Foreign) -> Usage:
     """The usage that an API reports; nothing where it reports none."""
     prompt = getattr(said, "prompt_tokens", None) or getattr(said, "input_tokens", None) or 0
     completion = getattr(said, "completion_tokens", None) or getattr(said, "output_tokens", None) or 0
@@ -19,7 +18,7 @@ def usage_of(said: Any) -> Usage:
     )  # fmt: skip
 
 
-def reasoning_of(said: Any) -> dict[str, int]:
+def reasoning_of(said: Foreign) -> dict[str, int]:
     """Metadata on the tokens of a reported usage that were spent on reasoning."""
     details = getattr(said, "completion_tokens_details", None) or getattr(said, "output_tokens_details", None)
     tokens = getattr(details, "reasoning_tokens", None)

@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from sglang_lite.protocol import Message, Prompt
+from sglang_lite.protocol.anything import Json
 
 LEAST = 4 * 1024  # characters: about 1,024 tokens, of which no provider caches less
 _MOST = 4  # marks that Anthropic takes
@@ -31,7 +32,7 @@ def cache_key(prompt: Prompt) -> str | None:
     return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def with_marks(request: Mapping[str, Any], prompt: Prompt) -> dict[str, Any]:
+def with_marks(request: Mapping[str, Json], prompt: Prompt) -> dict[str, Json]:
     """A request of Anthropic's Messages API with `cache_control` where the prompt's prefixes end.
 
     Args:

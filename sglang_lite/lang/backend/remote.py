@@ -44,6 +44,7 @@ from sglang_lite.protocol import (
     SamplingParams,
     Selection,
 )
+from sglang_lite.protocol.anything import Foreign, Json, UserValue
 from sglang_lite.text.chat_template import ChatTemplate
 
 _SAMPLED = ("chat", "completions")  # APIs whose samples are whole turns: others have more to give back of each
@@ -55,7 +56,7 @@ class Traceable(Protocol):
 
     speculation: Any
 
-    def trace(self, *, backend: Any = None, explore: int | None = None, **kwargs: Any) -> Any:
+    def trace(self, *, backend: UserValue = None, explore: int | None = None, **kwargs: UserValue) -> UserValue:
         """Trace of the program."""
 
 
@@ -117,7 +118,7 @@ class RemoteBackend(BaseBackend):
         self.failures = self._connection.failures(self._name, Origin(self.provider, model_name))
         self._asker = Asker(self._connection, self.failures, self.token_usage, GivenBack())
 
-    def client(self) -> Any:
+    def client(self) -> Foreign:
         """The SDK's client, for the event loop that runs."""
         return self._connection.client()
 
@@ -128,7 +129,7 @@ class RemoteBackend(BaseBackend):
     def get_model_name(self) -> str:
         return self.model_name
 
-    def identity(self) -> tuple[Any, ...]:
+    def identity(self) -> tuple[Json, ...]:
         return *super().identity(), self._connection.server
 
     # -------------------------------------------------------------------------------- what is served, and how
@@ -171,7 +172,7 @@ class RemoteBackend(BaseBackend):
         retries: int = 0,
         count: Callable[[str], int] | None = None,
         price: Price | None = known_price,
-        **arguments: Any,
+        **arguments: UserValue,
     ) -> Explanation:
         """Tells how a program's nodes would be served, before anything is asked: on which rung, with how many calls and
         tokens, at what price, and what would be refused.

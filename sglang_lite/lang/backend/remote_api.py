@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 from sglang_lite.protocol import Delta, Prompt, SamplingParams, TokenLogprob, Usage
+from sglang_lite.protocol.anything import Foreign
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +159,10 @@ class Reader(Protocol):
     failure: str
     paused: bool
 
-    def whole(self, said: Any) -> None:
+    def whole(self, said: Foreign) -> None:
         """Reads an answer in one piece."""
 
-    def event(self, said: Any) -> Sequence[Delta]:
+    def event(self, said: Foreign) -> Sequence[Delta]:
         """Reads an event of a stream: what is new in it."""
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any
 
 from sglang_lite import wire
 from sglang_lite.lang.backend.http_client import LOST, Retries, Server
 from sglang_lite.program.compiled import CompiledProgram
 from sglang_lite.protocol import BackendError, WireError
+from sglang_lite.protocol.anything import UserValue
 from sglang_lite.wire.rows import FrameReader, RowEvent
 
 
 async def rows_played(
     server: Server,
     compiled: CompiledProgram,
-    rows: Mapping[int, Mapping[str, Any]],
+    rows: Mapping[int, Mapping[str, UserValue]],
     seeds: Mapping[int, int | None],
     window: int,
     timeout: float | None,

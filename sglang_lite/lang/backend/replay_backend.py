@@ -31,6 +31,7 @@ from sglang_lite.protocol import (
     Selection,
     WireError,
 )
+from sglang_lite.protocol.anything import Json
 from sglang_lite.protocol.recording import (
     RecordedCall,
     RecordedRequest,
@@ -222,14 +223,14 @@ def _common(one: str, other: str) -> int:
     return min(len(one), len(other))
 
 
-def told(request: RecordedRequest) -> dict[str, Any]:
+def told(request: RecordedRequest) -> dict[str, Json]:
     """A request as plain data, its prompt's text in one piece."""
     data: dict[str, Any] = msgspec.to_builtins(request)
     data["prompt"] = {"text": request.prompt.text, **data["prompt"]}
     return data
 
 
-def differences(before: Any, now: Any, pointer: str = "") -> Iterator[tuple[str, str, str]]:
+def differences(before: Json, now: Json, pointer: str = "") -> Iterator[tuple[str, str, str]]:
     """Places where plain data differs, as JSON Pointers, with what stands there."""
     if isinstance(before, dict) and isinstance(now, dict):
         for name in {**before, **now}:

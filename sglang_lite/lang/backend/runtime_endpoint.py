@@ -45,6 +45,7 @@ from sglang_lite.protocol import (
     TemplateError,
     Usage,
 )
+from sglang_lite.protocol.anything import Json, UserValue
 from sglang_lite.text.chat_template import ChatTemplate, JinjaTemplate
 from sglang_lite.text.tool_formats import family_of
 
@@ -275,7 +276,7 @@ class RuntimeEndpoint(BaseBackend):
     def play_rows(
         self,
         compiled: CompiledProgram,
-        rows: Mapping[int, Mapping[str, Any]],
+        rows: Mapping[int, Mapping[str, UserValue]],
         seeds: Mapping[int, int | None],
         window: int,
         timeout: float | None,
@@ -291,7 +292,7 @@ class RuntimeEndpoint(BaseBackend):
     def get_model_name(self) -> str:
         return str(self.model_info.get("model_path", "?"))
 
-    def identity(self) -> tuple[Any, ...]:
+    def identity(self) -> tuple[Json, ...]:
         return *super().identity(), self.base_url
 
     def get_chat_template(self) -> ChatTemplate | None:
@@ -312,7 +313,7 @@ class RuntimeEndpoint(BaseBackend):
         self._server.ask("POST", "/flush_cache")
         return True
 
-    def get_server_info(self) -> dict[str, Any]:
+    def get_server_info(self) -> dict[str, Json]:
         return self._server_info()
 
     def cache_prefix(self, prefix_str: str) -> None:
@@ -371,7 +372,7 @@ class Runtime:
         BackendError: the server could not be started; it has its last output.
     """
 
-    def __init__(self, log_level: str = "error", launch_timeout: float = 300.0, **kwargs: Any) -> None:
+    def __init__(self, log_level: str = "error", launch_timeout: float = 300.0, **kwargs: UserValue) -> None:
         self.server_args = kwargs
         self._process = ServerProcess({"log_level": log_level, **kwargs}, launch_timeout)
         self.url, self.pid = self._process.url, self._process.pid
@@ -415,7 +416,7 @@ class Runtime:
             return transformers.PreTrainedTokenizerFast(tokenizer_file=f"{path}/tokenizer.json")
 
     async def async_generate(
-        self, prompt: str, sampling_params: Mapping[str, Any] | None = None
+        self, prompt: str, sampling_params: Mapping[str, Json] | None = None
     ) -> AsyncGenerator[str, None]:
         """The answer's text as it comes, in pieces."""
         body = {"text": prompt, "sampling_params": dict(sampling_params or {})}
@@ -436,7 +437,7 @@ class Runtime:
     def generate(
         self,
         prompt: str | Sequence[str],
-        sampling_params: Mapping[str, Any] | None = None,
+        sampling_params: Mapping[str, Json] | None = None,
         return_logprob: bool | Sequence[bool] | None = False,
         logprob_start_len: int | Sequence[int] | None = None,
         top_logprobs_num: int | Sequence[int] | None = None,
@@ -460,6 +461,6 @@ class Runtime:
         server = Server(self.url, self._key, None, None, 0)
         return json.dumps(json.loads(server.ask("POST", path, given).content))
 
-    async def get_server_info(self) -> dict[str, Any]:
+    async def get_server_info(self) -> dict[str, Json]:
         """Settings and counts of the server."""
         return await asyncio.to_thread(self.endpoint.get_server_info)

@@ -8,7 +8,7 @@ import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from sglang_lite.constraints.free_numbers import first_number
 from sglang_lite.constraints.matching import validate
@@ -32,6 +32,7 @@ from sglang_lite.protocol import (
     Usage,
     ValueValidationError,
 )
+from sglang_lite.protocol.anything import UserValue
 from sglang_lite.text.chat_template import ChatTemplate
 from sglang_lite.text.stop import StopMatcher
 
@@ -60,11 +61,11 @@ class Rules:
             through (its last item stays), a callable gets the call.
     """
 
-    def __init__(self, answers: Any) -> None:
+    def __init__(self, answers: UserValue) -> None:
         self._answers = answers
         self._taken: dict[int, int] = {}
 
-    def answer(self, text: str, call: Any) -> Any:
+    def answer(self, text: str, call: UserValue) -> UserValue:
         """The answer to a prompt; None: there is none."""
         if callable(self._answers):
             return self._answers(call)

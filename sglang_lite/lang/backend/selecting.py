@@ -24,6 +24,7 @@ from sglang_lite.protocol import (
     TokenLogprob,
     ValueValidationError,
 )
+from sglang_lite.protocol.anything import Foreign
 from sglang_lite.protocol.results import total_usage
 
 LEAST_LOGPROB = -1e4  # instead of the logarithm of 0
@@ -40,7 +41,7 @@ class Tokenizer(Protocol):
         """The text of tokens."""
 
 
-def checked_tokenizer(given: Any) -> Tokenizer | None:
+def checked_tokenizer(given: Foreign) -> Tokenizer | None:
     """Checks a user's tokenizer. Raises ParameterError: it is none."""
     has = all(callable(getattr(given, name, None)) for name in ("encode", "decode"))
     if given is not None and not has:

@@ -15,10 +15,10 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from sglang_lite.lang.backend.http_client import Server
 from sglang_lite.protocol import BackendError, ParameterError, SglError
+from sglang_lite.protocol.anything import UserValue
 
 logger = logging.getLogger("sglang_lite.server")
 
@@ -58,7 +58,7 @@ class ServerProcess:
         BackendError: it could not be started, or was not ready in time.
     """
 
-    def __init__(self, settings: Mapping[str, Any], timeout_s: float) -> None:
+    def __init__(self, settings: Mapping[str, UserValue], timeout_s: float) -> None:
         arguments = ["serve", *flags_of({"port": 0, **settings})]
         code = _CODE.format(paths=_paths(), parent=os.getpid(), arguments=arguments)
         self._home = os.getpid()
@@ -164,7 +164,7 @@ def _end(process: subprocess.Popen[bytes], home: int) -> None:
     process.wait()
 
 
-def flags_of(settings: Mapping[str, Any]) -> list[str]:
+def flags_of(settings: Mapping[str, UserValue]) -> list[str]:
     """Settings as flags of a command line.
 
     Raises:

@@ -33,6 +33,7 @@ from sglang_lite.protocol import (
     SamplingParams,
     ValueValidationError,
 )
+from sglang_lite.protocol.anything import Json
 from sglang_lite.protocol.results import total_usage
 
 _CALLED = frozenset({"tools", "strict_tool", "regex_tool", "lark_tool"})  # whose answers are calls
@@ -110,7 +111,7 @@ def _finished(said: Generation, constraint: Constraint | None, rung: Rung, calls
     return msgspec.structs.replace(said, **found, meta={**said.meta, **told(rung, calls)})
 
 
-def told(rung: Rung, calls: int) -> Mapping[str, Any]:
+def told(rung: Rung, calls: int) -> Mapping[str, Json]:
     """Metadata of a node that was served on a rung."""
     meta: dict[str, Any] = {"rung": rung.name, "calls": calls}
     return meta | ({"warnings": list(rung.warnings)} if rung.warnings else {})

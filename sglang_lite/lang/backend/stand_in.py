@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.turns import TurnRules
+from sglang_lite.protocol.anything import Json
 from sglang_lite.text.chat_template import ChatTemplate
 
 
@@ -36,7 +35,7 @@ class StandIn(BaseBackend):
     def get_model_name(self) -> str:
         return self.backend.get_model_name()
 
-    def identity(self) -> tuple[Any, ...]:
+    def identity(self) -> tuple[Json, ...]:
         return self.backend.identity()
 
     def get_chat_template(self) -> ChatTemplate | None:

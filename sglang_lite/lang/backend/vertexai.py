@@ -20,6 +20,7 @@ from sglang_lite.lang.backend.rung import Policy, Rung
 from sglang_lite.lang.backend.serving import shape_of
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import Delta, Generation, ParameterError, Prompt, SamplingParams
+from sglang_lite.protocol.anything import Foreign
 
 
 class VertexAI(RemoteBackend):
@@ -53,15 +54,15 @@ class VertexAI(RemoteBackend):
     def __init__(
         self,
         model_name: str,
-        safety_settings: Sequence[Mapping[str, Any]] | Mapping[str, str] | None = None,
+        safety_settings: Sequence[Mapping[str, Foreign]] | Mapping[str, str] | None = None,
         *,
         profile: str | Profile | None = None,
         policy: Policy = "strict",
         capabilities: Capabilities | None = None,
         reasoning_effort: str | None = None,
-        client: Any = None,
+        client: Foreign = None,
         rate_limit: RateLimit | None = None,
-        **kwargs: Any,
+        **kwargs: Foreign,
     ) -> None:
         if client is not None and kwargs:
             raise ParameterError(

@@ -27,12 +27,12 @@ class Mailbox:
         self._lock = threading.Lock()
         self._told = False  # the loop is on its way here; under the lock
 
-    def post(self, callback: Callable[..., object], *args: Any) -> None:
+    def post(self, callback: Callable[..., object], *args: object) -> None:
         """Runs `callback(*args)` on the loop, soon."""
         self.put(callback, *args)
         self.wake()
 
-    def put(self, callback: Callable[..., object], *args: Any) -> None:
+    def put(self, callback: Callable[..., object], *args: object) -> None:
         """Runs `callback(*args)` on the loop after `wake`: of many calls only the last one has to wake it."""
         with self._lock:
             self._calls.append((callback, args))

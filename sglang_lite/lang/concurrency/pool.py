@@ -11,6 +11,7 @@ from typing import Any
 
 from sglang_lite.lang.concurrency.loop import Mailbox, forks
 from sglang_lite.lang.concurrency.variables import located
+from sglang_lite.protocol.anything import UserValue
 
 
 class ThreadPool:
@@ -80,12 +81,12 @@ class ThreadPool:
                 bell.acquire()  # it has just been rung
 
 
-async def in_pool(pool: ThreadPool, work: Callable[[], Any]) -> Any:
+async def in_pool(pool: ThreadPool, work: Callable[[], UserValue]) -> UserValue:
     """Runs blocking work on a pool. Cancelling leaves the thread to finish by itself."""
     return await elsewhere(pool.submit, work)
 
 
-async def elsewhere(submit: Callable[[Callable[[], object]], object], work: Callable[[], Any]) -> Any:
+async def elsewhere(submit: Callable[[Callable[[], object]], object], work: Callable[[], UserValue]) -> UserValue:
     """Runs `work` in this task's context, on the thread that `submit` has jobs run on. Returns its result."""
     context = copy_context()
     mailbox = Mailbox(asyncio.get_running_loop())

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from sglang_lite.lang.concurrency.loop import forks, on_executor
 from sglang_lite.lang.tracebacks import trim
 from sglang_lite.protocol import Location, ProgramError, RequestTimeoutError, SglError
+from sglang_lite.protocol.anything import Json, UserValue
 from sglang_lite.serving import serving
 
 
@@ -114,7 +115,7 @@ class Variable:
                 return
         callback()
 
-    def result(self) -> Any:
+    def result(self) -> UserValue:
         """The value of a settled variable; raises what it failed with."""
         if self._error is not None:
             raise located(self._error, self.where)
@@ -123,7 +124,7 @@ class Variable:
     def error(self) -> BaseException | None:
         return self._error
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: float | None = None) -> UserValue:
         """Blocks until the variable is settled.
 
         Raises:
@@ -144,7 +145,7 @@ class Variable:
                 raise RequestTimeoutError(f"no value within {timeout:g} s.", where=self.where)
         return self.result()
 
-    async def get(self) -> Any:
+    async def get(self) -> UserValue:
         """`wait` for coroutines, on any event loop."""
         if not self._done:
             future, wake = _bell()
@@ -220,7 +221,7 @@ class TextLog:
     def closed(self) -> bool:
         return self._closed
 
-    def append(self, text: str, meta: dict[str, Any] | None = None) -> None:
+    def append(self, text: str, meta: dict[str, Json] | None = None) -> None:
         with self._lock:
             if self._closed:
                 return
@@ -239,7 +240,7 @@ class TextLog:
         for wake in waiters:
             wake()
 
-    def __iter__(self) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    def __iter__(self) -> Iterator[tuple[str, dict[str, UserValue] | None]]:
         at = 0
         while True:
             ready = threading.Lock()
@@ -254,7 +255,7 @@ class TextLog:
                 ready.acquire()
         self._raise()
 
-    async def __aiter__(self) -> AsyncIterator[tuple[str, dict[str, Any] | None]]:
+    async def __aiter__(self) -> AsyncIterator[tuple[str, dict[str, UserValue] | None]]:
         at = 0
         while True:
             future, wake = _bell()

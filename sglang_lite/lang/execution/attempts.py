@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from sglang_lite.lang.concurrency.pool import elsewhere
 from sglang_lite.protocol import (
@@ -24,6 +24,7 @@ from sglang_lite.protocol import (
     TemplateError,
     ValueValidationError,
 )
+from sglang_lite.protocol.anything import UserValue
 
 if TYPE_CHECKING:
     from sglang_lite.lang.execution.player import Player
@@ -108,7 +109,7 @@ async def limit(left: float | None, message: str, timeout: float | None = None) 
         raise RequestTimeoutError(late) from None
 
 
-async def check_value(check: Callable[[Any], Any], value: Any, text: str) -> None:
+async def check_value(check: Callable[[UserValue], UserValue], value: UserValue, text: str) -> None:
     if inspect.iscoroutinefunction(check):
         verdict = check(value)
     else:  # in a thread of its own, as it may wait for other programs, whose checks need threads too

@@ -11,13 +11,14 @@ from sglang_lite.lang.execution.stream_executor import StreamExecutor
 from sglang_lite.lang.expressions import SglSamplingParams
 from sglang_lite.program.choosing import ChoicesDecision, checked
 from sglang_lite.protocol import CapabilityError, Generation, ProgramError, Usage
+from sglang_lite.protocol.anything import UserValue
 
 if TYPE_CHECKING:
     from sglang_lite.lang.execution.player import Player
 
 
 def generate(
-    backend: BaseBackend, branch: Player, op: GenOp, show: Callable[[str, dict[str, Any]], None] | None
+    backend: BaseBackend, branch: Player, op: GenOp, show: Callable[[str, dict[str, UserValue]], None] | None
 ) -> list[Generation]:
     """Calls `generate` or, in a stream of one sample, `generate_stream`."""
     given = SglSamplingParams.of(op.node.params, op.node.constraint)

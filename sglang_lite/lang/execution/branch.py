@@ -80,6 +80,7 @@ from sglang_lite.protocol import (
     SglError,
     Unset,
 )
+from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import PARAMETERS
 from sglang_lite.text.reasoning import reasoned
 
@@ -414,7 +415,7 @@ class Branch:
         self.backend = backend
         self.player.continue_on(backend)
 
-    def tell(self, hook: str, *args: Any) -> None:
+    def tell(self, hook: str, *args: object) -> None:
         """Calls a hook of the backend when everything before has been played; nothing where it defines none."""
         if hook in self.backend.hooks:
             self._put(HookOp(hook, (StreamExecutor(self.player), *args)))
@@ -481,7 +482,7 @@ class Branch:
 
     # ----------------------------------------------------------------------------------------- reading
 
-    def read(self, what: Callable[[Player], Any], where: Location | None = None) -> Variable:
+    def read(self, what: Callable[[Player], UserValue], where: Location | None = None) -> Variable:
         """A variable for something about the branch as it is after everything queued so far."""
         return self.player.read(what, where)
 

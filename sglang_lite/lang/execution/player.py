@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.concurrency.loop import executor
@@ -46,6 +45,7 @@ from sglang_lite.lang.execution.run import Run, current_run
 from sglang_lite.lang.execution.transcript import Transcript
 from sglang_lite.program.nodes import Text
 from sglang_lite.protocol import Location, ProgramError, RequestAbortedError, SglError
+from sglang_lite.protocol.anything import UserValue
 
 logger = logging.getLogger("sglang_lite")
 
@@ -129,7 +129,7 @@ class Player:
         if self.pushed is not None:
             self.pushed.program.close()
 
-    def read(self, what: Callable[[Player], Any], where: Location | None = None) -> Variable:
+    def read(self, what: Callable[[Player], UserValue], where: Location | None = None) -> Variable:
         """A variable for something about the branch as it is after everything queued so far."""
         variable = Variable(where, self.run.made)
         self.put(ReadOp(variable, what))

@@ -40,6 +40,7 @@ from sglang_lite.protocol import (
     Span,
     Unset,
 )
+from sglang_lite.protocol.anything import UserValue
 
 if TYPE_CHECKING:
     from sglang_lite.lang.backend.base_backend import BaseBackend
@@ -406,7 +407,7 @@ class PushedBranch:
         finally:
             self._inboxes.pop(place, None)
 
-    def answer(self, place: int) -> Any:
+    def answer(self, place: int) -> UserValue:
         """The first event of a node, None as long as there is none."""
         inbox = self._inbox(place)
         if not inbox.events:
@@ -451,7 +452,7 @@ class Inbox:
         if then is not None:
             then()
 
-    async def get(self) -> Any:
+    async def get(self) -> UserValue:
         if not self.events:
             come = asyncio.get_running_loop().create_future()
             self.then = partial(resolve, come)

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sglang_lite.lang.concurrency.variables import Variable, located, when_all_done
 from sglang_lite.lang.execution.run import Run, current_run
 from sglang_lite.lang.execution.transcript import Piece
 from sglang_lite.lang.results import as_dicts
 from sglang_lite.protocol import Location, ParameterError, ProgramError, SglError, UnknownVariableError
+from sglang_lite.protocol.anything import UserValue
 
 if TYPE_CHECKING:
     from sglang_lite.lang.execution.player import Player
@@ -94,7 +95,7 @@ def whole_text(player: Player) -> str:
     return player.transcript.text()
 
 
-def all_messages(player: Player) -> list[dict[str, Any]]:
+def all_messages(player: Player) -> list[dict[str, UserValue]]:
     return as_dicts(player.transcript.messages)
 
 

@@ -33,6 +33,7 @@ from sglang_lite.protocol import (
     TemplateError,
     Usage,
 )
+from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.saved import SavedAnswer
 from sglang_lite.text.chat_template import ChatTemplate
 
@@ -134,7 +135,7 @@ class Run:
         *,
         is_async: bool = False,
         outer: Run | None = None,
-        new_state: Callable[[Branch], Any] | None = None,
+        new_state: Callable[[Branch], UserValue] | None = None,
     ) -> None:
         self.backend, self.settings, self.is_async, self.new_state = backend, settings, is_async, new_state
         self.deadline, self.timeout = deadline_of(settings.timeout, outer)
@@ -227,7 +228,9 @@ class Run:
             if inner is not None:
                 inner.stop(error)
 
-    def hand_over(self, name: str, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def hand_over(
+        self, name: str, call: Callable[..., UserValue], args: Sequence[UserValue], kwargs: Mapping[str, UserValue]
+    ) -> UserValue:
         """Has the run of a body that is only recorded call something when it is there. None: this is no such run."""
         return None
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_lite.lang.execution.operations import GenOp
 from sglang_lite.lang.results import delta_meta, joined_meta
 from sglang_lite.protocol import Delta, Generation
+from sglang_lite.protocol.anything import Json
 from sglang_lite.text.reasoning import ReasoningParser
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Show:
         if self._op.thoughts_log is not None:
             self._op.thoughts_log.append(thought)
 
-    def piece(self, text: str, meta: dict[str, Any]) -> None:
+    def piece(self, text: str, meta: dict[str, Json]) -> None:
         if self._log is None:
             return
         self._chars += len(text)

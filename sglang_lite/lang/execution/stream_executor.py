@@ -11,6 +11,7 @@ from sglang_lite.lang.execution.reading import all_messages, error_of, find_vari
 from sglang_lite.lang.expressions import SglSamplingParams
 from sglang_lite.lang.results import as_dicts, meta_info
 from sglang_lite.protocol import Image, ProgramError, RequestTimeoutError, SglError, UnknownVariableError
+from sglang_lite.protocol.anything import Json, UserValue
 from sglang_lite.text.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Variables(MutableMapping[str, Any]):
     def __init__(self, names: Names) -> None:
         self._names = names
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> UserValue:
         variable = self._names.variables.get(name)
         if variable is None or not variable.done or variable.error() is not None:
             raise KeyError(name)
@@ -99,7 +100,7 @@ class StreamExecutor:
         return self._player.transcript.text()
 
     @property
-    def messages_(self) -> list[dict[str, Any]]:
+    def messages_(self) -> list[dict[str, Json]]:
         return as_dicts(self._player.transcript.messages)
 
     @property
@@ -129,7 +130,7 @@ class StreamExecutor:
         return {name: VariableEvent(variable) for name, variable in list(self._player.names.variables.items())}
 
     @property
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, UserValue]:
         """Arguments of the program that were given by name, those of `bind` included."""
         called = self._player.run.called
         return {} if called is None else dict(called.kwargs)
@@ -161,7 +162,7 @@ class StreamExecutor:
         return list(self._player.transcript.turn_images)
 
     @property
-    def meta_info(self) -> dict[str, Any]:
+    def meta_info(self) -> dict[str, Json]:
         """Metadata that the backend reported about the variables that have their value."""
         variables = self._player.names.variables.items()
         return {name: meta_info(variable.record) for name, variable in variables if variable.done and variable.record}
@@ -178,13 +179,13 @@ class StreamExecutor:
     def is_finished(self) -> bool:
         return self._player.at_rest and not self._player.run.body_open
 
-    def get_var(self, name: str) -> Any:
+    def get_var(self, name: str) -> UserValue:
         return find_variable(self._player, name).wait()
 
     def set_var(self, name: str, value: object) -> None:
         self._player.names.declare(name, Variable.of(value))
 
-    def get_meta_info(self, name: str, timeout: float | None = None) -> dict[str, Any] | None:
+    def get_meta_info(self, name: str, timeout: float | None = None) -> dict[str, Json] | None:
         """Metadata that the backend reported about a variable; None for others, and where there is no such variable.
 
         Raises:
@@ -201,7 +202,7 @@ class StreamExecutor:
         text: str = self._player.read(whole_text).wait()
         return text
 
-    def messages(self) -> list[dict[str, Any]]:
+    def messages(self) -> list[dict[str, Json]]:
         messages: list[dict[str, Any]] = self._player.read(all_messages).wait()
         return messages
 

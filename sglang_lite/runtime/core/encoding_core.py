@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from sglang_lite.protocol import CapabilityError, OverloadedError
 from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
@@ -13,6 +13,7 @@ from sglang_lite.runtime.core.encoding_loop import EncodingLoop, Vectors
 from sglang_lite.runtime.encoding.load import LoadedEncoder
 from sglang_lite.runtime.encoding.request import EncodeRequest, generates_no_text
 
+E = TypeVar("E")
 _STEP_TOKENS = {"cpu": 4096, "cuda": 65_536}
 
 
@@ -67,10 +68,10 @@ class EncodingCore:
         with self._lock:
             self._requests -= 1
 
-    def flushed(self, sink: Callable[[Any], object], flush: Callable[[], object] | None) -> Callable[[Any], None]:
+    def flushed(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
         """A sink with `flush` called after it."""
 
-        def tell(event: object) -> None:
+        def tell(event: E) -> None:
             sink(event)
             if flush is not None:
                 flush()

@@ -29,7 +29,7 @@ def start_next(PDL: tl.constexpr):
         tl.extra.cuda.gdc_launch_dependents()
 
 
-def overlapped(device: torch.device) -> dict[str, Any]:
+def overlapped(device: torch.device) -> dict[str, Any]:  # as Triton takes them
     """Keywords of such a launch: on GPUs that can (Hopper and newer)."""
     return _OVERLAPPED if card_of(device).overlaps else _PLAIN
 

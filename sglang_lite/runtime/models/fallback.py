@@ -19,6 +19,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface
 
 from sglang_lite.protocol import ModelError
+from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, ExtendRow
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.kv_layout import KVLayout, Plane
@@ -133,7 +134,7 @@ class FallbackModel:
         return hidden
 
     def attend(
-        self, module: nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, **more: Any
+        self, module: nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, **more: Foreign
     ) -> torch.Tensor:
         """A layer's attention: [1, T, heads, size of a value].
 

@@ -31,7 +31,7 @@ class GpuDecoder(Decoder):
 
     fused = True
 
-    def __init__(self, spec: ModelSpec, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, spec: ModelSpec, *args: Any, **kwargs: Any) -> None:  # as Decoder's
         heads = {(s.heads, s.kv_heads, s.key_size, s.value_size) for s in (layer.attention for layer in spec.layers)}
         if len(heads) > 1 or spec.kv_layout.alike is None:
             raise ModelError("layers whose heads differ don't run on a GPU.", hint='Use device="cpu".')

@@ -23,6 +23,7 @@ from sglang_lite.constraints.formal.nodes import Language
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.memo import BoundedCache, size_of
 from sglang_lite.protocol import Constraint, ConstraintError
+from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.structured_output.base import Mask
 from sglang_lite.runtime.structured_output.mask_cache import LanguageStates, MaskCache
 from sglang_lite.runtime.structured_output.unique_names import EndingTokens, byte_tokens
@@ -79,7 +80,7 @@ class LlguidanceMatcher:
     number = None
 
     def __init__(
-        self, engine: LlguidanceEngine, inner: Any, line: object, first: Mask, states: LanguageStates | None
+        self, engine: LlguidanceEngine, inner: Foreign, line: object, first: Mask, states: LanguageStates | None
     ) -> None:
         self.engine, self._inner, self.line = engine, inner, line
         self._kept: Mask | None = first
@@ -88,7 +89,7 @@ class LlguidanceMatcher:
         self._last = -1
 
     @property
-    def inner(self) -> Any:
+    def inner(self) -> Foreign:
         """The parser, which knows all tokens."""
         if self._late:
             self._inner.consume_tokens(self._late)
@@ -177,7 +178,7 @@ class LlguidanceGrammar:
         lines: at most so many.
     """
 
-    def __init__(self, engine: LlguidanceEngine, prepared: Prepared, start: Any, lines: int) -> None:
+    def __init__(self, engine: LlguidanceEngine, prepared: Prepared, start: Foreign, lines: int) -> None:
         self._engine, self._prepared, self._lines = engine, prepared, lines
         self.size = lines * (_BYTES + byte_matcher.PARSER_BYTES * len(prepared.text)) + size_of(prepared.language)
         self._starts = [(object(), start)]  # the lines, and their parsers

@@ -7,7 +7,6 @@ NUL, which then can be no part of a text.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any  # the library has no types
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ from sglang_lite.constraints.formal.grammars import regular
 from sglang_lite.constraints.formal.nodes import ANY_TEXT, concat, intersection, is_plain, literal
 from sglang_lite.constraints.language import language_of
 from sglang_lite.protocol import Constraint, ConstraintError
+from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.structured_output.base import Mask
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 
@@ -29,7 +29,7 @@ _END = b"\0"
 class OutlinesMatcher:
     number = None
 
-    def __init__(self, engine: OutlinesEngine, index: Any) -> None:
+    def __init__(self, engine: OutlinesEngine, index: Foreign) -> None:
         self.engine = engine
         self.error = ""
         self._guide = Guide(index)
@@ -91,7 +91,7 @@ class OutlinesMatcher:
 
 
 class OutlinesGrammar:
-    def __init__(self, engine: OutlinesEngine, index: Any, size: int) -> None:
+    def __init__(self, engine: OutlinesEngine, index: Foreign, size: int) -> None:
         self._engine, self._index, self.size = engine, index, size
 
     def matcher(self) -> OutlinesMatcher:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from sglang_lite.constraints.emit.gbnf import to_gbnf
 from sglang_lite.constraints.language import language_of
 from sglang_lite.protocol import Constraint, ConstraintError
+from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.structured_output.base import Mask
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 
@@ -24,7 +25,7 @@ class XgrammarMatcher:
 
     number = None
 
-    def __init__(self, engine: XgrammarEngine, inner: Any, first: Mask) -> None:
+    def __init__(self, engine: XgrammarEngine, inner: Foreign, first: Mask) -> None:
         self.engine, self.inner = engine, inner
         self.error = ""
         self._kept: Mask | None = first
@@ -86,7 +87,7 @@ class XgrammarMatcher:
 
 
 class XgrammarGrammar:
-    def __init__(self, engine: XgrammarEngine, compiled: Any) -> None:
+    def __init__(self, engine: XgrammarEngine, compiled: Foreign) -> None:
         self._engine = engine
         self.size: int = compiled.memory_size_bytes
         self._start = xgrammar.GrammarMatcher(compiled)

@@ -9,6 +9,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from sglang_lite.protocol import ModelError
+from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.models.config_fields import (
     check_ids,
     shown,
@@ -37,7 +38,7 @@ _LONGEST_PIECE = 512  # characters of a SentencePiece token: all ways to cut it 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # GGUF token types
 
 
-def tokenizer_from_gguf(metadata: Mapping[str, Any], label: str) -> Tokenizer:
+def tokenizer_from_gguf(metadata: Mapping[str, Foreign], label: str) -> Tokenizer:
     """Builds the tokenizer that a GGUF file describes, pre-tokenizer included.
 
     Raises:

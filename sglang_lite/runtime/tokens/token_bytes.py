@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
 from sglang_lite.protocol import ModelError, SglError
+from sglang_lite.protocol.anything import Json
 from sglang_lite.text.tool_formats import SPOKEN
 
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
@@ -43,7 +43,7 @@ def is_control(token: str, template: object) -> bool:
     return bool(_MARKED.fullmatch(token) or (written and _BRACKETED.fullmatch(token)))
 
 
-def byte_table(backend: Backend, description: dict[str, Any], label: str) -> list[bytes]:
+def byte_table(backend: Backend, description: dict[str, Json], label: str) -> list[bytes]:
     parts = json.dumps([description.get("decoder"), description.get("pre_tokenizer")])
     byte_level = '"ByteLevel"' in parts
     if not byte_level and '"Metaspace"' not in parts and '"ByteFallback"' not in parts:

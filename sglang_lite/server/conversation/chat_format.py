@@ -20,6 +20,7 @@ from sglang_lite.protocol import (
     Span,
     TemplateError,
 )
+from sglang_lite.protocol.anything import Json
 from sglang_lite.text.chat_template import JinjaTemplate, to_json
 from sglang_lite.text.reasoning import FORMATS, ReasoningParser, format_of, model_type_of, reasoned
 from sglang_lite.text.tool_calls import Pieces, ToolParser, call_text, calls_constraint
@@ -51,7 +52,7 @@ class Tool:
         return json_schema(self.parameters, enforce="strict" if self.strict else "best_effort")
 
     @property
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> dict[str, Json]:
         """The tool, as templates take it."""
         function: dict[str, Any] = {"name": self.name}
         if self.description is not None:

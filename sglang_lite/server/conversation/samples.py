@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from sglang_lite.protocol import Delta, Generation, TokenLogprob
+from sglang_lite.protocol.anything import Json
 from sglang_lite.server.conversation.chat_format import AnswerReader, Prepared
 from sglang_lite.server.conversation.tools import input_of
 from sglang_lite.text.tool_calls import CallPiece, Pieces
@@ -181,7 +182,7 @@ class Sample:
         return [self._more(self.calls[index], input_of(arguments)) for index, arguments in found.items()]
 
 
-def entries_of(token_bytes: Sequence[bytes], entries: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+def entries_of(token_bytes: Sequence[bytes], entries: Sequence[TokenLogprob]) -> list[dict[str, Json]]:
     """Log-probabilities of tokens, as OpenAI's protocols have them."""
 
     def entry(logprob: float | None, token_id: int, text: str | None) -> dict[str, Any]:

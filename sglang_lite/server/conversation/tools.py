@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from sglang_lite.protocol import CapabilityError, Constraint, Lark, ParameterError, Regex
+from sglang_lite.protocol.anything import Json
 from sglang_lite.server.conversation.chat_format import Tool
 
 INPUT = "input"  # the argument of a custom tool that is called like a function
@@ -60,7 +61,7 @@ def input_of(arguments: str) -> str:
         return arguments
 
 
-def arguments_of(given: str | dict[str, Any], name: str) -> dict[str, Any]:
+def arguments_of(given: str | dict[str, Json], name: str) -> dict[str, Json]:
     """The arguments of an earlier call. Raises ParameterError: they are no JSON object."""
     found: Any = given
     if isinstance(given, str):
@@ -73,7 +74,7 @@ def arguments_of(given: str | dict[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
-def variables_of_effort(effort: str) -> dict[str, Any]:
+def variables_of_effort(effort: str) -> dict[str, Json]:
     """The variables of a template for a `reasoning_effort`."""
     thinks = {} if effort not in ("none", "minimal") else {"enable_thinking": False}
     return {"reasoning_effort": effort, **thinks}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
 
 from sglang_lite.protocol import ParameterError, WireError
+from sglang_lite.protocol.anything import Json
 from sglang_lite.server.errors import TooLargeError
 from sglang_lite.wire.limits import Limits
 from sglang_lite.wire.scan import scan_json
@@ -32,7 +33,7 @@ async def read_bytes(request: Request, most: int) -> bytes:
     return b"".join(parts)
 
 
-def parse_object(data: bytes, limits: Limits) -> dict[str, Any]:
+def parse_object(data: bytes, limits: Limits) -> dict[str, Json]:
     """A JSON object, of which no name is there twice.
 
     Raises:

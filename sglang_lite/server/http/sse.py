@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Coroutine, Mapping
-from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -51,7 +50,7 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def until_disconnected(work: Coroutine[Any, Any, None], receive: Receive) -> None:
+async def until_disconnected(work: Coroutine[object, object, None], receive: Receive) -> None:
     """Does work for a client, and cancels it when that leaves."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(receive))

@@ -12,6 +12,7 @@ from typing import Any
 from starlette.responses import Response
 
 from sglang_lite.protocol import Delta, Generation, ParameterError, SglError, TokenLogprob, Usage
+from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import begun
 from sglang_lite.server.conversation.chat_format import Prepared
@@ -178,7 +179,7 @@ async def _stream(
     yield DONE
 
 
-def usage_of(usages: Sequence[Usage], reasoning: int) -> dict[str, Any]:
+def usage_of(usages: Sequence[Usage], reasoning: int) -> dict[str, Json]:
     """Token counts of an answer's samples, which share their prompt."""
     prompt, completion = usages[0].prompt_tokens, sum(usage.completion_tokens for usage in usages)
     return {

@@ -26,6 +26,7 @@ from sglang_lite.protocol import (
     TokenLogprob,
     Usage,
 )
+from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import begun, merged
 from sglang_lite.server.conversation.samples import logprobs_of
@@ -286,7 +287,7 @@ async def _stream(
     yield DONE
 
 
-def usage_of(usages: Sequence[Sequence[Usage]]) -> dict[str, Any]:
+def usage_of(usages: Sequence[Sequence[Usage]]) -> dict[str, Json]:
     """Token counts of several prompts' samples."""
     prompt = sum(samples[0].prompt_tokens for samples in usages)
     completion = sum(usage.completion_tokens for samples in usages for usage in samples)

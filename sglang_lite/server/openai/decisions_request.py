@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from sglang_lite.protocol import CapabilityError, ParameterError
+from sglang_lite.protocol.anything import Json
 from sglang_lite.server.fields import DECISIONS_NEUTRAL, Fields
 
 MOST_CHOICES = 255
@@ -138,7 +139,7 @@ class Options:
     written: tuple[str, ...]
 
 
-def messages_of(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+def messages_of(given: str | list[dict[str, Json]]) -> list[dict[str, Json]]:
     """The input as messages that templates take.
 
     Raises:

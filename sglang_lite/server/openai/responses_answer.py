@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_lite.protocol import Delta, Generation, TokenLogprob
+from sglang_lite.protocol.anything import Json
 from sglang_lite.server.conversation.samples import CallPart, Parts, Sample, entries_of, logprobs_of
 from sglang_lite.server.openai.responses_items import new_id
 
@@ -55,7 +56,7 @@ class TextLogprobs:
             known = entry.token_id < len(self._token_bytes)
             self._begins += len(self._decoder.decode(self._token_bytes[entry.token_id])) if known else 0
 
-    def of(self, part: str, *, last: bool) -> list[dict[str, Any]]:
+    def of(self, part: str, *, last: bool) -> list[dict[str, Json]]:
         """The entries of the next part of the text.
 
         Args:
@@ -90,7 +91,7 @@ class Answer:
     _number: int = field(default=0, init=False)
     _open: bool = field(default=False, init=False)  # the last item may have more
 
-    def numbered(self, kind: str, **content: Any) -> Event:
+    def numbered(self, kind: str, **content: Json) -> Event:
         """An event with the next number."""
         self._number += 1
         return {"type": kind, "sequence_number": self._number - 1, **content}

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from sglang_lite.protocol import CapabilityError, ParameterError
+from sglang_lite.protocol.anything import Json
 from sglang_lite.server.conversation.tools import INPUT, arguments_of
 from sglang_lite.server.http.body import convert
 
@@ -199,7 +200,7 @@ def _output_text(text: str) -> Item:
     return {"type": "output_text", "text": text, "annotations": []}
 
 
-def messages_of(items: Sequence[Item]) -> list[dict[str, Any]]:
+def messages_of(items: Sequence[Item]) -> list[dict[str, Json]]:
     """Items as messages, as templates take them: calls and reasoning are the assistant's."""
     messages: list[dict[str, Any]] = []
     thoughts: list[str] = []

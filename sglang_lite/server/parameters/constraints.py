@@ -9,6 +9,7 @@ from typing import Any
 from sglang_lite.constraints import structural_tag
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import Choices, Constraint, Ebnf, Lark, ParameterError, Regex
+from sglang_lite.protocol.anything import Json
 
 _JSON_OBJECT = {"type": "object"}
 
@@ -22,7 +23,7 @@ def only(**given: Constraint | None) -> Constraint | None:
     return next(iter(found.values()), None)
 
 
-def response_format(format: Mapping[str, Any] | None, name: str = "response_format") -> Constraint | None:
+def response_format(format: Mapping[str, Json] | None, name: str = "response_format") -> Constraint | None:
     """The constraint of a `response_format` of chat.
 
     Raises:
@@ -46,7 +47,7 @@ def response_format(format: Mapping[str, Any] | None, name: str = "response_form
     raise ParameterError(f"{name}.type", f"{kind!r:.60} is none of text, json_object, json_schema, structural_tag.")
 
 
-def schema(inner: Mapping[str, Any], name: str) -> Constraint:
+def schema(inner: Mapping[str, Json], name: str) -> Constraint:
     """The constraint of a schema with OpenAI's members around it: `name`, `description`, `schema`, `strict`."""
     for member in inner:
         if member not in ("type", "name", "description", "schema", "strict"):
@@ -59,7 +60,7 @@ def schema(inner: Mapping[str, Any], name: str) -> Constraint:
     return json_schema(found, enforce="best_effort" if strict is False else "strict")
 
 
-def structured_outputs(given: Mapping[str, Any] | None) -> Constraint | None:
+def structured_outputs(given: Mapping[str, Json] | None) -> Constraint | None:
     """The constraint of vLLM's `structured_outputs`. Raises as `response_format`."""
     if given is None:
         return None

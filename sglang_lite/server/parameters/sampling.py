@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from sglang_lite.protocol import ParameterError, SamplingParams
+from sglang_lite.protocol.anything import Json
 from sglang_lite.protocol.sampling import PARAMETERS, Parameter, read_params
 
 _TABLE = {each.name: each for each in PARAMETERS}
@@ -30,7 +31,7 @@ class SglangSampling(msgspec.Struct, kw_only=True, omit_defaults=True):
 _SGLANG = {name: name for name in SglangSampling.__struct_fields__} | {"no_stop_trim": "include_stop"}
 
 
-def read(request: msgspec.Struct, names: Mapping[str, str], **values: Any) -> SamplingParams:
+def read(request: msgspec.Struct, names: Mapping[str, str], **values: Json) -> SamplingParams:
     """The parameters of a request.
 
     Args:

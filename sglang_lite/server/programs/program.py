@@ -29,6 +29,7 @@ from sglang_lite.protocol import (
     Usage,
     WireError,
 )
+from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.resolved_params import resolve_params
 from sglang_lite.server.async_engine import ProgramEvent, begun
 from sglang_lite.server.errors import NotFoundError, content_of, headers_of, status_of
@@ -190,7 +191,7 @@ def _walked(nodes: Sequence[Node], pointer: str) -> Iterator[tuple[str, Node]]:
                 yield from _walked(branch, f"{pointer}/{i}/branches/{j}")
 
 
-def check_version(body: Mapping[str, Any], pointer: str) -> None:
+def check_version(body: Mapping[str, Json], pointer: str) -> None:
     """Raises ParameterError: a body is in another version than this one."""
     version = body.get("version")
     if version != wire.VERSION or isinstance(version, bool):
@@ -286,7 +287,7 @@ async def play(service: Service, call: Call) -> Response:
     return await played(service, call, call.object(), "")
 
 
-async def played(service: Service, call: Call, body: Mapping[str, Any], pointer: str) -> Response:
+async def played(service: Service, call: Call, body: Mapping[str, Json], pointer: str) -> Response:
     """The response to a program's body, which is at `pointer` in that of the request."""
     asked = _asked(service, call, body, pointer)
     if asked.open:

@@ -19,6 +19,7 @@ from typing import Any
 import requests
 
 from sglang_lite.protocol import CapabilityError, ParameterError
+from sglang_lite.protocol.anything import Json
 from sglang_lite.server.replicas.tied import TiedProcess
 from sglang_lite.server.settings import ReplicaSettings, ServerSettings
 
@@ -183,7 +184,7 @@ class Gateway:
         self._process.kill()
 
 
-def run(content: dict[str, Any]) -> int:
+def run(content: dict[str, Json]) -> int:
     """Runs a gateway in this process."""
     launcher = importlib.import_module(f"{PACKAGES[content['package']]}.launch_router")
     known = {each.name for each in dataclasses.fields(launcher.RouterArgs)}

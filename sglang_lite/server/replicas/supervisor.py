@@ -18,6 +18,7 @@ from typing import Any
 import requests
 
 from sglang_lite.protocol import ParameterError
+from sglang_lite.protocol.anything import Json, UserValue
 from sglang_lite.server.http.sockets import bound
 from sglang_lite.server.replicas.gateway import Gateway
 from sglang_lite.server.replicas.tied import TiedProcess
@@ -35,7 +36,7 @@ _MOST_DEATHS = 8  # at once, one after the other: then it is started no more
 
 def serve(
     settings: ServerSettings,
-    engine: Mapping[str, Any],
+    engine: Mapping[str, UserValue],
     replicas: ReplicaSettings,
     told: Callable[[str], object],
 ) -> int:
@@ -290,7 +291,7 @@ class _Replica(_Worker):
                 self._process.kill()
 
 
-def run(content: dict[str, Any]) -> int:
+def run(content: dict[str, Json]) -> int:
     """Runs a server in this process."""
     from sglang_lite.protocol import SglError
     from sglang_lite.server.app import serve as serve_one

@@ -16,9 +16,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from sglang_lite.protocol import BackendError
+from sglang_lite.protocol.anything import Json
 
 _LOOK_S = 1.0  # between two looks whether the process itself has ended
 _MOST_DESCRIPTORS = 1 << 16
@@ -39,7 +39,7 @@ class TiedProcess:
     def __init__(
         self,
         function: str,
-        content: Mapping[str, Any],
+        content: Mapping[str, Json],
         environment: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
     ) -> None:

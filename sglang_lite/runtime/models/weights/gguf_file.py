@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from sglang_lite.protocol import ModelError
+from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.models.config_fields import shown
 
 SUPPORTED_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K")
@@ -55,7 +56,7 @@ class GgufTensor:
     offset: int
     size: int
 
-    def data(self) -> np.ndarray[Any, Any]:
+    def data(self) -> np.ndarray[Foreign, Foreign]:
         """The tensor as stored: uint8 [rows, bytes per row], one row for a vector."""
         rows = self.shape[0] if len(self.shape) > 1 else 1
         return np.memmap(self.path, np.uint8, "r", self.offset, (rows, self.size // rows))
