@@ -56,6 +56,31 @@ def test_no_circle_of_imports():
     assert sorted(left) == []
 
 
+# Packages of which the map in docs/architecture.md names every file; of others it names some.
+MAPPED = ("engine", "lang", "lint", "program", "protocol", "server", "testing", "text", "wire")
+
+
+def test_the_map_of_the_tree_names_what_there_is():
+    """A name belongs to the folder of its entry, or is a path from one of those around it."""
+    text = (ROOT / "docs/architecture.md").read_text()
+    folders, named = [(0, PACKAGE)], set()
+    for line in re.search(r"```\nsglang_lite/\n(.*?)```", text, re.DOTALL)[1].splitlines():
+        indent = len(line) - len(line.lstrip())
+        if indent < 12:  # an entry, and no further line of one
+            while folders[-1][0] >= indent:
+                folders.pop()
+            if (entry := line.split()[0]).endswith("/"):
+                folders.append((indent, folders[-1][1] / entry))
+        for name in re.findall(r"(?<![*\w/])[\w/]+\.(?:py|json)\b", line):
+            inside = {file for file in folders[-1][1].rglob(Path(name).name) if str(file).endswith(f"/{name}")}
+            around = {folder / name for _, folder in folders if (folder / name).is_file()}
+            assert inside | around, f"{name}: {line}"
+            named |= inside | around
+    files = {file for package in MAPPED for file in (PACKAGE / package).rglob("*.py") if file.name != "__init__.py"}
+    requests = {file for file in files if file.name.endswith("_request.py")}
+    assert sorted(str(file.relative_to(PACKAGE)) for file in files - requests - named) == []
+
+
 def test_long_counts_are_in_make_and_in_contributing():
     tests = (file.read_text() for file in (ROOT / "tests").rglob("*.py"))
     used = {found for text in tests for found in re.findall(r'environ\.get\("SGLANG_LITE_(\w+)"', text)}
@@ -151,7 +176,7 @@ def test_any_in_a_public_signature_has_its_reason_beside_it():
 
 # Private names of other packages that have no public one for the same.
 OTHERS_PRIVATE = {
-    "_convert_weight_to_int4pack_for_cpu", "_exit", "_fields", "_get_running_loop", "_getframe", "_grouped_mm",
+    "_active", "_convert_weight_to_int4pack_for_cpu", "_exit", "_fields", "_get_running_loop", "_getframe", "_grouped_mm",
     "_current_frames", "_is_mkldnn_bf16_supported", "_is_vnni_supported", "_linear_pointwise", "_parse", "_patch_lang",
     "_reorder_linear_weight", "_scaled_dot_product_flash_attention_for_cpu", "_scaled_mm", "_weight_int4pack_mm_for_cpu",
 }  # fmt: skip

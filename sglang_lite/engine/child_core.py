@@ -65,7 +65,7 @@ from sglang_lite.protocol import (
     Selection,
     SglError,
 )
-from sglang_lite.runtime import messages
+from sglang_lite.runtime import startup_messages
 from sglang_lite.runtime.checkpoint import open_checkpoint
 from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
 from sglang_lite.runtime.core.inbox import in_a_copy, waits_for_itself
@@ -441,7 +441,7 @@ class ChildCore:
         wanted = self._closed
         ended = process.child.end()
         process.child.connection.release()
-        messages.moved(process.bar, 1, 1, self.config.log_level)
+        startup_messages.moved(process.bar, 1, 1, self.config.log_level)
         if wanted:
             self._events.fail(process, EngineClosedError("the engine was closed before the request finished."))
         elif process.failure is not None:
@@ -462,7 +462,7 @@ class ChildCore:
                 with contextlib.suppress(Exception):  # the caller's handlers
                     logging.getLogger(message.logger).log(message.level, "%s", message.line)
             case Progress():
-                process.bar = messages.moved(process.bar, message.done, message.total, self.config.log_level)
+                process.bar = startup_messages.moved(process.bar, message.done, message.total, self.config.log_level)
             case Ready():
                 process.ready.set_result(message)
             case Failed():

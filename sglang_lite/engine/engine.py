@@ -27,7 +27,7 @@ from sglang_lite.protocol import (
     Selection,
     SglError,
 )
-from sglang_lite.runtime import messages
+from sglang_lite.runtime import startup_messages
 from sglang_lite.runtime.config import FIELDS, EngineConfig, takes_fields
 from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest
 from sglang_lite.runtime.encoding.spec import is_encoder
@@ -72,7 +72,7 @@ class Engine:
         is_embedding = config.pop("is_embedding", None)
         settings = EngineConfig.make(**engine_settings(config))
         check_installed("an engine")
-        messages.set_level(settings.log_level)
+        startup_messages.set_level(settings.log_level)
         path = resolve(settings.model, settings.revision)
         if is_embedding is not None and bool(is_embedding) != is_encoder(path):
             raise ParameterError(
@@ -81,7 +81,7 @@ class Engine:
         started = time.perf_counter()
         self.core = _started(self, settings, path)
         seconds = time.perf_counter() - started
-        messages.say(f"{self.core.description}; ready after {seconds:.1f} s.", settings.log_level)
+        startup_messages.say(f"{self.core.description}; ready after {seconds:.1f} s.", settings.log_level)
 
     @classmethod
     def of(cls, loaded: LoadedModel, **config: Any) -> Engine:  # as the constructor's
@@ -89,7 +89,7 @@ class Engine:
         from sglang_lite.runtime.core import engine_thread
 
         settings = EngineConfig.make(**{**config, "in_process": True})
-        messages.set_level(settings.log_level)
+        startup_messages.set_level(settings.log_level)
         engine = cls.__new__(cls)
         engine.core = engine_thread.start(engine, settings, lambda: loaded)
         return engine
@@ -427,7 +427,7 @@ class Engine:
 def _started(engine: Engine, config: EngineConfig, path: Path) -> Core:
     """The core of an engine, which ends when nobody refers to the engine any more."""
     if not config.in_process and os.name != "posix":
-        messages.say("The engine runs in this process: elsewhere it is for Linux and macOS.", config.log_level)
+        startup_messages.say("The engine runs in this process: elsewhere it is for Linux and macOS.", config.log_level)
         config = replace(config, in_process=True)
     if config.in_process:
         from sglang_lite.runtime.core import engine_thread  # and torch

@@ -20,9 +20,9 @@ from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.reading import finished, when_finished
 from sglang_lite.lang.execution.run import Run, RunSettings, current_run
 from sglang_lite.lang.expressions import SglGen, SglSelect
-from sglang_lite.lang.performance import Performance
 from sglang_lite.lang.playing import Form
 from sglang_lite.lang.script import Script, Submitted
+from sglang_lite.lang.script_run import ScriptRun
 from sglang_lite.lang.state import ProgramState
 from sglang_lite.program.decisions import holds
 from sglang_lite.program.nodes import Fill
@@ -48,7 +48,7 @@ class HeldRow:
         run.state = weakref.ref(self._state)
         if outer is not None:
             outer.contain(self._state.branch)
-        self._performance = Performance(row, {0: self._state}, self._asks)
+        self._script_run = ScriptRun(row, {0: self._state}, self._asks)
         self._part = -1
         self._steps = self._perform()
         self._ended = Variable()  # the script
@@ -127,22 +127,22 @@ class HeldRow:
         while True:
             script = scripts.script(decided)
             stop = script.cuts[len(decided)]
-            yield from self._performance.do(script, at, stop)
+            yield from self._script_run.do(script, at, stop)
             if decision is None:
                 break
             condition = decision.condition
             outcome = 0 if condition is None or holds(condition, partial(self._value, script)) else 1
             self._part = decision.parts[outcome]
             decided, at, decision = (*decided, outcome), stop, compiled.parts[self._part].decision
-        self._state.ret_value = resolved(script.result, self._performance.of)
+        self._state.ret_value = resolved(script.result, self._script_run.of)
 
     def _value(self, script: Script, fill: Fill) -> Any:
         """The value that a decision is by."""
         if fill.argument is not None:
             return self.row[fill.argument]
         if fill.node is None:
-            return script.holds[fill.hold or 0].value(self._performance.of)
-        variable = self._performance.values[fill.node]
+            return script.holds[fill.hold or 0].value(self._script_run.of)
+        variable = self._script_run.values[fill.node]
         value, record = variable.result(), variable.record
         if isinstance(record, list) and isinstance(record[0], Generation):
             return [each.text for each in record]

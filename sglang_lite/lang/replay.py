@@ -13,8 +13,8 @@ from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.run import Calling, Run, RunSettings
 from sglang_lite.lang.expressions import SglGen, SglSelect
-from sglang_lite.lang.performance import Performance
 from sglang_lite.lang.script import Script, Submitted
+from sglang_lite.lang.script_run import ScriptRun
 from sglang_lite.lang.state import ProgramState
 from sglang_lite.program.choosing import METHODS, decide
 from sglang_lite.program.decisions import node_at
@@ -154,12 +154,12 @@ def replay(
         return replace(expression, node=node) if isinstance(expression, SglGen | SglSelect) else node
 
     state = ProgramState(Branch(Player(run)))
-    performance = Performance(row, {0: state}, asks)
+    script_run = ScriptRun(row, {0: state}, asks)
     raised: SglError | None = None
     try:
-        for variable in performance.do(script, 0, len(script.actions)):
+        for variable in script_run.do(script, 0, len(script.actions)):
             variable.wait()
-        state.ret_value = resolved(script.result, performance.of)
+        state.ret_value = resolved(script.result, script_run.of)
     except SglError as error:
         state.branch.abandon(error)
         raised = error
@@ -167,6 +167,6 @@ def replay(
         state.branch.end()
     run.account.took(result.seconds)
     run.backend, run.settings = backend, settings
-    for each in performance.states.values():
+    for each in script_run.states.values():
         each.branch.continue_on(backend)
     return state, raised

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from sglang_lite.lang.backend.paper import Paper
+from sglang_lite.lang.backend.traced_backend import TracedBackend
 from sglang_lite.lang.execution.equal_branches import may_share
 from sglang_lite.lang.execution.run import merge
 from sglang_lite.lang.execution.turn_plan import Setting, TurnPlan, plan
@@ -22,7 +22,7 @@ _SOME_TEXT = Text("…")
 
 
 def planned(
-    parts: Sequence[Expression], paper: Paper, role: str | None, where: Location | None
+    parts: Sequence[Expression], paper: TracedBackend, role: str | None, where: Location | None
 ) -> dict[int, tuple[TurnPlan, int]]:
     """Plans of a statement's turns, as `turn_plan.plan` gives them.
 
@@ -34,7 +34,7 @@ def planned(
     return plan(list(map(_known, parts)), Setting(paper.about, role, paper.params, speculation, ahead, where))
 
 
-def may_share_traced(part: Expression, paper: Paper, size: int) -> bool:
+def may_share_traced(part: Expression, paper: TracedBackend, size: int) -> bool:
     """Tells whether a generation may share a call with other branches, as `equal_branches.may_share` does."""
     known = _known(part)
     if not isinstance(known, SglGen):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
-from sglang_lite.lang.backend.paper import Paper
+from sglang_lite.lang.backend.traced_backend import TracedBackend
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch, raised_at
@@ -116,7 +116,7 @@ class TraceBranch(Branch):
     ) -> int | None:
         """The place of the generation that may share a call with other branches."""
         i = first_shared(parts)
-        if i is None or i in turns or not isinstance(self.backend, Paper):
+        if i is None or i in turns or not isinstance(self.backend, TracedBackend):
             return None
         return i if may_share_traced(parts[i], self.backend, equal.size) else None
 
@@ -129,7 +129,7 @@ class TraceBranch(Branch):
             super().submit(expr, where)
 
     def _turns_of(self, parts: Sequence[Expression], where: Location | None) -> dict[int, tuple[TurnPlan, int]]:
-        if not isinstance(self.backend, Paper):
+        if not isinstance(self.backend, TracedBackend):
             return {}
         return planned(parts, self.backend, None if self._role is None else self._role[0], where)
 

@@ -16,8 +16,8 @@ from sglang_lite.lang.graph_checks import Finding
 from sglang_lite.lang.symbols import is_limit
 from sglang_lite.lang.tracer import explored
 from sglang_lite.lint.files import fitting, load, programs_in, rows_in, told
-from sglang_lite.lint.later import Template, backend_with, traced_later
 from sglang_lite.lint.report import Prices, Report
+from sglang_lite.lint.second_trace import Template, backend_with, traced_later
 from sglang_lite.lint.sharing import Sharing, sharing
 from sglang_lite.program.prefixes import Counter
 from sglang_lite.protocol import Location, ModelError, ParameterError

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from sglang_lite.protocol import ModelError, ParameterError
-from sglang_lite.runtime import messages, onednn
+from sglang_lite.runtime import onednn, startup_messages
 from sglang_lite.runtime.checkpoint import Checkpoint, open_checkpoint
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.encoding.load import LoadedEncoder, load_encoder
@@ -56,7 +56,7 @@ def load(
         ModelError: damaged or not supported.
     """
     if is_encoder(path):
-        bar = progress or partial(messages.progress, level=config.log_level)
+        bar = progress or partial(startup_messages.progress, level=config.log_level)
         return load_encoder(config, path, pick_device(config), bar)
     return load_model(config, path, progress)
 
@@ -105,7 +105,7 @@ def load_model(
             formats,
             device,
             positions,
-            progress or partial(messages.progress, level=config.log_level),
+            progress or partial(startup_messages.progress, level=config.log_level),
         )
     if model.precision.cache.itemsize == 1:
         model.kv_scales = kv_scales(model, source.kv_scales(spec.kv_layout), tokenizer.bos_id)
@@ -130,7 +130,7 @@ def _load_fallback(config: EngineConfig, checkpoint: Checkpoint, spec: FallbackS
             hint='Use device="cpu".',
         )
     why = "as model_impl says" if config.model_impl == "transformers" else "as there is none of our own: it is slower"
-    messages.say(f"{spec.architecture} runs by transformers' code, {why}.", config.log_level)
+    startup_messages.say(f"{spec.architecture} runs by transformers' code, {why}.", config.log_level)
     dummy = config.load_format == "dummy"
     model = load_fallback(checkpoint.path, precision(config.dtype, device).compute, device, dummy=dummy)
     return LoadedModel(

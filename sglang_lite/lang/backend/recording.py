@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from sglang_lite import wire
-from sglang_lite.lang.backend.asked import AskedNode, asked_node
+from sglang_lite.lang.backend.asked_node import AskedNode, asked_node
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.default import BackendLike, backend_for
 from sglang_lite.lang.backend.stand_in import StandIn

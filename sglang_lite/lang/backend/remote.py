@@ -13,24 +13,24 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from sglang_lite.errors import Origin
-from sglang_lite.lang.backend.asked import scores_needed
+from sglang_lite.lang.backend.asked_node import scores_needed
 from sglang_lite.lang.backend.asker import Asker
 from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
 from sglang_lite.lang.backend.connection import Connection, Connector
 from sglang_lite.lang.backend.explain import Explanation, Price
 from sglang_lite.lang.backend.explain import explain as explained
-from sglang_lite.lang.backend.given_back import GivenBack
 from sglang_lite.lang.backend.ladder import capabilities_of, rung_of, turn_rules_of
-from sglang_lite.lang.backend.paper import Paper
 from sglang_lite.lang.backend.prices import price as known_price
 from sglang_lite.lang.backend.profile import Profile
 from sglang_lite.lang.backend.rate_limit import RateLimit
 from sglang_lite.lang.backend.remote_api import Api, Question, Shape, Target
 from sglang_lite.lang.backend.rendering import text_outside
+from sglang_lite.lang.backend.returned_items import ReturnedItems
 from sglang_lite.lang.backend.rung import POLICIES, Asked, Policy, Refusal, Rung
 from sglang_lite.lang.backend.selecting import Tokenizer, selected
 from sglang_lite.lang.backend.serving import served
 from sglang_lite.lang.backend.token_usage import TokenUsage
+from sglang_lite.lang.backend.traced_backend import TracedBackend
 from sglang_lite.lang.backend.turns import TurnRules
 from sglang_lite.protocol import (
     CapabilityError,
@@ -116,7 +116,7 @@ class RemoteBackend(BaseBackend):
         self.token_usage = TokenUsage()
         self._connection = Connection(type(self).__name__, connect, rate_limit)
         self.failures = self._connection.failures(self._name, Origin(self.provider, model_name))
-        self._asker = Asker(self._connection, self.failures, self.token_usage, GivenBack())
+        self._asker = Asker(self._connection, self.failures, self.token_usage, ReturnedItems())
 
     def client(self) -> Foreign:
         """The SDK's client, for the event loop that runs."""
@@ -188,7 +188,7 @@ class RemoteBackend(BaseBackend):
             TraceError: the body decides by what only a run knows, in a way that can't be explored.
         """
         speculation = None if program.speculation.tokens is None else program.speculation
-        traced = program.trace(backend=Paper(self, params, speculation), explore=explore, **arguments)
+        traced = program.trace(backend=TracedBackend(self, params, speculation), explore=explore, **arguments)
         graph = traced.graph()
         return explained(
             self, self._name, self.model_name, graph, traced.entries(graph),

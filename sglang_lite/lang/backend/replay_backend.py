@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from sglang_lite import wire
-from sglang_lite.lang.backend.asked import AskedNode, asked_node
+from sglang_lite.lang.backend.asked_node import AskedNode, asked_node
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.backend.recording import digest_of, recorded_prompt, request_key
 from sglang_lite.lang.backend.turns import TurnRules

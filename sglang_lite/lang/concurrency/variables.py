@@ -14,7 +14,7 @@ from sglang_lite.lang.concurrency.loop import forks, on_executor
 from sglang_lite.lang.tracebacks import trim
 from sglang_lite.protocol import Location, ProgramError, RequestTimeoutError, SglError
 from sglang_lite.protocol.anything import Json, UserValue
-from sglang_lite.serving import serving
+from sglang_lite.service_threads import serving
 
 
 def located(error: BaseException, where: Location | None) -> SglError:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 import msgspec
 
 from sglang_lite.constraints.matching import validate
-from sglang_lite.lang.backend.asked import AskedNode, asked_node, scores_needed
+from sglang_lite.lang.backend.asked_node import AskedNode, asked_node, scores_needed
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.rendering import rendered
 from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.execution import blocking_hooks
+from sglang_lite.lang.execution.answer_streams import Show
 from sglang_lite.lang.execution.attempts import attempts, check_value, limit
 from sglang_lite.lang.execution.budget import most_of_generation
 from sglang_lite.lang.execution.operations import GenOp, JoinOp, Op, SelectOp
 from sglang_lite.lang.execution.repairs import repaired, shows
-from sglang_lite.lang.execution.showing import Show
 from sglang_lite.lang.execution.transcript import Reasoned
 from sglang_lite.lang.expressions import GenOptions, only_picks
 from sglang_lite.program.seeds import reseeded

@@ -37,7 +37,7 @@ from sglang_lite.runtime.scheduler.scheduler import ISOLATED_TOKENS, Scheduler
 from sglang_lite.runtime.structured_output.base import Matcher
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
 from sglang_lite.runtime.structured_output.timings import Seconds
-from sglang_lite.serving import serving
+from sglang_lite.service_threads import serving
 
 logger = logging.getLogger("sglang_lite")
 

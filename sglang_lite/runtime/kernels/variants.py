@@ -36,7 +36,7 @@ class Variant:
     _source: Any  # of Triton
     _target: GPUTarget
 
-    def compile(self) -> Any:
+    def compile(self) -> Any:  # of Triton
         """Triton's compiled kernel, from its cache or left there."""
         return triton.compile(self._source, target=self._target, options=self.launch)
 

@@ -16,7 +16,7 @@ from sglang_lite.protocol.anything import Json
 _MOST = 4096  # turns
 
 
-class GivenBack:
+class ReturnedItems:
     """Items of the turns that one backend's models have said, the last ones of them."""
 
     def __init__(self) -> None:

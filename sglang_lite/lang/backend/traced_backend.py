@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.execution.api_speculation import ApiSpeculation
 
 
-class Paper(BaseBackend):
+class TracedBackend(BaseBackend):
     """Backend that plays nothing. Roles are rendered as by the one that is asked about.
 
     Args:

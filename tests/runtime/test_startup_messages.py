@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.runtime import messages
+from sglang_lite.runtime import startup_messages
 
 SMALL = {"max_total_tokens": 256, "context_length": 128}
 
@@ -35,27 +35,27 @@ def test_messages_of_a_level_in_any_letters_are_shown_without_a_logging_set_up(c
 
 def test_who_sets_up_logging_later_hears_nothing_twice(capsys):
     with no_logging():
-        messages.set_level("INFO")
+        startup_messages.set_level("INFO")
         logging.getLogger().addHandler(logging.NullHandler())
-        messages.say("a line", "info")
+        startup_messages.say("a line", "info")
     assert capsys.readouterr().err == ""
 
 
 def test_a_terminal_is_told_and_a_file_is_not(capsys, monkeypatch):
     with no_logging():
-        messages.say("a line", None)
+        startup_messages.say("a line", None)
         assert capsys.readouterr().err == ""
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-        messages.say("a line", None)
+        startup_messages.say("a line", None)
         assert capsys.readouterr().err == "a line\n"
-        messages.say("a line", "error")
+        startup_messages.say("a line", "error")
         assert capsys.readouterr().err == ""
 
 
 def test_all_parts_come_whether_a_bar_is_shown_or_not(monkeypatch):
-    assert list(messages.progress(range(3), None)) == [0, 1, 2]
+    assert list(startup_messages.progress(range(3), None)) == [0, 1, 2]
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    assert list(messages.progress(range(3), None)) == [0, 1, 2]
+    assert list(startup_messages.progress(range(3), None)) == [0, 1, 2]
 
 
 def test_a_level_that_is_none_is_refused():

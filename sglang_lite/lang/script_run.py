@@ -32,7 +32,7 @@ from sglang_lite.protocol.anything import UserValue
 
 
 @dataclass(slots=True, eq=False)
-class Performance:
+class ScriptRun:
     """A script that is being done.
 
     Attributes:

@@ -27,7 +27,7 @@ Template: TypeAlias = tuple[str, Mapping[str, str]]  # Jinja, and special tokens
 
 _AHEAD: Final = 400 * 86_400 + 7 * 3_600 + 11 * 60 + 13  # seconds
 _PATIENCE: Final = 60  # seconds
-_COMMAND: Final = "import sys; from sglang_lite.lint.later import main; main(*sys.argv[1:])"
+_COMMAND: Final = "import sys; from sglang_lite.lint.second_trace import main; main(*sys.argv[1:])"
 
 
 def backend_with(template: Template | None) -> NoBackend:
